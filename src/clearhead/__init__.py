@@ -1,0 +1,79 @@
+"""Multi-head attention you can see through, at full speed.
+
+The public names, in the order in which data flows. Each is imported when it is first used, so that
+`clearhead --help` and `clearhead info` need not wait for torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from clearhead.version import __version__
+
+if TYPE_CHECKING:
+    from clearhead import ladder
+    from clearhead.attention import (
+        KVCache,
+        MultiHeadAttention,
+        create_gpt2_large_attention,
+        create_gpt2_medium_attention,
+        create_gpt2_small_attention,
+        create_gpt2_xl_attention,
+    )
+    from clearhead.configs import GPT2_CONFIGS
+    from clearhead.embedding import Embedding, Rope
+    from clearhead.masks import Mask
+    from clearhead.shapes import ShapeError
+    from clearhead.text import GPT2Tokenizer, SlidingWindowDataset, WordTokenizer
+    from clearhead.tracing import Trace, trace
+
+_HOME = {
+    "GPT2_CONFIGS": "configs",
+    "ShapeError": "shapes",
+    "Mask": "masks",
+    "WordTokenizer": "text",
+    "GPT2Tokenizer": "text",
+    "SlidingWindowDataset": "text",
+    "Embedding": "embedding",
+    "Rope": "embedding",
+    "ladder": "ladder",
+    "MultiHeadAttention": "attention",
+    "KVCache": "attention",
+    "create_gpt2_small_attention": "attention",
+    "create_gpt2_medium_attention": "attention",
+    "create_gpt2_large_attention": "attention",
+    "create_gpt2_xl_attention": "attention",
+    "trace": "tracing",
+    "Trace": "tracing",
+}
+
+__all__ = [  # noqa: RUF022  # the order of the flow
+    "__version__",
+    "GPT2_CONFIGS",
+    "ShapeError",
+    "Mask",
+    "WordTokenizer",
+    "GPT2Tokenizer",
+    "SlidingWindowDataset",
+    "Embedding",
+    "Rope",
+    "ladder",
+    "MultiHeadAttention",
+    "KVCache",
+    "create_gpt2_small_attention",
+    "create_gpt2_medium_attention",
+    "create_gpt2_large_attention",
+    "create_gpt2_xl_attention",
+    "trace",
+    "Trace",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+    module = importlib.import_module(f"clearhead.{_HOME[name]}")
+    return module if _HOME[name] == name else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,445 @@
+"""MultiHeadAttention, the fast module: the book's constructor on fused kernels, memory O(tokens).
+
+It computes what `ladder.MultiHeadAttention` computes, and `tests/test_attention.py` proves it. What
+the ladder does not have: fewer key heads than query heads (GQA, MQA), windows, rotary positions,
+normed queries and keys, cross-attention, padding, and a cache for decoding token by token.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead import ladder
+from clearhead.configs import GPT2_CONFIGS
+from clearhead.embedding import Rope
+from clearhead.kernels import Choice, Kernel, attend, check_kernel, choose
+from clearhead.masks import Mask
+from clearhead.shapes import (
+    ShapeError,
+    check_dropout,
+    check_heads,
+    check_length,
+    check_sizes,
+    check_vectors,
+    describe,
+)
+
+
+class KVCache:
+    """The keys and values of the tokens seen so far, in tensors of their final size.
+
+    Args:
+        batch: How many sequences.
+        kv_heads: How many key heads.
+        capacity: How many tokens fit.
+        head_dim: The width of a head.
+        device: Where the tensors live.
+        dtype: Their dtype.
+        static: Attend over the whole capacity with a mask, so that no shape ever changes and a
+            CUDA graph can be captured. A user's mask must then be as wide as the capacity.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        static: bool = False,
+    ) -> None:
+        check_sizes(batch=batch, kv_heads=kv_heads, capacity=capacity, head_dim=head_dim)
+        shape = (batch, kv_heads, capacity, head_dim)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)
+        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.length = torch.zeros((), device=device, dtype=torch.int64)
+        self.static = static
+        self._filled = 0  # the same number where Python can see it without a synchronisation
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens fit."""
+        return self.keys.shape[2]
+
+    def __len__(self) -> int:
+        return int(self.length)
+
+    def __repr__(self) -> str:
+        return f"KVCache({len(self)} of {self.capacity} tokens, keys {describe(self.keys)})"
+
+    def positions(self, tokens: int) -> Int[Tensor, " tokens"]:
+        """The positions of the next `tokens` tokens."""
+        if self.static:
+            return self.length + torch.arange(tokens, device=self.length.device)
+        return torch.arange(self._filled, self._filled + tokens, device=self.length.device)
+
+    def append(
+        self,
+        keys: Float[Tensor, "batch kv_heads tokens head_dim"],
+        values: Float[Tensor, "batch kv_heads tokens head_dim"],
+    ) -> tuple[Float[Tensor, "batch kv_heads seen head_dim"], Float[Tensor, "..."]]:
+        """Store keys and values of new tokens; give back all there are (static: all that fit)."""
+        tokens = keys.shape[2]
+        if keys.shape[:2] + keys.shape[3:] != self.keys.shape[:2] + self.keys.shape[3:]:
+            batch, kv_heads, _, head_dim = self.keys.shape
+            raise ShapeError(
+                f"cache: made for keys (batch={batch}, kv_heads={kv_heads}, tokens, "
+                f"head_dim={head_dim}), got {describe(keys)}.\n"
+                "  One cache serves one module and one batch: module.new_cache(batch)."
+            )
+        if self.static:
+            where = self.positions(tokens)
+            self.keys.index_copy_(2, where, keys)
+            self.values.index_copy_(2, where, values)
+            self.length.add_(tokens)
+            return self.keys, self.values
+        check_length(tokens, self.capacity, before=self._filled)
+        end = self._filled + tokens
+        self.keys[:, :, self._filled : end] = keys
+        self.values[:, :, self._filled : end] = values
+        self.length.fill_(end)
+        self._filled = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def reset(self) -> None:
+        """Forget all tokens; the memory stays."""
+        self.length.zero_()
+        self._filled = 0
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention with the book's constructor, on fused kernels.
+
+    Args:
+        d_in: The width of the input vectors.
+        d_out: The width of the output: heads × head_dim.
+        context_length: The most tokens there may be. It costs no memory.
+        dropout: The probability of dropping an attention weight while training.
+        num_heads: How many heads; must divide d_out.
+        qkv_bias: Whether W_query, W_key and W_value have a bias (GPT-2's have).
+        num_kv_heads: How many key and value heads; must divide num_heads. Default: num_heads.
+        causal: Whether the future is hidden.
+        window: How many keys a query sees, itself included; None = all. Without `causal` it reaches
+            equally far in both directions.
+        rope: Rotary positions, or None.
+        qk_norm: Whether queries and keys are normed (RMS over head_dim) before they meet.
+        kernel: "auto", or the name of the kernel that must run.
+
+    >>> attention = MultiHeadAttention(768, 768, 1024, 0.1, num_heads=12).eval()
+    >>> attention(torch.rand(2, 6, 768)).shape
+    torch.Size([2, 6, 768])
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float,
+        num_heads: int,
+        qkv_bias: bool = False,
+        *,
+        num_kv_heads: int | None = None,
+        causal: bool = True,
+        window: int | None = None,
+        rope: Rope | None = None,
+        qk_norm: bool = False,
+        kernel: Kernel = "auto",
+    ) -> None:
+        super().__init__()
+        check_sizes(d_in=d_in, d_out=d_out, context_length=context_length)
+        check_dropout(dropout)
+        check_kernel(kernel)
+        self.head_dim = check_heads(d_out, num_heads)
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_sizes(num_kv_heads=num_kv_heads)
+        if num_heads % num_kv_heads:
+            raise ValueError(
+                f"num_heads ({num_heads}) must be divisible by num_kv_heads ({num_kv_heads}).\n"
+                "  Each key head serves the same number of query heads."
+            )
+        if window is not None:
+            check_sizes(window=window)
+        if rope is not None and self.head_dim % 2:
+            raise ValueError(
+                f"rope turns pairs of numbers: head_dim must be even, got {self.head_dim} "
+                f"(d_out {d_out} / num_heads {num_heads})."
+            )
+        self.d_in = d_in
+        self.d_out = d_out
+        self.context_length = context_length
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.causal = causal
+        self.window = window
+        self.rope = rope
+        self.qk_norm = qk_norm
+        self.kernel: Kernel = kernel
+        d_kv = num_kv_heads * self.head_dim
+        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = nn.Linear(d_in, d_kv, bias=qkv_bias)
+        self.W_value = nn.Linear(d_in, d_kv, bias=qkv_bias)
+        self.out_proj = nn.Linear(d_out, d_out)
+        self.dropout = nn.Dropout(dropout)
+        if qk_norm:
+            self.q_norm = nn.RMSNorm(self.head_dim)
+            self.k_norm = nn.RMSNorm(self.head_dim)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch tokens d_in"],
+        context: Float[Tensor, "batch seen d_in"] | None = None,
+        *,
+        mask: Mask | None = None,
+        cache: KVCache | None = None,
+    ) -> Float[Tensor, "batch tokens d_out"]:
+        """Context vectors.
+
+        Args:
+            x: Where the queries come from; keys and values too, unless `context` is given.
+            context: Where keys and values come from instead (cross-attention; `causal=False` only).
+            mask: Who may attend to whom, on top of causality and window. With a cache, its keys are
+                all the tokens seen so far.
+            cache: Keys and values of earlier tokens; those of x are added to it.
+        """
+        self._check(x, context, mask, cache)
+        queries, keys, values, combined = self.project(x, context, mask=mask, cache=cache)
+        context_vec = attend(
+            queries,
+            keys,
+            values,
+            combined,
+            dropout=self.dropout.p if self.training else 0.0,
+            kernel=self.kernel,
+        )
+        output: Tensor = self.out_proj(context_vec.transpose(1, 2).flatten(2))
+        return output
+
+    def project(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        cache: KVCache | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
+        """Steps 1 to 3: queries, keys and values (batch, heads, tokens, head_dim), and the mask."""
+        source = x if context is None else context
+        queries = self._split(
+            self.W_query(x)
+        )  # (batch, tokens, d_in) -> (batch, heads, tokens, ..)
+        keys = self._split(self.W_key(source))
+        values = self._split(self.W_value(source))
+        if self.qk_norm:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        if self.rope is not None:
+            tokens = x.shape[1]
+            here = (
+                torch.arange(tokens, device=x.device) if cache is None else cache.positions(tokens)
+            )
+            there = here if context is None else torch.arange(context.shape[1], device=x.device)
+            queries, keys = self.rope.rotate(queries, here), self.rope.rotate(keys, there)
+        if cache is None:
+            return queries, keys, values, self.mask_for(mask)
+        if cache.static:
+            combined = self._static_mask(cache.positions(x.shape[1]), cache.capacity, mask)
+            keys, values = cache.append(keys, values)
+            return queries, keys, values, combined
+        keys, values = cache.append(keys, values)
+        return queries, keys, values, self.mask_for(mask)
+
+    def mask_for(self, mask: Mask | None = None) -> Mask | None:
+        """The module's own causality and window, and `mask` on top."""
+        parts = [Mask.causal()] if self.causal else []
+        if self.window is not None:
+            parts.append(Mask.window(self.window, 0 if self.causal else self.window - 1))
+        if mask is not None:
+            parts.append(mask)
+        combined = None
+        for part in parts:
+            combined = part if combined is None else combined & part
+        return combined
+
+    def new_cache(
+        self, batch: int, capacity: int | None = None, *, static: bool = False
+    ) -> KVCache:
+        """An empty cache that fits this module; `capacity` is context_length by default."""
+        weight = self.W_key.weight
+        return KVCache(
+            batch,
+            self.num_kv_heads,
+            self.context_length if capacity is None else capacity,
+            self.head_dim,
+            device=weight.device,
+            dtype=weight.dtype,
+            static=static,
+        )
+
+    def explain_kernel(self, x: Tensor, *, mask: Mask | None = None) -> str:
+        """What would run for this input, and why.
+
+        >>> attention = MultiHeadAttention(8, 8, 16, 0.1, num_heads=2)
+        >>> attention.eval().explain_kernel(torch.rand(1, 6, 8))
+        "sdpa: PyTorch's fused kernel does this mask without building it"
+        """
+        self._check(x, None, mask, None)
+        if self.kernel != "auto":
+            return f'{self.kernel}: asked for with kernel="{self.kernel}"'
+        shape = (x.shape[0], self.num_heads, x.shape[1], self.head_dim)
+        q = x.new_empty(()).expand(shape)
+        choice: Choice = choose(q, q, self.mask_for(mask), self.dropout.p if self.training else 0.0)
+        return f"{choice.kernel}: {choice.reason}"
+
+    # The ladder and the book.
+
+    @classmethod
+    def from_ladder(
+        cls, plain: ladder.MultiHeadAttention, *, kernel: Kernel = "auto"
+    ) -> "MultiHeadAttention":
+        """The same function as the readable form: its weights, its mode."""
+        fast = cls(
+            plain.d_in,
+            plain.d_out,
+            plain.context_length,
+            plain.dropout.p,
+            plain.num_heads,
+            qkv_bias=plain.W_query.bias is not None,
+            kernel=kernel,
+        ).to(plain.W_query.weight)
+        fast.load_state_dict(plain.state_dict())
+        return fast.train(plain.training)
+
+    def to_ladder(self) -> ladder.MultiHeadAttention:
+        """The readable form with the same weights; raises where the ladder has no such rung."""
+        self._must_be_plain("The ladder")
+        plain = ladder.MultiHeadAttention(
+            self.d_in,
+            self.d_out,
+            self.context_length,
+            self.dropout.p,
+            self.num_heads,
+            qkv_bias=self.W_query.bias is not None,
+        ).to(self.W_query.weight)
+        plain.load_state_dict(self.book_state_dict())
+        return plain.train(self.training)
+
+    def book_state_dict(self) -> dict[str, Tensor]:
+        """The state dict with the `mask` that the book's class stores and asks for."""
+        self._must_be_plain("The book's class")
+        return {**self.state_dict(), "mask": self.mask}
+
+    @property
+    def mask(self) -> Float[Tensor, "context_length context_length"]:
+        """The matrix that the book's class stores, 1 = hidden; computed when asked."""
+        size = (self.context_length, self.context_length)
+        weight = self.W_query.weight
+        if not self.causal:
+            return torch.zeros(size, device=weight.device, dtype=weight.dtype)
+        return torch.ones(size, device=weight.device, dtype=weight.dtype).triu(diagonal=1)
+
+    def extra_repr(self) -> str:
+        """What `print(module)` says beside the submodules."""
+        words = [f"heads={self.num_heads}", f"head_dim={self.head_dim}"]
+        words += [f"kv_heads={self.num_kv_heads}"] if self.num_kv_heads != self.num_heads else []
+        words += [f"context_length={self.context_length}", f"causal={self.causal}"]
+        words += [f"window={self.window}"] if self.window is not None else []
+        words += [str(self.rope)] if self.rope is not None else []
+        words += [f'kernel="{self.kernel}"'] if self.kernel != "auto" else []
+        return ", ".join(words)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(batch, tokens, heads × head_dim) -> (batch, heads, tokens, head_dim), no copy."""
+        batch, tokens, _ = x.shape
+        return x.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
+
+    def _static_mask(self, positions: Tensor, capacity: int, mask: Mask | None) -> Mask:
+        """Causality and window by position, since a static cache is wider than what it holds."""
+        key = torch.arange(capacity, device=positions.device)
+        visible = key <= positions[:, None]
+        if self.window is not None:
+            visible = visible & (key > positions[:, None] - self.window)
+        combined = Mask.custom(visible)
+        return combined if mask is None else combined & mask
+
+    def _check(
+        self, x: Tensor, context: Tensor | None, mask: Mask | None, cache: KVCache | None
+    ) -> None:
+        check_vectors(x, self.d_in, self.W_query.weight)
+        if cache is None:
+            check_length(x.shape[1], self.context_length)
+        elif not self.causal or context is not None:
+            raise ValueError(
+                "cache: only causal self-attention can be cached: without causality the new tokens "
+                "would change what the old ones see."
+            )
+        if context is not None:
+            if self.causal:
+                raise ValueError(
+                    "context: keys from elsewhere have no order in common with x, so a causal "
+                    "module cannot use them.\n  Build it with causal=False."
+                )
+            check_vectors(context, self.d_in, self.W_key.weight, name="context")
+            check_length(context.shape[1], self.context_length, name="context")
+            if context.shape[0] != x.shape[0]:
+                raise ShapeError(
+                    f"context: expected the batch of x ({x.shape[0]}), got {context.shape[0]}."
+                )
+        if mask is not None and not isinstance(mask, Mask):
+            raise TypeError(
+                f"mask: expected a clearhead.Mask, got {type(mask).__name__}.\n"
+                "  Say what it means: Mask.padding(real) for (batch, tokens), "
+                "Mask.custom(may_attend) for (queries, keys); True means may attend."
+            )
+
+    def _must_be_plain(self, who: str) -> None:
+        extras = {
+            f"num_kv_heads={self.num_kv_heads}": self.num_kv_heads != self.num_heads,
+            f"window={self.window}": self.window is not None,
+            f"rope={self.rope}": self.rope is not None,
+            "qk_norm=True": self.qk_norm,
+            "causal=False": not self.causal,
+        }
+        for extra, present in extras.items():
+            if present:
+                raise ValueError(f"{who} has no form for {extra}.")
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Checkpoints of the book's class carry their mask; ours needs none.
+        state_dict.pop(prefix + "mask", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _gpt2_attention(name: str, dropout: float) -> MultiHeadAttention:
+    config = GPT2_CONFIGS[name]
+    return MultiHeadAttention(
+        config["d_model"],
+        config["d_model"],
+        config["context_length"],
+        dropout,
+        config["num_heads"],
+        qkv_bias=config["qkv_bias"],
+    )
+
+
+def create_gpt2_small_attention(dropout: float = 0.1) -> MultiHeadAttention:
+    """One attention layer of GPT-2 small: 768 wide, 12 heads."""
+    return _gpt2_attention("gpt2-small", dropout)
+
+
+def create_gpt2_medium_attention(dropout: float = 0.1) -> MultiHeadAttention:
+    """One attention layer of GPT-2 medium: 1024 wide, 16 heads."""
+    return _gpt2_attention("gpt2-medium", dropout)
+
+
+def create_gpt2_large_attention(dropout: float = 0.1) -> MultiHeadAttention:
+    """One attention layer of GPT-2 large: 1280 wide, 20 heads."""
+    return _gpt2_attention("gpt2-large", dropout)
+
+
+def create_gpt2_xl_attention(dropout: float = 0.1) -> MultiHeadAttention:
+    """One attention layer of GPT-2 XL: 1600 wide, 25 heads."""
+    return _gpt2_attention("gpt2-xl", dropout)

@@ -1,0 +1,324 @@
+"""The command line. torch is imported inside the commands that need it, so that help is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clearhead.version import __version__
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from clearhead.configs import GPT2Config
+
+app = typer.Typer(
+    name="clearhead",
+    help="Multi-head attention you can see through, at full speed.",
+    epilog='Example: clearhead explain "the cat sat on the mat"',
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Variant(StrEnum):
+    """The forms of attention, simplest first."""
+
+    SIMPLIFIED = "simplified"
+    SELF = "self"
+    CAUSAL = "causal"
+    WRAPPER = "wrapper"
+    MULTIHEAD = "multihead"
+    ENCODER = "encoder"
+
+
+class TokenizerName(StrEnum):
+    """How text is cut into tokens."""
+
+    WORD = "word"
+    GPT2 = "gpt2"
+
+
+class Dtype(StrEnum):
+    """How a number is stored."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; an error of the user's is one message and exit status 2.
+
+    Args:
+        arguments: What stands after `clearhead`; taken from the process if None.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal without Unicode must not be a crash
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = app(arguments, prog_name="clearhead", standalone_mode=False)
+    except ValueError as error:
+        _fail(str(error))
+    except BrokenPipeError:  # `clearhead explain | head` closes the pipe early
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except typer.Abort:
+        sys.exit(130)
+    except Exception as error:
+        # What typer raises for a wrong option; the class itself is private to it.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        _fail(message())
+    else:
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str) -> None:
+    from clearhead.drawing import harmless
+
+    print(f"Error: {harmless(message)}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"clearhead {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Multi-head attention you can see through, at full speed."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command(epilog='Example: clearhead explain "the cat sat on the mat" --query sat')
+def explain(
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TEXT",
+            help="The text. Without it: the book's own example.",
+            show_default=False,
+        ),
+    ] = None,
+    variant: Annotated[
+        Variant | None,
+        typer.Option(help="The form of attention. [default: multihead; simplified without TEXT]"),
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=512, help="How many heads. [default: 2]")
+    ] = None,
+    d_model: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, max=4096, help="The width of the vectors. [default: 8]"),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Another seed, other weights.")
+    ] = 123,
+    query: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="Follow one token through all steps: a word, WORD:2 for its second place, or "
+            "the number of the token.",
+        ),
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="Show one step, 1 to 6 or 4a to 4d, with the PyTorch that gives it."
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        TokenizerName, typer.Option(help="Whole words, or GPT-2's pieces of words.")
+    ] = TokenizerName.WORD,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
+) -> None:
+    """Show attention at work: every step from a text to its context vectors."""
+    if query is not None and step is not None:
+        raise ValueError("--query shows all steps and --step shows one: choose one of the two.")
+    import json
+
+    from clearhead import drawing, explaining, following
+
+    given = None if text is None else " ".join(text)
+    if given is None and variant is None:
+        variant = Variant.SIMPLIFIED
+        query = "journey" if query is None and step is None else query
+    example = explaining.build(
+        given,
+        variant=(variant or Variant.MULTIHEAD).value,
+        heads=heads,
+        d_model=d_model,
+        seed=seed,
+        tokenizer=tokenizer.value,
+    )
+    index, remark = None, None
+    if query is not None:
+        index, remark = following.find_query(example.trace.tokens, query)
+    chosen = example.trace.steps if step is None else explaining.select(example, step)
+    if as_json:
+        print(json.dumps(explaining.to_json(example, chosen, index), allow_nan=False))
+        return
+    out = drawing.console()
+    if step is not None:
+        out.print(explaining.draw_step(example, chosen))
+        # Not through the console: a program must not be wrapped at the window's edge.
+        print("\n" + explaining.script(example, chosen))
+    elif index is not None:
+        out.print(explaining.draw_query(example, index, remark))
+    else:
+        out.print(explaining.draw_all(example))
+    if given is None and step is None:
+        out.print('\nNow your own text: clearhead explain "the cat sat on the mat"')
+
+
+@app.command(epilog="Example: clearhead info gpt2-medium --tokens 512 --dtype bfloat16")
+def info(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="gpt2-small, -medium, -large, -xl or gpt3. Without it: all of them.",
+        ),
+    ] = None,
+    d_model: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The width of the vectors.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many heads.")] = None,
+    layers: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many layers.")] = None,
+    context: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The most tokens there may be.")
+    ] = None,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="How many texts at a time.")] = 1,
+    tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="How long each text is. [default: the context]"),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="How a number is stored.")] = Dtype.FLOAT32,
+) -> None:
+    """Count what a model costs: parameters, memory, operations."""
+    from clearhead import drawing
+    from clearhead.configs import GPT2_CONFIGS, config_name, find_config
+
+    own = {"d_model": d_model, "num_heads": heads, "num_layers": layers, "context_length": context}
+    changed = {key: value for key, value in own.items() if value is not None}
+    out = drawing.console()
+    if name is None and not changed:
+        sizes = {each: find_config(each) for each in (*GPT2_CONFIGS, "gpt3")}
+        out.print(_compare(sizes, batch, tokens, dtype.value))
+        return
+    base = config_name(name or "gpt2-small")
+    config = find_config(base)
+    config.update(changed)  # type: ignore[typeddict-item]  # the keys are those of a config
+    title = base
+    if changed:
+        title = "your own size" if name is None else f"{base}, changed"
+        rest = [f"{key} {config[key]}" for key in own if key not in changed]  # type: ignore[literal-required]  # as above
+        title += f" (from {base}: {', '.join(rest)})" if rest else ""
+    out.print(_describe(title, config, batch, tokens, dtype.value))
+
+
+def _compare(
+    sizes: dict[str, GPT2Config], batch: int, tokens: int | None, dtype: str
+) -> RenderableType:
+    """All models in two tables: what they are, and what they cost."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from clearhead import costs, drawing
+
+    shapes, bill = [], []
+    for name, config in sizes.items():
+        numbers = [config["num_layers"], config["d_model"], config["num_heads"]]
+        numbers += [config["d_model"] // config["num_heads"], config["context_length"]]
+        total = costs.parameters(config)["total"]
+        shapes.append([name, *map(str, numbers), f"{total:,}"])
+        memory = costs.memory(config, batch=batch, tokens=tokens, dtype=dtype)
+        mib = (memory.parameters, memory.kv_cache, memory.map_all_layers, memory.lse_all_layers)
+        work = costs.flops(config, batch=batch, tokens=tokens).total
+        bill.append([name, *(f"{amount:,.1f}" for amount in mib), f"{work / 1e12:,.2f}"])
+    length = "= context" if tokens is None else f"{tokens:,}"
+    head = ["model", "layers", "d_model", "heads", "head_dim", "context", "parameters"]
+    return Group(
+        drawing.table(head, shapes),
+        Text(f"\nMiB, and operations of one forward pass; batch {batch}, tokens {length}, {dtype}"),
+        drawing.table(["model", "weights", "KV cache", "n × n", "ours", "TFLOPs"], bill),
+        Text("n × n: the attention matrices of all layers, if they were built."),
+        Text("ours: what a fused forward pass keeps instead, one number a row."),
+    )
+
+
+def _describe(
+    title: str, config: GPT2Config, batch: int, tokens: int | None, dtype: str
+) -> RenderableType:
+    """One model: its parameters by part, its memory and its operations."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from clearhead import costs, drawing
+
+    parts = costs.parameters(config)
+    total, one_layer = parts.pop("total"), parts.pop("attention_per_layer")
+    memory = costs.memory(config, batch=batch, tokens=tokens, dtype=dtype)
+    work = costs.flops(config, batch=batch, tokens=tokens)
+    length = config["context_length"] if tokens is None else tokens
+    heads, d_model = config["num_heads"], config["d_model"]
+    counts = [[part.replace("_", " "), f"{n:,}", f"{n / total:.1%}"] for part, n in parts.items()]
+    counts += [["total", f"{total:,}", ""], ["attention of one layer", f"{one_layer:,}", ""]]
+    mib = [
+        ["weights", "", f"{memory.parameters:,.2f}"],
+        ["KV cache", "", f"{memory.kv_cache:,.2f}"],
+        [
+            "attention matrix, n × n",
+            f"{memory.map_one_layer:,.2f}",
+            f"{memory.map_all_layers:,.2f}",
+        ],
+        ["what we keep instead", f"{memory.lse_one_layer:,.2f}", f"{memory.lse_all_layers:,.2f}"],
+    ]
+    operations = {
+        "projections": work.projections,
+        "scores": work.scores,
+        "weighted sum": work.weighted_sum,
+        "feed-forward": work.feed_forward,
+        "output head": work.head,
+        "total": work.total,
+        "total, causal half only": work.total_causal,
+    }
+    return Group(
+        Text(title, style="bold"),
+        Text(
+            f"{config['num_layers']} layers, d_model {d_model}, {heads} heads × head_dim "
+            f"{d_model // heads}, context {config['context_length']}, "
+            f"vocabulary {config['vocab_size']:,}"
+        ),
+        Text(f"Counted for batch {batch}, tokens {length:,}, {dtype}.\n"),
+        drawing.table(["Parameters", "", "share"], counts),
+        Text(),
+        drawing.table(["Memory, MiB", "one layer", "all layers"], mib),
+        Text(),
+        drawing.table(
+            ["Operations of one forward pass", "GFLOPs"],
+            [[part, f"{count / 1e9:,.2f}"] for part, count in operations.items()],
+        ),
+    )

@@ -1,0 +1,143 @@
+"""Model sizes as plain data: the four GPT-2 models and GPT-3.
+
+The GPT-2 values are those of the checkpoints that OpenAI released, the GPT-3 values those of table
+2.1 in Brown et al., "Language Models are Few-Shot Learners" (2020). This file imports no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TypedDict
+
+
+class GPT2Config(TypedDict):
+    """The numbers that fix the size of a GPT-2 model; GPT-3 has the same form."""
+
+    vocab_size: int
+    context_length: int
+    d_model: int
+    num_heads: int
+    num_layers: int
+    dropout: float
+    qkv_bias: bool
+
+
+def _gpt2(d_model: int, num_heads: int, num_layers: int) -> GPT2Config:
+    """What the four sizes share, written once."""
+    return GPT2Config(
+        vocab_size=50257,
+        context_length=1024,
+        d_model=d_model,
+        num_heads=num_heads,
+        num_layers=num_layers,
+        dropout=0.1,
+        # The released checkpoints have a bias on query, key and value. Books often write False
+        # here; then the real weights do not fit.
+        qkv_bias=True,
+    )
+
+
+# The head counts of medium and large are often given as 24 and 36. Those are their layers.
+GPT2_CONFIGS: dict[str, GPT2Config] = {
+    "gpt2-small": _gpt2(d_model=768, num_heads=12, num_layers=12),
+    "gpt2-medium": _gpt2(d_model=1024, num_heads=16, num_layers=24),
+    "gpt2-large": _gpt2(d_model=1280, num_heads=20, num_layers=36),
+    "gpt2-xl": _gpt2(d_model=1600, num_heads=25, num_layers=48),
+}
+
+# Half of the real GPT-3's layers attend to a local band only; these numbers do not say that.
+GPT3_CONFIG: GPT2Config = {
+    "vocab_size": 50257,
+    "context_length": 2048,
+    "d_model": 12288,
+    "num_heads": 96,
+    "num_layers": 96,
+    "dropout": 0.1,
+    "qkv_bias": True,
+}
+
+_ALL = {**GPT2_CONFIGS, "gpt3": GPT3_CONFIG}
+
+
+def config_name(name: str) -> str:
+    """The usual spelling of a model's name.
+
+    Upper case, underscores and the spelling ``gpt-2`` are understood; ``gpt2`` means the small one.
+
+    Args:
+        name: a model's name as a person types it.
+
+    Returns:
+        One of the keys of ``GPT2_CONFIGS``, or ``"gpt3"``.
+
+    Raises:
+        ValueError: no model has this name; the message lists those that exist.
+
+    Example:
+        >>> config_name("GPT2_Medium")
+        'gpt2-medium'
+    """
+    wanted = name.strip().lower().replace("_", "-").replace("gpt-", "gpt", 1)
+    if wanted == "gpt2":
+        return "gpt2-small"
+    if wanted in _ALL:
+        return wanted
+    close = difflib.get_close_matches(wanted, _ALL, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise ValueError(
+        f"name: no model is called {name!r}.{hint}\n"
+        f"  The names are {', '.join(_ALL)} (gpt2 means gpt2-small)."
+    )
+
+
+def find_config(name: str) -> GPT2Config:
+    """The numbers of a model, by its name.
+
+    Args:
+        name: such as ``gpt2-medium``; see `config_name` for the spellings that are understood.
+
+    Returns:
+        A new dictionary: changing it changes nothing else.
+
+    Raises:
+        ValueError: no model has this name.
+
+    Example:
+        >>> find_config("gpt2-medium")["num_heads"]
+        16
+    """
+    return _ALL[config_name(name)].copy()
+
+
+def explain_heads(d_model: int, num_heads: int) -> str | None:
+    """Why this number of heads does not fit this width, and which one would.
+
+    Other modules add this sentence to their error.
+
+    Args:
+        d_model: the width that the heads divide among them.
+        num_heads: the number of heads.
+
+    Returns:
+        One sentence, or None where the number fits (or where either number is not positive, for
+        which another error is due).
+
+    Example:
+        >>> explain_heads(1024, 24)
+        "24 is GPT-2 medium's number of layers; it has 16 heads."
+        >>> explain_heads(256, 12)
+        'Numbers of heads near 12 that divide 256: 8 or 16.'
+    """
+    if d_model <= 0 or num_heads <= 0 or d_model % num_heads == 0:
+        return None
+    for name, config in GPT2_CONFIGS.items():
+        if (config["d_model"], config["num_layers"]) == (d_model, num_heads):
+            size = name.removeprefix("gpt2-")
+            heads = config["num_heads"]
+            return f"{num_heads} is GPT-2 {size}'s number of layers; it has {heads} heads."
+    # One is a divisor of every width and the width one of itself, so below is never empty.
+    below = next(n for n in range(min(num_heads, d_model), 0, -1) if d_model % n == 0)
+    if num_heads > d_model:
+        return f"A width of {d_model} can be divided among {below} heads at most."
+    above = next(n for n in range(num_heads, d_model + 1) if d_model % n == 0)
+    return f"Numbers of heads near {num_heads} that divide {d_model}: {below} or {above}."

@@ -1,0 +1,420 @@
+r"""Arrays and labels -> terminal, through `rich`. Nothing here knows what the numbers mean.
+
+Everything stays readable without colour: numbers are written out, a hidden cell is a `·`, and what
+cannot be printed harmlessly is shown as an escape (`\x1b`, `\n`). Arrays come from torch or numpy;
+neither is imported.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, Group
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import ConsoleOptions, RenderableType, RenderResult
+
+HIDDEN = "·"
+
+# Nine points of matplotlib's viridis: even steps of lightness, readable for colour-blind people.
+_VIRIDIS = (
+    (68, 1, 84),
+    (71, 44, 122),
+    (59, 81, 139),
+    (44, 113, 142),
+    (33, 144, 141),
+    (39, 173, 129),
+    (92, 200, 99),
+    (170, 220, 50),
+    (253, 231, 37),
+)
+
+
+class Array(Protocol):
+    """A torch tensor, a numpy array, or anything else with a shape and `tolist`."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """The size of each axis."""
+
+    def tolist(self) -> Any:
+        """The numbers as nested lists."""
+
+
+def console(file: IO[str] | None = None, *, width: int | None = None) -> Console:
+    """A console that prints text exactly as it is given: no markup, no emoji codes.
+
+    With `NO_COLOR` set, in a pipe or into a file it writes plain characters only.
+
+    Args:
+        file: Where to print; standard output if None.
+        width: Columns; the window's width if None (80 in a pipe, or what `COLUMNS` says).
+    """
+    return Console(
+        file=file,
+        width=width,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def plain(renderable: RenderableType, *, width: int = 100) -> str:
+    """The drawing as plain text, without colours or spaces at the ends of lines.
+
+    >>> plain(Text("cat", style="bold red"))
+    'cat'
+    """
+    file = io.StringIO()
+    Console(
+        file=file,
+        width=width,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        legacy_windows=False,
+    ).print(renderable)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def html(renderable: RenderableType, *, width: int = 100) -> str:
+    """The drawing as one HTML element, with its colours inside and its text escaped.
+
+    >>> "&lt;b&gt;" in html(Text("<b>"))
+    True
+    """
+    recorder = Console(
+        file=io.StringIO(),
+        width=width,
+        record=True,
+        color_system="truecolor",
+        force_terminal=True,
+        force_jupyter=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        legacy_windows=False,
+        _environ={},  # a notebook has colours, whatever NO_COLOR says of the terminal
+    )
+    recorder.print(renderable)
+    element = '<pre style="font-family: monospace; line-height: 1.3; overflow-x: auto">{code}</pre>'
+    return recorder.export_html(inline_styles=True, code_format=element)
+
+
+def visible(text: str) -> str:
+    r"""The text with everything made visible that would move the cursor or hide itself.
+
+    Spaces at either end become `␣`; control and invisible characters become escapes.
+
+    >>> visible(" cat"), visible("\x1b[31m"), visible("a\nb")
+    ('␣cat', '\\x1b[31m', 'a\\nb')
+    """
+    inner = text.strip(" ")
+    before = len(text) - len(text.lstrip(" "))
+    after = len(text) - before - len(inner)
+    return "␣" * before + "".join(map(_visible_character, inner)) + "␣" * after
+
+
+def harmless(text: str) -> str:
+    r"""The text with its lines and spaces as they are, and control characters as escapes.
+
+    >>> harmless("a b\n  \x1b[31m")
+    'a b\n  \\x1b[31m'
+    """
+    return "".join(c if c == "\n" else _visible_character(c) for c in text)
+
+
+def _visible_character(character: str) -> str:
+    # C: control, format (also right-to-left marks), surrogates, private. Z: separators.
+    category = unicodedata.category(character)
+    if character != " " and category[0] in "CZ":
+        return character.encode("unicode_escape").decode("ascii")
+    return character
+
+
+def shorten(text: str, width: int) -> str:
+    """The text, made visible and cut to `width` columns with `…` at the end.
+
+    >>> shorten("internationalisation", 8)
+    'interna…'
+    """
+    text = visible(text)
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, max(width - 1, 0)).rstrip() + "…"
+
+
+def number(value: float, decimals: int = 4) -> str:
+    """One number as people write it.
+
+    >>> number(0.95442), number(float("-inf")), number(-0.00001), number(7)
+    ('0.9544', '-inf', '0.0000', '7')
+    """
+    if isinstance(value, int):
+        return str(value)
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 1e6:
+        return f"{value:.{decimals}e}"
+    text = f"{value:.{decimals}f}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def vector(values: Iterable[float], *, limit: int = 6, decimals: int = 4) -> str:
+    """The first few numbers of a vector.
+
+    >>> vector([0.55, 0.87, 0.66])
+    '[0.5500, 0.8700, 0.6600]'
+    >>> vector([1.0, 2.0, 3.0], limit=2, decimals=1)
+    '[1.0, 2.0, ...]'
+    """
+    cells = [number(value, decimals) for value in values]
+    return "[" + ", ".join(cells[:limit] + ["..."] * (len(cells) > limit)) + "]"
+
+
+def excerpt(name: str, array: Array, *, rows: int = 3, columns: int = 6, decimals: int = 4) -> str:
+    """The first few numbers of an array of any rank, and which part of it they are.
+
+    >>> import numpy
+    >>> print(excerpt("scores", numpy.eye(4)[None], rows=2, columns=3, decimals=1))
+    scores[0, :2, :3]
+      [1.0, 0.0, 0.0, ...]
+      [0.0, 1.0, 0.0, ...]
+      ...
+    """
+    shape = tuple(array.shape)
+    values = array.tolist()
+    if not shape:
+        return f"{name}\n  {number(values, decimals)}"
+    if 0 in shape:
+        return f"{name}\n  (empty)"
+    index = ["0"] * (len(shape) - 2)
+    for _ in index:
+        values = values[0]
+    if len(shape) == 1:
+        values = [values]
+    else:
+        index.append(f":{rows}" if shape[-2] > rows else ":")
+    index.append(f":{columns}" if shape[-1] > columns else ":")
+
+    cells = [[number(value, decimals) for value in row[:columns]] for row in values[:rows]]
+    width = max(len(cell) for row in cells for cell in row)
+    more = ["..."] * (shape[-1] > columns)
+    lines = [name if set(index) == {":"} else f"{name}[{', '.join(index)}]"]
+    lines += ["  [" + ", ".join([cell.rjust(width) for cell in row] + more) + "]" for row in cells]
+    lines += ["  ..."] * (len(values) > rows)
+    return "\n".join(lines)
+
+
+class Matrix:
+    """A matrix with labels, coloured by value, in as many panels as the window needs.
+
+    >>> print(plain(Matrix([[1.0, 0.0], [0.4, 0.6]], ["a", "b"], ["a", "b"],
+    ...                    hidden=[[False, True], [False, False]])))
+          a    b
+    a  1.00    ·
+    b  0.40 0.60
+    """
+
+    def __init__(
+        self,
+        values: Array | Sequence[Sequence[float]],
+        rows: Sequence[str],
+        columns: Sequence[str],
+        *,
+        hidden: Array | Sequence[Sequence[bool]] | None = None,
+        corner: str = "",
+        decimals: int = 2,
+        heat: bool = True,
+        limit: int = 16,
+        label_width: int = 12,
+    ) -> None:
+        """Keep what is to be drawn.
+
+        Args:
+            values: The numbers, rows × columns.
+            rows: A label a row.
+            columns: A label a column.
+            hidden: True where a `·` stands instead of the number.
+            corner: What stands above the row labels.
+            decimals: Digits after the point.
+            heat: Colour from 0 (dark) to the largest number (bright).
+            limit: The most rows and columns to draw; a line says how many are left out.
+            label_width: Longer row labels are cut; those of columns are cut two earlier.
+        """
+        self._values: list[list[float]] = _nested(values)
+        self._hidden: list[list[bool]] | None = None if hidden is None else _nested(hidden)
+        for name, table in (("values", self._values), ("hidden", self._hidden)):
+            if table is None:
+                continue
+            if len(table) != len(rows) or any(len(row) != len(columns) for row in table):
+                width = len(table[0]) if table else 0
+                raise ValueError(
+                    f"{name}: expected {len(rows)} × {len(columns)} to fit the labels, "
+                    f"got {len(table)} × {width}."
+                )
+        self._rows = [shorten(label, label_width) for label in rows[:limit]]
+        self._columns = [shorten(label, label_width - 2) for label in columns[:limit]]
+        self._left_out = (len(rows) - len(self._rows), len(columns) - len(self._columns))
+        self._corner, self._decimals, self._heat = corner, decimals, heat
+
+    def _cells(self) -> tuple[list[list[str]], list[list[Style]]]:
+        """Text and style of each cell that is drawn."""
+        texts: list[list[str]] = []
+        shown: list[float] = []
+        for i in range(len(self._rows)):
+            texts.append([])
+            for j in range(len(self._columns)):
+                if self._hidden is not None and self._hidden[i][j]:
+                    texts[i].append(HIDDEN)
+                    continue
+                value = self._values[i][j]
+                texts[i].append(number(value, self._decimals))
+                if math.isfinite(value):
+                    shown.append(value)
+        top = max(shown, default=0.0)
+        styles = [
+            [
+                Style(dim=True)
+                if text == HIDDEN
+                else _heat(self._values[i][j] / top)
+                if self._heat and top > 0 and math.isfinite(self._values[i][j])
+                else Style()
+                for j, text in enumerate(row)
+            ]
+            for i, row in enumerate(texts)
+        ]
+        return texts, styles
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The panels, one below the other, each no wider than the window."""
+        texts, styles = self._cells()
+        first = max(map(cell_len, [*self._rows, self._corner]), default=0) + 2
+        width = max(
+            [len(cell) for row in texts for cell in row] + [cell_len(c) for c in self._columns],
+            default=0,
+        )
+        panel = max(1, (options.max_width - first + 1) // (width + 1))
+        for begin in range(0, max(len(self._columns), 1), panel):
+            if begin:
+                yield Text()
+            part = slice(begin, begin + panel)
+            head = [_right(label, width) for label in self._columns[part]]
+            yield _line(self._corner.ljust(first) + " ".join(head), Style(dim=True))
+            for label, row, looks in zip(self._rows, texts, styles, strict=True):
+                line = _line(_left(label, first))
+                for j, (cell, look) in enumerate(zip(row[part], looks[part], strict=True)):
+                    line.append(" " if j else "")
+                    line.append(cell.rjust(width), look)
+                yield line
+        for count, what in zip(self._left_out, ("row", "column"), strict=True):
+            if count:
+                plural = "s" if count > 1 else ""
+                yield Text(f"... and {count} more {what}{plural}", style=Style(dim=True))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> Group:
+    """Rows of text in columns, under a dim head.
+
+    Args:
+        head: What stands above each column.
+        rows: The cells; they are printed as they are, so make strange text `visible` first.
+        left: How many columns, counted from the first, are aligned to the left.
+    """
+    widths = [max(map(cell_len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for place, row in enumerate([head, *rows]):
+        cells = [
+            _left(cell, width) if j < left else _right(cell, width)
+            for j, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(_line("  ".join(cells).rstrip(), Style(dim=place == 0)))
+    return Group(*lines)
+
+
+class Indent:
+    """Anything drawable, moved to the right; no spaces are added at the ends of lines."""
+
+    def __init__(self, renderable: RenderableType, by: int = 3) -> None:
+        self._renderable, self._by = renderable, by
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Each line, with spaces before it."""
+        inner = options.update_width(max(1, options.max_width - self._by))
+        for line in console.render_lines(self._renderable, inner, pad=False):
+            yield Segment(" " * self._by)
+            yield from line
+            yield Segment.line()
+
+
+class Flow:
+    """A label, then words beside it, wrapped between the words.
+
+    >>> print(plain(Flow("Tokens", ["0 the", "1 cat", "2 sat"]), width=21))
+    Tokens  0 the  1 cat
+            2 sat
+    """
+
+    def __init__(self, label: str, words: Sequence[str], gap: str = "  ") -> None:
+        self._label, self._words, self._gap = label, words, gap
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """As many words a line as fit."""
+        start = cell_len(self._label) + 2
+        lines: list[str] = []
+        for word in self._words:
+            longer = f"{lines[-1]}{self._gap}{word}" if lines else word
+            if lines and start + cell_len(longer) <= options.max_width:
+                lines[-1] = longer
+            else:
+                lines.append(word)
+        for i, line in enumerate(lines or [""]):
+            head = self._label + "  " if i == 0 else " " * start
+            yield Text.assemble((head, "dim"), line, no_wrap=True, overflow="ellipsis")
+
+
+def _line(text: str, style: Style | None = None) -> Text:
+    return Text(text, style=style or Style(), no_wrap=True, overflow="ellipsis", end="\n")
+
+
+def _left(text: str, width: int) -> str:
+    return text + " " * (width - cell_len(text))
+
+
+def _right(text: str, width: int) -> str:
+    return " " * (width - cell_len(text)) + text
+
+
+def _nested(values: Any) -> Any:
+    return values.tolist() if hasattr(values, "tolist") else [list(row) for row in values]
+
+
+def _heat(share: float) -> Style:
+    """Background for a share of the largest value, and the text colour that can be read on it."""
+    place = min(max(share, 0.0), 1.0) * (len(_VIRIDIS) - 1)
+    low = min(int(place), len(_VIRIDIS) - 2)
+    part = place - low
+    pairs = zip(_VIRIDIS[low], _VIRIDIS[low + 1], strict=True)
+    red, green, blue = (round(a + (b - a) * part) for a, b in pairs)
+    # Relative luminance (WCAG): at 0.179 black and white text can be read equally well.
+    light = 0.2126 * _linear(red) + 0.7152 * _linear(green) + 0.0722 * _linear(blue)
+    front = "#000000" if light > 0.179 else "#ffffff"
+    return Style(color=front, bgcolor=f"#{red:02x}{green:02x}{blue:02x}")
+
+
+def _linear(channel: int) -> float:
+    share = channel / 255
+    return share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4

@@ -1,0 +1,225 @@
+"""Token ids -> vectors: token and position embeddings, and rotary positions.
+
+GPT-2 adds a learned vector for each position to the token's vector, once, at the start. Rotary
+embedding (Su et al., "RoFormer", 2021) instead turns queries and keys in every layer: dimensions i
+and i + head_dim / 2 form a plane, turned by the angle
+
+    position * base ** (-2 i / head_dim)
+
+so that a query times a key depends on how far apart the two are, and not on where they stand. The
+two halves are paired as in Llama and Hugging Face; the paper pairs neighbours (2i, 2i + 1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead.shapes import ShapeError
+
+
+class Embedding(nn.Module):
+    """Turn token ids into vectors: a token's vector plus its position's vector.
+
+    Args:
+        vocab_size: how many different ids there are.
+        d_model: the width of the vectors.
+        context_length: how many positions there are.
+
+    Attributes:
+        token: `nn.Embedding`, a vector for each id.
+        position: `nn.Embedding`, a vector for each position.
+
+    Raises:
+        ValueError: a size is not positive.
+
+    Example:
+        >>> embedding = Embedding(vocab_size=50257, d_model=16, context_length=1024)
+        >>> embedding(torch.tensor([[15496, 11, 995]])).shape
+        torch.Size([1, 3, 16])
+    """
+
+    def __init__(self, vocab_size: int, d_model: int, context_length: int) -> None:
+        super().__init__()
+        sizes = {"vocab_size": vocab_size, "d_model": d_model, "context_length": context_length}
+        for name, value in sizes.items():
+            if value <= 0:
+                raise ValueError(f"{name}: expected 1 or more, got {value}.")
+        self.vocab_size = vocab_size
+        self.d_model = d_model
+        self.context_length = context_length
+        self.token = nn.Embedding(vocab_size, d_model)
+        self.position = nn.Embedding(context_length, d_model)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "batch tokens"],
+        *,
+        start: int | Int[Tensor, ""] | Int[Tensor, "batch"] = 0,
+    ) -> Float[Tensor, "batch tokens d_model"]:
+        """Look up the vectors.
+
+        Values on a GPU are not examined, since that would make the program wait for the GPU.
+
+        Args:
+            ids: token ids.
+            start: the position of the first token. With a cache of past tokens it is their
+                number: one for all sentences, or a tensor with one for each.
+
+        Returns:
+            A vector for each token.
+
+        Raises:
+            ShapeError: ids is not (batch, tokens) or not whole numbers, or start is neither one
+                number nor (batch,).
+            ValueError: an id is out of range, or the text is too long.
+        """
+        self._check(ids, start)
+        steps = torch.arange(ids.shape[1], device=ids.device)
+        if isinstance(start, Tensor):
+            start = start.to(ids.device).unsqueeze(-1)  # (..,) -> (.., 1)
+        positions = start + steps  # (tokens,) or (batch, tokens)
+        token: Tensor = self.token(ids)
+        position: Tensor = self.position(positions)
+        return token + position
+
+    def _check(self, ids: Tensor, start: int | Tensor) -> None:
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise ShapeError(
+                f"ids: expected token ids of dtype torch.int64 or torch.int32, got {ids.dtype}.\n"
+                + (
+                    "  Are these vectors already? Then leave out the embedding. "
+                    "Ids that became floats? Try ids.long()."
+                    if ids.is_floating_point()
+                    else "  Try ids.long()."
+                )
+            )
+        if ids.ndim != 2:
+            hint = (
+                "\n  One sentence without a batch axis? Try ids.unsqueeze(0)."
+                if ids.ndim == 1
+                else ""
+            )
+            raise ShapeError(f"ids: expected (batch, tokens), got {tuple(ids.shape)}.{hint}")
+        batch, tokens = ids.shape
+        if isinstance(start, Tensor) and start.shape not in ((), (batch,)):
+            raise ShapeError(
+                f"start: expected one number or (batch={batch},), got {tuple(start.shape)}."
+            )
+        if tokens > self.context_length:
+            raise ValueError(
+                f"ids: expected at most context_length ({self.context_length}) tokens, "
+                f"got {tokens}.\n"
+                f"  There is no vector for a position after that. "
+                f"Try ids[:, -{self.context_length}:] for the last ones."
+            )
+        if isinstance(start, int):
+            self._check_positions(start, start, tokens)
+        # Looking at values makes a GPU wait, and a compiler stop.
+        if torch.compiler.is_compiling() or ids.numel() == 0:
+            return
+        if isinstance(start, Tensor) and start.device.type == "cpu":
+            self._check_positions(int(start.min()), int(start.max()), tokens)
+        if ids.device.type == "cpu":
+            low, high = (int(end) for end in torch.aminmax(ids))
+            if low < 0 or high >= self.vocab_size:
+                raise ValueError(
+                    f"ids: expected 0 to vocab_size - 1 = {self.vocab_size - 1}, "
+                    f"got {low if low < 0 else high}.\n"
+                    f"  Does the tokenizer belong to this model? Compare its vocab_size."
+                )
+
+    def _check_positions(self, first: int, last: int, tokens: int) -> None:
+        if first < 0:
+            raise ValueError(f"start: expected 0 or more, got {first}.\n  It counts past tokens.")
+        if last + tokens > self.context_length:
+            raise ValueError(
+                f"start + tokens ({last} + {tokens}) is more than context_length "
+                f"({self.context_length}).\n"
+                f"  There is no vector for a position after that. "
+                f"Stop here, or begin again with the last tokens and an empty cache."
+            )
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding; holds nothing but the base.
+
+    Args:
+        base: the larger, the slower the slowest plane turns; 10000 in the paper and in Llama 2,
+            500000 in Llama 3.
+
+    Raises:
+        ValueError: base is not a positive number.
+
+    Example:
+        >>> Rope().rotate(torch.ones(1, 1, 2, 2), torch.tensor([0, 1]))
+        tensor([[[[ 1.0000,  1.0000],
+                  [-0.3012,  1.3818]]]])
+    """
+
+    base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.base < math.inf:
+            raise ValueError(
+                f"base: expected a positive number, got {self.base}.\n"
+                f"  It is 10000.0 in most models, and 500000.0 in Llama 3."
+            )
+
+    def rotate(
+        self,
+        x: Float[Tensor, "batch heads tokens head_dim"],
+        positions: Int[Tensor, "tokens"] | Int[Tensor, "batch tokens"],
+    ) -> Float[Tensor, "batch heads tokens head_dim"]:
+        """Turn each vector by the angles of its position.
+
+        Angles and products are float32 (float64 for float64 input), also for half precision; only
+        the result is rounded to the dtype of x.
+
+        Args:
+            x: queries or keys, split into heads.
+            positions: where each token stands, for all sentences or for each.
+
+        Returns:
+            The turned vectors, as long as they were, in the dtype of x.
+
+        Raises:
+            ShapeError: x is not (batch, heads, tokens, head_dim), or positions does not fit it.
+            ValueError: head_dim is odd.
+
+        Example:
+            >>> Rope().rotate(torch.ones(1, 1, 1, 2), torch.tensor([[0]])).tolist()
+            [[[[1.0, 1.0]]]]
+        """
+        if x.ndim != 4:
+            raise ShapeError(
+                f"x: expected (batch, heads, tokens, head_dim), got {tuple(x.shape)}.\n"
+                f"  Rotate queries and keys after they are split into heads."
+            )
+        batch, _, tokens, head_dim = x.shape
+        if positions.shape not in ((tokens,), (batch, tokens)):
+            raise ShapeError(
+                f"positions: expected (tokens={tokens},) or (batch={batch}, tokens={tokens}), "
+                f"got {tuple(positions.shape)}.\n"
+                f"  Tokens are the third axis of x {tuple(x.shape)}: "
+                f"was it transposed to (batch, heads, tokens, head_dim)?"
+            )
+        if head_dim % 2 != 0:
+            raise ValueError(
+                f"head_dim: expected an even number, got {head_dim}.\n"
+                f"  Rotary embedding turns pairs of dimensions. "
+                f"Choose another num_heads or d_out, so that d_out / num_heads is even."
+            )
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        exponents = torch.arange(0, head_dim, 2, device=x.device, dtype=dtype) / head_dim
+        angles = positions.to(x.device, dtype).unsqueeze(-1) / self.base**exponents
+        angles = angles.unsqueeze(-3)  # (.., tokens, head_dim / 2) -> (.., 1, tokens, head_dim / 2)
+        cos, sin = angles.cos(), angles.sin()
+        first, second = x.to(dtype).chunk(2, dim=-1)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return turned.to(x.dtype)

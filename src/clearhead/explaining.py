@@ -1,0 +1,312 @@
+"""What `clearhead explain` shows: a text on its way to context vectors, drawn or as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from clearhead import drawing, following, ladder
+from clearhead.embedding import Embedding
+from clearhead.shapes import check_heads
+from clearhead.steps import Step
+from clearhead.text import GPT2Tokenizer, WordTokenizer
+from clearhead.tracing import Trace, trace
+
+# The example of chapter 3 in Raschka's book: six words with three numbers each.
+BOOK_TEXT = "Your journey starts with one step"
+BOOK_VECTORS = [
+    [0.43, 0.15, 0.89],
+    [0.55, 0.87, 0.66],
+    [0.57, 0.85, 0.64],
+    [0.22, 0.58, 0.33],
+    [0.77, 0.25, 0.10],
+    [0.05, 0.80, 0.55],
+]
+ONE_HEAD = ("simplified", "self", "causal")
+MOST_TOKENS = 1024  # the n x n tables of every step are kept
+SHOWN = 16  # rows and columns of a table in the terminal
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text that went through attention, and the script that does the same.
+
+    Attributes:
+        text: What was typed, or the book's sentence.
+        variant: The form of attention.
+        tokenizer: "word" or "gpt2"; None for the book's sentence, whose vectors are given.
+        seed: What the random weights were made from.
+        ids: The token ids; None for the book's sentence.
+        trace: All steps.
+        setup: Python lines that make `x` and `module`, as `Step.code` needs them.
+    """
+
+    text: str
+    variant: str
+    tokenizer: str | None
+    seed: int
+    ids: list[int] | None
+    trace: Trace
+    setup: str
+
+
+def build(
+    text: str | None,
+    *,
+    variant: str = "multihead",
+    heads: int | None = None,
+    d_model: int | None = None,
+    seed: int = 123,
+    tokenizer: str = "word",
+) -> Example:
+    """Send a text through one form of attention, with random weights.
+
+    Args:
+        text: The text; None for the book's sentence and its vectors.
+        variant: simplified, self, causal, wrapper, multihead or encoder.
+        heads: How many heads; 2 if None (3 for the encoder on the book's sentence).
+        d_model: The width of the vectors and of the output; 8 if None.
+        seed: For the random weights.
+        tokenizer: "word" or "gpt2".
+    """
+    if variant in ONE_HEAD and heads not in (None, 1):
+        raise ValueError(
+            f"--heads {heads}: the variant {variant} has one head.\n"
+            "  Several heads: --variant wrapper, multihead or encoder."
+        )
+    torch.manual_seed(seed)
+    lines = ["import torch", "", "torch.set_grad_enabled(False)", f"torch.manual_seed({seed})"]
+    ids = None
+    imports = []
+    if text is None:
+        width = 3
+        if variant in ("simplified", "encoder") and d_model not in (None, width):
+            raise ValueError(
+                f"--d-model {d_model}: the book's vectors have 3 numbers, and the variant "
+                f"{variant} keeps that width.\n  Give a TEXT, or choose another --variant."
+            )
+        tokens = BOOK_TEXT.split()
+        x = torch.tensor(BOOK_VECTORS)
+        lines.append(f"x = torch.tensor({BOOK_VECTORS})")
+        if variant not in ("simplified", "self"):
+            x = x[None]
+            lines.append("x = x[None]  # a batch of one sentence")
+        d_out = width if variant == "encoder" else 8 if d_model is None else d_model
+        heads = heads or (3 if variant == "encoder" else 2)
+    else:
+        heads = heads or 2
+        width = d_out = 8 if d_model is None else d_model
+        words = GPT2Tokenizer() if tokenizer == "gpt2" else WordTokenizer.from_text(text)
+        ids, tokens = words.encode(text), words.tokens(text)
+        _check_count(len(ids))
+        x = Embedding(words.vocab_size, width, len(ids))(torch.tensor([ids]))
+        imports.append("from clearhead.embedding import Embedding")
+        lines.append(f"ids = torch.tensor([{ids}])")
+        lines.append(
+            f"x = Embedding(vocab_size={words.vocab_size}, d_model={width}, "
+            f"context_length={len(ids)})(ids)"
+        )
+    module, line = _module(variant, width, d_out, len(tokens), heads)
+    if line:
+        imports.append(f"from clearhead.ladder import {type(module).__name__}")
+        lines.append(line)
+    lines[1:1] = imports
+    return Example(
+        text=BOOK_TEXT if text is None else text,
+        variant=variant,
+        tokenizer=None if text is None else tokenizer,
+        seed=seed,
+        ids=ids,
+        trace=trace(module, x.detach(), tokens=tokens),
+        setup="\n".join(lines),
+    )
+
+
+def _check_count(tokens: int) -> None:
+    if tokens == 0:
+        raise ValueError(
+            'TEXT is empty.\n  Try: clearhead explain "the cat sat on the mat", '
+            "or leave TEXT out for the book's example."
+        )
+    if tokens > MOST_TOKENS:
+        raise ValueError(
+            f"TEXT has {tokens} tokens; explain keeps every tokens × tokens table and takes "
+            f"{MOST_TOKENS} at most.\n  Give it a sentence or a paragraph of the text."
+        )
+
+
+def _module(variant: str, d_in: int, d_out: int, tokens: int, heads: int) -> tuple[Any, str]:
+    """The form of attention, and the line of Python that makes it."""
+    match variant:
+        case "simplified":
+            return ladder.simplified_attention, ""
+        case "self":
+            return ladder.SelfAttention(d_in, d_out), f"module = SelfAttention({d_in}, {d_out})"
+        case "causal":
+            sizes = f"{d_in}, {d_out}, context_length={tokens}, dropout=0.0"
+            module = ladder.CausalAttention(d_in, d_out, tokens, 0.0)
+            return module, f"module = CausalAttention({sizes})"
+        case "wrapper":
+            each = check_heads(d_out, heads)  # the wrapper's d_out is that of one head
+            sizes = f"{d_in}, {each}, context_length={tokens}, dropout=0.0, num_heads={heads}"
+            wrapper = ladder.MultiHeadAttentionWrapper(d_in, each, tokens, 0.0, heads)
+            return wrapper, f"module = MultiHeadAttentionWrapper({sizes})"
+        case "multihead":
+            sizes = f"{d_in}, {d_out}, context_length={tokens}, dropout=0.0, num_heads={heads}"
+            multi = ladder.MultiHeadAttention(d_in, d_out, tokens, 0.0, heads)
+            return multi, f"module = MultiHeadAttention({sizes})"
+        case "encoder":
+            encoder = ladder.EncoderAttention(d_out, heads)
+            return encoder, f"module = EncoderAttention({d_out}, num_heads={heads})"
+    raise ValueError(f"no variant is called {variant!r}.")
+
+
+def select(example: Example, number: str) -> list[Step]:
+    """The steps of this number; "4" means 4a to 4d."""
+    steps = example.trace.steps
+    chosen = [step for step in steps if number in (step.number, step.number.rstrip("abcd"))]
+    if not chosen:
+        numbers = ", ".join(step.number for step in steps)
+        raise ValueError(
+            f"--step {number}: the variant {example.variant} has no such step.\n"
+            f"  Its steps are {numbers}."
+        )
+    return chosen
+
+
+def script(example: Example, chosen: Sequence[Step]) -> str:
+    """A complete program that prints the tensors of the chosen steps."""
+    steps = example.trace.steps
+    lines = [example.setup]
+    for step in steps[: steps.index(chosen[-1]) + 1]:
+        lines += ["", f"# {step.number} {step.title}", step.code]
+    lines += ["", "torch.set_printoptions(precision=4, sci_mode=False)"]
+    lines += [f"print({name})" for step in chosen for name in step.tensors]
+    return "\n".join(lines)
+
+
+def to_json(example: Example, chosen: Sequence[Step], query: int | None) -> dict[str, Any]:
+    """Everything, for programs. A number that JSON has no word for (-inf) becomes null."""
+    seen = example.trace
+    return {
+        "schema": 1,
+        "text": example.text,
+        "tokenizer": example.tokenizer,
+        "tokens": list(seen.tokens),
+        "ids": example.ids,
+        "variant": example.variant,
+        "form": seen.form,
+        "seed": example.seed,
+        "trained": False,
+        "query": None if query is None else {"index": query, "token": seen.tokens[query]},
+        "gap": seen.gap,
+        "notes": list(seen.notes),
+        "x": {"shape": list(seen.x.shape), "values": _finite(seen.x.tolist())},
+        "setup": example.setup,
+        "steps": [
+            {
+                "number": step.number,
+                "title": step.title,
+                "operation": step.operation,
+                "formula": step.formula,
+                "before": [list(dim) for dim in step.before],
+                "after": [list(dim) for dim in step.after],
+                "tensors": {
+                    name: {
+                        "dims": [list(dim) for dim in step.dims[name]],
+                        "shape": list(tensor.shape),
+                        "values": _finite(tensor.tolist()),
+                    }
+                    for name, tensor in step.tensors.items()
+                },
+                "code": step.code,
+            }
+            for step in chosen
+        ],
+    }
+
+
+def _finite(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_finite(value) for value in values]
+    return values if math.isfinite(values) else None
+
+
+# Drawing.
+
+
+def draw_head(example: Example) -> RenderableType:
+    """The text, its tokens, and that nothing here is trained."""
+    seen = example.trace
+    shown = [f"{i} {drawing.shorten(token, 20)}" for i, token in enumerate(seen.tokens[:40])]
+    rest = [f"and {len(seen.tokens) - 40} more"] if len(seen.tokens) > 40 else []
+    lines: list[RenderableType] = [
+        drawing.Flow("Text  ", [drawing.shorten(example.text, 160)]),
+        drawing.Flow("Tokens", shown + rest),
+    ]
+    if example.ids is not None:
+        lines.append(drawing.Flow("Ids   ", [str(i) for i in example.ids[:40]] + rest, gap=" "))
+    random = f"random {'embeddings' if example.variant == 'simplified' else 'weights'}"
+    untrained = (
+        f"Untrained, {random} (seed {example.seed}): how attention works, not what it learns."
+    )
+    if example.variant == "simplified" and example.ids is None:
+        untrained = "Untrained: this form has no weights, and the vectors are the book's."
+    return Group(
+        *lines,
+        Text(untrained),
+        *(Text(f"Note: {note}") for note in seen.notes),
+    )
+
+
+def draw_all(example: Example) -> RenderableType:
+    """Head, all steps, and what came out."""
+    parts: list[RenderableType] = [draw_head(example), Text()]
+    for step in example.trace.steps:
+        parts += [step, Text()]
+    return Group(*parts, draw_result(example))
+
+
+def draw_result(example: Example) -> RenderableType:
+    """The attention of each head, and the context vectors."""
+    seen = example.trace
+    hint = "Each row is a query and adds up to 1; each column is a key."
+    hint += " A · is hidden." if seen.hidden is not None else ""
+    parts: list[RenderableType] = [
+        Text("Who attends to whom", style="bold"),
+        Text(hint),
+        seen.draw_weights(limit=SHOWN),
+        Text(),
+        Text("Context vectors", style="bold"),
+        Text("What attention gives: one vector a token, mixed from the tokens it attends to."),
+        seen.draw_output(limit=SHOWN),
+    ]
+    if max(len(seen.tokens), seen.output.shape[-1]) > SHOWN:
+        parts += [Text(), Text("The tables are cut. To see all numbers: --json")]
+    return Group(*parts)
+
+
+def draw_step(example: Example, chosen: Sequence[Step]) -> RenderableType:
+    """Head, the chosen steps, and the program that gives their numbers."""
+    parts: list[RenderableType] = [draw_head(example), Text()]
+    for step in chosen:
+        parts += [step, Text()]
+    return Group(*parts, Text("The PyTorch that gives these numbers, ready to run:"))
+
+
+def draw_query(example: Example, index: int, remark: str | None) -> RenderableType:
+    """Head, one query on its way through all steps, and what came out."""
+    return Group(
+        draw_head(example),
+        *([Text(f"Note: {remark}")] if remark else []),
+        Text(),
+        following.draw_query(example.trace, index, limit=SHOWN),
+        Text("All tokens at once give the same numbers:\n"),
+        draw_result(example),
+    )

@@ -1,0 +1,25 @@
+"""Attention in a few lines that build queries × keys: slow, plain, differentiable any times."""
+
+import torch
+from torch import Tensor
+
+from clearhead.masks import Mask
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float, dropout: float
+) -> Tensor:
+    """See `clearhead.kernels.attend`."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    shared = q.shape[1] // k.shape[1]  # how many query heads share one key head
+    k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+    attn_scores = q @ k.transpose(-2, -1) * scale
+    if mask is not None:
+        visible = mask.dense(queries, keys, q.device)
+        # A row of nothing but -inf has no softmax: such rows are computed unmasked, then zeroed.
+        empty = ~visible.any(-1, keepdim=True)
+        attn_scores = attn_scores.masked_fill(~(visible | empty), -torch.inf)
+    attn_weights = torch.softmax(attn_scores, dim=-1)
+    if mask is not None:
+        attn_weights = attn_weights.masked_fill(empty, 0.0)
+    return torch.dropout(attn_weights, dropout, dropout > 0) @ v

@@ -1,0 +1,36 @@
+"""PyTorch's own fused attention, told about the mask in the cheapest way that it understands."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.masks import Mask
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float, dropout: float
+) -> Tensor:
+    """See `clearhead.kernels.attend`."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    attn_mask, is_causal = None, False
+    if mask is not None:
+        if mask.is_start_causal(queries, keys):
+            is_causal = True
+        else:
+            attn_mask = mask.tile(slice(0, queries), slice(0, keys), queries, keys, q.device)
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=attn_mask,
+        dropout_p=dropout,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+
+
+def knows(mask: Mask | None, queries: int, keys: int) -> bool:
+    """Whether SDPA can be told this mask without a queries × keys tensor."""
+    if mask is None or mask.is_start_causal(queries, keys):
+        return True
+    return mask.is_same_for_all_queries(queries, keys)

@@ -1,0 +1,121 @@
+"""Named dimensions, and errors that teach.
+
+Every check here reads shapes, dtypes and devices only, never values: it costs no device
+synchronisation and breaks no compiled graph.
+"""
+
+import torch
+from torch import Tensor
+
+from clearhead.configs import explain_heads
+
+
+class ShapeError(ValueError):
+    """A tensor does not have the shape, dtype or device that its place asks for."""
+
+
+def describe(tensor: Tensor) -> str:
+    """The shape as people write it.
+
+    >>> describe(torch.zeros(2, 6, 768))
+    '(2, 6, 768)'
+    """
+    return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
+
+
+def check_vectors(
+    x: Tensor, d_in: int, weight: Tensor, *, name: str = "x", unbatched: bool = False
+) -> None:
+    """Raise `ShapeError` unless x is (batch, tokens, d_in), a float, beside the weights.
+
+    Args:
+        x: What the user gave.
+        d_in: The width that the module was built for.
+        weight: Any weight of the module: x must share its dtype and device.
+        name: What the argument is called.
+        unbatched: Whether (tokens, d_in) is allowed too.
+    """
+    wanted = f"(batch, tokens, d_in={d_in})" + (f" or (tokens, d_in={d_in})" if unbatched else "")
+    if not x.is_floating_point():
+        raise ShapeError(
+            f"{name}: expected vectors {wanted}, got {_dtype(x)} of shape {describe(x)}.\n"
+            "  Token ids become vectors first: Embedding(vocab_size, d_model, context_length)(ids)."
+        )
+    if x.ndim != 3 and not (unbatched and x.ndim == 2):
+        hint = {
+            1: "One token? Try x[None, None].",
+            2: f"One sentence without a batch axis? Try {name}.unsqueeze(0).",
+            4: "Already split into heads? This module splits by itself: give it what comes before.",
+        }.get(x.ndim, "Merge or drop axes until three are left.")
+        raise ShapeError(f"{name}: expected {wanted}, got {describe(x)}.\n  {hint}")
+    if x.shape[-1] != d_in:
+        hint = f"The last axis is {x.shape[-1]}, but this module was built with d_in={d_in}."
+        if x.shape[-2] == d_in:
+            hint = f"Axes exchanged? Try {name}.transpose(-2, -1)."
+        raise ShapeError(f"{name}: expected {wanted}, got {describe(x)}.\n  {hint}")
+    if x.device != weight.device:
+        raise ShapeError(
+            f"{name} is on {x.device}, but the module's weights are on {weight.device}.\n"
+            f'  Move one of them: {name}.to("{weight.device}") or module.to("{x.device}").'
+        )
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise ShapeError(
+            f"{name} is {_dtype(x)}, but the module's weights are {_dtype(weight)}.\n"
+            f"  Convert one of them: {name}.to(torch.{_dtype(weight)}) "
+            f"or module.to(torch.{_dtype(x)})."
+        )
+
+
+def check_length(tokens: int, context_length: int, *, name: str = "x", before: int = 0) -> None:
+    """Raise `ShapeError` when a sequence is longer than the module was built for.
+
+    Args:
+        tokens: How many tokens came.
+        context_length: How many there may be.
+        name: What the argument is called.
+        before: How many tokens a cache already holds.
+    """
+    if before + tokens > context_length:
+        came = f"{before} cached + {tokens} new tokens" if before else f"{tokens} tokens"
+        raise ShapeError(
+            f"{name}: {came}, but context_length is {context_length}.\n"
+            f"  Cut the input ({name}[:, :{context_length}]), "
+            f"or build the module with context_length={before + tokens}."
+        )
+
+
+def check_heads(d_out: int, num_heads: int) -> int:
+    """The head_dim, or a ValueError when d_out cannot be split into that many heads.
+
+    >>> check_heads(768, 12)
+    64
+    """
+    if num_heads <= 0:
+        raise ValueError(f"num_heads must be at least 1, got {num_heads}.")
+    if d_out % num_heads:
+        raise ValueError(
+            f"d_out ({d_out}) must be divisible by num_heads ({num_heads}).\n"
+            f"  {explain_heads(d_out, num_heads)}"
+        )
+    return d_out // num_heads
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise ValueError unless every named size is a whole number of at least 1."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}.")
+
+
+def check_dropout(dropout: float) -> None:
+    """Raise ValueError unless dropout is a probability."""
+    if not 0.0 <= dropout <= 1.0:
+        hint = f"  A percentage? {dropout} % is {dropout / 100:g}." if 1 < dropout <= 100 else ""
+        raise ValueError(
+            f"dropout is the probability of dropping a weight: expected 0 to 1, got {dropout}."
+            + ("\n" + hint if hint else "")
+        )
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

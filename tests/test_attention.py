@@ -1,0 +1,604 @@
+"""The fast module against the ladder, plain lists and outside witnesses; cache, files, errors."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch._dynamo.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers.models.gpt2.configuration_gpt2 import GPT2Config
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+
+import clearhead
+from clearhead import KVCache, Mask, MultiHeadAttention, Rope, ShapeError, ladder
+from clearhead.kernels import KERNELS
+from oracles import as_tensor, gradients, multi_head, randomise
+
+BATCH, TOKENS, D_IN, HEADS, HEAD_DIM, CONTEXT = 2, 7, 5, 3, 10, 13
+D_OUT = HEADS * HEAD_DIM
+
+
+def build(seed=0, dropout=0.0, **options) -> MultiHeadAttention:
+    module = MultiHeadAttention(D_IN, D_OUT, CONTEXT, dropout, HEADS, **options)
+    return randomise(module, seed).eval()
+
+
+def random_x(tokens=TOKENS, width=D_IN, batch=BATCH):
+    return torch.randn(batch, tokens, width, dtype=torch.float64)
+
+
+# The same function as the readable form.
+
+
+@pytest.mark.parametrize("kernel", ["auto", *KERNELS])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    "size", [(2, 7, 5, 3, 11), (1, 1, 3, 1, 2), (3, 13, 8, 4, 2), (1, 63, 6, 2, 3)], ids=str
+)
+def test_equals_the_ladder_forward_and_gradients(kernel, bias, size):
+    batch, tokens, d_in, heads, head_dim = size
+    plain = ladder.MultiHeadAttention(d_in, heads * head_dim, 63, 0.0, heads, qkv_bias=bias)
+    randomise(plain)
+    fast = MultiHeadAttention.from_ladder(plain, kernel=kernel)
+    x = random_x(tokens, d_in, batch)
+    torch.testing.assert_close(fast(x), plain(x))
+    torch.testing.assert_close(gradients(fast, fast, x), gradients(plain, plain, x))
+
+
+def test_to_ladder_and_back():
+    fast = build(qkv_bias=True)
+    plain = fast.to_ladder()
+    x = random_x()
+    torch.testing.assert_close(plain(x), fast(x))
+    torch.testing.assert_close(MultiHeadAttention.from_ladder(plain)(x), fast(x))
+
+
+@settings(max_examples=120)
+@given(
+    tokens=st.integers(1, 9),
+    groups=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (3, 1)]),
+    head_dim=st.sampled_from([2, 4, 6]),
+    bias=st.booleans(),
+    causal=st.booleans(),
+    window=st.none() | st.integers(1, 5),
+    rope=st.sampled_from([None, Rope(), Rope(base=50.0)]),
+    qk_norm=st.booleans(),
+    cross=st.none() | st.integers(1, 9),
+    padding=st.none() | st.sampled_from(["left", "right"]),
+    kernel=st.sampled_from(sorted(KERNELS)),
+)
+def test_every_option_and_combination_equals_lists(
+    tokens, groups, head_dim, bias, causal, window, rope, qk_norm, cross, padding, kernel
+):
+    heads, kv_heads = groups
+    module = MultiHeadAttention(
+        5,
+        heads * head_dim,
+        9,
+        0.0,
+        heads,
+        bias,
+        num_kv_heads=kv_heads,
+        causal=causal,
+        window=window,
+        rope=rope,
+        qk_norm=qk_norm,
+        kernel=kernel,
+    )
+    randomise(module)
+    x = random_x(tokens)
+    context = random_x(cross) if cross is not None and not causal else None
+    keys = tokens if context is None else context.shape[1]
+    lengths = [max(1, keys - 2), keys]
+    mask = None if padding is None else Mask.padding(lengths, padding)
+
+    def visible(length):
+        def rule(i, j):
+            here = i + keys - tokens
+            seen = not causal or j <= here
+            if window is not None:
+                seen = seen and (here - j < window) and (causal or j - here < window)
+            if padding is not None:
+                seen = seen and (j < length if padding == "right" else j >= keys - length)
+            return seen
+
+        return rule
+
+    expected = [
+        multi_head(
+            module,
+            x[b].tolist(),
+            visible(lengths[b]),
+            None if context is None else context[b].tolist(),
+        )
+        for b in range(BATCH)
+    ]
+    torch.testing.assert_close(module(x, context, mask=mask), as_tensor(expected))
+
+
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name != "eager"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_kv_heads": 1},
+        {"window": 3},
+        {"causal": False, "window": 2},
+        {"rope": Rope(), "qk_norm": True},
+        {"num_kv_heads": 1, "window": 4, "rope": Rope(), "qk_norm": True, "qkv_bias": True},
+    ],
+    ids=str,
+)
+def test_gradients_with_options_equal_the_eager_kernel(options, kernel):
+    options = {"num_heads": 4, **options}
+    module = MultiHeadAttention(5, 24, 13, 0.0, **options)
+    randomise(module)
+    x, mask = random_x(), Mask.padding([5, 7], "left")
+    module.kernel = "eager"
+    expected = gradients(lambda x: module(x, mask=mask), module, x)
+    module.kernel = kernel
+    actual = gradients(lambda x: module(x, mask=mask), module, x)
+    torch.testing.assert_close(actual, expected)
+
+
+# Properties.
+
+
+@given(
+    at=st.integers(0, 8),
+    window=st.none() | st.integers(1, 4),
+    kernel=st.sampled_from(sorted(KERNELS)),
+)
+def test_changing_a_token_leaves_earlier_outputs_untouched(at, window, kernel):
+    module = build(window=window, kernel=kernel)
+    x = random_x(9)
+    changed = x.clone()
+    changed[:, at] += 1
+    difference = (module(changed) - module(x)).abs().amax((0, 2))
+    assert not difference[:at].any()
+    assert difference[at] > 1e-6
+    if window is not None:
+        assert not difference[at + window :].any()
+
+
+def test_permuting_heads_with_their_weights_changes_nothing():
+    module = build(qkv_bias=True)
+    shuffled = copy.deepcopy(module)
+    order = torch.tensor([2, 0, 1])
+    index = (order[:, None] * HEAD_DIM + torch.arange(HEAD_DIM)).flatten()
+    with torch.no_grad():
+        for layer in (shuffled.W_query, shuffled.W_key, shuffled.W_value):
+            layer.weight.copy_(layer.weight[index])
+            layer.bias.copy_(layer.bias[index])
+        shuffled.out_proj.weight.copy_(shuffled.out_proj.weight[:, index])
+    x = random_x()
+    torch.testing.assert_close(shuffled(x), module(x))
+
+
+def test_padded_batch_equals_one_by_one():
+    module = build(rope=Rope())
+    x = random_x()
+    right = module(x, mask=Mask.padding([4, 7], "right"))
+    torch.testing.assert_close(right[0, :4], module(x[:1, :4])[0])
+    left = module(x, mask=Mask.padding([4, 7], "left"))
+    torch.testing.assert_close(left[0, 3:], module(x[:1, 3:])[0])
+
+
+# Outside witnesses.
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_nn_multihead_attention(causal):
+    theirs = randomise(nn.MultiheadAttention(D_OUT, HEADS, batch_first=True))
+    ours = MultiHeadAttention(D_OUT, D_OUT, CONTEXT, 0.0, HEADS, qkv_bias=True, causal=causal)
+    ours = ours.double()
+    with torch.no_grad():
+        for layer, weight, bias in zip(
+            (ours.W_query, ours.W_key, ours.W_value),
+            theirs.in_proj_weight.chunk(3),
+            theirs.in_proj_bias.chunk(3),
+            strict=True,
+        ):
+            layer.weight.copy_(weight)
+            layer.bias.copy_(bias)
+        ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
+    x, lengths = random_x(width=D_OUT), [4, 7]
+    mask = Mask.padding(lengths)
+    combined = mask & Mask.causal() if causal else mask
+    expected, _ = theirs(x, x, x, **combined.to_nn_multihead(HEADS, TOKENS))
+    torch.testing.assert_close(ours(x, mask=mask), expected)
+
+
+def test_equals_hf_gpt2_attention():
+    config = GPT2Config(
+        n_embd=D_OUT, n_head=HEADS, n_positions=CONTEXT, attn_pdrop=0.0, resid_pdrop=0.0
+    )
+    config._attn_implementation = "eager"
+    theirs = randomise(GPT2Attention(config, layer_idx=0)).eval()
+    ours = MultiHeadAttention(D_OUT, D_OUT, CONTEXT, 0.0, HEADS, qkv_bias=True).double().eval()
+    with torch.no_grad():
+        for layer, weight, bias in zip(
+            (ours.W_query, ours.W_key, ours.W_value),
+            theirs.c_attn.weight.T.chunk(3),  # Conv1D keeps (in, out)
+            theirs.c_attn.bias.chunk(3),
+            strict=True,
+        ):
+            layer.weight.copy_(weight)
+            layer.bias.copy_(bias)
+        ours.out_proj.weight.copy_(theirs.c_proj.weight.T)
+        ours.out_proj.bias.copy_(theirs.c_proj.bias)
+    x = random_x(width=D_OUT)
+    future = Mask.causal().to_additive(torch.float64, TOKENS)
+    torch.testing.assert_close(ours(x), theirs(x, attention_mask=future)[0])
+
+
+# The cache.
+
+
+@settings(max_examples=80)
+@given(
+    chunks=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    window=st.none() | st.integers(1, 6),
+    kv_heads=st.sampled_from([1, 3]),
+    rope=st.sampled_from([None, Rope()]),
+    static=st.booleans(),
+    padded=st.booleans(),
+)
+def test_cached_equals_uncached(chunks, window, kv_heads, rope, static, padded):
+    total = sum(chunks)
+    module = MultiHeadAttention(5, 12, 32, 0.0, 3, num_kv_heads=kv_heads, window=window, rope=rope)
+    randomise(module).eval()
+    x = random_x(total)
+    capacity = total + 3
+    real = torch.ones(BATCH, capacity, dtype=torch.bool)
+    real[0, : total // 2] = False
+    cache = module.new_cache(BATCH, capacity, static=static)
+    outputs, start = [], 0
+    for size in chunks:
+        seen = capacity if static else start + size
+        mask = Mask.padding(real[:, :seen]) if padded else None
+        outputs.append(module(x[:, start : start + size], mask=mask, cache=cache))
+        start += size
+    whole = module(x, mask=Mask.padding(real[:, :total]) if padded else None)
+    torch.testing.assert_close(torch.cat(outputs, 1), whole)
+    assert len(cache) == total
+
+
+def test_cache_can_be_reset_and_says_what_it_holds():
+    module = build()
+    cache = module.new_cache(BATCH)
+    x = random_x()
+    first = module(x, cache=cache)
+    assert repr(cache) == "KVCache(7 of 13 tokens, keys (2, 3, 13, 10))"
+    cache.reset()
+    assert len(cache) == 0
+    torch.testing.assert_close(module(x, cache=cache), first)
+
+
+def test_cache_errors_teach():
+    module = build()
+    cache = module.new_cache(BATCH)
+    module(random_x(10), cache=cache)
+    with pytest.raises(ShapeError, match="10 cached \\+ 7 new tokens, but context_length is 13"):
+        module(random_x(7), cache=cache)
+    with pytest.raises(
+        ShapeError, match=r"made for keys \(batch=2, kv_heads=3, tokens, head_dim=10\)"
+    ):
+        module(random_x(1, batch=1), cache=cache)
+    with pytest.raises(ValueError, match="only causal self-attention can be cached"):
+        build(causal=False)(random_x(), cache=cache)
+    with pytest.raises(ValueError, match="capacity must be a whole number of at least 1, got 0"):
+        KVCache(1, 1, 0, 4)
+
+
+# Checkpoints.
+
+
+def test_book_checkpoints_load_strictly_with_their_mask():
+    plain = randomise(ladder.MultiHeadAttention(D_IN, D_OUT, CONTEXT, 0.1, HEADS, qkv_bias=True))
+    file = io.BytesIO()
+    torch.save(plain.state_dict(), file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    assert "mask" in saved
+    ours = MultiHeadAttention(D_IN, D_OUT, CONTEXT, 0.1, HEADS, qkv_bias=True).double()
+    ours.load_state_dict(saved, strict=True)
+    assert "mask" in saved  # the caller's dictionary is not changed
+    x = random_x()
+    torch.testing.assert_close(ours.eval()(x), plain.eval()(x))
+
+
+def test_checkpoints_of_a_model_around_it_load_too():
+    book = nn.Sequential(ladder.MultiHeadAttention(5, 6, 4, 0.0, 2))
+    ours = nn.Sequential(MultiHeadAttention(5, 6, 4, 0.0, 2))
+    ours.load_state_dict(book.state_dict(), strict=True)
+    x = torch.rand(1, 4, 5)
+    torch.testing.assert_close(ours(x), book(x))
+
+
+def test_the_books_class_loads_ours_strictly():
+    ours = build()
+    plain = ladder.MultiHeadAttention(D_IN, D_OUT, CONTEXT, 0.0, HEADS).double()
+    plain.load_state_dict(ours.book_state_dict(), strict=True)
+    x = random_x()
+    torch.testing.assert_close(plain(x), ours(x))
+
+
+def test_state_dict_speaks_the_books_names_and_stores_no_mask():
+    assert set(build(qkv_bias=True, qk_norm=True).state_dict()) == {
+        *(f"W_{name}.{kind}" for name in ("query", "key", "value") for kind in ("weight", "bias")),
+        "out_proj.weight",
+        "out_proj.bias",
+        "q_norm.weight",
+        "k_norm.weight",
+    }
+    assert torch.equal(build().mask, torch.ones(13, 13, dtype=torch.float64).triu(1))
+    assert not build(causal=False).mask.any()
+
+
+@pytest.mark.parametrize(
+    ("options", "extra"),
+    [
+        ({"num_kv_heads": 1}, "num_kv_heads=1"),
+        ({"window": 4}, "window=4"),
+        ({"causal": False}, "causal=False"),
+        ({"qk_norm": True}, "qk_norm=True"),
+    ],
+)
+def test_what_the_ladder_has_no_rung_for_raises(options, extra):
+    with pytest.raises(ValueError, match=f"The ladder has no form for {extra}"):
+        build(**options).to_ladder()
+    with pytest.raises(ValueError, match=f"The book's class has no form for {extra}"):
+        build(**options).book_state_dict()
+
+
+def test_wrong_checkpoints_are_refused():
+    ours = build()
+    with pytest.raises(RuntimeError, match="Missing key"):
+        ours.load_state_dict({"mask": ours.mask})
+
+
+# A good citizen of PyTorch.
+
+
+def test_deepcopy_and_pickle():
+    module = build(rope=Rope(), window=3)
+    x = random_x()
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(twin(x), module(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_half_precision_trains(dtype, dropout):
+    module = MultiHeadAttention(8, 8, 16, dropout, 2, rope=Rope(), qk_norm=True).to(dtype)
+    output = module(torch.randn(2, 16, 8).to(dtype))
+    output.sum().backward()
+    assert output.dtype == dtype
+    assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
+
+
+def test_autocast_is_allowed():
+    module = MultiHeadAttention(8, 8, 16, 0.0, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(torch.randn(1, 4, 8)).dtype == torch.bfloat16
+
+
+def test_meta_device_and_materialising():
+    with torch.device("meta"):
+        module = MultiHeadAttention(8, 8, 16, 0.1, 2, rope=Rope())
+        assert module(torch.empty(2, 4, 8)).shape == (2, 4, 8)
+    real = module.to_empty(device="cpu")
+    real.load_state_dict(MultiHeadAttention(8, 8, 16, 0.1, 2).state_dict())
+    assert real.eval()(torch.randn(2, 4, 8)).isfinite().all()
+
+
+def test_context_length_costs_no_memory():
+    module = MultiHeadAttention(4, 4, 10**9, 0.0, 2)
+    assert not list(module.buffers())
+    assert module(torch.zeros(1, 3, 4)).shape == (1, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "training"),
+    [
+        ({}, False),
+        ({"dropout": 0.2}, True),
+        ({"window": 3, "rope": Rope(), "qk_norm": True}, True),
+        ({"kernel": "blocked", "num_kv_heads": 1}, True),
+    ],
+    ids=str,
+)
+def test_compiles_as_one_graph_for_every_length(options, training):
+    """Every length runs the same graph, and gives what the module gives."""
+    torch._dynamo.reset()
+    module = build(**options).train(training)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
+    counter = torch._dynamo.testing.CompileCounter()
+    counted = torch.compile(module, fullgraph=True, backend=counter, dynamic=True)
+    for tokens in (6, 8, 9, 11, 13):
+        x = random_x(tokens)
+        torch.manual_seed(1)
+        expected = gradients(module, module, x)
+        torch.manual_seed(1)
+        torch.testing.assert_close(gradients(compiled, module, x), expected)
+        counted(x)
+    assert counter.frame_count == 1
+
+
+def test_kernel_choice_is_explained():
+    module = build(dropout=0.1)
+    x = random_x()
+    assert module.explain_kernel(x) == (
+        "sdpa: PyTorch's fused kernel does this mask without building it"
+    )
+    assert module.train().explain_kernel(x) == (
+        "blocked: with dropout PyTorch's CPU kernel builds queries × keys; blocked does not"
+    )
+    assert build(kernel="eager").explain_kernel(x) == 'eager: asked for with kernel="eager"'
+
+
+@pytest.mark.parametrize("size", ["small", "medium", "large", "xl"])
+def test_gpt2_factories(size):
+    with torch.device("meta"):
+        module = getattr(clearhead, f"create_gpt2_{size}_attention")()
+    config = clearhead.GPT2_CONFIGS[f"gpt2-{size}"]
+    assert (module.d_in, module.d_out) == (config["d_model"], config["d_model"])
+    assert module.num_heads == config["num_heads"]
+    assert module.head_dim == 64
+    assert module.dropout.p == 0.1
+    assert module.W_query.bias is not None
+
+
+def test_parameter_counts_of_the_notes_corrected():
+    count = sum(p.numel() for p in MultiHeadAttention(768, 768, 1024, 0.1, 12).parameters())
+    assert count == 2_360_064  # not 2,359,296: out_proj has a bias
+    small = clearhead.create_gpt2_small_attention()
+    assert sum(p.numel() for p in small.parameters()) == 2_362_368
+
+
+# Errors that teach.
+
+
+def raises(error, message, function):
+    with pytest.raises(error) as caught:
+        function()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("cls", [MultiHeadAttention, ladder.MultiHeadAttention])
+def test_constructor_errors_word_for_word(cls):
+    raises(
+        ValueError,
+        "d_out (1024) must be divisible by num_heads (24).\n"
+        "  24 is GPT-2 medium's number of layers; it has 16 heads.",
+        lambda: cls(1024, 1024, 1024, 0.1, 24),
+    )
+    raises(
+        ValueError,
+        "d_out (1280) must be divisible by num_heads (36).\n"
+        "  36 is GPT-2 large's number of layers; it has 20 heads.",
+        lambda: cls(1280, 1280, 1024, 0.1, 36),
+    )
+    raises(
+        ValueError,
+        "d_out (256) must be divisible by num_heads (12).\n"
+        "  Numbers of heads near 12 that divide 256: 8 or 16.",
+        lambda: cls(256, 256, 4, 0.1, 12),
+    )
+    raises(ValueError, "num_heads must be at least 1, got 0.", lambda: cls(8, 8, 4, 0.1, 0))
+    raises(
+        ValueError,
+        "dropout is the probability of dropping a weight: expected 0 to 1, got 10.\n"
+        "  A percentage? 10 % is 0.1.",
+        lambda: cls(8, 8, 4, 10, 2),
+    )
+    raises(
+        ValueError,
+        "dropout is the probability of dropping a weight: expected 0 to 1, got -0.1.",
+        lambda: cls(8, 8, 4, -0.1, 2),
+    )
+    raises(
+        ValueError,
+        "d_in must be a whole number of at least 1, got 0.",
+        lambda: cls(0, 8, 4, 0.1, 2),
+    )
+
+
+@pytest.mark.parametrize("cls", [MultiHeadAttention, ladder.MultiHeadAttention])
+def test_input_errors_word_for_word(cls):
+    module = cls(24, 24, 6, 0.0, 2)
+    raises(
+        ShapeError,
+        "x: expected (batch, tokens, d_in=24), got (2, 6, 25).\n"
+        "  The last axis is 25, but this module was built with d_in=24.",
+        lambda: module(torch.zeros(2, 6, 25)),
+    )
+    raises(
+        ShapeError,
+        "x: expected (batch, tokens, d_in=24), got (2, 24, 6).\n"
+        "  Axes exchanged? Try x.transpose(-2, -1).",
+        lambda: module(torch.zeros(2, 24, 6)),
+    )
+    raises(
+        ShapeError,
+        "x: expected (batch, tokens, d_in=24), got (6, 24).\n"
+        "  One sentence without a batch axis? Try x.unsqueeze(0).",
+        lambda: module(torch.zeros(6, 24)),
+    )
+    raises(
+        ShapeError,
+        "x: expected (batch, tokens, d_in=24), got (2, 2, 6, 12).\n"
+        "  Already split into heads? This module splits by itself: give it what comes before.",
+        lambda: module(torch.zeros(2, 2, 6, 12)),
+    )
+    raises(
+        ShapeError,
+        "x: expected vectors (batch, tokens, d_in=24), got int64 of shape (2, 6).\n"
+        "  Token ids become vectors first: Embedding(vocab_size, d_model, context_length)(ids).",
+        lambda: module(torch.zeros(2, 6, dtype=torch.int64)),
+    )
+    raises(
+        ShapeError,
+        "x: 9 tokens, but context_length is 6.\n"
+        "  Cut the input (x[:, :6]), or build the module with context_length=9.",
+        lambda: module(torch.zeros(2, 9, 24)),
+    )
+    raises(
+        ShapeError,
+        "x is float64, but the module's weights are float32.\n"
+        "  Convert one of them: x.to(torch.float32) or module.to(torch.float64).",
+        lambda: module(torch.zeros(2, 6, 24, dtype=torch.float64)),
+    )
+    raises(
+        ShapeError,
+        "x is on meta, but the module's weights are on cpu.\n"
+        '  Move one of them: x.to("cpu") or module.to("meta").',
+        lambda: module(torch.zeros(2, 6, 24, device="meta")),
+    )
+
+
+def test_option_errors_word_for_word():
+    raises(
+        ValueError,
+        "num_heads (6) must be divisible by num_kv_heads (4).\n"
+        "  Each key head serves the same number of query heads.",
+        lambda: MultiHeadAttention(12, 12, 4, 0.0, 6, num_kv_heads=4),
+    )
+    raises(
+        ValueError,
+        "rope turns pairs of numbers: head_dim must be even, got 3 (d_out 6 / num_heads 2).",
+        lambda: MultiHeadAttention(6, 6, 4, 0.0, 2, rope=Rope()),
+    )
+    raises(
+        ValueError,
+        'kernel must be one of "auto", "eager", "sdpa", "blocked", got \'flash\'.',
+        lambda: MultiHeadAttention(6, 6, 4, 0.0, 2, kernel="flash"),
+    )
+    raises(
+        ValueError,
+        "window must be a whole number of at least 1, got 0.",
+        lambda: MultiHeadAttention(6, 6, 4, 0.0, 2, window=0),
+    )
+    x = torch.zeros(2, 3, 6)
+    raises(
+        ValueError,
+        "context: keys from elsewhere have no order in common with x, so a causal module cannot use "
+        "them.\n  Build it with causal=False.",
+        lambda: MultiHeadAttention(6, 6, 4, 0.0, 2)(x, x),
+    )
+    raises(
+        ShapeError,
+        "context: expected the batch of x (2), got 1.",
+        lambda: MultiHeadAttention(6, 6, 4, 0.0, 2, causal=False)(x, x[:1]),
+    )
+    raises(
+        TypeError,
+        "mask: expected a clearhead.Mask, got Tensor.\n"
+        "  Say what it means: Mask.padding(real) for (batch, tokens), Mask.custom(may_attend) for "
+        "(queries, keys); True means may attend.",
+        lambda: MultiHeadAttention(6, 6, 4, 0.0, 2)(x, mask=torch.ones(2, 3)),
+    )

@@ -1,0 +1,404 @@
+"""The command line, as a person or a program meets it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from clearhead import cli
+from clearhead.version import __version__
+
+SENTENCE = "the cat sat on the mat"
+VARIANTS = ["simplified", "self", "causal", "wrapper", "multihead", "encoder"]
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run a command; give back exit status, output and errors."""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as end:
+            cli.main(list(arguments))
+        out, err = capsys.readouterr()
+        return end.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def ok(run):
+    """Run a command that must work; give back its output."""
+
+    def ok(*arguments):
+        status, out, err = run(*arguments)
+        assert (status, err) == (0, "")
+        return out
+
+    return ok
+
+
+def process(*arguments, **environment):
+    """The same in a process of its own, its output in a pipe."""
+    return subprocess.run(
+        [sys.executable, "-c", "from clearhead.cli import main; main()", *arguments],
+        capture_output=True,
+        env={**os.environ, "COLUMNS": "80", **environment},
+        timeout=120,
+        check=False,
+    )
+
+
+# explain
+
+
+def test_book_example_prints_the_published_numbers(ok):
+    out = ok("explain")
+    rows = {
+        "Your": (".9544", ".1385"),
+        "journey": ("1.4950", ".2379"),
+        "starts": ("1.4754", ".2333"),
+        "with": (".8434", ".1240"),
+        "one": (".7070", ".1082"),
+        "step": ("1.0865", ".1581"),
+    }
+    for word, (score, weight) in rows.items():
+        assert re.search(rf"^ +{word} .*= +0?{re.escape(score)}$", out, re.M), word
+        assert re.search(rf"^ +{word} +0?{re.escape(score)} .* 0{re.escape(weight)}$", out, re.M)
+    assert "= [0.4419, 0.6515, 0.5683]" in out
+    assert re.search(r"^journey +0\.4419 0\.6515 0\.5683$", out, re.M)
+    assert "0.55×0.43 + 0.87×0.15 + 0.66×0.89" in out
+    assert "Untrained" in out
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("text", [None, SENTENCE])
+def test_every_variant_in_every_view(ok, variant, text):
+    start = ["explain", *([text] if text else []), "--variant", variant]
+    full = json.loads(ok(*start, "--json"))
+    assert full["schema"] == 1
+    assert full["gap"] < 1e-6
+    drawn = ok(*start)
+    for step in full["steps"]:
+        assert f"{step['number']} {step['title']}" in drawn
+        assert step["formula"] in drawn
+    assert drawn.count("Untrained") == 1
+    followed = ok(*start, "--query", "1")
+    assert f'The query "{full["tokens"][1]}" (token 1)' in followed
+    # what is followed by hand ends in the row that all tokens at once give
+    last = full["steps"][-1]["tensors"]
+    output = torch.tensor(next(iter(last.values()))["values"])
+    row = output.flatten(0, -2)[1].tolist()
+    assert ", ".join(f"{value:.4f}" for value in row[:3]) in followed
+    for view in (drawn, followed):
+        assert max(map(len, view.splitlines())) <= 80
+        assert "\x1b" not in view
+
+
+def test_explain_shows_the_six_steps_and_a_table_a_head(ok):
+    out = ok("explain", SENTENCE, "--heads", "4")
+    for part in (
+        "operation  .view(1, 6, 4, 2)",
+        "operation  .transpose(1, 2)",
+        "formula    d_out = heads × head_dim: 8 = 4 × 2",
+        "(batch=1, tokens=6, d_out=8)\n              -> (batch=1, tokens=6, heads=4, head_dim=2)",
+        ".transpose(1, 2).contiguous().view(1, 6, 8)",
+        "out_proj(context_vec)",
+    ):
+        assert part in out
+    tables = re.findall(
+        r"^head (\d)\nquery +the  cat  sat   on  the  mat\nthe +1\.00    ·", out, re.M
+    )
+    assert tables == ["0", "1", "2", "3"]
+
+
+def test_words_without_quotes_are_one_text(ok):
+    assert ok("explain", *SENTENCE.split()) == ok("explain", SENTENCE)
+
+
+def test_seed_and_width_matter(ok):
+    usual = ok("explain", SENTENCE, "--json")
+    assert ok("explain", SENTENCE, "--json") == usual
+    assert ok("explain", SENTENCE, "--json", "--seed", "5") != usual
+    wide = json.loads(ok("explain", SENTENCE, "--json", "--d-model", "12", "--heads", "3"))
+    assert wide["steps"][1]["tensors"]["queries_split"]["shape"] == [1, 6, 3, 4]
+
+
+def test_json_holds_everything(ok):
+    full = json.loads(ok("explain", SENTENCE, "--json", "--query", "the:2"))
+    assert full["tokens"] == SENTENCE.split()
+    assert full["ids"][0] == full["ids"][4]
+    assert len(set(full["ids"])) == 5
+    assert full["query"] == {"index": 4, "token": "the"}
+    assert full["trained"] is False
+    for step in full["steps"]:
+        for tensor in step["tensors"].values():
+            values = torch.tensor(
+                [value or 0 for value in _flat(tensor["values"])], dtype=torch.float64
+            )
+            assert values.numel() == torch.Size(tensor["shape"]).numel()
+            assert [size for _, size in tensor["dims"]] == tensor["shape"]
+    masked = full["steps"][4]["tensors"]["masked_scores"]["values"][0][0]
+    assert masked[0][1:] == [None] * 5  # JSON has no -inf
+    assert None not in masked[5]
+
+
+def _flat(values):
+    for value in values:
+        if isinstance(value, list):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def numbers(full, name):
+    for step in full["steps"]:
+        if name in step["tensors"]:
+            return torch.tensor(
+                [float("-inf") if v is None else v for v in _flat(step["tensors"][name]["values"])]
+            ).view(step["tensors"][name]["shape"])
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("text", [None, "to be or\nnot 'to' be"])
+def test_the_code_of_every_step_runs_and_gives_the_numbers(ok, variant, text, capsys):
+    start = ["explain", *([text] if text else []), "--variant", variant, "--seed", "9"]
+    full = json.loads(ok(*start, "--json"))
+    for step in full["steps"]:
+        out = ok(*start, "--step", step["number"])
+        code = out[out.index("\nimport torch\n") :]
+        names = {}
+        try:
+            exec(code, names)
+        finally:
+            torch.set_grad_enabled(True)  # the program turns gradients off for itself
+            torch.set_printoptions(profile="default")
+        printed = capsys.readouterr().out
+        assert "tensor(" in printed
+        for name in step["tensors"]:
+            torch.testing.assert_close(names[name], numbers(full, name), rtol=0, atol=1e-6)
+            assert f"print({name})" in code
+
+
+def test_printed_program_runs_as_a_program(tmp_path, ok):
+    out = ok("explain", SENTENCE, "--step", "4")
+    code = out[out.index("\nimport torch\n") :]
+    file = tmp_path / "step.py"
+    file.write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    weights = json.loads(ok("explain", SENTENCE, "--json"))["steps"][5]["tensors"]["attn_weights"]
+    assert f"{weights['values'][0][1][5][2]:.4f}" in done.stdout
+
+
+def test_query_that_is_there_twice(ok):
+    out = ok("explain", SENTENCE, "--query", "the")
+    assert "'the' is token 0, 4; this is token 0. For the next one: --query the:2" in out
+    assert '"the" (token 4)' in ok("explain", SENTENCE, "--query", "the:2")
+    assert '"sat" (token 2)' in ok("explain", SENTENCE, "--query", "SAT")
+    assert "may look at: the, cat, sat\n" in ok("explain", SENTENCE, "--query", "2")
+
+
+def test_gpt2_pieces(ok):
+    out = ok("explain", "the cat", "--tokenizer", "gpt2", "--query", "cat")
+    assert "0 the  1 ␣cat" in out
+    assert "1169 3797" in out  # GPT-2's own ids
+
+
+def test_long_text_is_cut_and_says_so(ok):
+    words = [f"w{i}" for i in range(50)]
+    out = ok("explain", *words, "--query", "w49")
+    assert "and 10 more" in out
+    assert "... and 34 more rows" in out
+    assert "... and 34 more keys" in out
+    assert "To see all numbers: --json" in out
+    longer = ok("explain", *words, *words, *words, "--query", "w49")
+    assert len(longer.splitlines()) <= len(out.splitlines()) + 5
+    full = json.loads(ok("explain", *words, "--json"))
+    assert numbers(full, "attn_weights").shape == (1, 2, 50, 50)
+
+
+def test_large_scores_do_not_overflow(ok):
+    out = ok("explain", "a b", "--variant", "simplified", "--d-model", "2048", "--query", "a")
+    assert "e^(score - " in out
+
+
+def test_hostile_text(ok):
+    out = ok("explain", "[red]x[/red] :smile: \x1b[31m \u202e\na <script>")
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", out)
+    assert r"\x1b" in out
+    assert r"\u202e" in out
+    assert "smile" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain", ""], "TEXT is empty."),
+        (["explain", "a", "--heads", "3"], "d_out (8) must be divisible by num_heads (3).\n  Numb"),
+        (["explain", "a", "--variant", "wrapper", "--heads", "3"], "d_out (8) must be divisible"),
+        (["explain", "a", "--variant", "self", "--heads", "2"], "the variant self has one head."),
+        (
+            ["explain", SENTENCE, "--query", "dog"],
+            "no token is called so.\n  The tokens are: 0 the",
+        ),
+        (["explain", SENTENCE, "--query", "the:3"], "'the' is there 2 times."),
+        (["explain", SENTENCE, "--query", "6"], "no token is called so."),
+        (["explain", SENTENCE, "--query", ""], "no token is called so."),
+        (["explain", "a", "--step", "7"], "has no such step.\n  Its steps are 1, 2, 3, 4a"),
+        (["explain", "--step", "2"], "the variant simplified has no such step."),
+        (["explain", "a", "--step", "1", "--query", "a"], "choose one of the two."),
+        (
+            ["explain", "--variant", "encoder", "--d-model", "4"],
+            "the book's vectors have 3 numbers",
+        ),
+        (["explain", "--variant", "encoder", "--heads", "2"], "d_out (3) must be divisible"),
+        (["explain", "w " * 1025], "TEXT has 1026 tokens;"),
+        (["explain", "a", "--variant", "rnn"], "'multihead'"),
+        (["explain", "a", "--heads", "0"], "--heads"),
+        (["explain", "a", "--seed", "x"], "--seed"),
+        (["explain", "a", "--nonsense"], "--nonsense"),
+        (["explode"], "explode"),
+        (["\x1b[31m"], r"\x1b[31m"),
+        (
+            ["info", "--d-model", "1024", "--heads", "24"],
+            "24 is GPT-2 medium's number of layers; it has 16 heads.",
+        ),
+        (["info", "gpt2-medium", "--heads", "24"], "it has 16 heads."),
+        (["info", "gpt2-medum"], "Did you mean gpt2-medium?"),
+        (["info", "--batch", "0"], "--batch"),
+        (["info", "--dtype", "int8"], "'bfloat16'"),
+    ],
+)
+def test_errors_are_one_message_and_status_2(run, arguments, message):
+    status, out, err = run(*arguments)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("Error: ")
+    assert message in err
+    assert len(err.splitlines()) <= 2
+    assert "\x1b" not in err
+
+
+# Terminal, pipe, help
+
+
+def test_pipe_and_no_color_have_no_escapes_and_a_terminal_has():
+    piped = process("explain", SENTENCE)
+    plain = process("explain", SENTENCE, NO_COLOR="1", FORCE_COLOR="1", TERM="xterm-256color")
+    coloured = process("explain", SENTENCE, FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="")
+    for done in (piped, plain, coloured):
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\x1b" not in piped.stdout
+    assert b"\x1b" not in plain.stdout
+    assert b"\x1b[" in coloured.stdout
+    assert re.sub(rb"\x1b\[[0-9;]*m", b"", coloured.stdout) == plain.stdout
+
+
+def test_terminal_without_unicode():
+    done = process("explain", "a b", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_errors_in_a_process_have_no_traceback():
+    done = process("explain", "a", "--heads", "3")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"Error: d_out (8)")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["explain", "--help"], ["info"]])
+def test_what_needs_no_torch_does_not_import_it(arguments):
+    program = (
+        "import sys\n"
+        "from clearhead.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "assert 'rich' not in sys.modules or sys.argv[1] == 'info'\n"
+        "assert not {'torch', 'numpy'} & set(sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_ends_with_an_example(ok):
+    for command in ([], ["explain"], ["info"]):
+        last = ok(*command, "--help").strip().splitlines()[-1]
+        assert last.strip().startswith("Example: clearhead ")
+    assert ok() == ok("--help")
+    assert ok("--version") == f"clearhead {__version__}\n"
+
+
+@pytest.mark.parametrize("command", [["explain"], ["info"]])
+def test_the_example_in_the_help_works(ok, command):
+    line = ok(*command, "--help").strip().splitlines()[-1]
+    example = line.split("clearhead ", 1)[1]
+    words = [a or b for a, b in re.findall(r'"([^"]*)"|(\S+)', example)]
+    assert len(ok(*words)) > 200
+
+
+def test_typer_runs_the_app_too():
+    done = CliRunner().invoke(cli.app, ["info", "gpt2-small"])
+    assert done.exit_code == 0
+    assert "124,439,808" in done.output
+
+
+# info
+
+
+def test_info_compares_all_sizes(ok):
+    out = ok("info")
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines()[1:6]}
+    assert rows == {
+        "gpt2-small": ["12", "768", "12", "64", "1024", "124,439,808"],
+        "gpt2-medium": ["24", "1024", "16", "64", "1024", "354,823,168"],
+        "gpt2-large": ["36", "1280", "20", "64", "1024", "774,030,080"],
+        "gpt2-xl": ["48", "1600", "25", "64", "1024", "1,557,611,200"],
+        "gpt3": ["96", "12288", "96", "128", "2048", "174,604,259,328"],
+    }
+    assert "batch 1, tokens = context, float32" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_info_of_one_size(ok):
+    out = ok("info", "gpt2-medium")
+    for line in (
+        r"24 layers, d_model 1024, 16 heads × head_dim 64, context 1024, vocabulary 50,257",
+        r"Counted for batch 1, tokens 1,024, float32\.",
+        r"attention +100,761,600 +28\.4%",
+        r"total +354,823,168",
+        r"weights +1,353\.54",
+        r"KV cache +192\.00",
+        r"attention matrix, n × n +64\.00 +1,536\.00",
+        r"what we keep instead +0\.06 +1\.50",
+    ):
+        assert re.search(f"^{line}$", out, re.M), line
+
+
+def test_info_counts_for_what_is_asked(ok):
+    out = ok("info", "gpt2-medium", "--batch", "2", "--tokens", "512", "--dtype", "bfloat16")
+    assert "Counted for batch 2, tokens 512, bfloat16." in out
+    # twice the texts, a quarter of the pairs, half the bytes
+    assert re.search(r"n × n +16\.00 +384\.00$", out, re.M)
+    assert re.search(r"^KV cache +96\.00$", out, re.M)
+
+
+def test_info_of_your_own_size(ok):
+    out = ok("info", "--d-model", "512", "--heads", "8")
+    assert "your own size (from gpt2-small: num_layers 12, context_length 1024)" in out
+    assert "8 heads × head_dim 64" in out
