@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from clearhead.configs import GPT2_CONFIGS
     from clearhead.embedding import Embedding, Rope
+    from clearhead.maps import AttentionMap
     from clearhead.masks import Mask
     from clearhead.shapes import ShapeError
     from clearhead.text import GPT2Tokenizer, SlidingWindowDataset, WordTokenizer
@@ -36,6 +37,7 @@ _HOME = {
     "Embedding": "embedding",
     "Rope": "embedding",
     "ladder": "ladder",
+    "AttentionMap": "maps",
     "MultiHeadAttention": "attention",
     "KVCache": "attention",
     "create_gpt2_small_attention": "attention",
@@ -57,6 +59,7 @@ __all__ = [  # noqa: RUF022  # the order of the flow
     "Embedding",
     "Rope",
     "ladder",
+    "AttentionMap",
     "MultiHeadAttention",
     "KVCache",
     "create_gpt2_small_attention",

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from clearhead import ladder
 from clearhead.configs import GPT2_CONFIGS
 from clearhead.embedding import Rope
-from clearhead.kernels import Choice, Kernel, attend, check_kernel, choose
+from clearhead.kernels import Choice, Kernel, attend, attend_with_lse, check_kernel, choose
+from clearhead.maps import AttentionMap
 from clearhead.masks import Mask
 from clearhead.shapes import (
     ShapeError,
@@ -218,6 +219,37 @@ class MultiHeadAttention(nn.Module):
         )
         output: Tensor = self.out_proj(context_vec.transpose(1, 2).flatten(2))
         return output
+
+    def with_map(
+        self,
+        x: Float[Tensor, "batch tokens d_in"],
+        context: Float[Tensor, "batch seen d_in"] | None = None,
+        *,
+        mask: Mask | None = None,
+        cache: KVCache | None = None,
+        detach: bool = True,
+    ) -> tuple[Float[Tensor, "batch tokens d_out"], AttentionMap]:
+        """What `forward` gives, and the map of the weights that made it (before dropout).
+
+        >>> attention = MultiHeadAttention(8, 8, 16, 0.0, num_heads=2)
+        >>> output, weights = attention.with_map(torch.rand(1, 6, 8))
+        >>> weights[0, 1, 0, :3]
+        tensor([1., 0., 0.])
+        """
+        self._check(x, context, mask, cache)
+        queries, keys, values, combined = self.project(x, context, mask=mask, cache=cache)
+        context_vec, lse = attend_with_lse(
+            queries,
+            keys,
+            values,
+            combined,
+            dropout=self.dropout.p if self.training else 0.0,
+            kernel=self.kernel,
+        )
+        output: Tensor = self.out_proj(context_vec.transpose(1, 2).flatten(2))
+        return output, AttentionMap(
+            queries, keys, combined, lse=lse if detach else None, detach=detach
+        )
 
     def project(
         self,

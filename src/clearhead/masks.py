@@ -151,6 +151,10 @@ class Mask:
         """Whether every query sees the same keys, as with padding alone."""
         return False
 
+    def select(self, batch: Tensor, heads: Tensor) -> "Mask":
+        """The mask of some sequences and heads, given by number."""
+        return self
+
     def encode(self, tensors: list[Tensor]) -> str:
         """The mask as text, its tensors appended to `tensors`; see `Mask.decode`."""
         raise NotImplementedError
@@ -329,6 +333,9 @@ class _Padding(Mask):
     def is_same_for_all_queries(self, queries: int, keys: int) -> bool:
         return True
 
+    def select(self, batch: Tensor, heads: Tensor) -> Mask:
+        return _Padding(self.real[batch.to(self.real.device)], self.side)
+
     def _visible(self, real: Tensor, key: Tensor, keys: int) -> Tensor:
         if real.dtype == torch.bool:
             if real.shape[1] != keys:
@@ -378,6 +385,12 @@ class _Custom(Mask):
             visible = visible[:, :, :, cols.start : cols.stop]
         return visible
 
+    def select(self, batch: Tensor, heads: Tensor) -> Mask:
+        visible, device = self.visible, self.visible.device
+        visible = visible[batch.to(device)] if visible.shape[0] > 1 else visible
+        visible = visible[:, heads.to(device)] if visible.shape[1] > 1 else visible
+        return _Custom(visible)
+
     def encode(self, tensors: list[Tensor]) -> str:
         tensors.append(self.visible)
         return f"('custom',{len(tensors) - 1})"
@@ -413,6 +426,9 @@ class _Pair(Mask):
         return self.left.is_same_for_all_queries(
             queries, keys
         ) and self.right.is_same_for_all_queries(queries, keys)
+
+    def select(self, batch: Tensor, heads: Tensor) -> Mask:
+        return type(self)(self.left.select(batch, heads), self.right.select(batch, heads))
 
 
 class _Both(_Pair):

@@ -9,10 +9,12 @@ raises with the reason. A query with nothing to attend to gets zeros from all, a
 """
 
 from types import ModuleType
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from clearhead.kernels import blocked, eager, sdpa
 from clearhead.masks import Mask
@@ -71,11 +73,37 @@ def attend(
         dropout: The probability of dropping a weight. The caller knows whether it is training.
         kernel: "auto", or the one that must run.
     """
-    if kernel == "auto":
-        kernel = cast(Kernel, choose(q, k, mask, dropout).kernel)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    context: Tensor = KERNELS[kernel].attend(q, k, v, mask, scale, dropout)
-    return context
+    if has_torch_function((q, k, v)):  # so that `watch` sees the call, whichever kernel runs
+        options = {"scale": scale, "dropout": dropout, "kernel": kernel}
+        return handle_torch_function(attend, (q, k, v), q, k, v, mask, **options)  # type: ignore[no-any-return]  # any result is possible
+    return _pick(q, k, mask, dropout, kernel).attend(q, k, v, mask, _scale(q, scale), dropout)  # type: ignore[no-any-return]  # a module is not typed
+
+
+def attend_with_lse(
+    q: Float[Tensor, "batch heads queries head_dim"],
+    k: Float[Tensor, "batch kv_heads keys head_dim"],
+    v: Float[Tensor, "batch kv_heads keys value_dim"],
+    mask: Mask | None = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    kernel: Kernel = "auto",
+) -> tuple[Float[Tensor, "batch heads queries value_dim"], Float[Tensor, "..."] | None]:
+    """As `attend`, and each row's log-sum-exp if the kernel has it anyway (else None)."""
+    context, lse = _pick(q, k, mask, dropout, kernel).attend_with_lse(
+        q, k, v, mask, _scale(q, scale), dropout
+    )
+    # PyTorch's CPU kernels take a coarse exponential in half precision: off by up to 6e-5.
+    coarse = q.device.type == "cpu" and q.dtype in (torch.float16, torch.bfloat16)
+    return context, None if coarse else lse
+
+
+def _pick(q: Tensor, k: Tensor, mask: Mask | None, dropout: float, kernel: Kernel) -> ModuleType:
+    return KERNELS[choose(q, k, mask, dropout).kernel if kernel == "auto" else kernel]
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return q.shape[-1] ** -0.5 if scale is None else scale
 
 
 def check_kernel(kernel: str) -> None:

@@ -23,3 +23,10 @@ def attend(
     if mask is not None:
         attn_weights = attn_weights.masked_fill(empty, 0.0)
     return torch.dropout(attn_weights, dropout, dropout > 0) @ v
+
+
+def attend_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float, dropout: float
+) -> tuple[Tensor, None]:
+    """The context; plain softmax does not say its log-sum-exp."""
+    return attend(q, k, v, mask, scale, dropout), None

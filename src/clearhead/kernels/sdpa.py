@@ -1,5 +1,6 @@
 """PyTorch's own fused attention, told about the mask in the cheapest way that it understands."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -27,6 +28,24 @@ def attend(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+
+
+def attend_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float, dropout: float
+) -> tuple[Tensor, Tensor | None]:
+    """The context, and each row's log-sum-exp where PyTorch's kernel says it, else None."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    is_causal = mask is not None and mask.is_start_causal(queries, keys)
+    plain = q.device.type == "cpu" and not dropout and q.shape[-1] == v.shape[-1]
+    if not plain or not (mask is None or is_causal):
+        return attend(q, k, v, mask, scale, dropout), None
+    # What F.scaled_dot_product_attention itself calls here; the same numbers, and the lse.
+    context, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        *(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)),
+        is_causal=is_causal,
+        scale=scale,
+    )
+    return context, lse
 
 
 def knows(mask: Mask | None, queries: int, keys: int) -> bool:

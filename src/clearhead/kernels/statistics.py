@@ -1,0 +1,337 @@
+"""What a map of attention weights says, computed tile by tile: memory O(tokens), any device.
+
+    weight_ij = exp(q_i · k_j scale + bias_ij - lse_i)          lse_i = log Σ_j exp(score_ij)
+
+`Scores` gives any tile of the scores, `log_sum_exp` the row normalisers, and `stream` walks over
+all tiles once and shows each to every statistic that was asked for. A statistic takes what it needs
+from a tile and forgets the tile.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.kernels import blocked
+from clearhead.masks import Mask
+
+# One tile of float32 on the CPU stays in a core's second-level cache: larger ones ran slower.
+_ROWS, _COLS = 256, 512
+_CELLS = {"cpu": 2**17, "cuda": 2**25}
+# The score of a hidden cell. Finite, so that weight 0 times its logarithm is 0 and not NaN.
+_HIDDEN = -1e30
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of a map, never built as a whole.
+
+    Attributes:
+        q: The queries, (batch, heads, queries, head_dim).
+        k: The keys, (batch, kv_heads, keys, head_dim).
+        mask: Who may attend to whom; None = everybody to everybody.
+        bias: What the model adds to the scores, broadcastable to (batch, heads, queries, keys).
+        scale: What q · k is multiplied with.
+        wide: Whether to compute in float64 whatever the dtype of q. A weight is the exponential of
+            a difference, so scores and log-sum-exp in the thousands leave float32 no decimals.
+    """
+
+    q: Float[Tensor, "batch heads queries head_dim"]
+    k: Float[Tensor, "batch kv_heads keys head_dim"]
+    mask: Mask | None
+    bias: Float[Tensor, "#batch #heads #queries #keys"] | None
+    scale: float
+    wide: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(batch, heads, queries, keys)."""
+        batch, heads, queries, _ = self.q.shape
+        return batch, heads, queries, self.k.shape[2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of sums: float32, or float64 for float64 input and for wide scores."""
+        return torch.float64 if self.wide or self.q.dtype == torch.float64 else torch.float32
+
+    def reach(self, rows: slice) -> slice:
+        """The keys outside which these rows certainly see nothing."""
+        _, _, queries, keys = self.shape
+        return slice(0, keys) if self.mask is None else self.mask.reach(rows, queries, keys)
+
+    def tile(
+        self, b: int, heads: slice, rows: slice, cols: slice, less: Tensor | None = None
+    ) -> Float[Tensor, "heads rows cols"]:
+        """Scores of one sequence, minus `less` (heads, rows); very negative where hidden."""
+        _, _, queries, keys = self.shape
+        shared = self.q.shape[1] // self.k.shape[1]
+        q = self.q[b, heads, rows].to(self.dtype) * self.scale
+        if shared == 1:
+            k = self.k[b, heads, cols].to(self.dtype)
+        else:
+            which = torch.arange(heads.start, heads.stop, device=self.k.device) // shared
+            k = self.k[b, which, cols].to(self.dtype)
+        if less is None:
+            scores = q @ k.transpose(1, 2)
+        else:  # one more column in the product is cheaper than one more pass over the tile
+            q = torch.cat([q, -less[..., None]], dim=2)
+            k = torch.cat([k, k.new_ones(*k.shape[:2], 1)], dim=2)
+            scores = q @ k.transpose(1, 2)
+        if self.bias is not None:
+            scores += _part(self.bias, b, heads, rows, cols).clamp_min(_HIDDEN)
+        if self.mask is not None:
+            visible = self.mask.tile(rows, cols, queries, keys, self.q.device)
+            if visible is not None:
+                everywhere = slice(None)
+                scores.masked_fill_(~_part(visible, b, heads, everywhere, everywhere), _HIDDEN)
+        return scores
+
+
+def _part(x: Tensor, b: int, heads: slice, rows: slice, cols: slice) -> Tensor:
+    """x[b, heads, rows, cols], where an axis of size 1 stands for all."""
+    return x[
+        b if x.shape[0] > 1 else 0,
+        heads if x.shape[1] > 1 else slice(None),
+        rows if x.shape[2] > 1 else slice(None),
+        cols if x.shape[3] > 1 else slice(None),
+    ]
+
+
+@dataclass
+class Tile:
+    """One tile of weights, and where it stands. `logs` may be overwritten by the last reader."""
+
+    b: int
+    heads: slice
+    rows: slice
+    cols: slice
+    weights: Float[Tensor, "heads rows cols"]
+    logs: Float[Tensor, "heads rows cols"]  # log of the weights
+
+
+def log_sum_exp(scores: Scores, rows: slice | None = None) -> Float[Tensor, "batch heads rows"]:
+    """The row normalisers, for the rows asked; -inf for a row that sees nothing."""
+    batch, heads, queries, _ = scores.shape
+    rows = slice(0, queries) if rows is None else rows
+    whole = rows.start == 0 and rows.stop == queries
+    if scores.bias is None and whole and scores.q.device.type == "cpu" and queries > _ROWS:
+        # PyTorch's fused kernel is as fast with its second product as plain torch without. Half
+        # precision is widened first: the kernel's exponential is then off by up to 6e-5.
+        q, k = scores.q.to(scores.dtype), scores.k.to(scores.dtype)
+        return blocked.attend_with_lse(q, k, k, scores.mask, scores.scale)[1]
+    # Added up in float64: with many tiles the roundings of float32 would add up too.
+    shape = (batch, heads, rows.stop - rows.start)
+    lse = torch.full(shape, -torch.inf, dtype=torch.float64, device=scores.q.device)
+    for b, some, block, cols in _tiles(scores, rows):
+        tile = scores.tile(b, some, block, cols)
+        here = slice(block.start - rows.start, block.stop - rows.start)
+        lse[b, some, here] = torch.logaddexp(lse[b, some, here], tile.logsumexp(-1).double())
+    return lse.masked_fill_(lse < _HIDDEN / 2, -torch.inf).to(scores.dtype)
+
+
+def stream(
+    scores: Scores,
+    lse: Float[Tensor, "batch heads queries"],
+    statistics: "Sequence[Statistic]",
+    on_progress: Callable[[float], None] | None = None,
+) -> None:
+    """Show every tile of the weights to every statistic, once."""
+    batch, heads, queries, _ = scores.shape
+    # A row that sees nothing has lse -inf; with 0 instead its weights come out as 0.
+    lse = lse.to(scores.dtype).masked_fill(lse.isneginf(), 0.0)
+    rewriting = [s for s in statistics if s.rewrites_logs]
+    done, total = 0, batch * heads * queries
+    last = None
+    for b, some, rows, cols in _tiles(scores, slice(0, queries)):
+        if on_progress is not None and (b, some, rows) != last:
+            done += (some.stop - some.start) * (rows.stop - rows.start)
+            last = (b, some, rows)
+            on_progress(done / total)
+        logs = scores.tile(b, some, rows, cols, lse[b, some, rows])
+        tile = Tile(b, some, rows, cols, logs.exp(), logs)
+        for statistic in statistics:
+            if not statistic.rewrites_logs:
+                statistic.add(tile)
+        for statistic in rewriting:
+            statistic.add(tile)
+
+
+def _tiles(scores: Scores, rows: slice) -> Iterator[tuple[int, slice, slice, slice]]:
+    """(sequence, heads, rows, keys) of all tiles that are not wholly hidden; rows outermost."""
+    batch, heads, _, keys = scores.shape
+    cells = _CELLS.get(scores.q.device.type, 2**22)
+    height = min(_ROWS if cells < 2**20 else 1024, max(1, rows.stop - rows.start))
+    width = min(max(_COLS, cells // height), keys) if keys else 1
+    together = max(1, min(heads, cells // (height * width)))
+    for b in range(batch):
+        for head in range(0, heads, together):
+            some = slice(head, min(head + together, heads))
+            for row in range(rows.start, rows.stop, height):
+                block = slice(row, min(row + height, rows.stop))
+                reach = scores.reach(block)
+                for col in range(reach.start, reach.stop, width):
+                    yield b, some, block, slice(col, min(col + width, reach.stop))
+
+
+class Statistic:
+    """Something that is gathered from the tiles of a map."""
+
+    rewrites_logs = False
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        raise NotImplementedError
+
+    def result(self) -> Tensor:
+        """What all tiles together say."""
+        raise NotImplementedError
+
+
+class _Zeros(Statistic):
+    """A statistic that adds up in a tensor of zeros."""
+
+    def __init__(self, scores: Scores, *shape: int) -> None:
+        batch, heads, _, _ = scores.shape
+        self.scores = scores
+        self.sum = torch.zeros(batch, heads, *shape, dtype=scores.dtype, device=scores.q.device)
+
+    def result(self) -> Tensor:
+        """The sums."""
+        return self.sum
+
+
+class Entropy(_Zeros):
+    """-Σ_j weight log weight, a row: 0 when a query looks at one key, log(keys) at most."""
+
+    rewrites_logs = True
+
+    def __init__(self, scores: Scores) -> None:
+        super().__init__(scores, scores.shape[2])
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        self.sum[tile.b, tile.heads, tile.rows] -= tile.logs.mul_(tile.weights).sum(-1)
+
+
+class Received(_Zeros):
+    """Σ_i weight, a column: how much all queries together look at a key."""
+
+    def __init__(self, scores: Scores) -> None:
+        super().__init__(scores, scores.shape[3])
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        self.sum[tile.b, tile.heads, tile.cols] += tile.weights.sum(1)
+
+
+class Thumbnail(_Zeros):
+    """The sum of the weights in each cell of a coarse grid laid over the whole map."""
+
+    def __init__(self, scores: Scores, rows: int, cols: int) -> None:
+        super().__init__(scores, rows, cols)
+        self.rows, self.cols = rows, cols
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        _, _, queries, keys = self.scores.shape
+        top, by_row = self._cells(tile.rows, queries, self.rows)
+        left, by_col = self._cells(tile.cols, keys, self.cols)
+        sums = by_row @ tile.weights @ by_col.T
+        here = self.sum[tile.b, tile.heads]
+        here[:, top : top + sums.shape[1], left : left + sums.shape[2]] += sums
+
+    def _cells(self, part: slice, size: int, cells: int) -> tuple[int, Tensor]:
+        """The first cell of the part, and a matrix (cells, part) with a 1 where it belongs."""
+        cell = torch.arange(part.start, part.stop, device=self.sum.device) * cells // size
+        first = part.start * cells // size
+        count = (part.stop - 1) * cells // size - first + 1
+        one_hot = torch.zeros(
+            count, part.stop - part.start, dtype=self.sum.dtype, device=self.sum.device
+        )
+        one_hot[cell - first, torch.arange(part.stop - part.start, device=self.sum.device)] = 1
+        return first, one_hot
+
+
+class Top(Statistic):
+    """The k largest weights of each row, and the keys they belong to."""
+
+    def __init__(self, scores: Scores, k: int) -> None:
+        batch, heads, queries, _ = scores.shape
+        self.k = k
+        shape, device = (batch, heads, queries, k), scores.q.device
+        self.weights = torch.full(shape, -1.0, dtype=scores.dtype, device=device)
+        self.keys = torch.full(shape, -1, device=device)
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        where = (tile.b, tile.heads, tile.rows)
+        best, index = tile.weights.topk(min(self.k, tile.weights.shape[-1]), dim=-1)
+        both = torch.cat([self.weights[where], best], -1)
+        keys = torch.cat([self.keys[where], index + tile.cols.start], -1)
+        best, index = both.topk(self.k, dim=-1)
+        self.weights[where] = best
+        self.keys[where] = keys.gather(-1, index)
+
+    def result(self) -> Tensor:
+        """The weights; `keys` has the indices. -1 where a row was shown fewer than k keys."""
+        empty = self.weights <= 0
+        self.keys.masked_fill_(empty, -1)
+        return self.weights.masked_fill_(empty, 0.0)
+
+
+class Distance(_Zeros):
+    """How far the weights look: the total weight at each distance |query position - key|."""
+
+    def __init__(self, scores: Scores) -> None:
+        _, _, queries, keys = scores.shape
+        super().__init__(scores, max(queries, keys))
+        self.mean = torch.zeros(*scores.shape[:3], dtype=scores.dtype, device=scores.q.device)
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        _, _, queries, keys = self.scores.shape
+        heads, rows, cols = tile.weights.shape
+        # Shear the tile so that each of its diagonals becomes a column, then add up the columns.
+        sheared = tile.weights.new_zeros(heads, rows, rows + cols)
+        sheared[:, :, :cols] = tile.weights.flip(1)
+        sheared = sheared.flatten(1)[:, : rows * (rows + cols - 1)].view(heads, rows, -1)
+        first = tile.rows.start + keys - queries  # the position of the first query
+        diagonal = torch.arange(rows + cols - 1, device=self.sum.device) - (rows - 1)
+        distance = (diagonal + tile.cols.start - first).abs()
+        self.sum[tile.b, tile.heads].index_add_(1, distance, sheared.sum(1))
+        position = torch.arange(rows, device=self.sum.device)[:, None] + first
+        key = torch.arange(tile.cols.start, tile.cols.stop, device=self.sum.device)
+        far = (position - key).abs().to(self.sum.dtype)
+        self.mean[tile.b, tile.heads, tile.rows] += (tile.weights * far).sum(-1)
+
+
+class Matching(_Zeros):
+    """The weight of each row on the keys before it whose label equals the row's label.
+
+    Args:
+        scores: The map.
+        rows: A label for each query.
+        cols: A label for each key.
+        ahead: How far past "strictly before" a key may stand.
+    """
+
+    def __init__(
+        self,
+        scores: Scores,
+        rows: Int[Tensor, "batch queries"],
+        cols: Int[Tensor, "batch keys"],
+        ahead: int = 0,
+    ) -> None:
+        super().__init__(scores, scores.shape[2])
+        self.rows, self.cols, self.ahead = rows, cols, ahead
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        _, _, queries, keys = self.scores.shape
+        row, col = self.rows[tile.b, tile.rows], self.cols[tile.b, tile.cols]
+        position = torch.arange(tile.rows.start, tile.rows.stop, device=row.device)
+        key = torch.arange(tile.cols.start, tile.cols.stop, device=row.device)
+        same = (row[:, None] == col) & (key < position[:, None] + keys - queries + self.ahead)
+        self.sum[tile.b, tile.heads, tile.rows] += (tile.weights * same).sum(-1)

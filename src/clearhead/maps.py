@@ -1,0 +1,585 @@
+"""AttentionMap: the queries × keys weights as a lazy array that is never built.
+
+It keeps the queries, the keys, the mask and each row's log-sum-exp. That is enough for any weight:
+
+    weight_ij = exp(q_i · k_j scale + bias_ij - lse_i)
+
+exactly, at the cost of what is asked. Statistics over the whole map stream over it in tiles.
+"""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import NoReturn
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead.kernels import statistics
+from clearhead.kernels.statistics import Scores
+from clearhead.masks import Mask
+from clearhead.shapes import ShapeError, describe
+
+Index = int | slice | Tensor | list[int]
+
+# Scores and log-sum-exp beyond this size are computed in float64: exp(score - lse) in float32 is
+# off by a share of |lse| · 6e-8, so up to here by 4e-6.
+_LARGE = 64.0
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far a map looks, in tokens.
+
+    Attributes:
+        mean: The mean distance of each query, (batch, heads, queries).
+        quantiles: The distances within which the shares `levels` of all weight lie.
+        levels: The shares.
+    """
+
+    mean: Float[Tensor, "batch heads queries"]
+    quantiles: Float[Tensor, "batch heads levels"]
+    levels: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Top:
+    """The largest weights of each query, and the keys they belong to (-1: nothing more to see)."""
+
+    weights: Float[Tensor, "batch heads queries k"]
+    keys: Int[Tensor, "batch heads queries k"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `AttentionMap.summary` was asked for; the rest is None."""
+
+    entropy: Tensor | None = None
+    received: Tensor | None = None
+    top: Top | None = None
+    thumbnail: Tensor | None = None
+    distance: Distance | None = None
+    sink: Tensor | None = None
+    previous: Tensor | None = None
+    same_token: Tensor | None = None
+    induction: Tensor | None = None
+    relation: Tensor | None = None
+
+    def __repr__(self) -> str:
+        names = [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        return f"Summary({', '.join(names)})"
+
+
+class AttentionMap:
+    """Attention weights (batch, heads, queries, keys) that are computed when they are looked at.
+
+    Args:
+        q: The queries, as they meet the keys (after rotary positions and norms).
+        k: The keys; heads must be a multiple of kv_heads.
+        mask: Who may attend to whom.
+        scale: What the scores are multiplied with; 1 / √head_dim by default.
+        bias: What the model adds to the scores, broadcastable to (batch, heads, queries, keys).
+        lse: The row log-sum-exp, where somebody has it already; else computed for the rows asked.
+        detach: Whether gradients end here.
+
+    >>> m = AttentionMap(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), Mask.causal())
+    >>> m[0, 1, 2]
+    tensor([0.3333, 0.3333, 0.3333])
+    >>> m.entropy()[0, 0].exp()
+    tensor([1.0000, 2.0000, 3.0000])
+    """
+
+    __iter__ = None  # else torch and numpy would build the map row by row
+
+    def __init__(
+        self,
+        q: Float[Tensor, "batch heads queries head_dim"],
+        k: Float[Tensor, "batch kv_heads keys head_dim"],
+        mask: Mask | None = None,
+        *,
+        scale: float | None = None,
+        bias: Float[Tensor, "#batch #heads #queries #keys"] | None = None,
+        lse: Float[Tensor, "batch heads queries"] | None = None,
+        detach: bool = True,
+    ) -> None:
+        if q.ndim != 4 or k.ndim != 4:
+            raise ShapeError(
+                "q and k: expected (batch, heads, tokens, head_dim), "
+                f"got {describe(q)} and {describe(k)}."
+            )
+        if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
+            raise ShapeError(
+                f"q {describe(q)} and k {describe(k)}: batch and head_dim must be equal, "
+                "and heads a multiple of kv_heads."
+            )
+        if lse is not None and lse.shape != q.shape[:3]:
+            raise ShapeError(
+                f"lse: expected (batch, heads, queries) = {describe(q[..., 0])}, "
+                f"got {describe(lse)}."
+            )
+        if detach:
+            q, k = q.detach(), k.detach()
+            bias = None if bias is None else bias.detach()
+            lse = None if lse is None else lse.detach()
+        if bias is not None:
+            bias = bias.expand(*(1,) * (4 - bias.ndim), *bias.shape)
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        self._scores = Scores(q, k, mask, bias, scale)
+        self._lse = lse
+
+    # What it is.
+
+    @property
+    def shape(self) -> torch.Size:
+        """(batch, heads, queries, keys)."""
+        return torch.Size(self._scores.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights: float32, or float64 for float64 queries."""
+        return torch.float64 if self._scores.q.dtype == torch.float64 else torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lives."""
+        return self._scores.q.device
+
+    @property
+    def mask(self) -> Mask | None:
+        """Who may attend to whom."""
+        return self._scores.mask
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes it really holds. Tensors that it shares with the model count too."""
+        held = [self._scores.q, self._scores.k, self._scores.bias, self._lse]
+        masks: list[Tensor] = []
+        if self.mask is not None:
+            self.mask.encode(masks)
+        held += masks
+        return sum(_stored_bytes(t) for t in held if t is not None)
+
+    @property
+    def lse(self) -> Float[Tensor, "batch heads queries"]:
+        """Each row's log-sum-exp, computed once; -inf for a query that sees nothing.
+
+        It is float64 where float32 would leave no decimals.
+        """
+        if self._lse is None:
+            self._lse = statistics.log_sum_exp(self._scores)
+        if self._lse.dtype != torch.float64 and _is_large(self._lse):
+            self._scores = replace(self._scores, wide=True)
+            self._lse = statistics.log_sum_exp(self._scores)
+        return self._lse
+
+    def __repr__(self) -> str:
+        batch, heads, queries, keys = self.shape
+        return (
+            f"AttentionMap(batch={batch}, heads={heads}, queries={queries}, keys={keys}, "
+            f"{self.nbytes / 2**20:.1f} MiB held, {self._dense_bytes() / 2**20:.1f} MiB if built)"
+        )
+
+    # Looking.
+
+    def __getitem__(self, index: object) -> Tensor:
+        """Exact weights, indexed as a tensor is: `m[0, 3, 100:132, :64]`."""
+        (batch, heads, rows, cols), squeeze = self._where(index)
+        lse = self._lse_at(batch, heads, rows)
+        lse = lse.masked_fill(lse.isneginf(), 0.0)[..., None]
+        shape = (len(batch), len(heads), len(rows), len(cols))
+        weights = [
+            (self._scores_at(b, h, rows, cols) - lse[i, j]).exp().to(self.dtype)
+            for i, b in enumerate(batch.tolist())
+            for j, h in enumerate(heads.tolist())
+        ]
+        if not weights:
+            return _squeeze(torch.empty(shape, dtype=self.dtype, device=self.device), squeeze)
+        return _squeeze(torch.stack(weights).view(shape), squeeze)
+
+    def scores(self, *index: Index) -> Tensor:
+        """The scores before softmax (scaled, bias added, -inf where hidden): `m.scores(0, 3)`."""
+        (batch, heads, rows, cols), squeeze = self._where(index)
+        scores = [
+            self._scores_at(b, h, rows, cols).to(self.dtype)
+            for b in batch.tolist()
+            for h in heads.tolist()
+        ]
+        shape = (len(batch), len(heads), len(rows), len(cols))
+        return _squeeze(torch.stack(scores).view(shape), squeeze)
+
+    def dense(self, *, budget: int | None = None) -> Float[Tensor, "batch heads queries keys"]:
+        """All weights as one tensor, unless that would take too much memory.
+
+        Args:
+            budget: The most bytes it may take; a quarter of what is free by default.
+        """
+        needed = self._dense_bytes()
+        free = _free_bytes(self.device)
+        allowed = free // 4 if budget is None else budget
+        if needed > allowed:
+            batch, heads, queries, keys = self.shape
+            raise MemoryError(
+                f"{batch} × {heads} × {queries} × {keys} weights take {needed / 2**20:,.0f} MiB; "
+                f"allowed are {allowed / 2**20:,.0f} MiB ({free / 2**20:,.0f} MiB are free).\n"
+                "  Take a part (m[0, 3, 100:132]), a picture of the whole (m.thumbnail(256, 256)), "
+                "a statistic (m.entropy(), m.received(), m.top(5)), or raise budget=."
+            )
+        return self[:]
+
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refuses: conversion would build the whole map without saying so."""
+        raise TypeError("An AttentionMap is not converted by itself: say m.dense(), or m[0, 3].")
+
+    # Choosing.
+
+    def select(self, batch: Index | None = None, heads: Index | None = None) -> "AttentionMap":
+        """The map of some sequences and heads only; still lazy."""
+        size_b, size_h, _, _ = self.shape
+        b = torch.arange(size_b) if batch is None else _numbers(batch, size_b, "batch")[0]
+        h = torch.arange(size_h) if heads is None else _numbers(heads, size_h, "heads")[0]
+        b, h = b.to(self.device), h.to(self.device)
+        shared = size_h // self._scores.k.shape[1]
+        bias, mask, lse = self._scores.bias, self._scores.mask, self._lse
+        if bias is not None:
+            bias = bias[b] if bias.shape[0] > 1 else bias
+            bias = bias[:, h] if bias.shape[1] > 1 else bias
+        return AttentionMap(
+            self._scores.q[b[:, None], h],
+            self._scores.k[b[:, None], h // shared],
+            None if mask is None else mask.select(b, h),
+            scale=self._scores.scale,
+            bias=bias,
+            lse=None if lse is None else lse[b[:, None], h],
+            detach=False,
+        )
+
+    def to(self, *args: object, **kwargs: object) -> "AttentionMap":
+        """The same map on another device, or from numbers of another dtype."""
+
+        def move(t: Tensor | None) -> Tensor | None:
+            return None if t is None else t.to(*args, **kwargs)  # type: ignore[call-overload]  # as Tensor.to
+
+        q, k = move(self._scores.q), move(self._scores.k)
+        assert q is not None
+        assert k is not None
+        lse = self._lse if q.dtype == self._scores.q.dtype else None  # else from the new numbers
+        return AttentionMap(
+            q,
+            k,
+            self.mask,
+            scale=self._scores.scale,
+            bias=move(self._scores.bias),
+            lse=None if lse is None else lse.to(q.device),
+            detach=False,
+        )
+
+    def detach(self) -> "AttentionMap":
+        """The same map without gradients."""
+        s = self._scores
+        return AttentionMap(s.q, s.k, s.mask, scale=s.scale, bias=s.bias, lse=self._lse)
+
+    # Statistics. Each streams over the map once; `summary` gets several from one pass.
+
+    def entropy(self) -> Float[Tensor, "batch heads queries"]:
+        """How widely each query looks, in nats: 0 = at one key, log(keys) = at all alike."""
+        return _given(self.summary(entropy=True).entropy)
+
+    def received(self) -> Float[Tensor, "batch heads keys"]:
+        """How much weight each key gets from all queries together."""
+        return _given(self.summary(received=True).received)
+
+    def top(self, k: int) -> Top:
+        """The k largest weights of each query, and their keys."""
+        found = self.summary(top=k).top
+        assert found is not None
+        return found
+
+    def thumbnail(self, rows: int, cols: int) -> Float[Tensor, "batch heads rows cols"]:
+        """The whole map made small: the exact sum of the weights in each cell of a grid.
+
+        Query i falls into row i * rows // queries, key j into column j * cols // keys.
+        """
+        return _given(self.summary(thumbnail=(rows, cols)).thumbnail)
+
+    def distance(self, levels: tuple[float, ...] = (0.25, 0.5, 0.75)) -> Distance:
+        """How far back (or ahead) the weights look: a mean a query, and quantiles of all weight."""
+        found = self.summary(distance=levels).distance
+        assert found is not None
+        return found
+
+    def sink(self, first: int | Int[Tensor, " batch"] = 0) -> Float[Tensor, "batch heads queries"]:
+        """Each query's weight on the first token (with left padding: say where that is)."""
+        return _given(self.summary(sink=first).sink)
+
+    def previous(self) -> Float[Tensor, "batch heads queries"]:
+        """Each query's weight on the token before it; NaN for a query without one."""
+        return _given(self.summary(previous=True).previous)
+
+    def same_token(self, ids: Int[Tensor, "batch keys"]) -> Float[Tensor, "batch heads queries"]:
+        """Each query's weight on earlier copies of itself; NaN for a token that is new."""
+        return _given(self.summary(same_token=ids).same_token)
+
+    def induction(self, ids: Int[Tensor, "batch keys"]) -> Float[Tensor, "batch heads queries"]:
+        """Each query's weight on what followed its earlier copies; NaN for a token that is new."""
+        return _given(self.summary(induction=ids).induction)
+
+    def relation(self, pairs: Int[Tensor, "pairs 2"]) -> Float[Tensor, "batch heads pairs"]:
+        """The weights at labelled (query, key) pairs."""
+        return _given(self.summary(relation=pairs).relation)
+
+    def summary(
+        self,
+        *,
+        entropy: bool = False,
+        received: bool = False,
+        top: int | None = None,
+        thumbnail: tuple[int, int] | None = None,
+        distance: tuple[float, ...] | bool = False,
+        sink: int | Int[Tensor, " batch"] | None = None,
+        previous: bool = False,
+        same_token: Int[Tensor, "batch keys"] | None = None,
+        induction: Int[Tensor, "batch keys"] | None = None,
+        relation: Int[Tensor, "pairs 2"] | None = None,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> Summary:
+        """Several statistics from one pass over the map; each as the method of its name gives it.
+
+        Args:
+            entropy: See `entropy`.
+            received: See `received`.
+            top: How many; see `top`.
+            thumbnail: (rows, cols); see `thumbnail`.
+            distance: True or the levels; see `distance`.
+            sink: The first token; see `sink`.
+            previous: See `previous`.
+            same_token: The token ids; see `same_token`.
+            induction: The token ids; see `induction`.
+            relation: The pairs; see `relation`.
+            on_progress: Called with the share that is done, now and then.
+        """
+        batch, _, queries, keys = self.shape
+        lse = self.lse
+        scores = self._scores
+        walk: dict[str, statistics.Statistic] = {}
+        if entropy:
+            walk["entropy"] = statistics.Entropy(scores)
+        if received:
+            walk["received"] = statistics.Received(scores)
+        if top is not None:
+            if not 1 <= top <= keys:
+                raise ValueError(f"top: expected 1 to {keys} (the keys), got {top}.")
+            walk["top"] = statistics.Top(scores, top)
+        if thumbnail is not None:
+            if not (1 <= thumbnail[0] <= queries and 1 <= thumbnail[1] <= keys):
+                raise ValueError(
+                    f"thumbnail: expected at most {queries} rows and {keys} columns, "
+                    f"and at least 1, got {thumbnail}."
+                )
+            walk["thumbnail"] = statistics.Thumbnail(scores, *thumbnail)
+        if distance:
+            walk["distance"] = statistics.Distance(scores)
+        new = None
+        if same_token is not None:
+            ids = self._ids(same_token)
+            walk["same_token"] = statistics.Matching(scores, ids[:, keys - queries :], ids)
+            new = ~_seen_before(ids)[:, None, keys - queries :]
+        if induction is not None:
+            ids = self._ids(induction)
+            before = torch.cat([torch.full_like(ids[:, :1], -1), ids[:, :-1]], 1)
+            before[:, 0] = ids.min() - 1  # no token has this id
+            walk["induction"] = statistics.Matching(scores, ids[:, keys - queries :], before, 1)
+            new = ~_seen_before(ids)[:, None, keys - queries :]
+        if walk:
+            statistics.stream(scores, lse, list(walk.values()), on_progress)
+        found: dict[str, object] = {
+            name: statistic.result().to(self.dtype) for name, statistic in walk.items()
+        }
+        for name in ("same_token", "induction"):
+            if name in walk:
+                assert new is not None
+                found[name] = walk[name].result().to(self.dtype).masked_fill(new, math.nan)
+        if isinstance(best := walk.get("top"), statistics.Top):
+            found["top"] = Top(best.result().to(self.dtype), best.keys)
+        if isinstance(far := walk.get("distance"), statistics.Distance):
+            levels = (0.25, 0.5, 0.75) if distance is True else tuple(distance or ())
+            quantiles = _quantiles(far.result(), levels).to(self.dtype)
+            found["distance"] = Distance(far.mean.to(self.dtype), quantiles, levels)
+        rows = torch.arange(queries, device=self.device)
+        if sink is not None:
+            first = torch.as_tensor(sink, device=self.device).expand(batch)
+            found["sink"] = self._pairs(rows.expand(batch, -1), first[:, None].expand(-1, queries))
+        if previous:
+            key = rows + keys - queries - 1
+            at = self._pairs(rows.expand(batch, -1), key.clamp_min(0).expand(batch, -1))
+            found["previous"] = at.masked_fill(key < 0, math.nan)
+        if relation is not None:
+            if relation.ndim != 2 or relation.shape[1] != 2:
+                raise ShapeError(f"pairs: expected (pairs, 2), got {describe(relation)}.")
+            relation = relation.to(self.device)
+            found["relation"] = self._pairs(
+                relation[:, 0].expand(batch, -1), relation[:, 1].expand(batch, -1)
+            )
+        return Summary(**found)  # type: ignore[arg-type]  # the names are the fields' names
+
+    # Inside.
+
+    def _ids(self, ids: Tensor) -> Tensor:
+        batch, _, queries, keys = self.shape
+        if ids.shape != (batch, keys) or queries > keys:
+            raise ShapeError(
+                f"ids: expected one id a key, (batch={batch}, keys={keys}), got {describe(ids)}.\n"
+                "  Only self-attention has the same tokens as queries and keys."
+            )
+        return ids.to(self.device)
+
+    def _pairs(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """Weights at (rows[b, p], cols[b, p]) of every head: one dot product a pair."""
+        s = self._scores
+        shared = s.q.shape[1] // s.k.shape[1]
+        b = torch.arange(rows.shape[0], device=self.device)[:, None]
+        q = s.q[b, :, rows].double()  # (batch, pairs, heads, head_dim)
+        k = s.k[b, :, cols].double()
+        if shared > 1:
+            k = k.repeat_interleave(shared, 2)
+        logs = (q * k).sum(-1).transpose(1, 2) * s.scale
+        h = torch.arange(q.shape[2], device=self.device)[None, :, None]
+        where = b[:, None], h, rows[:, None], cols[:, None]
+        if s.bias is not None:
+            logs = logs + _gather(s.bias, *where)
+        lse = self.lse.double().gather(2, rows[:, None].expand_as(logs))
+        logs = logs - lse.masked_fill(lse.isneginf(), 0.0)
+        if s.mask is not None:
+            visible = s.mask.to_flex(self.shape[2], self.shape[3])(*where)
+            logs = logs.masked_fill(~visible, -torch.inf)
+        return logs.exp().to(self.dtype)
+
+    def _where(self, index: object) -> tuple[list[Tensor], list[int]]:
+        """The four axes' indices, and which axes an integer removes."""
+        parts = list(index) if isinstance(index, tuple) else [index]
+        if sum(part is Ellipsis for part in parts) > 1 or len(parts) > 4 + (Ellipsis in parts):
+            raise IndexError(f"an attention map has 4 axes, got the index {index!r}.")
+        if Ellipsis in parts:
+            at = parts.index(Ellipsis)
+            parts[at : at + 1] = [slice(None)] * (5 - len(parts))
+        parts += [slice(None)] * (4 - len(parts))
+        where, squeeze = [], []
+        names = ("batch", "heads", "queries", "keys")
+        for axis, (part, size) in enumerate(zip(parts, self.shape, strict=True)):
+            numbers, single = _numbers(part, size, names[axis])
+            where.append(numbers.to(self.device))
+            if single:
+                squeeze.append(axis)
+        return where, squeeze
+
+    def _scores_at(self, b: int, h: int, rows: Tensor, cols: Tensor) -> Tensor:
+        """Scores of one head, in float64: what is looked at is little, so it can be exact."""
+        s = self._scores
+        k = s.k[b, h * s.k.shape[1] // s.q.shape[1]]
+        scores = s.q[b, h, rows].double() @ k[cols].double().T * s.scale
+        batch, head = (torch.full((1, 1), i, device=self.device) for i in (b, h))
+        if s.bias is not None:
+            scores = scores + _gather(s.bias, batch, head, rows[:, None], cols)
+        if s.mask is not None:
+            visible = s.mask.to_flex(*self.shape[2:])(batch, head, rows[:, None], cols)
+            scores = scores.masked_fill(~visible, -torch.inf)
+        return scores
+
+    def _lse_at(self, batch: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
+        """The normalisers of these rows; computed for these alone, unless they are known."""
+        if self._lse is not None:
+            lse = self._lse[batch[:, None, None], heads[:, None], rows].double()
+            if self._lse.dtype == torch.float64 or not _is_large(lse):
+                return lse
+        width = max(1, 2**22 // max(1, len(rows)))
+        found = []
+        for b in batch.tolist():
+            for h in heads.tolist():
+                lse = torch.full((len(rows),), -torch.inf, device=self.device).double()
+                for start in range(0, self.shape[3], width):
+                    stop = min(start + width, self.shape[3])
+                    cols = torch.arange(start, stop, device=self.device)
+                    lse = torch.logaddexp(lse, self._scores_at(b, h, rows, cols).logsumexp(-1))
+                found.append(lse)
+        shape = (len(batch), len(heads), len(rows))
+        return torch.stack(found).view(shape) if found else self.lse.new_empty(shape).double()
+
+    def _dense_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _is_large(lse: Tensor) -> bool:
+    """Whether float32 leaves the exponential of a difference too few decimals."""
+    if lse.device.type == "meta":
+        return False
+    return bool((lse.abs().masked_fill(lse.isneginf(), 0.0) > _LARGE).any())
+
+
+def _given(value: Tensor | None) -> Tensor:
+    assert value is not None
+    return value
+
+
+def _numbers(part: object, size: int, axis: str) -> tuple[Tensor, bool]:
+    """The indices that `part` picks from an axis, and whether it is one integer."""
+    if isinstance(part, bool) or part is None:
+        raise IndexError(f"{axis}: expected an integer, a slice or a list of integers, got {part}.")
+    if isinstance(part, slice):
+        return torch.arange(size)[part] if (part.step or 1) > 0 else _backwards(part, size), False
+    single = isinstance(part, int) or (isinstance(part, Tensor) and part.ndim == 0)
+    numbers = torch.as_tensor(part).reshape(-1)
+    if numbers.dtype == torch.bool:
+        numbers = numbers.nonzero().flatten()
+    if numbers.is_floating_point():
+        raise IndexError(f"{axis}: expected an integer, a slice or a list of integers, got {part}.")
+    if numbers.numel() and (int(numbers.min()) < -size or int(numbers.max()) >= size):
+        raise IndexError(f"{axis}: index {part} is out of range for {size}.")
+    return numbers % size if size else numbers, single
+
+
+def _backwards(part: slice, size: int) -> Tensor:
+    """A slice with a negative step, which tensors themselves refuse."""
+    return torch.tensor(list(range(*part.indices(size))), dtype=torch.int64)
+
+
+def _squeeze(x: Tensor, axes: list[int]) -> Tensor:
+    for axis in reversed(axes):
+        x = x.squeeze(axis)
+    return x
+
+
+def _gather(x: Tensor, b: Tensor, h: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+    """x[b, h, rows, cols], where an axis of size 1 stands for all."""
+    where = [i if size > 1 else i * 0 for i, size in zip((b, h, rows, cols), x.shape, strict=True)]
+    return x[tuple(where)]
+
+
+def _seen_before(ids: Int[Tensor, "batch tokens"]) -> Bool[Tensor, "batch tokens"]:
+    """True where a token has occurred earlier in its sequence."""
+    ordered, order = ids.sort(dim=1, stable=True)
+    repeated = torch.zeros_like(ids, dtype=torch.bool)
+    repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    return torch.zeros_like(repeated).scatter_(1, order, repeated)
+
+
+def _quantiles(
+    histogram: Float[Tensor, "batch heads distances"], levels: tuple[float, ...]
+) -> Float[Tensor, "batch heads levels"]:
+    """The smallest distance within which at least that share of all weight lies."""
+    share = histogram.double().cumsum(-1)
+    wanted = share[..., -1:] * torch.tensor(levels, dtype=share.dtype, device=share.device)
+    found = torch.searchsorted(share, wanted * (1 - 1e-12))
+    return found.clamp_max(histogram.shape[-1] - 1).to(histogram.dtype)
+
+
+def _stored_bytes(t: Tensor) -> int:
+    """The bytes of the numbers a tensor shows, axes of stride 0 counted once."""
+    seen = [size for size, stride in zip(t.shape, t.stride(), strict=True) if stride]
+    return math.prod(seen) * t.element_size()
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

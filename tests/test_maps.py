@@ -1,0 +1,427 @@
+"""AttentionMap: every weight and every statistic against the dense weights that it never builds."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead import AttentionMap, Mask, MultiHeadAttention, Rope, ShapeError
+from clearhead.kernels import KERNELS, statistics
+
+BATCH, HEADS = 2, 6
+
+
+def dense(q, k, mask, scale, bias=None):
+    """The weights by the definition, in the plainest way."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    scores = q.double() @ k.double().transpose(-2, -1) * scale
+    if bias is not None:
+        scores = scores + bias.double()
+    if mask is not None:
+        scores = scores.masked_fill(~mask.dense(q.shape[2], k.shape[2]), -math.inf)
+    return torch.softmax(scores, -1).nan_to_num(0.0)
+
+
+MASKS = {
+    "none": lambda q, k: None,
+    "causal": lambda q, k: Mask.causal(),
+    "start": lambda q, k: Mask.causal("start"),
+    "window": lambda q, k: Mask.causal() & Mask.window(3),
+    "left": lambda q, k: Mask.causal() & Mask.padding([max(1, k - 2), k], "left"),
+    "padding": lambda q, k: Mask.padding([max(1, k - 2), k]),
+    "custom": lambda q, k: Mask.custom(torch.rand(BATCH, HEADS, q, k) > 0.3),
+    "nothing": lambda q, k: Mask.custom(torch.arange(q)[:, None].expand(q, k) % 2 == 0),
+}
+
+
+@st.composite
+def maps(draw, dtypes=(torch.float64, torch.float32, torch.bfloat16), self_attention=False):
+    """A map and its dense weights."""
+    queries = draw(st.integers(1, 40))
+    keys = queries + draw(st.integers(0, 9)) if self_attention else draw(st.integers(1, 40))
+    kv_heads = draw(st.sampled_from([1, 2, 3, 6]))
+    dtype = draw(st.sampled_from(dtypes))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    q = torch.randn(BATCH, HEADS, queries, 5, generator=generator).to(dtype)
+    k = torch.randn(BATCH, kv_heads, keys, 5, generator=generator).to(dtype)
+    mask = MASKS[draw(st.sampled_from(sorted(MASKS)))](queries, keys)
+    scale = draw(st.sampled_from([0.3, 1.0, 5.0]))
+    bias = None
+    if draw(st.booleans()):
+        bias = torch.randn(1, HEADS, queries, keys, generator=generator, dtype=torch.float64)
+        bias = bias.to(torch.float64 if dtype == torch.float64 else torch.float32)
+        bias[..., -1] = -math.inf if keys > 1 and draw(st.booleans()) else bias[..., -1]
+    m = AttentionMap(q, k, mask, scale=scale, bias=bias)
+    return m, dense(q, k, mask, scale, bias)
+
+
+def small_tiles(draw):
+    """Tiles that do not divide the tokens."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(statistics, "_ROWS", draw(st.integers(1, 17)))
+    patch.setattr(statistics, "_COLS", draw(st.integers(1, 17)))
+    patch.setattr(statistics, "_CELLS", {"cpu": draw(st.sampled_from([1, 50, 10**4]))})
+    return patch
+
+
+def close(actual, expected):
+    tolerance = 1e-12 if actual.dtype == torch.float64 else 2e-5
+    torch.testing.assert_close(
+        actual.double(), expected.double(), atol=tolerance, rtol=tolerance, equal_nan=True
+    )
+
+
+# Weights.
+
+
+@given(maps())
+def test_dense_equals_the_definition(case):
+    m, weights = case
+    assert m.shape == weights.shape
+    close(m.dense(), weights)
+
+
+part = st.one_of(
+    st.integers(-3, 3),
+    st.slices(9),
+    st.just(slice(None)),
+    st.lists(st.integers(-2, 2), min_size=1, max_size=3),
+)
+
+
+@settings(max_examples=150)
+@given(maps(), st.lists(part, min_size=1, max_size=4), st.booleans(), st.data())
+def test_indexing_is_that_of_a_tensor(case, index, ellipsis, data):
+    m, weights = case
+    index = list(index)
+    if sum(isinstance(i, list) for i in index) > 1:  # a tensor would pair two lists
+        index = [i if not isinstance(i, list) else slice(None) for i in index]
+    if any(isinstance(i, list) for i in index):  # numpy moves axes when a list meets an integer
+        index = [i if not isinstance(i, int) else slice(None) for i in index]
+    if ellipsis and len(index) < 4:
+        index.insert(data.draw(st.integers(0, len(index))), Ellipsis)
+    try:
+        expected = torch.tensor(weights.numpy()[tuple(index)].copy())
+    except IndexError:
+        with pytest.raises(IndexError):
+            m[tuple(index)]
+        return
+    close(m[tuple(index)], expected.reshape(expected.shape))
+
+
+def test_scores_are_the_logits():
+    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 1, 3, 4)
+    m = AttentionMap(q, k, Mask.causal(), scale=0.7)
+    expected = (q @ k.transpose(-2, -1) * 0.7)[0, 1]
+    expected[torch.ones(3, 3).triu(1).bool()] = -math.inf
+    torch.testing.assert_close(m.scores(0, 1), expected)
+
+
+@given(maps(), st.data())
+def test_selecting_heads_and_sequences_gives_maps(case, data):
+    m, weights = case
+    heads = data.draw(st.lists(st.integers(0, HEADS - 1), min_size=1, max_size=3))
+    close(m.select(heads=heads).dense(), weights[:, heads])
+    close(m.select(batch=1, heads=2).dense(), weights[1:, 2:3])
+    if data.draw(st.booleans()):
+        m.lse  # noqa: B018  # now it is known; selecting keeps it
+    close(m.select(batch=[1, 0]).entropy(), entropy(weights[[1, 0]]))
+
+
+def test_moving_and_detaching():
+    q = torch.randn(1, 1, 4, 3, dtype=torch.float64, requires_grad=True)
+    attached = AttentionMap(q, q, Mask.causal(), detach=False)
+    attached[0, 0, 3, 0].backward()
+    assert q.grad is not None
+    assert not AttentionMap(q, q).dense().requires_grad
+    assert not attached.detach().dense().requires_grad
+    low = attached.to(torch.float32)
+    assert low.dtype == torch.float32
+    close(low.dense(), attached.dense().detach())
+    assert low.to("meta").device.type == "meta"
+
+
+def test_conversion_is_only_through_dense():
+    m = AttentionMap(torch.randn(1, 1, 3, 2), torch.randn(1, 1, 3, 2))
+    for convert in (np.asarray, torch.asarray, torch.tensor, list):
+        with pytest.raises((TypeError, RuntimeError)):
+            convert(m)
+
+
+def test_dense_refuses_with_the_numbers_and_alternatives():
+    q = torch.randn(1, 12, 1, 8).expand(1, 12, 10**6, 8)
+    m = AttentionMap(q, q, Mask.causal())
+    with pytest.raises(
+        MemoryError, match=r"1 × 12 × 1000000 × 1000000 weights take 45,776,367 MiB"
+    ):
+        m.dense()
+    with pytest.raises(MemoryError, match=r"m.thumbnail\(256, 256\)"):
+        m.dense()
+    small = AttentionMap(q[:, :, :4], q[:, :, :4])
+    with pytest.raises(MemoryError, match="allowed are 0 MiB"):
+        small.dense(budget=10)
+
+
+def test_index_errors_name_the_axis():
+    m = AttentionMap(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4))
+    with pytest.raises(IndexError, match="queries: index 3 is out of range for 3"):
+        m[0, 0, 3]
+    with pytest.raises(IndexError, match="4 axes"):
+        m[0, 0, 0, 0, 0]
+    with pytest.raises(IndexError, match="heads: expected an integer, a slice or a list"):
+        m[0, None]
+
+
+# Statistics.
+
+
+def entropy(weights):
+    return torch.special.entr(weights).sum(-1)
+
+
+@settings(max_examples=150)
+@given(maps(), st.data())
+def test_statistics_equal_those_of_the_dense_weights(case, data):
+    m, weights = case
+    queries, keys = m.shape[2:]
+    rows = data.draw(st.integers(1, queries))
+    cols = data.draw(st.integers(1, keys))
+    k = data.draw(st.integers(1, keys))
+    pairs = torch.stack([torch.randint(queries, (7,)), torch.randint(keys, (7,))], 1)
+    patch = small_tiles(data.draw)
+    try:
+        found = m.summary(
+            entropy=True,
+            received=True,
+            thumbnail=(rows, cols),
+            top=k,
+            distance=(0.1, 0.5, 0.99),
+            sink=torch.tensor([0, keys - 1]),
+            previous=True,
+            relation=pairs,
+        )
+    finally:
+        patch.undo()
+    close(found.entropy, entropy(weights))
+    close(found.received, weights.sum(2))
+
+    thumbnail = torch.zeros(BATCH, HEADS, rows, cols, dtype=torch.float64)
+    for i in range(queries):
+        for j in range(keys):
+            thumbnail[:, :, i * rows // queries, j * cols // keys] += weights[:, :, i, j]
+    close(found.thumbnail, thumbnail)
+
+    best, _ = weights.topk(k)
+    close(found.top.weights, best)
+    known = found.top.keys >= 0
+    close(weights.gather(3, found.top.keys.clamp_min(0)) * known, best)
+
+    position = torch.arange(queries)[:, None] + keys - queries
+    distance = (position - torch.arange(keys)).abs()
+    close(found.distance.mean, (weights * distance).sum(-1))
+    for b in range(BATCH):
+        for h in range(HEADS):
+            by_distance = torch.zeros(max(queries, keys), dtype=torch.float64)
+            by_distance.index_add_(0, distance.flatten(), weights[b, h].flatten())
+            share = by_distance.cumsum(0)
+            for level, found_at in zip(
+                (0.1, 0.5, 0.99), found.distance.quantiles[b, h], strict=True
+            ):
+                at = int(found_at)
+                slack = 1e-4 * share[-1] + 1e-9
+                assert share[at] >= level * share[-1] - slack
+                assert at == 0 or share[at - 1] <= level * share[-1] + slack
+
+    close(found.sink, torch.stack([weights[0, :, :, 0], weights[1, :, :, keys - 1]]))
+    expected = torch.full((BATCH, HEADS, queries), math.nan, dtype=torch.float64)
+    for i in range(queries):
+        if i + keys - queries >= 1:
+            expected[:, :, i] = weights[:, :, i, i + keys - queries - 1]
+    close(found.previous, expected)
+    close(found.relation, weights[:, :, pairs[:, 0], pairs[:, 1]])
+
+
+@given(maps(self_attention=True), st.integers(1, 6), st.data())
+def test_copies_and_induction_equal_loops(case, words, data):
+    m, weights = case
+    queries, keys = m.shape[2:]
+    ids = torch.randint(words, (BATCH, keys), generator=torch.Generator().manual_seed(words))
+    same = torch.full((BATCH, HEADS, queries), math.nan, dtype=torch.float64)
+    after = same.clone()
+    for b in range(BATCH):
+        for i in range(queries):
+            here = i + keys - queries
+            copies = [j for j in range(here) if ids[b, j] == ids[b, here]]
+            if copies:
+                same[b, :, i] = weights[b, :, i, copies].sum(-1)
+                after[b, :, i] = weights[b, :, i, [j + 1 for j in copies]].sum(-1)
+    patch = small_tiles(data.draw)
+    try:
+        found = m.summary(same_token=ids, induction=ids)
+    finally:
+        patch.undo()
+    close(found.same_token, same)
+    close(found.induction, after)
+
+
+def test_methods_give_what_summary_gives():
+    q, k = torch.randn(1, 2, 7, 4), torch.randn(1, 2, 7, 4)
+    m, ids = AttentionMap(q, k, Mask.causal()), torch.tensor([[1, 2, 1, 1, 2, 3, 1]])
+    pairs = torch.tensor([[3, 1]])
+    s = m.summary(
+        entropy=True, received=True, top=2, thumbnail=(3, 2), distance=True, sink=0,
+        previous=True, same_token=ids, induction=ids, relation=pairs,
+    )  # fmt: skip
+    for single, together in [
+        (m.entropy(), s.entropy),
+        (m.received(), s.received),
+        (m.top(2).keys, s.top.keys),
+        (m.thumbnail(3, 2), s.thumbnail),
+        (m.distance().quantiles, s.distance.quantiles),
+        (m.sink(), s.sink),
+        (m.previous(), s.previous),
+        (m.same_token(ids), s.same_token),
+        (m.induction(ids), s.induction),
+        (m.relation(pairs), s.relation),
+    ]:
+        torch.testing.assert_close(single, together, equal_nan=True)
+    assert repr(m.summary(entropy=True)) == "Summary(entropy)"
+
+
+def test_progress_is_told_to_the_end():
+    told = []
+    q = torch.randn(2, 3, 600, 4)
+    AttentionMap(q, q, Mask.causal()).summary(entropy=True, on_progress=told.append)
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    assert len(told) > 5
+
+
+# Numerics at the extremes.
+
+
+@pytest.mark.parametrize("size", [1.0, 1e2, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_extreme_logits(size, dtype):
+    """Scores of ±size: at most twice the error of plain float32 code on the same numbers."""
+    q = (torch.randn(1, 2, 50, 8) * size**0.5).to(dtype)
+    k = (torch.randn(1, 2, 50, 8) * size**0.5).to(dtype)
+    mask = Mask.causal()
+    m = AttentionMap(q, k, mask)
+    truth = dense(q, k, mask, 8**-0.5)
+    scores = q.float() @ k.float().transpose(-2, -1) * 8**-0.5
+    plain = torch.softmax(scores.masked_fill(~mask.dense(50), -math.inf), -1)
+    allowed = 2 * (plain.double() - truth).abs().max() + 1e-6
+    assert (m.dense().double() - truth).abs().max() <= allowed
+    assert (m.entropy() - entropy(truth)).abs().max() <= 60 * allowed
+    assert m.entropy().isfinite().all()
+
+
+def test_one_token_one_key_and_rows_that_see_nothing():
+    one = AttentionMap(torch.randn(1, 1, 1, 4), torch.randn(1, 1, 1, 4))
+    assert one[0, 0, 0, 0] == 1
+    assert one.entropy().item() == pytest.approx(0, abs=1e-6)
+    nothing = AttentionMap(
+        torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4), Mask.custom(torch.zeros(3, 3).bool())
+    )
+    s = nothing.summary(entropy=True, received=True, top=2, thumbnail=(1, 1), distance=True, sink=0)
+    assert not any(t.any() for t in (s.entropy, s.received, s.thumbnail, s.top.weights, s.sink))
+    assert (s.top.keys == -1).all()
+    assert not nothing.dense().any()
+    assert (nothing.lse == -math.inf).all()
+
+
+def test_tiles_at_262144_tokens_normalise_only_the_rows_asked():
+    n = 262_144
+    q, k = torch.randn(1, 2, n, 16), torch.randn(1, 1, n, 16)
+    m = AttentionMap(q, k, Mask.causal())
+    tile = m[0, 1, 200_000:200_004, 199_990:200_010]
+    for i in range(4):
+        scores = (k[0, 0, : 200_001 + i].double() @ q[0, 1, 200_000 + i].double()) * 0.25
+        weights = torch.zeros(20, dtype=torch.float64)
+        weights[: 11 + i] = torch.softmax(scores, 0)[199_990:]
+        torch.testing.assert_close(tile[i].double(), weights, rtol=1e-4, atol=1e-12)
+    assert m._lse is None  # a whole pass was not needed
+    stepped = m[0, 0, ::100_000, ::50_000]
+    assert stepped.shape == (3, 6)
+    assert stepped[0, 1] == 0
+
+
+# From the module.
+
+
+@pytest.mark.parametrize("kernel", ["auto", *KERNELS])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_kv_heads": 1, "window": 3}, {"causal": False, "rope": Rope(), "qk_norm": True}],
+    ids=str,
+)
+def test_with_map_gives_the_output_and_the_weights_that_made_it(options, kernel):
+    module = MultiHeadAttention(5, 12, 16, 0.0, 2, kernel=kernel, **options).double().eval()
+    x = torch.randn(2, 9, 5, dtype=torch.float64)
+    mask = Mask.padding([9, 7])
+    output, m = module.with_map(x, mask=mask)
+    torch.testing.assert_close(output, module(x, mask=mask))
+    values = module.W_value(x).view(2, 9, -1, 6).transpose(1, 2)
+    values = values.repeat_interleave(2 // values.shape[1], 1)
+    by_hand = module.out_proj((m.dense() @ values).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(by_hand, output)
+    assert not m.dense().requires_grad
+    assert output.requires_grad
+
+
+def test_with_map_while_training_shows_the_weights_before_dropout():
+    module = MultiHeadAttention(4, 4, 8, 0.5, 2)
+    x = torch.randn(1, 6, 4)
+    _, m = module.with_map(x)
+    torch.testing.assert_close(m.dense().sum(-1), torch.ones(1, 2, 6))
+    torch.testing.assert_close(m.dense(), module.eval().with_map(x)[1].dense())
+
+
+def test_errors_teach():
+    q = torch.randn(2, 4, 5, 3)
+    with pytest.raises(ShapeError, match=r"heads a multiple of kv_heads"):
+        AttentionMap(q, q[:, :3])
+    with pytest.raises(ShapeError, match=r"expected \(batch, heads, tokens, head_dim\)"):
+        AttentionMap(q[0], q[0])
+    with pytest.raises(ShapeError, match=r"lse: expected \(batch, heads, queries\) = \(2, 4, 5\)"):
+        AttentionMap(q, q, lse=torch.zeros(2, 4))
+    m = AttentionMap(q, q)
+    with pytest.raises(ValueError, match=r"top: expected 1 to 5 \(the keys\), got 6"):
+        m.top(6)
+    with pytest.raises(ValueError, match="thumbnail: expected at most 5 rows and 5 columns"):
+        m.thumbnail(6, 2)
+    with pytest.raises(ShapeError, match=r"one id a key, \(batch=2, keys=5\), got \(2, 4\)"):
+        m.same_token(torch.zeros(2, 4, dtype=torch.int64))
+    with pytest.raises(ShapeError, match=r"pairs: expected \(pairs, 2\)"):
+        m.relation(torch.zeros(3))
+
+
+def test_repr_says_what_it_holds_and_would_take():
+    q = torch.randn(1, 2, 1024, 64)
+    text = repr(AttentionMap(q, q, Mask.causal()))
+    assert text == (
+        "AttentionMap(batch=1, heads=2, queries=1024, keys=1024, 1.0 MiB held, 8.0 MiB if built)"
+    )
+
+
+MEMORY = """
+import resource, torch
+from clearhead import AttentionMap, Mask
+q, k = torch.randn(1, 12, 32768, 16), torch.randn(1, 12, 32768, 16)
+m = AttentionMap(q, k, Mask.causal() & Mask.window(2048))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+m.summary(entropy=True, received=True, thumbnail=(64, 64), top=3, distance=True, previous=True)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_peak_memory_at_32768_tokens():
+    """12 heads: dense float32 would take 51 GB. The window only saves time, not memory."""
+    out = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert int(out.stdout) / 1024 < 500
