@@ -1,0 +1,1 @@
+"""Side-by-side measurements, gated on equality: who computes something else is not timed."""

@@ -1,0 +1,141 @@
+"""`clearhead bench`: the command line. Importing this file imports no torch."""
+
+import json
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Side-by-side measurements: equality first, then interleaved rounds.",
+    no_args_is_help=True,
+)
+
+_TABLE_WIDTH = 150  # in a pipe, where there is no window to fit into
+
+
+class Section(StrEnum):
+    """The parts of `clearhead bench attention`."""
+
+    fused = "fused"
+    dropout = "dropout"
+    window = "window"
+    padding = "padding"
+    long = "long"
+    imports = "import"
+
+
+class Dtype(StrEnum):
+    """The dtypes that have a tolerance."""
+
+    float64 = "float64"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Device(StrEnum):
+    """Where to run."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@app.callback()
+def _bench() -> None:
+    """Keep `attention` a command of its own, also while it is the only one."""
+
+
+@app.command()
+def attention(
+    only: Annotated[
+        list[Section] | None, typer.Option(help="Only this part; may be repeated.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="batch,tokens,d_model,heads; may be repeated.", metavar="B,N,D,H"),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of each case.")] = 40,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="End the rounds of a case after so long (9 at least).")
+    ] = 60.0,
+    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
+    dtype: Annotated[Dtype, typer.Option(help="The numbers' type.")] = Dtype.float32,
+    memory: Annotated[bool, typer.Option(help="Measure peak extra memory, too.")] = True,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One tiny shape, few rounds, no memory: a trial.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file.")] = None,
+) -> None:
+    """Compare the usual ways to write multi-head attention with ours.
+
+    Who does not compute the same as the readable ladder is not timed.
+    Prints a table for each case, then everything as one line of JSON.
+    The full run takes about half an hour on two cores;
+    nothing else should run on the machine meanwhile.
+    """
+    shapes = [_parse_shape(text) for text in shape or ()]
+    if out is not None and out.is_dir():
+        raise typer.BadParameter(f"{out} is a folder; give a file.", param_hint="--out")
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from clearhead.bench.attention import SECTIONS, Result, Settings, check, draw, measure
+    from clearhead.bench.harness import write_json
+    from clearhead.drawing import console
+
+    settings = Settings(
+        sections=[section.value for section in only] if only else SECTIONS,
+        shapes=shapes,
+        rounds=min(rounds, 9) if quick else rounds,
+        seconds=seconds,
+        device=device.value,
+        dtype=dtype.value,
+        quick=quick,
+        memory=memory,
+    )
+    try:
+        check(settings)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    screen = console()
+    if not screen.is_terminal:
+        screen = console(width=_TABLE_WIDTH)
+    errors = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    ) as progress:
+        task = progress.add_task("")
+
+        def say(title: str, steps: int) -> Callable[[], None]:
+            progress.reset(task, description=title, total=steps)
+            return lambda: progress.advance(task)
+
+        def show(result: Result) -> None:
+            screen.print(draw(result))
+            screen.print()
+
+        found = measure(settings, show=show, say=say)
+    if out is not None:
+        write_json(out, found)
+    print(json.dumps(found, allow_nan=False))
+
+
+def _parse_shape(text: str) -> tuple[int, int, int, int]:
+    """(8, 1024, 768, 12) from "8,1024,768,12"."""
+    parts = text.split(",")
+    if len(parts) != 4 or not all(part.strip().isdigit() for part in parts):
+        raise typer.BadParameter(
+            f"expected batch,tokens,d_model,heads, for example 8,1024,768,12, got {text!r}.",
+            param_hint="--shape",
+        )
+    batch, tokens, d_model, heads = (int(part) for part in parts)
+    return batch, tokens, d_model, heads

@@ -1,0 +1,314 @@
+"""The attention benchmark: which cases there are, and what is printed and written about them.
+
+- fused: every usual implementation, causal, forward and forward + backward.
+- dropout: training with dropout 0.1, where SDPA on the CPU builds tokens × tokens.
+- window: each query sees the last 256 keys; SDPA needs that as a dense mask.
+- padding: a quarter of each sequence is filling, on the left. (On the right, causality alone hides
+  it from every real token, and nobody needs a mask.)
+- long: 16,384 tokens, where the book's form would need 12.9 GB for the weights alone.
+- import: what importing the library costs on top of torch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from clearhead.bench import gates, harness, memory
+from clearhead.bench.contestants import Builder, Case, Pass, builders_for, make_input
+
+SECTIONS = ("fused", "dropout", "window", "padding", "long", "import")
+Shape = tuple[int, int, int, int]
+
+_SHAPES: dict[str, tuple[Shape, ...]] = {
+    "fused": ((8, 1024, 768, 12), (1, 4096, 768, 12), (2, 100, 768, 12)),
+    "dropout": ((1, 4096, 768, 12), (8, 1024, 768, 12)),
+    "window": ((1, 4096, 768, 12), (8, 1024, 768, 12)),
+    "padding": ((1, 4096, 768, 12), (8, 1024, 768, 12)),
+    "long": ((1, 16384, 768, 12),),
+}
+_QUICK_SHAPE: Shape = (2, 320, 96, 4)
+_PASSES: tuple[Pass, ...] = ("forward", "forward+backward")
+_PACKAGES = ("torch", "numpy", "clearhead", "transformers", "x-transformers")
+_DROPOUT = 0.1
+_WINDOW = 256
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure.
+
+    Args:
+        sections: Which of `SECTIONS`.
+        shapes: (batch, tokens, d_model, heads) for every section; empty = each section's own.
+        rounds: Rounds of each case.
+        seconds: The rounds of one case end after this time.
+        device: "cpu" or "cuda".
+        dtype: "float32" and so on.
+        quick: One tiny shape and no memory: to see that it works, not to learn anything.
+        memory: Whether to measure memory too.
+        seed: Decides the order within rounds and the bootstrap's draws.
+    """
+
+    sections: Sequence[str] = SECTIONS
+    shapes: Sequence[Shape] = ()
+    rounds: int = 40
+    seconds: float = 60.0
+    device: str = "cpu"
+    dtype: str = "float32"
+    quick: bool = False
+    memory: bool = True
+    seed: int = 0
+
+    def cases(self) -> Iterator[Case]:
+        """Every case of attention, in order; importing is none."""
+        for section in SECTIONS:
+            if section in self.sections and section != "import":
+                shapes = self.shapes or ([_QUICK_SHAPE] if self.quick else _SHAPES[section])
+                for shape in shapes:
+                    yield from self._cases(section, shape)
+
+    def _cases(self, section: str, shape: Shape) -> Iterator[Case]:
+        base = Case(section, *shape, dtype=self.dtype, device=self.device)
+        tokens = shape[1]
+        if section == "long":
+            yield base
+            yield replace(base, dropout=_DROPOUT)
+            return
+        for direction in _PASSES:
+            case = replace(base, direction=direction)
+            if section == "dropout":
+                case = replace(case, dropout=_DROPOUT)
+            elif section == "window":
+                case = replace(case, window=min(_WINDOW, max(1, tokens // 4)))
+            elif section == "padding":
+                case = replace(case, padding=tokens // 4)
+            yield case
+
+
+@dataclass
+class Result:
+    """A case and what was found out."""
+
+    case: dict[str, Any]
+    title: str
+    rows: list[harness.Row]
+    seed: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        best = harness.ours_to_fastest(self.rows, seed=self.seed)
+        return {
+            **self.case,
+            "rows": [row.as_json() for row in self.rows],
+            "ours_to_fastest_other": best
+            and {"name": best[0], **(harness.ratio_as_json(best[1]) or {})},
+        }
+
+
+def measure(
+    settings: Settings,
+    *,
+    show: Callable[[Result], None] = lambda _: None,
+    say: Callable[[str, int], Callable[[], None]] = lambda *_: harness.nothing,
+) -> dict[str, Any]:
+    """Run the benchmark; everything found, as plain data.
+
+    Args:
+        settings: What and how.
+        show: Called with each finished case.
+        say: Called with a case's title and number of steps; gives what to call after each step.
+    """
+    check(settings)
+    found = harness.environment(_PACKAGES)
+    results = []
+    for case in settings.cases():
+        result = measure_case(case, settings, say)
+        results.append(result)
+        show(result)
+    if "import" in settings.sections:
+        result = measure_import(settings, say)
+        results.append(result)
+        show(result)
+    found["machine"]["threads"] = torch.get_num_threads()
+    if settings.device == "cuda":
+        found["machine"]["gpu"] = torch.cuda.get_device_name()
+    return {
+        "schema": harness.SCHEMA,
+        "benchmark": "attention",
+        **found,
+        "settings": {
+            "rounds": settings.rounds,
+            "seconds": settings.seconds,
+            "quick": settings.quick,
+            "seed": settings.seed,
+            "tolerance": gates.TOLERANCES[settings.dtype],
+            "memory_method": memory.method(settings.device) if _with_memory(settings) else None,
+        },
+        "cases": [result.as_json() for result in results],
+    }
+
+
+def measure_case(
+    case: Case,
+    settings: Settings,
+    say: Callable[[str, int], Callable[[], None]] = lambda *_: harness.nothing,
+    builders: Sequence[Builder] | None = None,
+) -> Result:
+    """Gate, race, and the memory of everybody who was timed."""
+    builders = builders_for(case) if builders is None else builders
+    title = describe(case)
+    tick = say(title, settings.rounds + (len(builders) if _with_memory(settings) else 0))
+    reference = gates.Reference(case)
+    x, gradient = make_input(case)
+    modules = {builder.name: builder.module(case) for builder in builders if builder.installed}
+    contestants = []
+    for builder in builders:
+        module = modules.get(builder.name)
+        run = None if module is None else gates.make_run(module, x, gradient, case)
+        gap = None if module is None else _gap(reference, builder, module)
+        contestants.append(harness.Contestant(builder.name, run, gap, builder.note, builder.ours))
+    rows = harness.race(
+        contestants,
+        tolerance=gates.TOLERANCES[case.dtype],
+        rounds=settings.rounds,
+        seconds=settings.seconds,
+        seed=settings.seed,
+        synchronize=torch.cuda.synchronize if case.device == "cuda" else harness.nothing,
+        tick=tick,
+    )
+    for row, contestant in zip(rows, contestants, strict=True):
+        if row.status == "timed" and contestant.run is not None:
+            row.kernel = gates.which_kernel(contestant.run)
+            row.stored_mask_mib = gates.stored_mask_mib(modules[row.name])
+            if _with_memory(settings):
+                row.peak_extra_mib = memory.peak_extra_mib(case, row.name)
+                tick()
+    facts = {**case.as_json(), "shape": list(case.shape)}
+    facts["book_weights_mib"] = book_weights_mib(case)
+    return Result(facts, title, rows, settings.seed)
+
+
+def measure_import(
+    settings: Settings,
+    say: Callable[[str, int], Callable[[], None]] = lambda *_: harness.nothing,
+) -> Result:
+    """How long a fresh interpreter takes to import torch, and to import our module."""
+    title = "import: a fresh interpreter, start to end"
+    torch_alone, with_ours = "import torch", "from clearhead import MultiHeadAttention"
+    rows = harness.race(
+        [
+            harness.Contestant(torch_alone, harness.import_run(torch_alone)),
+            harness.Contestant(with_ours, harness.import_run(with_ours), ours=True),
+        ],
+        tolerance=0.0,
+        rounds=settings.rounds,
+        seconds=settings.seconds,
+        seed=settings.seed,
+        tick=say(title, settings.rounds),
+    )
+    return Result({"section": "import"}, title, rows, settings.seed)
+
+
+def book_weights_mib(case: Case) -> float:
+    """What the attention weights alone need in the book's form: computed, not run."""
+    size = torch.empty((), dtype=case.torch_dtype()).element_size()
+    return case.batch * case.heads * case.tokens**2 * size / 2**20
+
+
+def describe(case: Case) -> str:
+    """A title for the table."""
+    words = [
+        f"{case.section}: batch {case.batch}, tokens {case.tokens}, d_model {case.d_model}, "
+        f"heads {case.heads}",
+        case.direction.replace("+", " + "),
+        f"{case.dtype}, {case.device}",
+    ]
+    words += [f"dropout {case.dropout}, training"] if case.dropout else []
+    words += [f"window {case.window}"] if case.window is not None else []
+    words += [f"{case.padding} tokens of filling on the left"] if case.padding else []
+    return "; ".join(words)
+
+
+def draw(result: Result) -> Table:
+    """One case as a table."""
+    caption = [_verdict(result)]
+    if result.case["section"] == "long":
+        caption.append(
+            "The book's form would need "
+            f"{result.case['book_weights_mib']:,.0f} MiB for its attention weights alone."
+        )
+    table = Table(title=result.title, caption="\n".join(caption), title_justify="left")
+    table.caption_justify = "left"
+    table.add_column("contestant")
+    for heading in ("median ms", "middle half", "× ours [95 %]", "extra MiB", "mask MiB"):
+        table.add_column(heading, justify="right")
+    table.add_column("what ran, remarks", overflow="fold")
+    for row in result.rows:
+        if row.status != "timed":
+            table.add_row(row.name, "-", "-", "-", "-", "-", row.note)
+            continue
+        low, high = row.quartiles
+        table.add_row(
+            row.name,
+            f"{row.median * 1e3:,.2f}",
+            f"{low * 1e3:,.2f} - {high * 1e3:,.2f}",
+            "1" if row.ours else str(row.ratio_to_ours or "-"),
+            _number(row.peak_extra_mib),
+            _number(row.stored_mask_mib),
+            "; ".join(word for word in (row.kernel, row.note) if word),
+            style="bold" if row.ours else "",
+        )
+    return table
+
+
+def _verdict(result: Result) -> str:
+    best = harness.ours_to_fastest(result.rows, seed=result.seed)
+    if best is None:
+        return "Nobody to compare ours with."
+    name, ratio = best
+    return (
+        f"Ours takes {ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] times the time of the "
+        f"fastest other, {name}; {ratio.rounds} rounds."
+    )
+
+
+def _gap(
+    reference: gates.Reference, builder: Builder, module: torch.nn.Module
+) -> Callable[[], float | str]:
+    return lambda: reference.gap(builder, module)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def _with_memory(settings: Settings) -> bool:
+    return settings.memory and not settings.quick
+
+
+def check(settings: Settings) -> None:
+    """Raise ValueError for settings that cannot be measured."""
+    unknown = set(settings.sections) - set(SECTIONS)
+    if unknown:
+        raise ValueError(
+            f"sections: expected some of {', '.join(SECTIONS)}, got {', '.join(sorted(unknown))}."
+        )
+    if settings.dtype not in gates.TOLERANCES:
+        raise ValueError(
+            f"dtype: expected one of {', '.join(gates.TOLERANCES)}, got {settings.dtype!r}."
+        )
+    if settings.device not in ("cpu", "cuda"):
+        raise ValueError(f'device: expected "cpu" or "cuda", got {settings.device!r}.')
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: torch sees no CUDA device here. Leave --device out for the CPU.")
+    if settings.rounds < 1:
+        raise ValueError(f"rounds: expected at least 1, got {settings.rounds}.")
+    for batch, tokens, d_model, heads in settings.shapes:
+        if min(batch, tokens, d_model, heads) < 1 or d_model % heads:
+            raise ValueError(
+                "shape: expected batch,tokens,d_model,heads, all positive, heads dividing d_model, "
+                f"got {batch},{tokens},{d_model},{heads}."
+            )
