@@ -6,6 +6,10 @@ import hypothesis
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    # Our CUDA kernels run in Triton's interpreter then. It reads this when it is imported.
+    os.environ["TRITON_INTERPRET"] = "1"
+
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("default")
 

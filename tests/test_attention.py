@@ -187,6 +187,14 @@ def test_padded_batch_equals_one_by_one():
     torch.testing.assert_close(left[0, 3:], module(x[:1, 3:])[0])
 
 
+def test_dropout_acts_in_training_only():
+    module = build(dropout=0.5).train()
+    x = random_x()
+    assert not torch.equal(module(x), module(x))
+    module.eval()
+    assert torch.equal(module(x), module(x))
+
+
 # Outside witnesses.
 
 
@@ -586,8 +594,8 @@ def test_option_errors_word_for_word():
     x = torch.zeros(2, 3, 6)
     raises(
         ValueError,
-        "context: keys from elsewhere have no order in common with x, so a causal module cannot use "
-        "them.\n  Build it with causal=False.",
+        "context: keys from elsewhere have no order in common with x, so a causal module cannot "
+        "use them.\n  Build it with causal=False.",
         lambda: MultiHeadAttention(6, 6, 4, 0.0, 2)(x, x),
     )
     raises(

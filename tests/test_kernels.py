@@ -149,6 +149,21 @@ def test_blocked_dropout_drops_the_right_share_and_keeps_the_mean():
     torch.testing.assert_close(kept, torch.full_like(kept, 1 / 0.7), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_dropout_keeps_its_share_of_what_the_mask_shows(kernel):
+    q, k = (torch.randn(1, 2, 90, 11, dtype=torch.float64) for _ in range(2))
+    values = torch.eye(90, dtype=torch.float64).expand(1, 2, 90, 90)  # context = weights
+    mask = Mask.causal() & Mask.window(60)
+    weights = attend(q, k, values, mask, kernel="eager")
+    dropped = attend(q, k, values, mask, dropout=0.3, kernel=kernel)
+    kept = dropped != 0
+    # Blocked has 16 random bits a weight: its 1 / 0.7 is right to 5 digits.
+    torch.testing.assert_close(dropped[kept], weights[kept] / 0.7, rtol=1e-4, atol=0)
+    visible = mask.dense(90).expand_as(kept)
+    share = kept[visible].double().mean()
+    assert abs(share - 0.7) < 5 * (0.21 / int(visible.sum())) ** 0.5
+
+
 def test_blocked_dropout_of_everything_gives_zeros():
     context, *grads = run("blocked", *random_qkv(), Mask.causal(), dropout=1.0)
     assert not context.any()

@@ -293,6 +293,39 @@ def test_methods_give_what_summary_gives():
     assert repr(m.summary(entropy=True)) == "Summary(entropy)"
 
 
+@pytest.mark.parametrize("name", ["none", "causal", "start", "window", "left", "padding"])
+def test_triton_gives_the_same_statistics(name, monkeypatch):
+    """What CUDA uses, in Triton's interpreter; other masks and sizes stay with plain torch."""
+    q, k = torch.randn(BATCH, HEADS, 70, 16), torch.randn(BATCH, 3, 75, 16)
+    mask = MASKS[name](70, 75)
+    asked = {"entropy": True, "received": True, "thumbnail": (7, 5), "top": 2}
+    expected = AttentionMap(q, k, mask).summary(**asked)
+    with monkeypatch.context() as patch:
+        patch.setattr(statistics, "_has_triton", lambda device: True)
+        m = AttentionMap(q, k, mask)
+        assert statistics.triton_arguments(m._scores) is not None
+        found = m.summary(**asked)
+        close(m.lse, AttentionMap(q, k, mask).lse)
+    close(found.entropy, expected.entropy)
+    close(found.received, expected.received)
+    close(found.thumbnail, expected.thumbnail)
+    close(found.top.weights, expected.top.weights)
+
+
+def test_what_triton_cannot_do_is_left_to_torch(monkeypatch):
+    monkeypatch.setattr(statistics, "_has_triton", lambda device: True)
+    q = torch.randn(1, 2, 9, 16)
+    for m in (
+        AttentionMap(q, q, Mask.window(2, 1)),
+        AttentionMap(q, q, Mask.causal() | Mask.window(2)),
+        AttentionMap(q, q, bias=torch.zeros(1, 1, 9, 9)),
+        AttentionMap(q[..., :5], q[..., :5]),
+        AttentionMap(q.double(), q.double()),
+    ):
+        assert statistics.triton_arguments(m._scores) is None
+        assert m.entropy().isfinite().all()
+
+
 def test_progress_is_told_to_the_end():
     told = []
     q = torch.randn(2, 3, 600, 4)

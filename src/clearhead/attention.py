@@ -207,18 +207,11 @@ class MultiHeadAttention(nn.Module):
                 all the tokens seen so far.
             cache: Keys and values of earlier tokens; those of x are added to it.
         """
-        self._check(x, context, mask, cache)
         queries, keys, values, combined = self.project(x, context, mask=mask, cache=cache)
         context_vec = attend(
-            queries,
-            keys,
-            values,
-            combined,
-            dropout=self.dropout.p if self.training else 0.0,
-            kernel=self.kernel,
+            queries, keys, values, combined, dropout=self._dropout(), kernel=self.kernel
         )
-        output: Tensor = self.out_proj(context_vec.transpose(1, 2).flatten(2))
-        return output
+        return self._merge(context_vec)
 
     def with_map(
         self,
@@ -236,20 +229,12 @@ class MultiHeadAttention(nn.Module):
         >>> weights[0, 1, 0, :3]
         tensor([1., 0., 0.])
         """
-        self._check(x, context, mask, cache)
         queries, keys, values, combined = self.project(x, context, mask=mask, cache=cache)
         context_vec, lse = attend_with_lse(
-            queries,
-            keys,
-            values,
-            combined,
-            dropout=self.dropout.p if self.training else 0.0,
-            kernel=self.kernel,
+            queries, keys, values, combined, dropout=self._dropout(), kernel=self.kernel
         )
-        output: Tensor = self.out_proj(context_vec.transpose(1, 2).flatten(2))
-        return output, AttentionMap(
-            queries, keys, combined, lse=lse if detach else None, detach=detach
-        )
+        weights = AttentionMap(queries, keys, combined, lse=lse if detach else None, detach=detach)
+        return self._merge(context_vec), weights
 
     def project(
         self,
@@ -260,6 +245,7 @@ class MultiHeadAttention(nn.Module):
         cache: KVCache | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
         """Steps 1 to 3: queries, keys and values (batch, heads, tokens, head_dim), and the mask."""
+        self._check(x, context, mask, cache)
         source = x if context is None else context
         queries = self._split(
             self.W_query(x)
@@ -323,7 +309,7 @@ class MultiHeadAttention(nn.Module):
             return f'{self.kernel}: asked for with kernel="{self.kernel}"'
         shape = (x.shape[0], self.num_heads, x.shape[1], self.head_dim)
         q = x.new_empty(()).expand(shape)
-        choice: Choice = choose(q, q, self.mask_for(mask), self.dropout.p if self.training else 0.0)
+        choice: Choice = choose(q, q, self.mask_for(mask), self._dropout())
         return f"{choice.kernel}: {choice.reason}"
 
     # The ladder and the book.
@@ -387,6 +373,14 @@ class MultiHeadAttention(nn.Module):
         """(batch, tokens, heads × head_dim) -> (batch, heads, tokens, head_dim), no copy."""
         batch, tokens, _ = x.shape
         return x.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
+
+    def _merge(self, context_vec: Tensor) -> Tensor:
+        """Steps 5 and 6: the heads side by side again, and mixed."""
+        output: Tensor = self.out_proj(context_vec.transpose(1, 2).flatten(2))
+        return output
+
+    def _dropout(self) -> float:
+        return self.dropout.p if self.training else 0.0
 
     def _static_mask(self, positions: Tensor, capacity: int, mask: Mask | None) -> Mask:
         """Causality and window by position, since a static cache is wider than what it holds."""

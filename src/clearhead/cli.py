@@ -6,10 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead.bench.app import app as bench_app
 from clearhead.version import __version__
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(bench_app, name="bench")
 
 
 class Variant(StrEnum):
@@ -237,6 +240,91 @@ def info(
         rest = [f"{key} {config[key]}" for key in own if key not in changed]  # type: ignore[literal-required]  # as above
         title += f" (from {base}: {', '.join(rest)})" if rest else ""
     out.print(_describe(title, config, batch, tokens, dtype.value))
+
+
+@app.command(epilog='Example: clearhead heads --model my-model "the cat sat on the mat"')
+def heads(
+    model: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="A local Hugging Face checkpoint, with its tokenizer."),
+    ],
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="The text.", show_default=False),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--text", metavar="FILE", help="Read the text from a file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write the table there, too.")
+    ] = None,
+) -> None:
+    """Show what each head of a model looks at while it reads a text."""
+    given = _text(text, file)
+    if csv is not None and not csv.parent.is_dir():
+        raise ValueError(f"--csv {csv}: there is no folder {csv.parent}.")
+    import json
+
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from clearhead import drawing
+    from clearhead.watching import checkpoints
+
+    err = drawing.console(sys.stderr)
+    columns = TextColumn("{task.description}"), BarColumn()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("Loading the model", total=None)
+        loaded = checkpoints.load(model)
+        ids = loaded.encode(given)
+        tokens = ids.shape[1]
+        if loaded.longest is not None:
+            ids = ids[:, : loaded.longest]
+        progress.update(task, description="Looking at its heads", total=1.0)
+        table = checkpoints.heads(
+            loaded, ids, on_progress=lambda share: progress.update(task, completed=share)
+        )
+    used = ids.shape[1]
+    if used < tokens:
+        print(
+            f"Note: TEXT has {tokens:,} tokens and the model takes {used:,}: "
+            f"the first {used:,} are used.",
+            file=sys.stderr,
+        )
+    if csv is not None:
+        _write(csv, table.to_csv())
+    if as_json:
+        found = {**table.to_json(), "folder": loaded.name, "tokens": tokens, "tokens_used": used}
+        print(json.dumps(found, allow_nan=False))
+    else:
+        drawing.console().print(table)
+
+
+def _text(words: Sequence[str] | None, file: Path | None) -> str:
+    """The text that was given as an argument or as a file."""
+    if (words is None) == (file is None):
+        raise ValueError(
+            "Give one text: as TEXT, or as a file with --text FILE"
+            + (", not both." if words is not None else ".")
+        )
+    if file is None:
+        return " ".join(words or ())
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--text {file}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--text {file}: not text in UTF-8 (byte {error.start}).") from None
+
+
+def _write(path: Path, text: str) -> None:
+    """Write beside, then rename: a reader sees the old file or the whole new one."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        whole = Path(folder) / path.name
+        whole.write_text(text, encoding="utf-8")
+        os.replace(whole, path)
 
 
 def _compare(

@@ -362,21 +362,28 @@ class AttentionMap:
         batch, _, queries, keys = self.shape
         lse = self.lse
         scores = self._scores
+        if thumbnail is not None and not (
+            1 <= thumbnail[0] <= queries and 1 <= thumbnail[1] <= keys
+        ):
+            raise ValueError(
+                f"thumbnail: expected at most {queries} rows and {keys} columns, "
+                f"and at least 1, got {thumbnail}."
+            )
+        found: dict[str, object] = {
+            **statistics.stream_on_triton(
+                scores, lse, entropy=entropy, received=received, thumbnail=thumbnail
+            )
+        }
         walk: dict[str, statistics.Statistic] = {}
-        if entropy:
+        if entropy and "entropy" not in found:
             walk["entropy"] = statistics.Entropy(scores)
-        if received:
+        if received and "received" not in found:
             walk["received"] = statistics.Received(scores)
         if top is not None:
             if not 1 <= top <= keys:
                 raise ValueError(f"top: expected 1 to {keys} (the keys), got {top}.")
             walk["top"] = statistics.Top(scores, top)
-        if thumbnail is not None:
-            if not (1 <= thumbnail[0] <= queries and 1 <= thumbnail[1] <= keys):
-                raise ValueError(
-                    f"thumbnail: expected at most {queries} rows and {keys} columns, "
-                    f"and at least 1, got {thumbnail}."
-                )
+        if thumbnail is not None and "thumbnail" not in found:
             walk["thumbnail"] = statistics.Thumbnail(scores, *thumbnail)
         if distance:
             walk["distance"] = statistics.Distance(scores)
@@ -393,9 +400,8 @@ class AttentionMap:
             new = ~_seen_before(ids)[:, None, keys - queries :]
         if walk:
             statistics.stream(scores, lse, list(walk.values()), on_progress)
-        found: dict[str, object] = {
-            name: statistic.result().to(self.dtype) for name, statistic in walk.items()
-        }
+        for name, statistic in walk.items():
+            found[name] = statistic.result().to(self.dtype)
         for name in ("same_token", "induction"):
             if name in walk:
                 assert new is not None

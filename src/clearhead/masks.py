@@ -8,7 +8,7 @@ libraries want other polarities and shapes; the `to_*` methods convert explicitl
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -150,6 +150,10 @@ class Mask:
     def is_same_for_all_queries(self, queries: int, keys: int) -> bool:
         """Whether every query sees the same keys, as with padding alone."""
         return False
+
+    def parts(self) -> list["Mask"]:
+        """The masks that must all allow it: this one, or what `&` joined."""
+        return [self]
 
     def select(self, batch: Tensor, heads: Tensor) -> "Mask":
         """The mask of some sequences and heads, given by number."""
@@ -432,6 +436,9 @@ class _Pair(Mask):
 
 
 class _Both(_Pair):
+    def parts(self) -> list[Mask]:
+        return self.left.parts() + self.right.parts()
+
     def reach(self, rows: slice, queries: int, keys: int) -> slice:
         a, b = self.left.reach(rows, queries, keys), self.right.reach(rows, queries, keys)
         low = max(a.start, b.start)
@@ -482,6 +489,42 @@ class _Either(_Pair):
     def _mask_mod(self, queries: int, keys: int) -> MaskMod:
         left, right = self.left._mask_mod(queries, keys), self.right._mask_mod(queries, keys)
         return lambda b, h, q, k: left(b, h, q, k) | right(b, h, q, k)
+
+
+def as_band(
+    mask: Mask | None, queries: int, keys: int, device: torch.device
+) -> dict[str, Any] | None:
+    """The mask for a kernel that knows causality, a window and padding; None for any other mask.
+
+    Returns:
+        causal: Whether key j is hidden from query i when j > i + causal_offset.
+        causal_offset: Where the diagonal begins.
+        window: How many keys up to the diagonal are visible, or None.
+        key_valid: Which keys are visible at all, bool (batch, keys), or None.
+    """
+    found: dict[str, Any] = {
+        "causal": False,
+        "causal_offset": keys - queries,
+        "window": None,
+        "key_valid": None,
+    }
+    offsets = set()
+    for part in [] if mask is None else mask.parts():
+        if isinstance(part, _Band) and part.ahead in (None, 0):
+            offsets.add(part._offset(queries, keys))
+            found["causal"] |= part.ahead == 0
+            found["window"] = _tighter(
+                found["window"], None if part.back is None else part.back + 1
+            )
+        elif isinstance(part, _Padding):
+            real = part.real.to(device)
+            valid = part._visible(real, torch.arange(keys, device=device), keys)
+            found["key_valid"] = valid if found["key_valid"] is None else found["key_valid"] & valid
+        else:
+            return None
+    if len(offsets) > 1:
+        return None
+    return found | ({"causal_offset": offsets.pop()} if offsets else {})
 
 
 def _tighter(a: int | None, b: int | None) -> int | None:

@@ -1,7 +1,8 @@
 """`clearhead bench`: the command line. Importing this file imports no torch."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -80,9 +81,6 @@ def attention(
     if out is not None and out.is_dir():
         raise typer.BadParameter(f"{out} is a folder; give a file.", param_hint="--out")
 
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from clearhead.bench.attention import SECTIONS, Result, Settings, check, draw, measure
     from clearhead.bench.harness import write_json
     from clearhead.drawing import console
@@ -104,6 +102,73 @@ def attention(
     screen = console()
     if not screen.is_terminal:
         screen = console(width=_TABLE_WIDTH)
+    with _progress() as say:
+
+        def show(result: Result) -> None:
+            screen.print(draw(result))
+            screen.print()
+
+        found = measure(settings, show=show, say=say)
+    if out is not None:
+        write_json(out, found)
+    print(json.dumps(found, allow_nan=False))
+
+
+@app.command()
+def maps(
+    tokens: Annotated[
+        list[int] | None, typer.Option(help="The length; may be repeated. Default 16384.")
+    ] = None,
+    heads: Annotated[int, typer.Option(min=1, help="How many heads.")] = 12,
+    head_dim: Annotated[int, typer.Option(min=1, help="Their width.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds at each length.")] = 9,
+    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
+    dtype: Annotated[Dtype, typer.Option(help="The numbers' type.")] = Dtype.float32,
+    dense: Annotated[
+        bool, typer.Option("--dense", help="On CUDA: where building the weights stops fitting.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file.")] = None,
+) -> None:
+    """Compare the statistics of a whole map with PyTorch's own forward pass.
+
+    Entropy, received, a 256 x 256 thumbnail and previous, in one pass, of causal attention.
+    Prints a table, then everything as one line of JSON.
+
+    Example: clearhead bench maps --tokens 16384
+    """
+    if dense and device is not Device.cuda:
+        raise typer.BadParameter("only on CUDA: the CPU would swap.", param_hint="--dense")
+
+    from clearhead.bench.harness import write_json
+    from clearhead.bench.maps import Settings, measure
+    from clearhead.drawing import console
+
+    settings = Settings(
+        tokens or [16384], heads, head_dim, device.value, dtype.value, rounds, dense
+    )
+    with _progress() as say:
+        found = measure(settings, say=say)
+    screen = console()
+    for case in found["cases"]:
+        screen.print(f"{case['tokens']:,} tokens, {heads} heads x {head_dim}, {dtype.value}")
+        for row in case["rows"]:
+            if row["status"] != "timed":
+                screen.print(f"  {row['name']:28} {row['note']}", markup=False)
+                continue
+            ratio = row["ratio_to_ours"]
+            beside = f"{ratio['median']:.2f} x the forward" if ratio else ""
+            screen.print(f"  {row['name']:28} {row['median_ms']:10.1f} ms  {beside}")
+    if out is not None:
+        write_json(out, found)
+    print(json.dumps(found, allow_nan=False))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int], Callable[[], None]]]:
+    """A progress bar on stderr; gives a function that names the case and its number of steps."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     errors = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}", markup=False),
@@ -119,14 +184,7 @@ def attention(
             progress.reset(task, description=title, total=steps)
             return lambda: progress.advance(task)
 
-        def show(result: Result) -> None:
-            screen.print(draw(result))
-            screen.print()
-
-        found = measure(settings, show=show, say=say)
-    if out is not None:
-        write_json(out, found)
-    print(json.dumps(found, allow_nan=False))
+        yield say
 
 
 def _parse_shape(text: str) -> tuple[int, int, int, int]:

@@ -74,8 +74,9 @@ def attend(
         kernel: "auto", or the one that must run.
     """
     if has_torch_function((q, k, v)):  # so that `watch` sees the call, whichever kernel runs
-        options = {"scale": scale, "dropout": dropout, "kernel": kernel}
-        return handle_torch_function(attend, (q, k, v), q, k, v, mask, **options)  # type: ignore[no-any-return]  # any result is possible
+        return handle_torch_function(
+            attend, (q, k, v), q, k, v, mask, scale=scale, dropout=dropout, kernel=kernel
+        )
     return _pick(q, k, mask, dropout, kernel).attend(q, k, v, mask, _scale(q, scale), dropout)  # type: ignore[no-any-return]  # a module is not typed
 
 

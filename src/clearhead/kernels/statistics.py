@@ -7,15 +7,18 @@ all tiles once and shows each to every statistic that was asked for. A statistic
 from a tile and forgets the tile.
 """
 
+import importlib.util
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.kernels import blocked
-from clearhead.masks import Mask
+from clearhead.kernels import attend_with_lse, blocked
+from clearhead.masks import Mask, as_band
 
 # One tile of float32 on the CPU stays in a core's second-level cache: larger ones ran slower.
 _ROWS, _COLS = 256, 512
@@ -61,32 +64,47 @@ class Scores:
         _, _, queries, keys = self.shape
         return slice(0, keys) if self.mask is None else self.mask.reach(rows, queries, keys)
 
-    def tile(
-        self, b: int, heads: slice, rows: slice, cols: slice, less: Tensor | None = None
-    ) -> Float[Tensor, "heads rows cols"]:
-        """Scores of one sequence, minus `less` (heads, rows); very negative where hidden."""
-        _, _, queries, keys = self.shape
+    def of(self, b: int, heads: slice, less: Tensor | None = None) -> "HeadScores":
+        """The scores of some heads of one sequence, minus `less` (heads, queries)."""
         shared = self.q.shape[1] // self.k.shape[1]
-        q = self.q[b, heads, rows].to(self.dtype) * self.scale
-        if shared == 1:
-            k = self.k[b, heads, cols].to(self.dtype)
-        else:
-            which = torch.arange(heads.start, heads.stop, device=self.k.device) // shared
-            k = self.k[b, which, cols].to(self.dtype)
-        if less is None:
-            scores = q @ k.transpose(1, 2)
-        else:  # one more column in the product is cheaper than one more pass over the tile
+        q = self.q[b, heads].to(self.dtype) * self.scale
+        which = torch.arange(heads.start, heads.stop, device=self.k.device) // shared
+        k = self.k[b, heads if shared == 1 else which].to(self.dtype)
+        if less is not None:  # one more column in the product is cheaper than a pass over a tile
             q = torch.cat([q, -less[..., None]], dim=2)
             k = torch.cat([k, k.new_ones(*k.shape[:2], 1)], dim=2)
-            scores = q @ k.transpose(1, 2)
-        if self.bias is not None:
-            scores += _part(self.bias, b, heads, rows, cols).clamp_min(_HIDDEN)
-        if self.mask is not None:
-            visible = self.mask.tile(rows, cols, queries, keys, self.q.device)
+        return HeadScores(self, b, heads, q, k.transpose(1, 2))
+
+
+@dataclass(frozen=True)
+class HeadScores:
+    """Scores of some heads of one sequence, ready to be multiplied tile by tile."""
+
+    scores: Scores
+    b: int
+    heads: slice
+    q: Float[Tensor, "heads queries width"]
+    k: Float[Tensor, "heads width keys"]
+
+    def tile(self, rows: slice, cols: slice, out: Tensor) -> Float[Tensor, "heads rows cols"]:
+        """One tile, written into memory that is used again; very negative where hidden."""
+        _, _, queries, keys = self.scores.shape
+        tile = _view(out, self.q.shape[0], rows.stop - rows.start, cols.stop - cols.start)
+        torch.bmm(self.q[:, rows], self.k[:, :, cols], out=tile)
+        if self.scores.bias is not None:
+            bias = _part(self.scores.bias, self.b, self.heads, rows, cols)
+            tile += bias.clamp_min(_HIDDEN)
+        if self.scores.mask is not None:
+            visible = self.scores.mask.tile(rows, cols, queries, keys, self.q.device)
             if visible is not None:
-                everywhere = slice(None)
-                scores.masked_fill_(~_part(visible, b, heads, everywhere, everywhere), _HIDDEN)
-        return scores
+                whole = slice(None)
+                tile.masked_fill_(~_part(visible, self.b, self.heads, whole, whole), _HIDDEN)
+        return tile
+
+
+def _view(memory: Tensor, *shape: int) -> Tensor:
+    """The first part of `memory`, in this shape. New memory for every tile costs page faults."""
+    return memory[: math.prod(shape)].view(shape)
 
 
 def _part(x: Tensor, b: int, heads: slice, rows: slice, cols: slice) -> Tensor:
@@ -109,6 +127,24 @@ class Tile:
     cols: slice
     weights: Float[Tensor, "heads rows cols"]
     logs: Float[Tensor, "heads rows cols"]  # log of the weights
+    column_sums: Float[Tensor, "heads cols"] | None = None  # of the weights, if somebody has them
+
+
+def triton_arguments(scores: Scores) -> dict[str, Any] | None:
+    """What our Triton kernel takes for these scores, or None where it cannot run."""
+    if not _has_triton(scores.q.device):
+        return None
+    if scores.bias is not None or scores.wide or scores.scale <= 0:
+        return None
+    if scores.q.shape[-1] not in (16, 32, 64, 128) or scores.q.dtype == torch.float64:
+        return None
+    _, _, queries, keys = scores.shape
+    band = as_band(scores.mask, queries, keys, scores.q.device)
+    return None if band is None else {"scale": scores.scale, **band}
+
+
+def _has_triton(device: torch.device) -> bool:
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def log_sum_exp(scores: Scores, rows: slice | None = None) -> Float[Tensor, "batch heads rows"]:
@@ -116,19 +152,55 @@ def log_sum_exp(scores: Scores, rows: slice | None = None) -> Float[Tensor, "bat
     batch, heads, queries, _ = scores.shape
     rows = slice(0, queries) if rows is None else rows
     whole = rows.start == 0 and rows.stop == queries
+    if whole and (arguments := triton_arguments(scores)) is not None:
+        from clearhead.kernels import triton_statistics
+
+        return triton_statistics.log_sum_exp(scores.q, scores.k, **arguments)
     if scores.bias is None and whole and scores.q.device.type == "cpu" and queries > _ROWS:
         # PyTorch's fused kernel is as fast with its second product as plain torch without. Half
         # precision is widened first: the kernel's exponential is then off by up to 6e-5.
         q, k = scores.q.to(scores.dtype), scores.k.to(scores.dtype)
+        known = attend_with_lse(q, k, k, scores.mask, scale=scores.scale)[1]
+        if known is not None:
+            return known
         return blocked.attend_with_lse(q, k, k, scores.mask, scores.scale)[1]
     # Added up in float64: with many tiles the roundings of float32 would add up too.
     shape = (batch, heads, rows.stop - rows.start)
     lse = torch.full(shape, -torch.inf, dtype=torch.float64, device=scores.q.device)
-    for b, some, block, cols in _tiles(scores, rows):
-        tile = scores.tile(b, some, block, cols)
-        here = slice(block.start - rows.start, block.stop - rows.start)
-        lse[b, some, here] = torch.logaddexp(lse[b, some, here], tile.logsumexp(-1).double())
+    plan = _Plan(scores, rows)
+    memory = plan.memory()
+    for b, some in plan.heads():
+        mine = scores.of(b, some)
+        for block, cols in plan.tiles():
+            total = mine.tile(block, cols, memory).logsumexp(-1).double()
+            here = slice(block.start - rows.start, block.stop - rows.start)
+            lse[b, some, here] = torch.logaddexp(lse[b, some, here], total)
     return lse.masked_fill_(lse < _HIDDEN / 2, -torch.inf).to(scores.dtype)
+
+
+def stream_on_triton(
+    scores: Scores,
+    lse: Float[Tensor, "batch heads queries"],
+    *,
+    entropy: bool,
+    received: bool,
+    thumbnail: tuple[int, int] | None,
+) -> dict[str, Tensor]:
+    """These three in one launch, where Triton can; else nothing, and `stream` does them."""
+    arguments = triton_arguments(scores)
+    if arguments is None or not (entropy or received or thumbnail):
+        return {}
+    from clearhead.kernels import triton_statistics
+
+    return triton_statistics.statistics(
+        scores.q,
+        scores.k,
+        lse,
+        entropy=entropy,
+        received=received,
+        thumbnail=thumbnail,
+        **arguments,
+    )
 
 
 def stream(
@@ -141,38 +213,58 @@ def stream(
     batch, heads, queries, _ = scores.shape
     # A row that sees nothing has lse -inf; with 0 instead its weights come out as 0.
     lse = lse.to(scores.dtype).masked_fill(lse.isneginf(), 0.0)
-    rewriting = [s for s in statistics if s.rewrites_logs]
-    done, total = 0, batch * heads * queries
-    last = None
-    for b, some, rows, cols in _tiles(scores, slice(0, queries)):
-        if on_progress is not None and (b, some, rows) != last:
-            done += (some.stop - some.start) * (rows.stop - rows.start)
-            last = (b, some, rows)
-            on_progress(done / total)
-        logs = scores.tile(b, some, rows, cols, lse[b, some, rows])
-        tile = Tile(b, some, rows, cols, logs.exp(), logs)
-        for statistic in statistics:
-            if not statistic.rewrites_logs:
+    # Who writes over the logs comes last; whose column sums others can use, first.
+    ordered = sorted(statistics, key=lambda s: (s.rewrites_logs, not isinstance(s, Thumbnail)))
+    plan = _Plan(scores, slice(0, queries))
+    memory, more_memory = plan.memory(), plan.memory()
+    done, total, last = 0, batch * heads * queries, None
+    for b, some in plan.heads():
+        mine = scores.of(b, some, lse[b, some])
+        for rows, cols in plan.tiles():
+            if on_progress is not None and (b, some, rows) != last:
+                if last is not None:
+                    on_progress(done / total)
+                done += (some.stop - some.start) * (rows.stop - rows.start)
+                last = (b, some, rows)
+            logs = mine.tile(rows, cols, memory)
+            weights = torch.exp(logs, out=_view(more_memory, *logs.shape))
+            tile = Tile(b, some, rows, cols, weights, logs)
+            for statistic in ordered:
                 statistic.add(tile)
-        for statistic in rewriting:
-            statistic.add(tile)
+    if on_progress is not None:
+        on_progress(1.0)
 
 
-def _tiles(scores: Scores, rows: slice) -> Iterator[tuple[int, slice, slice, slice]]:
-    """(sequence, heads, rows, keys) of all tiles that are not wholly hidden; rows outermost."""
-    batch, heads, _, keys = scores.shape
-    cells = _CELLS.get(scores.q.device.type, 2**22)
-    height = min(_ROWS if cells < 2**20 else 1024, max(1, rows.stop - rows.start))
-    width = min(max(_COLS, cells // height), keys) if keys else 1
-    together = max(1, min(heads, cells // (height * width)))
-    for b in range(batch):
-        for head in range(0, heads, together):
-            some = slice(head, min(head + together, heads))
-            for row in range(rows.start, rows.stop, height):
-                block = slice(row, min(row + height, rows.stop))
-                reach = scores.reach(block)
-                for col in range(reach.start, reach.stop, width):
-                    yield b, some, block, slice(col, min(col + width, reach.stop))
+class _Plan:
+    """Which tiles a map is walked in: sized for the cache, none that is wholly hidden."""
+
+    def __init__(self, scores: Scores, rows: slice) -> None:
+        _, heads, _, keys = scores.shape
+        cells = _CELLS.get(scores.q.device.type, 2**22)
+        self.scores, self.rows = scores, rows
+        self.height = min(_ROWS if cells < 2**20 else 1024, max(1, rows.stop - rows.start))
+        self.width = max(1, min(max(_COLS, cells // self.height), keys))
+        self.together = max(1, min(heads, cells // (self.height * self.width)))
+
+    def memory(self) -> Tensor:
+        """Room for the largest tile."""
+        size = self.together * self.height * self.width
+        return torch.empty(size, dtype=self.scores.dtype, device=self.scores.q.device)
+
+    def heads(self) -> Iterator[tuple[int, slice]]:
+        """(sequence, some of its heads)."""
+        batch, heads, _, _ = self.scores.shape
+        for b in range(batch):
+            for head in range(0, heads, self.together):
+                yield b, slice(head, min(head + self.together, heads))
+
+    def tiles(self) -> Iterator[tuple[slice, slice]]:
+        """(rows, keys), rows outermost."""
+        for row in range(self.rows.start, self.rows.stop, self.height):
+            block = slice(row, min(row + self.height, self.rows.stop))
+            reach = self.scores.reach(block)
+            for col in range(reach.start, reach.stop, self.width):
+                yield block, slice(col, min(col + self.width, reach.stop))
 
 
 class Statistic:
@@ -223,7 +315,8 @@ class Received(_Zeros):
 
     def add(self, tile: Tile) -> None:
         """Take from one tile what is needed."""
-        self.sum[tile.b, tile.heads, tile.cols] += tile.weights.sum(1)
+        sums = tile.weights.sum(1) if tile.column_sums is None else tile.column_sums
+        self.sum[tile.b, tile.heads, tile.cols] += sums
 
 
 class Thumbnail(_Zeros):
@@ -232,26 +325,30 @@ class Thumbnail(_Zeros):
     def __init__(self, scores: Scores, rows: int, cols: int) -> None:
         super().__init__(scores, rows, cols)
         self.rows, self.cols = rows, cols
+        self._known: dict[tuple[int, int, int, int], tuple[int, Tensor]] = {}
 
     def add(self, tile: Tile) -> None:
         """Take from one tile what is needed."""
         _, _, queries, keys = self.scores.shape
         top, by_row = self._cells(tile.rows, queries, self.rows)
         left, by_col = self._cells(tile.cols, keys, self.cols)
-        sums = by_row @ tile.weights @ by_col.T
+        sums = by_row @ tile.weights
+        tile.column_sums = sums.sum(1)
+        sums = sums @ by_col.T
         here = self.sum[tile.b, tile.heads]
         here[:, top : top + sums.shape[1], left : left + sums.shape[2]] += sums
 
     def _cells(self, part: slice, size: int, cells: int) -> tuple[int, Tensor]:
         """The first cell of the part, and a matrix (cells, part) with a 1 where it belongs."""
-        cell = torch.arange(part.start, part.stop, device=self.sum.device) * cells // size
-        first = part.start * cells // size
-        count = (part.stop - 1) * cells // size - first + 1
-        one_hot = torch.zeros(
-            count, part.stop - part.start, dtype=self.sum.dtype, device=self.sum.device
-        )
-        one_hot[cell - first, torch.arange(part.stop - part.start, device=self.sum.device)] = 1
-        return first, one_hot
+        name = (part.start, part.stop, size, cells)
+        if name not in self._known:
+            at = torch.arange(part.start, part.stop, device=self.sum.device)
+            first = part.start * cells // size
+            count = (part.stop - 1) * cells // size - first + 1
+            one_hot = torch.zeros(count, len(at), dtype=self.sum.dtype, device=self.sum.device)
+            one_hot[at * cells // size - first, at - part.start] = 1
+            self._known[name] = first, one_hot
+        return self._known[name]
 
 
 class Top(Statistic):

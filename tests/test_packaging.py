@@ -1,0 +1,77 @@
+"""The wheel holds the package and nothing else, and works in an empty environment.
+
+Nothing is downloaded: the wheel is built with the hatchling that is installed here, and the empty
+environment finds the dependencies through a `.pth` file that names this environment's folder of
+packages. `.pth` files inside that folder are not read then, so the editable install of the project
+is not seen there: only the wheel provides clearhead.
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from clearhead.version import __version__
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command outside the project's folder; give back what it prints."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PIP_"))}
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder, ROOT]
+    run(*build, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    assert wheel.name == f"clearhead-{__version__}-py3-none-any.whl"
+    names = set(zipfile.ZipFile(wheel).namelist())
+    info = f"clearhead-{__version__}.dist-info"
+    assert {name.split("/")[0] for name in names} == {"clearhead", info}
+    source = ROOT / "src"
+    files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
+    files = {name for name in files if "__pycache__" not in name}
+    assert {name for name in names if name.startswith("clearhead/")} == files
+    assert "clearhead/py.typed" in names
+    assert f"{info}/licenses/LICENSE" in names
+
+
+def test_the_citation_names_this_version() -> None:
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {__version__}" in lines
+
+
+def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "empty", with_pip=False, symlinks=True)
+    python = tmp_path / "empty" / "bin" / "python"
+    packages = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path
+    )
+    assert Path(packages).is_relative_to(tmp_path)
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    Path(packages, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+    where = run(python, "-c", "import clearhead; print(clearhead.__file__)", cwd=tmp_path)
+    assert Path(where).is_relative_to(packages)
+    command = tmp_path / "empty" / "bin" / "clearhead"
+    assert run(command, "--version", cwd=tmp_path) == f"clearhead {__version__}"
+    code = "from clearhead import MultiHeadAttention as M; print(M(4, 4, 4, 0.0, 2).head_dim)"
+    assert run(python, "-c", code, cwd=tmp_path) == "2"
