@@ -125,6 +125,8 @@ class AttentionMap:
             lse = None if lse is None else lse.detach()
         if bias is not None:
             bias = bias.expand(*(1,) * (4 - bias.ndim), *bias.shape)
+        if mask is not None:
+            mask = mask.to(q.device)
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         self._scores = Scores(q, k, mask, bias, scale)
         self._lse = lse
@@ -417,9 +419,7 @@ class AttentionMap:
             first = torch.as_tensor(sink, device=self.device).expand(batch)
             found["sink"] = self._pairs(rows.expand(batch, -1), first[:, None].expand(-1, queries))
         if previous:
-            key = rows + keys - queries - 1
-            at = self._pairs(rows.expand(batch, -1), key.clamp_min(0).expand(batch, -1))
-            found["previous"] = at.masked_fill(key < 0, math.nan)
+            found["previous"] = self._previous()
         if relation is not None:
             if relation.ndim != 2 or relation.shape[1] != 2:
                 raise ShapeError(f"pairs: expected (pairs, 2), got {describe(relation)}.")
@@ -440,8 +440,46 @@ class AttentionMap:
             )
         return ids.to(self.device)
 
+    def _previous(self) -> Tensor:
+        """Weights one left of the diagonal: a dot product a row, some rows at a time."""
+        s = self._scores
+        batch, heads, queries, keys = self.shape
+        shared = heads // s.k.shape[1]
+        lse = self.lse
+        found = torch.full((batch, heads, queries), math.nan, dtype=self.dtype, device=self.device)
+        back = keys - queries - 1  # the key before query i is i + back
+        height = max(1, 2**24 // (batch * heads * s.q.shape[3]))
+        for start in range(max(0, -back), queries, height):
+            rows = slice(start, min(start + height, queries))
+            k = s.k[:, :, rows.start + back : rows.stop + back].to(s.dtype)
+            q = torch.unflatten(s.q[:, :, rows].to(s.dtype), 1, (-1, shared))
+            logs = (q * k[:, :, None]).sum(-1).flatten(1, 2) * s.scale - lse[:, :, rows]
+            i = torch.arange(rows.start, rows.stop, device=self.device)
+            where = (*self._numbers_of_heads(), i, i + back)
+            found[:, :, rows] = self._finish(logs, lse[:, :, rows], where)
+        return found
+
+    def _numbers_of_heads(self) -> tuple[Tensor, Tensor]:
+        batch, heads, _, _ = self.shape
+        b = torch.arange(batch, device=self.device)[:, None, None]
+        return b, torch.arange(heads, device=self.device)[None, :, None]
+
+    def _finish(self, logs: Tensor, lse: Tensor, where: tuple[Tensor, ...]) -> Tensor:
+        """Weights from q · k scale - lse at some places: bias and mask are still to come."""
+        s = self._scores
+        if s.bias is not None:
+            logs = logs + _gather(s.bias, *where)
+        if s.mask is not None:
+            visible = s.mask.to_flex(self.shape[2], self.shape[3])(*where)
+            logs = logs.masked_fill(~visible, -torch.inf)
+        return logs.masked_fill(lse.isneginf(), -torch.inf).exp().to(self.dtype)
+
     def _pairs(self, rows: Tensor, cols: Tensor) -> Tensor:
         """Weights at (rows[b, p], cols[b, p]) of every head: one dot product a pair."""
+        some = max(1, 2**24 // (self.shape[0] * self.shape[1] * self._scores.q.shape[3]))
+        if rows.shape[1] > some:
+            parts = zip(torch.split(rows, some, 1), torch.split(cols, some, 1), strict=True)
+            return torch.cat([self._pairs(*part) for part in parts], 2)
         s = self._scores
         shared = s.q.shape[1] // s.k.shape[1]
         b = torch.arange(rows.shape[0], device=self.device)[:, None]
@@ -449,17 +487,10 @@ class AttentionMap:
         k = s.k[b, :, cols].double()
         if shared > 1:
             k = k.repeat_interleave(shared, 2)
-        logs = (q * k).sum(-1).transpose(1, 2) * s.scale
-        h = torch.arange(q.shape[2], device=self.device)[None, :, None]
-        where = b[:, None], h, rows[:, None], cols[:, None]
-        if s.bias is not None:
-            logs = logs + _gather(s.bias, *where)
-        lse = self.lse.double().gather(2, rows[:, None].expand_as(logs))
-        logs = logs - lse.masked_fill(lse.isneginf(), 0.0)
-        if s.mask is not None:
-            visible = s.mask.to_flex(self.shape[2], self.shape[3])(*where)
-            logs = logs.masked_fill(~visible, -torch.inf)
-        return logs.exp().to(self.dtype)
+        lse = self.lse.double().gather(2, rows[:, None].expand(-1, q.shape[2], -1))
+        logs = (q * k).sum(-1).transpose(1, 2) * s.scale - lse
+        where = (*self._numbers_of_heads(), rows[:, None], cols[:, None])
+        return self._finish(logs, lse, where)
 
     def _where(self, index: object) -> tuple[list[Tensor], list[int]]:
         """The four axes' indices, and which axes an integer removes."""

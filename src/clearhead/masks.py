@@ -163,6 +163,12 @@ class Mask:
         """The mask as text, its tensors appended to `tensors`; see `Mask.decode`."""
         raise NotImplementedError
 
+    def to(self, device: torch.device | str) -> "Mask":
+        """The same mask with its tensors on another device."""
+        tensors: list[Tensor] = []
+        text = self.encode(tensors)
+        return Mask.decode(text, [tensor.to(device) for tensor in tensors])
+
     @staticmethod
     def decode(text: str, tensors: Sequence[Tensor]) -> "Mask":
         """The mask that `encode` wrote."""
