@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from clearhead.shapes import ShapeError
     from clearhead.text import GPT2Tokenizer, SlidingWindowDataset, WordTokenizer
     from clearhead.tracing import Trace, trace
+    from clearhead.watching import Seen, watch
 
 _HOME = {
     "GPT2_CONFIGS": "configs",
@@ -46,6 +47,8 @@ _HOME = {
     "create_gpt2_xl_attention": "attention",
     "trace": "tracing",
     "Trace": "tracing",
+    "watch": "watching",
+    "Seen": "watching",
 }
 
 __all__ = [  # noqa: RUF022  # the order of the flow
@@ -68,6 +71,8 @@ __all__ = [  # noqa: RUF022  # the order of the flow
     "create_gpt2_xl_attention",
     "trace",
     "Trace",
+    "watch",
+    "Seen",
 ]
 
 

@@ -1,0 +1,139 @@
+"""Models of others: a local Hugging Face checkpoint, a text, and what its heads look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from clearhead.watching import NothingSeen, watch
+from clearhead.watching.heads import HeadTable
+
+_WEIGHTS = "*.safetensors"
+# Without any of these transformers makes an empty tokenizer, and does not say so.
+_TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model and its tokenizer, loaded from a folder.
+
+    Attributes:
+        model: The model, without its output head, in eval mode.
+        tokenizer: What cuts text into its tokens.
+        name: The name of the folder.
+    """
+
+    model: nn.Module
+    tokenizer: Any
+    name: str
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that the model takes, if it has a limit."""
+        config = getattr(self.model, "config", None)
+        limits = [getattr(config, "max_position_embeddings", None)]
+        limits.append(getattr(self.tokenizer, "model_max_length", None))
+        # A tokenizer without a limit says so with a number like 10^30.
+        known = [limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**9]
+        return min(known, default=None)
+
+    def encode(self, text: str) -> Int[Tensor, "1 tokens"]:
+        """The token ids of a text, all of them."""
+        ids: Tensor = self.tokenizer(text, return_tensors="pt", verbose=False)["input_ids"]
+        if not ids.numel():
+            raise ValueError("TEXT has no tokens: there is nothing to look at.")
+        return ids
+
+
+def load(folder: str | Path) -> Checkpoint:
+    """Load a checkpoint from a folder: nothing from the network, no code of the folder's own.
+
+    Args:
+        folder: Where `save_pretrained` wrote model and tokenizer, weights as safetensors.
+    """
+    folder = Path(folder)
+    _check(folder)
+    try:
+        import transformers
+    except ImportError:
+        raise ValueError(
+            "Loading a checkpoint needs transformers, which is not installed.\n"
+            "  Install it: pip install transformers"
+        ) from None
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # theirs
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
+    local = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        model, found = transformers.AutoModel.from_pretrained(
+            folder,
+            use_safetensors=True,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            **local,
+        )
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{folder}: the model cannot be loaded.\n  {error}") from None
+    missing = [name for name in sorted(found["missing_keys"]) if not name.startswith("pooler.")]
+    if missing:
+        raise ValueError(
+            f"{folder}: {len(missing)} weights of {type(model).__name__} are not in the files, "
+            f"among them {missing[0]}.\n  With random numbers in their place its maps mean nothing."
+        )
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{folder}: the tokenizer cannot be loaded.\n  {error}") from None
+    return Checkpoint(model.eval(), tokenizer, folder.resolve().name)
+
+
+def _check(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder}: there is no such folder.\n"
+            "  --model is a local checkpoint: what save_pretrained() wrote, or what "
+            f"`hf download {folder} --local-dir my-model` brings."
+        )
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder}: no config.json in it, so it is not a checkpoint's folder.")
+    if not any(folder.glob(_WEIGHTS)):
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
+        hint = "Copy the file model.safetensors into it."
+        if pickled:
+            hint = (
+                "Its .bin or .pt files are pickles, which can run code of a stranger. "
+                "Load them where you trust them, then model.save_pretrained(folder)."
+            )
+        raise ValueError(f"{folder}: no weights in it ({_WEIGHTS}).\n  {hint}")
+    if not any(file for pattern in _TOKENIZER for file in folder.glob(pattern)):
+        raise ValueError(
+            f"{folder}: no tokenizer in it.\n"
+            f"  Save it there: tokenizer.save_pretrained({str(folder)!r})."
+        )
+
+
+def heads(
+    checkpoint: Checkpoint,
+    ids: Int[Tensor, "1 tokens"],
+    *,
+    on_progress: Callable[[float], None] | None = None,
+) -> HeadTable:
+    """What every head of the model looks at in these tokens.
+
+    A model with encoder and decoder is shown its text in the encoder; that is what is measured.
+    """
+    model = checkpoint.model
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        model = model.get_encoder()  # type: ignore[operator]  # transformers' own method
+    try:
+        with torch.no_grad(), watch(model) as seen:
+            model(input_ids=ids)
+    except NothingSeen as error:
+        raise ValueError(f"{checkpoint.name}: {error}") from None
+    return seen.heads(ids, on_progress=on_progress)

@@ -1,0 +1,124 @@
+"""What a recorder keeps of a call: copies, with four axes, each mask once."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# How many masks are remembered, to keep one copy for all layers.
+_SHARED_MASKS = 8
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a call of `scaled_dot_product_attention` says of its weights."""
+
+    q: Tensor
+    k: Tensor
+    attn_mask: Tensor | None
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+
+    def four_axes(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries, keys and mask with the axes batch, heads, tokens, and the last one."""
+        q, k, mask = self.q, self.k, self.attn_mask
+        if q.is_nested or k.is_nested:
+            raise TypeError(
+                "watch: nested tensors have no common length, so they have no map.\n"
+                "  Give the model a filled-up batch with a mask instead."
+            )
+        if q.ndim == k.ndim == 4 and q.shape[0] == k.shape[0] and not q.shape[1] % k.shape[1]:
+            return q, k, None if mask is None else mask[(None,) * (4 - mask.ndim)]
+        axes = max(q.ndim, k.ndim)
+        if mask is not None:
+            mask = mask[(None,) * (axes - mask.ndim)]
+        if axes == 3 and not self.enable_gqa:  # (batch, tokens, head_dim): one head
+            q, k = q.unsqueeze(-3), k.unsqueeze(-3)
+            mask = None if mask is None else mask.unsqueeze(-3)
+        q, k = (x[(None,) * (4 - x.ndim)] for x in (q, k))
+        if mask is not None:
+            mask = mask[(None,) * (4 - mask.ndim)]
+        lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3])  # type: ignore[no-untyped-call]  # torch's own
+        heads = max(q.shape[-3], k.shape[-3])
+        if q.shape[-3] % k.shape[-3]:
+            k = k.expand(*k.shape[:-3], heads, -1, -1)
+        if q.shape[-3] < heads:
+            q = q.expand(*q.shape[:-3], heads, -1, -1)
+        q, k = (x.expand(*lead, -1, -1, -1) for x in (q, k))
+        if q.ndim > 4:  # windows of a picture, for example: more axes of batch
+            q, k = q.flatten(0, -4), k.flatten(0, -4)
+            if mask is not None:
+                alone = all(size == 1 for size in mask.shape[:-3])
+                mask = (mask if alone else mask.expand(*lead, -1, -1, -1)).flatten(0, -4)
+        return q, k, mask
+
+
+def arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Arguments:
+    """The signature of `scaled_dot_product_attention`."""
+    return Arguments(query, key, attn_mask, is_causal, scale, enable_gqa)
+
+
+class Keeper:
+    """Copies what a model computes: its own tensors may be overwritten, as a cache's are.
+
+    A mask is often the same tensor in all layers, so the last few are remembered.
+    """
+
+    def __init__(self, detach: bool, offload: str | None) -> None:
+        self._detach, self._offload = detach, offload
+        self._masks: dict[object, tuple[tuple[Tensor, ...], Tensor]] = {}
+
+    def copy(self, x: Tensor) -> Tensor:
+        """The same numbers in memory of our own."""
+        x = x.detach() if self._detach else x
+        with torch.inference_mode(False) if x.is_inference() else nullcontext():
+            if self._offload is not None:
+                return x.to(self._offload, copy=True).contiguous()
+            return x.clone(memory_format=torch.contiguous_format)
+
+    def mask(self, x: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
+        """A copy of a mask, or the copy that was made when it came from the same tensors before."""
+        x = as_computed(x) if x.is_floating_point() else x
+        if x.ndim == 4:  # an axis that repeats itself is kept once; maps broadcast it
+            x = x[tuple(slice(None) if step else slice(0, 1) for step in x.stride())]
+        key = (x.shape, *(_identity(source) for source in sources))
+        known = self._masks.pop(key, None)
+        # Tensors of inference mode do not say whether they were changed in place.
+        checked = any(source.is_inference() for source in sources)
+        if known is None or (checked and not torch.equal(known[1], x.to(known[1].device))):
+            known = (sources, self.copy(x))  # the sources too: their addresses stay taken
+        self._masks[key] = known
+        while len(self._masks) > _SHARED_MASKS:
+            self._masks.pop(next(iter(self._masks)))
+        return known[1]
+
+    def forget(self) -> None:
+        """Let go of the model's own tensors."""
+        self._masks.clear()
+
+
+def _identity(x: Tensor) -> object:
+    version = -1 if x.is_inference() else x._version
+    return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device, version
+
+
+def as_computed(x: Tensor) -> Tensor:
+    """In the dtype that autocast gives to attention, which happens out of our sight."""
+    kind = x.device.type
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(kind):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x

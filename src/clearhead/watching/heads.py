@@ -1,0 +1,228 @@
+"""HeadTable: what every head of a model looks at, as numbers and in words."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from rich.console import Group, RenderableType
+from rich.text import Text
+from torch import Tensor
+
+from clearhead import drawing
+from clearhead.maps import AttentionMap
+from clearhead.shapes import ShapeError, describe
+
+# A pattern is named when it takes at least this share of a head's weight.
+_NAMED = 0.4
+_PATTERNS = {
+    "previous": "previous token",
+    "sink": "first token",
+    "same_token": "same token",
+    "induction": "after a copy",
+}
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head, its numbers averaged over all queries that have such a key.
+
+    Attributes:
+        layer: The name of the module.
+        head: Its number in the layer.
+        entropy: How widely it looks, in nats; exp(entropy) is a number of tokens.
+        distance: How many tokens away it looks.
+        previous: Its weight on the token before.
+        sink: Its weight on the first token.
+        same_token: Its weight on earlier copies of the query's token; None without ids.
+        induction: Its weight on what followed these copies; None without ids.
+        looks_at: The same in words.
+    """
+
+    layer: str
+    head: int
+    entropy: float | None
+    distance: float | None
+    previous: float | None
+    sink: float | None
+    same_token: float | None
+    induction: float | None
+    looks_at: str
+
+
+@dataclass(frozen=True)
+class HeadTable:
+    """What each head of each layer looks at; `print` it, or take its `rows`."""
+
+    rows: tuple[Head, ...]
+    model: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, for programs."""
+        return {"schema": 1, "model": self.model, "heads": [asdict(row) for row in self.rows]}
+
+    def to_csv(self) -> str:
+        """The rows as comma-separated values, under a head line; an unknown number is empty."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([field.name for field in fields(Head)])
+        writer.writerows(asdict(row).values() for row in self.rows)
+        return file.getvalue()
+
+    def __rich__(self) -> RenderableType:
+        names = ["entropy", "distance", "previous", "sink"]
+        if any(row.same_token is not None or row.induction is not None for row in self.rows):
+            names += ["same_token", "induction"]
+        titles = {"distance": "away", "sink": "first", "same_token": "same"}
+        head = ["head", "looks at", *(titles.get(name, name) for name in names)]
+        cells = []
+        for row in self.rows:
+            numbers = [getattr(row, name) for name in names]
+            shown = [drawing.HIDDEN if n is None else drawing.number(n, 2) for n in numbers]
+            cells.append([f"{row.head:>4}", row.looks_at, *shown])
+        title, *lines = drawing.table(head, cells, left=2).renderables
+        parts, layer = [title], None
+        for row, line in zip(self.rows, lines, strict=True):
+            if row.layer != layer:  # names are long: on a line of their own
+                layer = row.layer
+                parts.append(Text(drawing.visible(layer), style="bold"))
+            parts.append(line)
+        words = "Means over all queries. entropy in nats, away in tokens; the rest is weight: "
+        words += "on the token before, on the first token"
+        words += ", on earlier copies, on what followed these." if len(names) > 4 else "."
+        return Group(*parts, Text(words))
+
+    def __str__(self) -> str:
+        return drawing.plain(self.__rich__(), width=120)
+
+    def _repr_html_(self) -> str:
+        return drawing.html(self.__rich__(), width=120)
+
+
+def measure(
+    layers: Mapping[str, Sequence[AttentionMap]],
+    ids: Int[Tensor, "batch tokens"] | None = None,
+    *,
+    model: str = "",
+    on_progress: Callable[[float], None] | None = None,
+) -> HeadTable:
+    """The table of these layers, each with the maps of its calls.
+
+    Args:
+        layers: The maps of each layer, in order.
+        ids: The token ids, for `same_token` and `induction`.
+        model: What the model is called.
+        on_progress: Called with the share that is done, now and then.
+    """
+    if ids is not None:
+        _check_ids(layers, ids)
+    rows: list[Head] = []
+    for place, (name, maps) in enumerate(layers.items()):
+
+        def report(share: float, done: int = place) -> None:
+            if on_progress is not None:
+                on_progress((done + share) / len(layers))
+
+        scores = _scores(maps, ids, report)
+        for head in range(maps[0].shape[1]):
+            one = {key: None if math.isnan(s[head]) else s[head] for key, s in scores.items()}
+            rows.append(Head(name, head, **one, looks_at=_in_words(one)))
+    return HeadTable(tuple(rows), model)
+
+
+def _check_ids(layers: Mapping[str, Sequence[AttentionMap]], ids: Tensor) -> None:
+    if not any(_fits(m, ids) for maps in layers.values() for m in maps):
+        batch, _, _, keys = next(iter(layers.values()))[-1].shape
+        raise ShapeError(
+            f"ids: expected one id a key, (batch={batch}, keys={keys}), got {describe(ids)}.\n"
+            "  Give the ids that the model was given; after generation, all of them."
+        )
+    for name, maps in layers.items():
+        if sum(_fits(m, ids) for m in maps) > 1 and not _continues(maps):
+            raise ValueError(
+                f"ids: {name} was called {len(maps)} times with different texts, "
+                "and ids belong to one of them.\n"
+                "  Watch one forward pass at a time, or leave ids out."
+            )
+
+
+def _fits(m: AttentionMap, ids: Tensor) -> bool:
+    batch, _, queries, keys = m.shape
+    return ids.ndim == 2 and ids.shape[0] == batch and queries <= keys <= ids.shape[1]
+
+
+def _continues(maps: Sequence[AttentionMap]) -> bool:
+    """Whether each call added its queries to the keys of the one before, as a cache does."""
+    return all(b.shape[3] == a.shape[3] + b.shape[2] for a, b in pairwise(maps))
+
+
+def _scores(
+    maps: Sequence[AttentionMap], ids: Tensor | None, on_progress: Callable[[float], None]
+) -> dict[str, list[float]]:
+    """Each score's mean over batch and queries, a number a head; NaN where there is none."""
+    names = ("entropy", "distance", "previous", "sink", "same_token", "induction")
+    heads = maps[0].shape[1]
+    sums = {name: torch.zeros(heads, dtype=torch.float64) for name in names}
+    counts = {name: torch.zeros(heads, dtype=torch.float64) for name in names}
+    going_on = _continues(maps)
+    first = None
+    for place, m in enumerate(maps):
+
+        def report(share: float, done: int = place) -> None:
+            on_progress((done + share) / len(maps))
+
+        known = None
+        if ids is not None and _fits(m, ids):
+            known = ids[:, : m.shape[3]]
+        found = m.summary(
+            entropy=True,
+            received=True,
+            distance=True,
+            previous=True,
+            same_token=known,
+            induction=known,
+            on_progress=report,
+        )
+        if first is None or not going_on:
+            first = _first_token(found.received)
+        assert found.distance is not None
+        values = {
+            "entropy": found.entropy,
+            "distance": found.distance.mean,
+            "previous": found.previous,
+            "sink": m.sink(first),
+            "same_token": found.same_token,
+            "induction": found.induction,
+        }
+        blind = m.lse.isneginf()
+        for name, value in values.items():
+            if value is not None:
+                value = value.detach().double().masked_fill(blind, math.nan)
+                sums[name] += value.nansum(dim=(0, 2)).cpu()
+                counts[name] += (~value.isnan()).sum(dim=(0, 2)).cpu()
+    return {name: (sums[name] / counts[name]).tolist() for name in names}
+
+
+def _first_token(received: Tensor | None) -> Int[Tensor, " batch"]:
+    """The first key that anybody looks at: with filling on the left it is not key 0."""
+    assert received is not None
+    return (received > 0).any(1).int().argmax(-1)
+
+
+def _in_words(scores: Mapping[str, float | None]) -> str:
+    """The strongest pattern, or how many tokens it looks at, and how far away."""
+    best = max(_PATTERNS, key=lambda name: scores[name] or 0.0)
+    share = scores[best] or 0.0
+    if share >= _NAMED:
+        return f"{_PATTERNS[best]} {share:.2f}"
+    if scores["entropy"] is None or scores["distance"] is None:
+        return "nothing"
+    wide = math.exp(scores["entropy"])
+    return f"{wide:.0f} token{'s' if round(wide) > 1 else ''}, {scores['distance']:.0f} away"

@@ -1,0 +1,262 @@
+"""Seen: the attention maps that `watch` recorded, by the names of the model's modules."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+import torch
+from jaxtyping import Int
+from safetensors.torch import save_file
+from torch import Tensor
+
+from clearhead.maps import AttentionMap
+from clearhead.masks import Mask
+from clearhead.version import __version__
+from clearhead.watching.heads import HeadTable, measure
+
+
+class Call(NamedTuple):
+    """One attention call.
+
+    Attributes:
+        name: The module that made it.
+        step: How many calls that module had made before.
+        map: The weights.
+    """
+
+    name: str
+    step: int
+    map: AttentionMap
+
+
+class Seen(Mapping[str, AttentionMap]):
+    """The maps of a watched model: `seen["h.3.attn"]` is the last one of that layer.
+
+    `seen["h.3.attn", 0]` is the first, `seen.calls` has all in order. Iteration, `len` and `in` are
+    about layers.
+    """
+
+    def __init__(self, model: str = "") -> None:
+        self.model = model
+        self.calls: list[Call] = []
+        self._by_name: dict[str, list[AttentionMap]] = {}
+
+    def add(self, name: str, weights: AttentionMap) -> None:
+        """Append a call of the layer `name`."""
+        maps = self._by_name.setdefault(name, [])
+        self.calls.append(Call(name, len(maps), weights))
+        maps.append(weights)
+
+    @property
+    def layers(self) -> list[str]:
+        """The names of the attention layers, in the order of their first call."""
+        return list(self._by_name)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that all maps hold together; what they share is counted once."""
+        held = {t.data_ptr(): t.nbytes for call in self.calls for t in _parts(call.map)[0]}
+        return sum(held.values())
+
+    def __getitem__(self, key: str | tuple[str, int]) -> AttentionMap:
+        name, step = key if isinstance(key, tuple) and len(key) == 2 else (key, -1)
+        if not isinstance(name, str) or name not in self._by_name:
+            raise _NotSeen(self._unknown(name))
+        maps = self._by_name[name]
+        if not -len(maps) <= step < len(maps):
+            raise _NotSeen(
+                f"{name} was called {len(maps)} time{'s' if len(maps) > 1 else ''}, "
+                f"so {step} is not one of its calls: they count from 0."
+            )
+        return maps[step]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __repr__(self) -> str:
+        return (
+            f"Seen({self.model}: {len(self)} layers, {len(self.calls)} calls, "
+            f"{self.nbytes / 2**20:.1f} MiB held)"
+        )
+
+    def heads(
+        self,
+        ids: Int[Tensor, "batch tokens"] | None = None,
+        *,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> HeadTable:
+        """What every head looks at, averaged over the queries of all calls.
+
+        Args:
+            ids: The token ids that the model was given (after generation: all of them). With them
+                the table also says how much a head looks at earlier copies of a token, and at what
+                followed these. Layers whose keys are not these tokens have no such numbers.
+            on_progress: Called with the share that is done, now and then.
+        """
+        if not self.calls:
+            raise ValueError("No attention was seen yet: run the model inside the block.")
+        return measure(self._by_name, ids, model=self.model, on_progress=on_progress)
+
+    # Files.
+
+    def save(self, path: str | os.PathLike[str], *, text: str | None = None) -> None:
+        """Write all maps to one file.
+
+        Args:
+            path: The file; it ends in `.safetensors`.
+            text: What the model read; its hash is stored, so that it can be recognised.
+        """
+        path = Path(path)
+        _check_suffix(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{path}: there is no folder {path.parent}. Make it first.")
+        tensors: list[Tensor] = []
+        places: dict[tuple[int, torch.Size], int] = {}
+
+        def store(t: Tensor) -> int:
+            key = (t.data_ptr(), t.shape)
+            if key not in places or not t.numel():
+                places[key] = len(tensors)
+                tensors.append(t.detach().contiguous())
+            return places[key]
+
+        calls = []
+        for call in self.calls:
+            parts, found = _parts(call.map)
+            stored = [store(t) for t in parts]
+            where = dict(zip(found["names"], stored, strict=False))
+            calls.append(
+                {
+                    "name": call.name,
+                    "scale": found["scale"],
+                    "mask": found["mask"],
+                    "mask_tensors": stored[len(where) :],
+                    **where,
+                }
+            )
+        about = {
+            "schema": 1,
+            "model": self.model,
+            "versions": {"clearhead": __version__, "torch": torch.__version__},
+            "text_sha256": None if text is None else hashlib.sha256(text.encode()).hexdigest(),
+            "calls": calls,
+        }
+        named = {str(i): t for i, t in enumerate(tensors)}
+        _write_beside(path, named, {"clearhead.seen": json.dumps(about)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Seen:
+        """The maps that `save` wrote, on the CPU."""
+        path = Path(path)
+        _check_suffix(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: there is no such file.")
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                about = (file.metadata() or {}).get("clearhead.seen")
+                tensors = {} if about is None else {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118  # it cannot be iterated
+        except (safetensors.SafetensorError, ValueError) as error:
+            raise ValueError(
+                f"{path}: not a whole safetensors file ({error}).\n"
+                "  Was it copied or downloaded only in part? Save it again."
+            ) from None
+        if about is None:
+            raise ValueError(
+                f"{path}: a safetensors file, but not one that seen.save() wrote.\n"
+                "  The weights of a model? Load the model, and watch it."
+            )
+        try:
+            return cls._from(json.loads(about), tensors)
+        except _LaterVersion as error:
+            raise ValueError(f"{path}: {error}") from None
+        except (LookupError, TypeError, ValueError, SyntaxError, RecursionError) as error:
+            raise ValueError(
+                f"{path}: what it says of its maps makes no sense ({error}).\n"
+                "  It was changed after seen.save() wrote it. Save it again."
+            ) from None
+
+    @classmethod
+    def _from(cls, about: dict[str, Any], tensors: Mapping[str, Tensor]) -> Seen:
+        if about["schema"] != 1:
+            raise _LaterVersion(
+                f"written in schema {about['schema']}; this Clearhead ({__version__}) reads "
+                "schema 1.\n  Install a newer one."
+            )
+        seen = cls(about["model"])
+        for call in about["calls"]:
+            q, k, bias, lse = (
+                tensors[str(call[part])] if part in call else None
+                for part in ("q", "k", "bias", "lse")
+            )
+            mask = None
+            if call["mask"] is not None:
+                mask = Mask.decode(call["mask"], [tensors[str(i)] for i in call["mask_tensors"]])
+            if q is None or k is None:
+                raise KeyError("q and k")
+            weights = AttentionMap(q, k, mask, scale=float(call["scale"]), bias=bias, lse=lse)
+            if mask is not None:  # a mask of another size is found out now, not later
+                mask.tile(slice(0, 0), slice(0, 0), *weights.shape[2:])
+            seen.add(str(call["name"]), weights)
+        return seen
+
+    def _unknown(self, name: object) -> str:
+        message = f"no attention layer is called {name!r}."
+        if isinstance(name, int) and 0 <= name < len(self):
+            return f"{message}\n  By its place among the layers: seen[seen.layers[{name}]]."
+        if not self._by_name:
+            return f"{message}\n  Nothing was seen yet: run the model inside the block."
+        close = difflib.get_close_matches(str(name), self.layers, n=1, cutoff=0.5)
+        close = [each for each in self.layers if each.endswith(f".{name}")] or close
+        lines = [message, f"Did you mean {close[0]!r}?"] if close else [message]
+        shown = ", ".join(self.layers[:24])
+        rest = f" and {len(self) - 24} more" if len(self) > 24 else ""
+        return "\n  ".join([*lines, f"There are: {shown}{rest}."])
+
+
+class _NotSeen(KeyError):
+    """A KeyError that prints its message as it is."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class _LaterVersion(ValueError):
+    pass
+
+
+def _parts(m: AttentionMap) -> tuple[list[Tensor], dict[str, Any]]:
+    """The tensors of a map (the mask's own last), and what they and its numbers are called."""
+    scores = m._scores
+    named = {"q": scores.q, "k": scores.k, "bias": scores.bias, "lse": m._lse}
+    named = {name: t for name, t in named.items() if t is not None}
+    masks: list[Tensor] = []
+    mask = None if scores.mask is None else scores.mask.encode(masks)
+    tensors = [t for t in named.values() if t is not None]
+    return [*tensors, *masks], {"names": list(named), "mask": mask, "scale": scores.scale}
+
+
+def _check_suffix(path: Path) -> None:
+    if path.suffix != ".safetensors":
+        raise ValueError(
+            f"{path}: the end of the name decides the format, and {path.suffix or 'no end'!r} is "
+            f"none that is known here.\n  Try {path.with_suffix('.safetensors').name}."
+        )
+
+
+def _write_beside(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write beside, then rename: a reader sees the old file or the whole new one."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        whole = Path(folder) / path.name
+        save_file(tensors, whole, metadata)
+        os.replace(whole, path)
