@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Rope, ShapeError
 from clearhead.kernels import KERNELS, statistics
@@ -367,6 +368,23 @@ def test_one_token_one_key_and_rows_that_see_nothing():
     assert (s.top.keys == -1).all()
     assert not nothing.dense().any()
     assert (nothing.lse == -math.inf).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bias_that_swallows_the_scores_gives_equal_weights(dtype):
+    """A row hidden by the most negative number came out as weights of 1 each, or of 0."""
+    q, k = torch.randn(2, 3, 4, 8).to(dtype), torch.randn(2, 3, 5, 8).to(dtype)
+    bias = torch.zeros(2, 1, 4, 5, dtype=dtype)
+    bias[0, :, :, 3:] = torch.finfo(dtype).min
+    bias[1, :, 2] = torch.finfo(dtype).min
+    identity = torch.eye(5, dtype=dtype).expand(2, 3, 5, 5)
+    expected = scaled_dot_product_attention(q, k, identity, attn_mask=bias)
+    m = AttentionMap(q, k, bias=bias)
+    tolerance = {"atol": 1e-6 if dtype == torch.float32 else 4e-3, "rtol": 0}
+    torch.testing.assert_close(m[1, :, 2], torch.full((3, 5), 0.2))
+    torch.testing.assert_close(m.dense().to(dtype), expected, **tolerance)
+    torch.testing.assert_close(m.entropy(), entropy(m.dense()), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(m.received(), m.dense().sum(2), atol=1e-5, rtol=1e-5)
 
 
 def test_tiles_at_262144_tokens_normalise_only_the_rows_asked():

@@ -27,6 +27,8 @@ Index = int | slice | Tensor | list[int]
 # Scores and log-sum-exp beyond this size are computed in float64: exp(score - lse) in float32 is
 # off by a share of |lse| · 6e-8, so up to here by 4e-6.
 _LARGE = 64.0
+# A bias below this leaves nothing of a score, in the model's own arithmetic too.
+_SWALLOWS = -1e20
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ class AttentionMap:
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         self._scores = Scores(q, k, mask, bias, scale)
         self._lse = lse
+        self._settled = bias is None
 
     # What it is.
 
@@ -169,6 +172,7 @@ class AttentionMap:
 
         It is float64 where float32 would leave no decimals.
         """
+        self._settle()
         if self._lse is None:
             self._lse = statistics.log_sum_exp(self._scores)
         if self._lse.dtype != torch.float64 and _is_large(self._lse):
@@ -440,12 +444,35 @@ class AttentionMap:
             )
         return ids.to(self.device)
 
+    def _settle(self) -> None:
+        """Say what a bias so low that it swallows the scores means.
+
+        Some models hide a key with the most negative number there is. Where they hide a whole row
+        so, nothing is left of its scores, and softmax gives all its keys the same weight. Looked
+        at when it is first needed, since it reads values.
+        """
+        if self._settled or self.device.type == "meta":
+            return
+        self._settled = True
+        s, bias = self._scores, self._scores.bias
+        assert bias is not None
+        highest = bias.amax(-1, keepdim=True)
+        swallowed = highest.isfinite() & (highest < _SWALLOWS)
+        if swallowed.any():
+            alike = torch.zeros_like(bias).masked_fill(bias < highest, -torch.inf)
+            self._scores = replace(
+                s,
+                q=s.q.masked_fill(swallowed, 0.0),
+                bias=torch.where(swallowed, alike, bias),
+            )
+            self._lse = None
+
     def _previous(self) -> Tensor:
         """Weights one left of the diagonal: a dot product a row, some rows at a time."""
+        lse = self.lse
         s = self._scores
         batch, heads, queries, keys = self.shape
         shared = heads // s.k.shape[1]
-        lse = self.lse
         found = torch.full((batch, heads, queries), math.nan, dtype=self.dtype, device=self.device)
         back = keys - queries - 1  # the key before query i is i + back
         height = max(1, 2**24 // (batch * heads * s.q.shape[3]))
@@ -512,6 +539,7 @@ class AttentionMap:
 
     def _scores_at(self, b: int, h: int, rows: Tensor, cols: Tensor) -> Tensor:
         """Scores of one head, in float64: what is looked at is little, so it can be exact."""
+        self._settle()
         s = self._scores
         k = s.k[b, h * s.k.shape[1] // s.q.shape[1]]
         scores = s.q[b, h, rows].double() @ k[cols].double().T * s.scale

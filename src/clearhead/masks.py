@@ -18,6 +18,8 @@ from clearhead.shapes import ShapeError, describe
 
 Side = Literal["left", "right"]
 Align = Literal["start", "end"]
+Place = torch.device | str | None
+Part = Bool[Tensor, "#batch #heads rows cols"] | None
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -124,14 +126,7 @@ class Mask:
 
     # Asking.
 
-    def tile(
-        self,
-        rows: slice,
-        cols: slice,
-        queries: int,
-        keys: int,
-        device: torch.device | str | None = None,
-    ) -> Bool[Tensor, "#batch #heads rows cols"] | None:
+    def tile(self, rows: slice, cols: slice, queries: int, keys: int, device: Place = None) -> Part:
         """The part of the queries × keys matrix at rows × cols; None when all of it is visible.
 
         Rows and columns are slices with a start and a stop: `range` would make a compiled graph
@@ -278,14 +273,7 @@ class _Band(Mask):
         high = keys if self.ahead is None else min(keys, rows.stop + offset + self.ahead)
         return slice(min(low, keys), max(high, min(low, keys)))
 
-    def tile(
-        self,
-        rows: slice,
-        cols: slice,
-        queries: int,
-        keys: int,
-        device: torch.device | str | None = None,
-    ) -> Tensor | None:
+    def tile(self, rows: slice, cols: slice, queries: int, keys: int, device: Place = None) -> Part:
         offset = self._offset(queries, keys)
         ahead_of_all = self.ahead is None or cols.stop - 1 <= rows.start + offset + self.ahead
         back_of_all = self.back is None or cols.start >= rows.stop - 1 + offset - self.back
@@ -328,14 +316,7 @@ class _Padding(Mask):
     real: Tensor
     side: Side
 
-    def tile(
-        self,
-        rows: slice,
-        cols: slice,
-        queries: int,
-        keys: int,
-        device: torch.device | str | None = None,
-    ) -> Tensor | None:
+    def tile(self, rows: slice, cols: slice, queries: int, keys: int, device: Place = None) -> Part:
         real = self.real.to(device) if device is not None else self.real
         key = torch.arange(cols.start, cols.stop, device=real.device)
         return self._visible(real, key, keys)[:, None, None, :]
@@ -375,14 +356,7 @@ class _Custom(Mask):
 
     visible: Tensor
 
-    def tile(
-        self,
-        rows: slice,
-        cols: slice,
-        queries: int,
-        keys: int,
-        device: torch.device | str | None = None,
-    ) -> Tensor | None:
+    def tile(self, rows: slice, cols: slice, queries: int, keys: int, device: Place = None) -> Part:
         visible = self.visible.to(device) if device is not None else self.visible
         if visible.shape[2] not in (1, queries) or visible.shape[3] not in (1, keys):
             raise ShapeError(
@@ -450,14 +424,7 @@ class _Both(_Pair):
         low = max(a.start, b.start)
         return slice(low, max(low, min(a.stop, b.stop)))
 
-    def tile(
-        self,
-        rows: slice,
-        cols: slice,
-        queries: int,
-        keys: int,
-        device: torch.device | str | None = None,
-    ) -> Tensor | None:
+    def tile(self, rows: slice, cols: slice, queries: int, keys: int, device: Place = None) -> Part:
         a = self.left.tile(rows, cols, queries, keys, device)
         b = self.right.tile(rows, cols, queries, keys, device)
         if a is None or b is None:
@@ -477,14 +444,7 @@ class _Either(_Pair):
         a, b = self.left.reach(rows, queries, keys), self.right.reach(rows, queries, keys)
         return slice(min(a.start, b.start), max(a.stop, b.stop))
 
-    def tile(
-        self,
-        rows: slice,
-        cols: slice,
-        queries: int,
-        keys: int,
-        device: torch.device | str | None = None,
-    ) -> Tensor | None:
+    def tile(self, rows: slice, cols: slice, queries: int, keys: int, device: Place = None) -> Part:
         a = self.left.tile(rows, cols, queries, keys, device)
         b = self.right.tile(rows, cols, queries, keys, device)
         return None if a is None or b is None else a | b

@@ -71,7 +71,8 @@ def _forward(
             lse[:, :, rows] = row_lse
         else:
             scores = _scores(q_block, k_block, tile, scale)
-            peak = scores.amax(-1, keepdim=True).masked_fill_(scores.isneginf().all(-1, True), 0.0)
+            peak = scores.amax(-1, keepdim=True)
+            peak.masked_fill_(peak.isneginf(), 0.0)  # -inf - (-inf) would be NaN
             weights = scores.sub_(peak).exp_()
             total = weights.sum(-1, keepdim=True)
             lse[:, :, rows] = (peak + total.log()).squeeze(-1)
