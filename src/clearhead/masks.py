@@ -321,6 +321,15 @@ class _Padding(Mask):
         key = torch.arange(cols.start, cols.stop, device=real.device)
         return self._visible(real, key, keys)[:, None, None, :]
 
+    def reach(self, rows: slice, queries: int, keys: int) -> slice:
+        if self.real.device.type != "cpu":  # reading values elsewhere means waiting for them
+            return slice(0, keys)
+        if self.real.dtype == torch.bool:
+            seen = self.real.any(0).nonzero()
+            return slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 0)
+        longest = min(keys, int(self.real.max()))
+        return slice(0, longest) if self.side == "right" else slice(keys - longest, keys)
+
     def is_same_for_all_queries(self, queries: int, keys: int) -> bool:
         return True
 

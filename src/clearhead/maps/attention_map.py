@@ -1,16 +1,12 @@
 """AttentionMap: the queries × keys weights as a lazy array that is never built.
 
-It keeps the queries, the keys, the mask and each row's log-sum-exp. That is enough for any weight:
-
-    weight_ij = exp(q_i · k_j scale + bias_ij - lse_i)
-
+It keeps the queries, the keys, the mask and each row's log-sum-exp. That is enough for any weight,
 exactly, at the cost of what is asked. Statistics over the whole map stream over it in tiles.
 """
 
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
 from typing import NoReturn
 
 import torch
@@ -19,62 +15,14 @@ from torch import Tensor
 
 from clearhead.kernels import statistics
 from clearhead.kernels.statistics import Scores
+from clearhead.maps.indexing import Index, numbers, squeeze, where
+from clearhead.maps.places import Places
+from clearhead.maps.results import Distance, Summary, Top
 from clearhead.masks import Mask
 from clearhead.shapes import ShapeError, describe
 
-Index = int | slice | Tensor | list[int]
 
-# Scores and log-sum-exp beyond this size are computed in float64: exp(score - lse) in float32 is
-# off by a share of |lse| · 6e-8, so up to here by 4e-6.
-_LARGE = 64.0
-# A bias below this leaves nothing of a score, in the model's own arithmetic too.
-_SWALLOWS = -1e20
-
-
-@dataclass(frozen=True)
-class Distance:
-    """How far a map looks, in tokens.
-
-    Attributes:
-        mean: The mean distance of each query, (batch, heads, queries).
-        quantiles: The distances within which the shares `levels` of all weight lie.
-        levels: The shares.
-    """
-
-    mean: Float[Tensor, "batch heads queries"]
-    quantiles: Float[Tensor, "batch heads levels"]
-    levels: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Top:
-    """The largest weights of each query, and the keys they belong to (-1: nothing more to see)."""
-
-    weights: Float[Tensor, "batch heads queries k"]
-    keys: Int[Tensor, "batch heads queries k"]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What `AttentionMap.summary` was asked for; the rest is None."""
-
-    entropy: Tensor | None = None
-    received: Tensor | None = None
-    top: Top | None = None
-    thumbnail: Tensor | None = None
-    distance: Distance | None = None
-    sink: Tensor | None = None
-    previous: Tensor | None = None
-    same_token: Tensor | None = None
-    induction: Tensor | None = None
-    relation: Tensor | None = None
-
-    def __repr__(self) -> str:
-        names = [field.name for field in fields(self) if getattr(self, field.name) is not None]
-        return f"Summary({', '.join(names)})"
-
-
-class AttentionMap:
+class AttentionMap(Places):
     """Attention weights (batch, heads, queries, keys) that are computed when they are looked at.
 
     Args:
@@ -130,26 +78,7 @@ class AttentionMap:
         if mask is not None:
             mask = mask.to(q.device)
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        self._scores = Scores(q, k, mask, bias, scale)
-        self._lse = lse
-        self._settled = bias is None
-
-    # What it is.
-
-    @property
-    def shape(self) -> torch.Size:
-        """(batch, heads, queries, keys)."""
-        return torch.Size(self._scores.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights: float32, or float64 for float64 queries."""
-        return torch.float64 if self._scores.q.dtype == torch.float64 else torch.float32
-
-    @property
-    def device(self) -> torch.device:
-        """Where it lives."""
-        return self._scores.q.device
+        super().__init__(Scores(q, k, mask, bias, scale), lse)
 
     @property
     def mask(self) -> Mask | None:
@@ -166,20 +95,6 @@ class AttentionMap:
         held += masks
         return sum(_stored_bytes(t) for t in held if t is not None)
 
-    @property
-    def lse(self) -> Float[Tensor, "batch heads queries"]:
-        """Each row's log-sum-exp, computed once; -inf for a query that sees nothing.
-
-        It is float64 where float32 would leave no decimals.
-        """
-        self._settle()
-        if self._lse is None:
-            self._lse = statistics.log_sum_exp(self._scores)
-        if self._lse.dtype != torch.float64 and _is_large(self._lse):
-            self._scores = replace(self._scores, wide=True)
-            self._lse = statistics.log_sum_exp(self._scores)
-        return self._lse
-
     def __repr__(self) -> str:
         batch, heads, queries, keys = self.shape
         return (
@@ -191,7 +106,7 @@ class AttentionMap:
 
     def __getitem__(self, index: object) -> Tensor:
         """Exact weights, indexed as a tensor is: `m[0, 3, 100:132, :64]`."""
-        (batch, heads, rows, cols), squeeze = self._where(index)
+        (batch, heads, rows, cols), removed = self._where(index)
         lse = self._lse_at(batch, heads, rows)
         lse = lse.masked_fill(lse.isneginf(), 0.0)[..., None]
         shape = (len(batch), len(heads), len(rows), len(cols))
@@ -201,19 +116,19 @@ class AttentionMap:
             for j, h in enumerate(heads.tolist())
         ]
         if not weights:
-            return _squeeze(torch.empty(shape, dtype=self.dtype, device=self.device), squeeze)
-        return _squeeze(torch.stack(weights).view(shape), squeeze)
+            return squeeze(torch.empty(shape, dtype=self.dtype, device=self.device), removed)
+        return squeeze(torch.stack(weights).view(shape), removed)
 
     def scores(self, *index: Index) -> Tensor:
         """The scores before softmax (scaled, bias added, -inf where hidden): `m.scores(0, 3)`."""
-        (batch, heads, rows, cols), squeeze = self._where(index)
+        (batch, heads, rows, cols), removed = self._where(index)
         scores = [
             self._scores_at(b, h, rows, cols).to(self.dtype)
             for b in batch.tolist()
             for h in heads.tolist()
         ]
         shape = (len(batch), len(heads), len(rows), len(cols))
-        return _squeeze(torch.stack(scores).view(shape), squeeze)
+        return squeeze(torch.stack(scores).view(shape), removed)
 
     def dense(self, *, budget: int | None = None) -> Float[Tensor, "batch heads queries keys"]:
         """All weights as one tensor, unless that would take too much memory.
@@ -243,8 +158,8 @@ class AttentionMap:
     def select(self, batch: Index | None = None, heads: Index | None = None) -> "AttentionMap":
         """The map of some sequences and heads only; still lazy."""
         size_b, size_h, _, _ = self.shape
-        b = torch.arange(size_b) if batch is None else _numbers(batch, size_b, "batch")[0]
-        h = torch.arange(size_h) if heads is None else _numbers(heads, size_h, "heads")[0]
+        b = torch.arange(size_b) if batch is None else numbers(batch, size_b, "batch")[0]
+        h = torch.arange(size_h) if heads is None else numbers(heads, size_h, "heads")[0]
         b, h = b.to(self.device), h.to(self.device)
         shared = size_h // self._scores.k.shape[1]
         bias, mask, lse = self._scores.bias, self._scores.mask, self._lse
@@ -444,180 +359,17 @@ class AttentionMap:
             )
         return ids.to(self.device)
 
-    def _settle(self) -> None:
-        """Say what a bias so low that it swallows the scores means.
-
-        Some models hide a key with the most negative number there is. Where they hide a whole row
-        so, nothing is left of its scores, and softmax gives all its keys the same weight. Looked
-        at when it is first needed, since it reads values.
-        """
-        if self._settled or self.device.type == "meta":
-            return
-        self._settled = True
-        s, bias = self._scores, self._scores.bias
-        assert bias is not None
-        highest = bias.amax(-1, keepdim=True)
-        swallowed = highest.isfinite() & (highest < _SWALLOWS)
-        if swallowed.any():
-            alike = torch.zeros_like(bias).masked_fill(bias < highest, -torch.inf)
-            self._scores = replace(
-                s,
-                q=s.q.masked_fill(swallowed, 0.0),
-                bias=torch.where(swallowed, alike, bias),
-            )
-            self._lse = None
-
-    def _previous(self) -> Tensor:
-        """Weights one left of the diagonal: a dot product a row, some rows at a time."""
-        lse = self.lse
-        s = self._scores
-        batch, heads, queries, keys = self.shape
-        shared = heads // s.k.shape[1]
-        found = torch.full((batch, heads, queries), math.nan, dtype=self.dtype, device=self.device)
-        back = keys - queries - 1  # the key before query i is i + back
-        height = max(1, 2**24 // (batch * heads * s.q.shape[3]))
-        for start in range(max(0, -back), queries, height):
-            rows = slice(start, min(start + height, queries))
-            k = s.k[:, :, rows.start + back : rows.stop + back].to(s.dtype)
-            q = torch.unflatten(s.q[:, :, rows].to(s.dtype), 1, (-1, shared))
-            logs = (q * k[:, :, None]).sum(-1).flatten(1, 2) * s.scale - lse[:, :, rows]
-            i = torch.arange(rows.start, rows.stop, device=self.device)
-            where = (*self._numbers_of_heads(), i, i + back)
-            found[:, :, rows] = self._finish(logs, lse[:, :, rows], where)
-        return found
-
-    def _numbers_of_heads(self) -> tuple[Tensor, Tensor]:
-        batch, heads, _, _ = self.shape
-        b = torch.arange(batch, device=self.device)[:, None, None]
-        return b, torch.arange(heads, device=self.device)[None, :, None]
-
-    def _finish(self, logs: Tensor, lse: Tensor, where: tuple[Tensor, ...]) -> Tensor:
-        """Weights from q · k scale - lse at some places: bias and mask are still to come."""
-        s = self._scores
-        if s.bias is not None:
-            logs = logs + _gather(s.bias, *where)
-        if s.mask is not None:
-            visible = s.mask.to_flex(self.shape[2], self.shape[3])(*where)
-            logs = logs.masked_fill(~visible, -torch.inf)
-        return logs.masked_fill(lse.isneginf(), -torch.inf).exp().to(self.dtype)
-
-    def _pairs(self, rows: Tensor, cols: Tensor) -> Tensor:
-        """Weights at (rows[b, p], cols[b, p]) of every head: one dot product a pair."""
-        some = max(1, 2**24 // (self.shape[0] * self.shape[1] * self._scores.q.shape[3]))
-        if rows.shape[1] > some:
-            parts = zip(torch.split(rows, some, 1), torch.split(cols, some, 1), strict=True)
-            return torch.cat([self._pairs(*part) for part in parts], 2)
-        s = self._scores
-        shared = s.q.shape[1] // s.k.shape[1]
-        b = torch.arange(rows.shape[0], device=self.device)[:, None]
-        q = s.q[b, :, rows].double()  # (batch, pairs, heads, head_dim)
-        k = s.k[b, :, cols].double()
-        if shared > 1:
-            k = k.repeat_interleave(shared, 2)
-        lse = self.lse.double().gather(2, rows[:, None].expand(-1, q.shape[2], -1))
-        logs = (q * k).sum(-1).transpose(1, 2) * s.scale - lse
-        where = (*self._numbers_of_heads(), rows[:, None], cols[:, None])
-        return self._finish(logs, lse, where)
-
     def _where(self, index: object) -> tuple[list[Tensor], list[int]]:
-        """The four axes' indices, and which axes an integer removes."""
-        parts = list(index) if isinstance(index, tuple) else [index]
-        if sum(part is Ellipsis for part in parts) > 1 or len(parts) > 4 + (Ellipsis in parts):
-            raise IndexError(f"an attention map has 4 axes, got the index {index!r}.")
-        if Ellipsis in parts:
-            at = parts.index(Ellipsis)
-            parts[at : at + 1] = [slice(None)] * (5 - len(parts))
-        parts += [slice(None)] * (4 - len(parts))
-        where, squeeze = [], []
-        names = ("batch", "heads", "queries", "keys")
-        for axis, (part, size) in enumerate(zip(parts, self.shape, strict=True)):
-            numbers, single = _numbers(part, size, names[axis])
-            where.append(numbers.to(self.device))
-            if single:
-                squeeze.append(axis)
-        return where, squeeze
-
-    def _scores_at(self, b: int, h: int, rows: Tensor, cols: Tensor) -> Tensor:
-        """Scores of one head, in float64: what is looked at is little, so it can be exact."""
-        self._settle()
-        s = self._scores
-        k = s.k[b, h * s.k.shape[1] // s.q.shape[1]]
-        scores = s.q[b, h, rows].double() @ k[cols].double().T * s.scale
-        batch, head = (torch.full((1, 1), i, device=self.device) for i in (b, h))
-        if s.bias is not None:
-            scores = scores + _gather(s.bias, batch, head, rows[:, None], cols)
-        if s.mask is not None:
-            visible = s.mask.to_flex(*self.shape[2:])(batch, head, rows[:, None], cols)
-            scores = scores.masked_fill(~visible, -torch.inf)
-        return scores
-
-    def _lse_at(self, batch: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
-        """The normalisers of these rows; computed for these alone, unless they are known."""
-        if self._lse is not None:
-            lse = self._lse[batch[:, None, None], heads[:, None], rows].double()
-            if self._lse.dtype == torch.float64 or not _is_large(lse):
-                return lse
-        width = max(1, 2**22 // max(1, len(rows)))
-        found = []
-        for b in batch.tolist():
-            for h in heads.tolist():
-                lse = torch.full((len(rows),), -torch.inf, device=self.device).double()
-                for start in range(0, self.shape[3], width):
-                    stop = min(start + width, self.shape[3])
-                    cols = torch.arange(start, stop, device=self.device)
-                    lse = torch.logaddexp(lse, self._scores_at(b, h, rows, cols).logsumexp(-1))
-                found.append(lse)
-        shape = (len(batch), len(heads), len(rows))
-        return torch.stack(found).view(shape) if found else self.lse.new_empty(shape).double()
+        places, removed = where(index, self.shape)
+        return [place.to(self.device) for place in places], removed
 
     def _dense_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def _is_large(lse: Tensor) -> bool:
-    """Whether float32 leaves the exponential of a difference too few decimals."""
-    if lse.device.type == "meta":
-        return False
-    return bool((lse.abs().masked_fill(lse.isneginf(), 0.0) > _LARGE).any())
-
-
 def _given(value: Tensor | None) -> Tensor:
     assert value is not None
     return value
-
-
-def _numbers(part: object, size: int, axis: str) -> tuple[Tensor, bool]:
-    """The indices that `part` picks from an axis, and whether it is one integer."""
-    if isinstance(part, bool) or part is None:
-        raise IndexError(f"{axis}: expected an integer, a slice or a list of integers, got {part}.")
-    if isinstance(part, slice):
-        return torch.arange(size)[part] if (part.step or 1) > 0 else _backwards(part, size), False
-    single = isinstance(part, int) or (isinstance(part, Tensor) and part.ndim == 0)
-    numbers = torch.as_tensor(part).reshape(-1)
-    if numbers.dtype == torch.bool:
-        numbers = numbers.nonzero().flatten()
-    if numbers.is_floating_point():
-        raise IndexError(f"{axis}: expected an integer, a slice or a list of integers, got {part}.")
-    if numbers.numel() and (int(numbers.min()) < -size or int(numbers.max()) >= size):
-        raise IndexError(f"{axis}: index {part} is out of range for {size}.")
-    return numbers % size if size else numbers, single
-
-
-def _backwards(part: slice, size: int) -> Tensor:
-    """A slice with a negative step, which tensors themselves refuse."""
-    return torch.tensor(list(range(*part.indices(size))), dtype=torch.int64)
-
-
-def _squeeze(x: Tensor, axes: list[int]) -> Tensor:
-    for axis in reversed(axes):
-        x = x.squeeze(axis)
-    return x
-
-
-def _gather(x: Tensor, b: Tensor, h: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-    """x[b, h, rows, cols], where an axis of size 1 stands for all."""
-    where = [i if size > 1 else i * 0 for i, size in zip((b, h, rows, cols), x.shape, strict=True)]
-    return x[tuple(where)]
 
 
 def _seen_before(ids: Int[Tensor, "batch tokens"]) -> Bool[Tensor, "batch tokens"]:

@@ -1,0 +1,55 @@
+"""Indexing a map as a tensor is indexed."""
+
+import torch
+from torch import Tensor
+
+Index = int | slice | Tensor | list[int]
+
+_AXES = ("batch", "heads", "queries", "keys")
+
+
+def where(index: object, shape: torch.Size) -> tuple[list[Tensor], list[int]]:
+    """The four axes' indices, and which axes an integer removes."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if sum(part is Ellipsis for part in parts) > 1 or len(parts) > 4 + (Ellipsis in parts):
+        raise IndexError(f"an attention map has 4 axes, got the index {index!r}.")
+    if Ellipsis in parts:
+        at = parts.index(Ellipsis)
+        parts[at : at + 1] = [slice(None)] * (5 - len(parts))
+    parts += [slice(None)] * (4 - len(parts))
+    places, squeeze = [], []
+    for axis, (part, size) in enumerate(zip(parts, shape, strict=True)):
+        found, single = numbers(part, size, _AXES[axis])
+        places.append(found)
+        if single:
+            squeeze.append(axis)
+    return places, squeeze
+
+
+def numbers(part: object, size: int, axis: str) -> tuple[Tensor, bool]:
+    """The indices that `part` picks from an axis, and whether it is one integer."""
+    if isinstance(part, bool) or part is None:
+        raise IndexError(f"{axis}: expected an integer, a slice or a list of integers, got {part}.")
+    if isinstance(part, slice):
+        return torch.arange(size)[part] if (part.step or 1) > 0 else _backwards(part, size), False
+    single = isinstance(part, int) or (isinstance(part, Tensor) and part.ndim == 0)
+    found = torch.as_tensor(part).reshape(-1)
+    if found.dtype == torch.bool:
+        found = found.nonzero().flatten()
+    if found.is_floating_point():
+        raise IndexError(f"{axis}: expected an integer, a slice or a list of integers, got {part}.")
+    if found.numel() and (int(found.min()) < -size or int(found.max()) >= size):
+        raise IndexError(f"{axis}: index {part} is out of range for {size}.")
+    return found % size if size else found, single
+
+
+def _backwards(part: slice, size: int) -> Tensor:
+    """A slice with a negative step, which tensors themselves refuse."""
+    return torch.tensor(list(range(*part.indices(size))), dtype=torch.int64)
+
+
+def squeeze(x: Tensor, axes: list[int]) -> Tensor:
+    """Without these axes, which have size 1."""
+    for axis in reversed(axes):
+        x = x.squeeze(axis)
+    return x

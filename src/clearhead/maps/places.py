@@ -1,0 +1,179 @@
+"""Places: scores, normalisers and weights of a map, at the places that somebody looks at.
+
+weight_ij = exp(q_i · k_j scale + bias_ij - lse_i)
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.kernels import statistics
+from clearhead.kernels.statistics import Scores
+
+# Scores and log-sum-exp beyond this size are computed in float64: exp(score - lse) in float32 is
+# off by a share of |lse| · 6e-8, so up to here by 4e-6.
+_LARGE = 64.0
+# A bias below this leaves nothing of a score, in the model's own arithmetic too.
+_SWALLOWS = -1e20
+
+
+class Places:
+    """What a map is made of, and its numbers at chosen places; `AttentionMap` stands on it."""
+
+    def __init__(self, scores: Scores, lse: Float[Tensor, "batch heads queries"] | None) -> None:
+        self._scores = scores
+        self._lse = lse
+        self._settled = scores.bias is None
+
+    @property
+    def shape(self) -> torch.Size:
+        """(batch, heads, queries, keys)."""
+        return torch.Size(self._scores.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights: float32, or float64 for float64 queries."""
+        return torch.float64 if self._scores.q.dtype == torch.float64 else torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lives."""
+        return self._scores.q.device
+
+    @property
+    def lse(self) -> Float[Tensor, "batch heads queries"]:
+        """Each row's log-sum-exp, computed once; -inf for a query that sees nothing.
+
+        It is float64 where float32 would leave no decimals.
+        """
+        self._settle()
+        if self._lse is None:
+            self._lse = statistics.log_sum_exp(self._scores)
+        if self._lse.dtype != torch.float64 and _is_large(self._lse):
+            self._scores = replace(self._scores, wide=True)
+            self._lse = statistics.log_sum_exp(self._scores)
+        return self._lse
+
+    def _settle(self) -> None:
+        """Say what a bias so low that it swallows the scores means.
+
+        Some models hide a key with the most negative number there is. Where they hide a whole row
+        so, nothing is left of its scores, and softmax gives all its keys the same weight. Looked
+        at when it is first needed, since it reads values.
+        """
+        if self._settled or self.device.type == "meta":
+            return
+        self._settled = True
+        s, bias = self._scores, self._scores.bias
+        assert bias is not None
+        highest = bias.amax(-1, keepdim=True)
+        swallowed = highest.isfinite() & (highest < _SWALLOWS)
+        if swallowed.any():
+            alike = torch.zeros_like(bias).masked_fill(bias < highest, -torch.inf)
+            self._scores = replace(
+                s,
+                q=s.q.masked_fill(swallowed, 0.0),
+                bias=torch.where(swallowed, alike, bias),
+            )
+            self._lse = None
+
+    def _previous(self) -> Tensor:
+        """Weights one left of the diagonal: a dot product a row, some rows at a time."""
+        lse = self.lse
+        s = self._scores
+        batch, heads, queries, keys = self.shape
+        shared = heads // s.k.shape[1]
+        found = torch.full((batch, heads, queries), math.nan, dtype=self.dtype, device=self.device)
+        back = keys - queries - 1  # the key before query i is i + back
+        height = max(1, 2**24 // (batch * heads * s.q.shape[3]))
+        for start in range(max(0, -back), queries, height):
+            rows = slice(start, min(start + height, queries))
+            k = s.k[:, :, rows.start + back : rows.stop + back].to(s.dtype)
+            q = torch.unflatten(s.q[:, :, rows].to(s.dtype), 1, (-1, shared))
+            logs = (q * k[:, :, None]).sum(-1).flatten(1, 2) * s.scale - lse[:, :, rows]
+            i = torch.arange(rows.start, rows.stop, device=self.device)
+            where = (*self._numbers_of_heads(), i, i + back)
+            found[:, :, rows] = self._finish(logs, lse[:, :, rows], where)
+        return found
+
+    def _numbers_of_heads(self) -> tuple[Tensor, Tensor]:
+        batch, heads, _, _ = self.shape
+        b = torch.arange(batch, device=self.device)[:, None, None]
+        return b, torch.arange(heads, device=self.device)[None, :, None]
+
+    def _finish(self, logs: Tensor, lse: Tensor, where: tuple[Tensor, ...]) -> Tensor:
+        """Weights from q · k scale - lse at some places: bias and mask are still to come."""
+        s = self._scores
+        if s.bias is not None:
+            logs = logs + _gather(s.bias, *where)
+        if s.mask is not None:
+            visible = s.mask.to_flex(self.shape[2], self.shape[3])(*where)
+            logs = logs.masked_fill(~visible, -torch.inf)
+        return logs.masked_fill(lse.isneginf(), -torch.inf).exp().to(self.dtype)
+
+    def _pairs(self, rows: Tensor, cols: Tensor) -> Tensor:
+        """Weights at (rows[b, p], cols[b, p]) of every head: one dot product a pair."""
+        some = max(1, 2**24 // (self.shape[0] * self.shape[1] * self._scores.q.shape[3]))
+        if rows.shape[1] > some:
+            parts = zip(torch.split(rows, some, 1), torch.split(cols, some, 1), strict=True)
+            return torch.cat([self._pairs(*part) for part in parts], 2)
+        s = self._scores
+        shared = s.q.shape[1] // s.k.shape[1]
+        b = torch.arange(rows.shape[0], device=self.device)[:, None]
+        q = s.q[b, :, rows].double()  # (batch, pairs, heads, head_dim)
+        k = s.k[b, :, cols].double()
+        if shared > 1:
+            k = k.repeat_interleave(shared, 2)
+        lse = self.lse.double().gather(2, rows[:, None].expand(-1, q.shape[2], -1))
+        logs = (q * k).sum(-1).transpose(1, 2) * s.scale - lse
+        where = (*self._numbers_of_heads(), rows[:, None], cols[:, None])
+        return self._finish(logs, lse, where)
+
+    def _scores_at(self, b: int, h: int, rows: Tensor, cols: Tensor) -> Tensor:
+        """Scores of one head, in float64: what is looked at is little, so it can be exact."""
+        self._settle()
+        s = self._scores
+        k = s.k[b, h * s.k.shape[1] // s.q.shape[1]]
+        scores = s.q[b, h, rows].double() @ k[cols].double().T * s.scale
+        batch, head = (torch.full((1, 1), i, device=self.device) for i in (b, h))
+        if s.bias is not None:
+            scores = scores + _gather(s.bias, batch, head, rows[:, None], cols)
+        if s.mask is not None:
+            visible = s.mask.to_flex(*self.shape[2:])(batch, head, rows[:, None], cols)
+            scores = scores.masked_fill(~visible, -torch.inf)
+        return scores
+
+    def _lse_at(self, batch: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
+        """The normalisers of these rows; computed for these alone, unless they are known."""
+        if self._lse is not None:
+            lse = self._lse[batch[:, None, None], heads[:, None], rows].double()
+            if self._lse.dtype == torch.float64 or not _is_large(lse):
+                return lse
+        width = max(1, 2**22 // max(1, len(rows)))
+        found = []
+        for b in batch.tolist():
+            for h in heads.tolist():
+                lse = torch.full((len(rows),), -torch.inf, device=self.device).double()
+                for start in range(0, self.shape[3], width):
+                    stop = min(start + width, self.shape[3])
+                    cols = torch.arange(start, stop, device=self.device)
+                    lse = torch.logaddexp(lse, self._scores_at(b, h, rows, cols).logsumexp(-1))
+                found.append(lse)
+        shape = (len(batch), len(heads), len(rows))
+        return torch.stack(found).view(shape) if found else self.lse.new_empty(shape).double()
+
+
+def _is_large(lse: Tensor) -> bool:
+    """Whether float32 leaves the exponential of a difference too few decimals."""
+    if lse.device.type == "meta":
+        return False
+    return bool((lse.abs().masked_fill(lse.isneginf(), 0.0) > _LARGE).any())
+
+
+def _gather(x: Tensor, b: Tensor, h: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+    """x[b, h, rows, cols], where an axis of size 1 stands for all."""
+    where = [i if size > 1 else i * 0 for i, size in zip((b, h, rows, cols), x.shape, strict=True)]
+    return x[tuple(where)]
