@@ -9,6 +9,7 @@ import ast
 import doctest
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -79,6 +80,7 @@ def stripped(text: str) -> list[str]:
 @pytest.fixture
 def quiet_terminal(monkeypatch, tmp_path):
     """A terminal without colours, 80 columns wide, in a folder that may be written to."""
+    shutil.copytree(ROOT / "docs" / "examples", tmp_path / "docs" / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setenv("NO_COLOR", "1")
@@ -97,7 +99,7 @@ def check_page(page: str, name: str, capsys: pytest.CaptureFixture[str]) -> None
                     cli.main(words)
                 out, err = capsys.readouterr()
                 where = f"{name}, line {block.line}: clearhead {shlex.join(words)}"
-                failure_shown = bool(shown) and shown[0].startswith("Error:")
+                failure_shown = bool(shown) and shown[0].startswith(("Error:", "Wrong:"))
                 assert (end.value.code == 0) != failure_shown, f"{where}\n{out}{err}"
                 if shown:
                     assert fits(shown, stripped(out + err)), f"{where} gives\n{out}{err}"

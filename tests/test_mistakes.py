@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 import clearhead
-from clearhead.checker.mistakes import MISTAKES, Mistake, Plant, find
+from clearhead.checker.mistakes import MISTAKES, Mistake, find
+from clearhead.checker.plants import PLANTS as PLANTED
+from clearhead.checker.plants import Plant
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "clearhead"
@@ -147,14 +149,18 @@ def test_without_a_plant_the_suite_is_green(copy: Path, suite: Suite) -> None:
 
 def test_catalogue_is_in_order() -> None:
     ids = [mistake.id for mistake in MISTAKES]
-    assert len(set(ids)) == len(ids) >= 16
-    assert all(mistake.plants for mistake in MISTAKES)
+    assert len(set(ids)) == len(ids) >= 44
+    assert set(PLANTED) <= set(ids)
+    assert all(PLANTED.values())
+    assert len(PLANTED) >= 28
     fast = {m.id for m in MISTAKES for p in m.plants if p.module.split(".")[0] != "ladder"}
     assert len(fast) >= 8
     for mistake in MISTAKES:
         assert re.fullmatch(r"[a-z]+(-[a-z]+)*", mistake.id)
         assert mistake.says.endswith(".")
         assert mistake.fix.endswith(".")
+        assert mistake.symptom.endswith(".")
+        assert mistake.fix not in mistake.symptom  # a hint does not give the answer away
         assert find(mistake.id) is mistake
     with pytest.raises(ValueError, match="No mistake has the id 'typo'"):
         find("typo")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         create_gpt2_small_attention,
         create_gpt2_xl_attention,
     )
+    from clearhead.checker import assert_attention, check
+    from clearhead.checker.report import Report
     from clearhead.configs import GPT2_CONFIGS
     from clearhead.embedding import Embedding, Rope
     from clearhead.maps import AttentionMap
@@ -49,6 +51,9 @@ _HOME = {
     "Trace": "tracing",
     "watch": "watching",
     "Seen": "watching",
+    "check": "checker",
+    "assert_attention": "checker",
+    "Report": "checker.report",
 }
 
 __all__ = [  # noqa: RUF022  # the order of the flow
@@ -73,6 +78,9 @@ __all__ = [  # noqa: RUF022  # the order of the flow
     "Trace",
     "watch",
     "Seen",
+    "check",
+    "assert_attention",
+    "Report",
 ]
 
 

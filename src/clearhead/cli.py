@@ -300,6 +300,62 @@ def heads(
         drawing.console().print(table)
 
 
+@app.command(epilog="Example: clearhead check my_attention.py:MultiHeadAttention")
+def check(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A .py file or an .ipynb notebook, FILE:CLASS for one class in it, or a folder.",
+        ),
+    ],
+    hint: Annotated[
+        bool, typer.Option("--hint", help="Show what goes wrong and where, but not the fix.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="For programs: an object a class, one a line.")
+    ] = False,
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv",
+            metavar="FILE",
+            help="Write a row a file, as each one finishes. Run it again to go on.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page to project.")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(metavar="N", min=1, max=64, help="How many files at a time.")
+    ] = 1,
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What counts in this assignment: a TOML file."),
+    ] = None,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="How to build and call a class of an unusual form."),
+    ] = None,
+    write_adapter: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write such an adapter, for you to complete."),
+    ] = None,
+) -> int:
+    """Name the mistake in anyone's attention code.
+
+    The file runs in a process of its own. The exit status is 0 if all is correct, 1 if something
+    is wrong, 2 if something could not be run or judged.
+    """
+    from clearhead.checker import app as checker
+
+    if write_adapter is not None:
+        checker.write_adapter(target, write_adapter)
+        return 0
+    options = checker.Options(as_json, hint, adapter, csv, html, policy, jobs)
+    return checker.check(target, options)
+
+
 def _text(words: Sequence[str] | None, file: Path | None) -> str:
     """The text that was given as an argument or as a file."""
     if (words is None) == (file is None):

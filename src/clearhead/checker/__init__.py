@@ -1,5 +1,50 @@
-"""What people get wrong in attention code: the catalogue of mistakes, each one planted in our own.
+"""check(): is this attention right, and if not, which mistake is it?
 
-The tests plant every mistake in a copy of this package and ask that the suite turns red, so that a
-test which cannot fail is found out.
+A stranger's class is built, given random weights and run. If a right form of attention reproduces
+its output, it is right; if a known mistake does, or two or three together, that is the diagnosis.
+
+    adapters, names, building, layouts   how a class is built and called, and where its weights are
+    simulator, options, search           attention with a switch for each way to go wrong
+    probes, extras, loud, hints          what is seen from outside, in errors and in the source
+    diagnose, words, case                from all that to findings
+    isolate, sandbox, confine, child, answers    a stranger's file runs in a process of its own
+    report, batch, marks, policy, page, app      what students and teachers see
+    mistakes, plants                     the catalogue; each mistake is planted in our own code, too
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from clearhead.checker.report import Report
+
+
+def check(subject: type[nn.Module] | nn.Module) -> Report:
+    """Whether an attention class is right, and if not, which mistake it makes.
+
+    The class runs in this process: for files of strangers use `clearhead check FILE`.
+
+    Args:
+        subject: Your own class, or a module built from it.
+
+    >>> from clearhead import ladder
+    >>> check(ladder.MultiHeadAttention).verdict
+    'correct'
+    """
+    from clearhead.checker.diagnose import check_object
+
+    return check_object(subject)
+
+
+def assert_attention(subject: type[nn.Module] | nn.Module) -> None:
+    """Raise AssertionError with the report unless this attention is right; for a course's tests.
+
+    >>> from clearhead import ladder
+    >>> assert_attention(ladder.CausalAttention)
+    """
+    report = check(subject)
+    if report.verdict != "correct":
+        raise AssertionError(f"\n{report}")

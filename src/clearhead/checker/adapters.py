@@ -1,0 +1,296 @@
+"""A stranger's class: how it is built, how it is called, what comes back.
+
+Nothing is told to us, so names are read ("n_embd", "block_size", "p"), sizes without coincidences
+are chosen, and where the class answers with an error, other sizes and other calls are tried.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.isolate import Built, ClassInfo, Failure, Output, Submission
+from clearhead.checker.layouts import role_of
+from clearhead.checker.names import Sizes
+
+Session = Submission  # a process of its own, or this one
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A class that was built, and how to speak to it.
+
+    Args:
+        info: The class.
+        sizes: What it was built with.
+        keywords: The constructor's arguments.
+        built: What came out.
+        axes: "batch" for (batch, tokens, d), "single" for (tokens, d), "first" for
+            (tokens, batch, d), "heads" for (batch, heads, tokens, d).
+        feed: Forward's parameters in order: "q", "k", "v", "x", "kv", "mask" or "none".
+        polarity: How a causal mask is given, if it is: "keep", "hide", "int", "added", or "".
+        dtype: float64, or float32 where the class cannot do otherwise.
+        d_in: The width of its inputs, as its weights tell.
+        weights: The random weights it carries now.
+        arguments: Positional-only arguments of the constructor.
+    """
+
+    info: ClassInfo
+    sizes: Sizes
+    keywords: dict[str, object]
+    built: Built
+    axes: str = "batch"
+    feed: tuple[tuple[str, str], ...] = ()
+    polarity: str = ""
+    dtype: torch.dtype = torch.float64
+    d_in: int = 0
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    arguments: tuple[object, ...] = ()
+
+    @property
+    def takes_mask(self) -> str:
+        """The name of forward's mask parameter, or ""."""
+        return next((n for n, role in self.feed if role == "mask"), "")
+
+    @property
+    def separate(self) -> bool:
+        """Whether queries, keys and values come from separate inputs."""
+        roles = {role for _, role in self.feed}
+        return "k" in roles or "kv" in roles
+
+
+def is_attention(info: ClassInfo) -> bool:
+    """Whether a class looks like attention by its name."""
+    return bool(re.search(r"att|mha|gqa|mqa|head", info.name.lower())) and not re.search(
+        r"block|mlp|feed|embed|model$|transformer$|encoder$|decoder$|config|lmhead|classif|cache|test|mask$",
+        info.name.lower(),
+    )
+
+
+def choose(classes: Sequence[ClassInfo], only: str | None = None) -> list[ClassInfo]:
+    """The attention classes of a file; the one named, if one is."""
+    if only is not None:
+        return [info for info in classes if info.name == only]
+    modules = [info for info in classes if info.is_module]
+    named = [info for info in modules if is_attention(info)]
+    if named:
+        return named
+    if len(modules) == 1:
+        return modules
+    return [info for info in classes if info.forward and not info.is_module and is_attention(info)]
+
+
+def random_weights(built: Built, seed: int = 1) -> dict[str, Tensor]:
+    """Distinct random values for every parameter, biases too, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    values: dict[str, Tensor] = {}
+    for name, shape in built.parameters.items():
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        owner = built.modules.get(name.rpartition(".")[0], "")
+        if len(shape) < 2:
+            is_gain = "Norm" in owner and name.endswith("weight")
+            values[name] = 1 + 0.3 * noise if is_gain else 0.4 * noise
+        else:
+            fan_in = shape[-1] if "Linear" in owner else max(shape[-2:])
+            values[name] = noise * 1.3 / max(fan_in, 1) ** 0.5
+    return values
+
+
+def width_in(built: Built, sizes: Sizes) -> int:
+    """The width of the inputs, told by the weights that take them."""
+    shapes = {n: s for n, s in built.parameters.items() if len(s) >= 2}
+    for name, shape in shapes.items():
+        owner = built.modules.get(name.rpartition(".")[0], "")
+        if role_of(name) in ("q", "qkv", "k"):
+            if "Linear" in owner or name.endswith("in_proj_weight"):
+                return shape[1]
+            if "Conv1D" in owner:
+                return shape[0]
+            known = [n for n in shape[-2:] if n in (sizes.d_in, sizes.d_out)]
+            return sizes.d_in if sizes.d_in in known else (known or [shape[-2]])[0]
+    for name, shape in shapes.items():
+        if "Linear" in built.modules.get(name.rpartition(".")[0], ""):
+            return shape[1]
+    return sizes.d_out if sizes.d_in not in {n for s in shapes.values() for n in s} else sizes.d_in
+
+
+_SOURCE = {
+    "context", "y", "memory", "encoder_output", "kv", "cond", "source", "src", "key_value", "enc",
+    "encoder_hidden_states", "x_kv", "other", "encoder_out", "ctx", "kv_input", "x2", "enc_out",
+    "x_enc", "encoded", "cross", "x_2", "input_kv", "inputs_kv",
+}  # fmt: skip
+
+
+def feeds(info: ClassInfo) -> tuple[tuple[str, str], ...]:
+    """What each of forward's parameters is for, as far as its name tells."""
+    found: list[tuple[str, str]] = []
+    parameters = [p for p in info.forward if not p.kind.startswith("VAR")]
+    names = [p.name for p in parameters]
+    by_role = {role_of(n): n for n in names if role_of(n) in ("q", "k", "v") and "mask" not in n}
+    three = len(by_role) == 3
+    for place, parameter in enumerate(parameters):
+        name = parameter.name
+        role = role_of(name)
+        if "mask" in name.lower() and "pad" not in name.lower():
+            found.append((name, "mask"))
+        elif three and by_role.get(role) == name:
+            found.append((name, role))
+        elif place == 0:
+            found.append((name, "x"))
+        elif parameter.has_default:
+            continue
+        elif name.lower() in _SOURCE or (not three and role in ("k", "v", "kv")):
+            found.append((name, role if role in ("k", "v") and role in by_role else "kv"))
+        elif place in (1, 2) and not re.search(r"mask|flag|len|train|cache|pos|layer", name):
+            found.append((name, "kv"))
+        else:
+            found.append((name, "none"))
+    return tuple(found)
+
+
+def causal_mask(polarity: str, tokens: int, dtype: torch.dtype) -> Tensor:
+    """A causal mask in one of the ways people write it."""
+    keep = torch.ones(tokens, tokens).tril().bool()
+    if polarity == "keep":
+        return keep
+    if polarity == "hide":
+        return ~keep
+    if polarity == "int":
+        return keep.to(torch.int64)
+    if polarity == "float":
+        return keep.to(dtype)
+    if polarity == "int-hide":
+        return (~keep).to(torch.int64)
+    return torch.zeros(tokens, tokens, dtype=dtype).masked_fill(~keep, -torch.inf)
+
+
+POLARITIES = ("keep", "hide", "int", "added", "float", "int-hide")
+
+
+def call(
+    session: Session,
+    subject: Subject,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    *,
+    train: bool = False,
+    seed: int = 0,
+    mask: Tensor | None = None,
+    grad: Tensor | None = None,
+) -> Tensor | Failure:
+    """The class's output for inputs (batch, tokens, d_in), brought to (batch, tokens, d)."""
+    if subject.axes == "single":
+        rows = []
+        for row in zip(*inputs, strict=True):
+            q, k, v = row
+            got = _one(session, subject, (q, k, v), train, seed, mask)
+            if isinstance(got, Failure):
+                return got
+            rows.append(got)
+        return torch.stack(rows)
+    if subject.axes == "first":
+        got = _one(session, subject, _each(inputs, lambda t: t.transpose(0, 1)), train, seed, mask)
+        return got if isinstance(got, Failure) else got.transpose(0, 1)
+    if subject.axes == "heads":
+        got = _one(session, subject, _each(inputs, lambda t: t[None]), train, seed, mask)
+        return got if isinstance(got, Failure) else got[0]
+    return _one(session, subject, inputs, train, seed, mask)
+
+
+def _each(inputs: tuple[Tensor, Tensor, Tensor], change: object) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (change(t).contiguous() for t in inputs)  # type: ignore[operator]
+    return q, k, v
+
+
+def arguments_for(
+    subject: Subject, inputs: tuple[Tensor, Tensor, Tensor], mask: Tensor | None
+) -> tuple[list[object], dict[str, object]]:
+    """Forward's arguments, positional as far as possible."""
+    q, k, v = inputs
+    if mask is None and subject.polarity:
+        mask = causal_mask(subject.polarity, k.shape[-2], subject.dtype)
+        if subject.axes == "first":
+            mask = causal_mask(subject.polarity, k.shape[0], subject.dtype)
+    value: dict[str, object] = {"x": q, "q": q, "k": k, "v": v, "kv": k, "mask": mask, "none": None}
+    kinds = {p.name: p.kind for p in subject.info.forward}
+    optional = {p.name for p in subject.info.forward if p.has_default}
+    keywords = {
+        name: value[role]
+        for name, role in subject.feed
+        if not (name in optional and value[role] is None)
+    }
+    positional: list[object] = []
+    for parameter in subject.info.forward:
+        if parameter.name not in keywords or kinds[parameter.name] == "KEYWORD_ONLY":
+            break
+        positional.append(keywords.pop(parameter.name))
+    return positional, keywords
+
+
+def _one(
+    session: Session,
+    subject: Subject,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    train: bool,
+    seed: int,
+    mask: Tensor | None,
+) -> Tensor | Failure:
+    positional, keywords = arguments_for(subject, inputs, mask)
+    output = session.forward(positional, keywords, train=train, seed=seed)
+    if isinstance(output, Failure):
+        return output
+    chosen = pick(output, inputs[0].shape)
+    if chosen is None:
+        return Failure("exception", "NoTensor", "forward returned no tensor")
+    result = output.tensors[chosen]
+    if result.ndim != inputs[0].ndim or not result.is_floating_point():
+        shapes = f"{tuple(result.shape)} for inputs {tuple(inputs[0].shape)}"
+        return Failure("exception", "ShapeError", f"forward returned {shapes}")
+    return result.to(torch.float64)
+
+
+def pick(output: Output, shape: Sequence[int]) -> int | None:
+    """Which of the returned tensors is the result: as many axes as the input, same first ones."""
+    tensors = output.tensors
+    if not tensors:
+        return None
+    for index, tensor in enumerate(tensors):
+        square = tensor.ndim >= 2 and tensor.shape[-1] == tensor.shape[-2] == shape[-2]
+        if tensor.ndim == len(shape) and tensor.shape[:-1] == tuple(shape[:-1]) and not square:
+            return index
+    return 0
+
+
+def inputs_for(
+    subject: Subject, tokens: int, seed: int = 2, batch: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random inputs: one for all, or three different ones where forward takes three."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (batch or subject.sizes.batch, tokens, subject.d_in)
+    q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    q, k, v = q.to(subject.dtype), k.to(subject.dtype), v.to(subject.dtype)
+    roles = {role for _, role in subject.feed}
+    if "k" in roles and "v" in roles:
+        return q, k, v
+    if "kv" in roles or "k" in roles or "v" in roles:
+        return q, k, k
+    return q, q, q
+
+
+def template(info: ClassInfo) -> str:
+    """An adapter for a class that cannot be understood, to be completed by a person."""
+    name = info.name
+    return f'''\
+"""How clearhead check shall build and call {name}."""
+from torch import nn
+
+
+class Adapted(nn.Module):
+    def __init__(self, d_in, d_out, context_length, dropout, num_heads):
+        super().__init__()
+        self.inner = {name}(d_out, num_heads)  # change this: build your class
+
+    def forward(self, x):  # x: (batch, tokens, d_in)
+        return self.inner(x)  # change this: return (batch, tokens, d_out)
+'''

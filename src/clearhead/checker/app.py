@@ -1,0 +1,205 @@
+"""The body of `clearhead check`. Importing this file imports no torch."""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clearhead import drawing
+from clearhead.checker import batch, page
+from clearhead.checker.marks import Marks, Row, write
+from clearhead.checker.policy import Policy
+from clearhead.checker.report import Report, exit_status
+
+
+@dataclass(frozen=True)
+class Options:
+    """What stands on the command line after the target.
+
+    Args:
+        as_json: One JSON object a class, one a line.
+        hint: Symptoms and places only.
+        adapter: A file that says how to build and call the class.
+        csv: Where the rows go.
+        html: Where the page for the class goes.
+        policy: What counts.
+        jobs: How many files at a time.
+    """
+
+    as_json: bool = False
+    hint: bool = False
+    adapter: Path | None = None
+    csv: Path | None = None
+    html: Path | None = None
+    policy: Path | None = None
+    jobs: int = 1
+
+
+def check(target: str, options: Options, *, judge: batch.Check = batch.check_text) -> int:
+    """Check a file, one class of a file, or a folder; give back the exit status.
+
+    Raises:
+        ValueError: If there is nothing to check, or options do not go together.
+    """
+    if options.as_json and options.hint:
+        raise ValueError("--json gives everything and --hint leaves things out: choose one.")
+    path, only = split_target(target)
+    for name, file in (("--csv", options.csv), ("--html", options.html)):
+        if file is not None and not file.parent.is_dir():
+            raise ValueError(f"{name} {file}: there is no folder {file.parent}.")
+    policy = Policy() if options.policy is None else Policy.read(options.policy)
+    if options.adapter is not None:
+        policy = replace(policy, adapter=read_text("--adapter", options.adapter))
+    if judge is batch.check_text:
+        _warn()
+    if path.is_dir() or options.csv is not None or options.html is not None:
+        if only is not None:
+            policy = replace(policy, cls=only)
+        return _many(path, policy, options, judge)
+    source = batch.read_source(path)
+    with _waiting(f"Checking {drawing.shorten(path.name, 40)}"):
+        reports = judge(source, str(path), only, policy.adapter)
+    judged = policy.judge(str(path), reports) or [
+        Report(str(path), only or "", "error", notes=("No attention class was found.",))
+    ]
+    reports = [replace(report, source=source) for report in judged]
+    _show(reports, options)
+    return exit_status(reports)
+
+
+def _warn() -> None:
+    """Say what is not contained, before anything runs."""
+    contained = batch.containment()
+    if "Not contained" in contained:
+        print(contained, file=sys.stderr)
+
+
+def write_adapter(target: str, file: Path) -> None:
+    """Write a skeleton of an adapter for a class.
+
+    Raises:
+        ValueError: If the file is there already, or no class is found.
+    """
+    path, only = split_target(target)
+    if file.exists():
+        raise ValueError(f"--write-adapter {file}: there is a file of that name; it is left alone.")
+    from clearhead.checker.adapters import choose, template
+    from clearhead.checker.isolate import Failure, Isolated
+
+    with Isolated(batch.read_source(path), path.name) as session:
+        classes = session.classes()
+    if isinstance(classes, Failure):
+        raise ValueError(f"{path}: it cannot be imported. {classes.type}: {classes.message}")
+    chosen = choose(classes, only) or classes
+    if not chosen:
+        raise ValueError(f"{path}: there is no class in it.")
+    write(file, template(chosen[0]).encode())
+    print(f"Complete {file}, then: clearhead check {target} --adapter {file}", file=sys.stderr)
+
+
+def split_target(target: str) -> tuple[Path, str | None]:
+    """The path and the class of FILE[:CLASS].
+
+    Raises:
+        ValueError: If there is no such file or folder, or it is no Python.
+    """
+    path, only = Path(target), None
+    if not path.exists():
+        found = re.fullmatch(r"(.+):([^\W\d]\w*)", target)
+        if found is not None:
+            path, only = Path(found[1]), found[2]
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file or folder.")
+    if not path.is_dir() and path.suffix not in batch.SUFFIXES:
+        raise ValueError(f"{path}: expected a .py file, an .ipynb notebook or a folder of them.")
+    return path, only
+
+
+def read_text(option: str, path: Path) -> str:
+    """The text of a file that an option names."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{option} {path}: {error}.") from None
+
+
+def _show(reports: Sequence[Report], options: Options) -> None:
+    out = drawing.console()
+    for number, report in enumerate(reports):
+        if options.as_json:
+            print(json.dumps(report.to_json(), allow_nan=False), flush=True)
+        else:
+            out.print(*([""] if number else []), report.draw(hint=options.hint), sep="\n")
+
+
+def _many(path: Path, policy: Policy, options: Options, judge: batch.Check) -> int:
+    """A folder, or a file whose row is to be kept."""
+    files, root = (batch.collect(path), path) if path.is_dir() else ([path], path.parent)
+    if not files:
+        raise ValueError(f"{path}: there are no .py files and no .ipynb notebooks in it.")
+    marks = Marks(options.csv) if options.csv is not None else None
+    rows: list[Row] = []
+    again = 0
+    try:
+        with _progress(len(files)) as advance:
+            done = marks.done if marks is not None else lambda file, sha256: False
+            for result in batch.run(
+                files, root, jobs=options.jobs, policy=policy, done=done, check=judge
+            ):
+                advance()
+                if result is None:
+                    again += 1
+                    continue
+                row, reports = result
+                if marks is not None:
+                    marks.add(row)
+                else:
+                    rows.append(row)
+                    _show(reports or [_nothing(row)], options)
+        if marks is not None:
+            rows = list(marks.rows.values())
+    finally:
+        if marks is not None:
+            marks.close()
+    if options.html is not None:
+        write(options.html, page.html(rows).encode())
+    if not options.as_json:
+        out = drawing.console()
+        if marks is None:
+            out.print()
+        if again:
+            out.print(f"{again} of {len(files)} were judged before and have not changed.")
+        out.print(batch.summary(rows))
+    verdicts = {row.verdict for row in rows}
+    return 1 if "wrong" in verdicts else 0 if verdicts == {"correct"} else 2
+
+
+def _nothing(row: Row) -> Report:
+    return Report(row.file, "", "error", notes=(row.note,))
+
+
+@contextmanager
+def _waiting(words: str) -> Iterator[None]:
+    """A sign of life on a terminal."""
+    err = drawing.console(sys.stderr)
+    if not err.is_terminal:
+        yield
+        return
+    with err.status(words):
+        yield
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A bar on standard error, if that is a terminal; gives the function to move it on."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    err = drawing.console(sys.stderr)
+    columns = TextColumn("Checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Bar(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,168 @@
+"""Building a stranger's class, finding how it is called, and giving it random weights."""
+
+import re
+from dataclasses import replace
+
+import torch
+
+from clearhead.checker import probes
+from clearhead.checker.adapters import (
+    POLARITIES,
+    Subject,
+    call,
+    feeds,
+    inputs_for,
+    random_weights,
+    width_in,
+)
+from clearhead.checker.case import Case
+from clearhead.checker.isolate import Built, Failure
+from clearhead.checker.layouts import role_of
+from clearhead.checker.loud import SIZE_MISMATCH, only_with_equal_widths, translate
+from clearhead.checker.names import Sizes, constructors, meaning_of
+from clearhead.checker.report import Finding, Report
+from clearhead.checker.simulator import difference
+
+_GONE = ("timeout", "memory", "died", "protocol")
+
+
+def could_not_run(filename: str, name: str, failure: Failure, stage: str) -> Report:
+    """A report that says why there is nothing to judge."""
+    said = f"{failure.type}: {failure.message}" if failure.type else failure.message
+    text = f"It failed at {stage}, {failure.kind}: {said}"
+    evidence = (failure.traceback or "").strip()[-600:]
+    found = Finding("cannot-run", "wrong", text, evidence, "", failure.line)
+    return Report(filename, name, "error", (found,))
+
+
+def prepare(case: Case) -> Subject | Report:
+    """Build and run the class; a report where that is impossible."""
+    first: tuple[str, Failure, Sizes] | None = None
+    for sizes, arguments, keywords in constructors(case.info):
+        built = case.session.build(case.info.name, arguments, keywords)
+        if isinstance(built, Failure):
+            got, stage = built, "build"
+        else:
+            if _unregistered(built):
+                names = ", ".join(_unregistered(built)[:3])
+                case.add("heads-in-python-list", f"Not among the parameters: {names}, ...")
+                return case.report()
+            subject = Subject(
+                case.info, sizes, keywords, built, feed=feeds(case.info),
+                arguments=tuple(arguments),
+            )  # fmt: skip
+            settled = settle(case, subject)
+            if not isinstance(settled, Failure):
+                if first is not None and sizes.d_in == sizes.d_out:
+                    id = only_with_equal_widths(first[1], case.text, case.info)
+                    if id is not None:
+                        widths = f"d_in={first[2].d_in} and d_out={first[2].d_out}"
+                        evidence = f"With {widths}: {first[1].message}"
+                        case.add(id, evidence, first[1].line)
+                return settled
+            got, stage = settled, "forward"
+        if first is None or (first[0] == "build" and stage == "forward"):
+            first = stage, got, sizes
+        if got.kind in _GONE or translate(got, stage, case.text, sizes):
+            break
+    assert first is not None
+    stage, failure, sizes = first
+    id = translate(failure, stage, case.text, sizes)
+    if id is None:
+        report = could_not_run(case.filename, case.info.name, failure, stage)
+        return replace(report, findings=(*case.findings, *report.findings))
+    case.add(id, f"{failure.type}: {failure.message}"[:400], failure.line)
+    return case.report()
+
+
+def _unregistered(built: Built) -> list[str]:
+    """Weights of modules that hang in a plain list or dict, where no one finds them."""
+    return [path for path in built.stray if re.search(r"\.(weight|bias)$", path)]
+
+
+def settle(case: Case, subject: Subject) -> Subject | Failure:
+    """Give it random weights and find how it is called."""
+    session = case.session
+    subject = replace(subject, d_in=width_in(subject.built, subject.sizes))
+    if any("Lazy" in kind for kind in subject.built.modules.values()):
+        calm = replace(subject, dtype=torch.float32)
+        call(session, calm, inputs_for(calm, subject.sizes.tokens))
+        built = session.describe()
+        if not isinstance(built, Failure):
+            subject = replace(subject, built=built)
+    subject = replace(subject, weights=random_weights(subject.built))
+    first: Failure | None = None
+    for dtype in (torch.float64, torch.float32):
+        weights = {name: w.to(dtype) for name, w in subject.weights.items()}
+        failed = session.load(weights) if weights else None
+        if failed is not None:
+            return failed
+        trial = _tied(case, replace(subject, dtype=dtype))
+        got = _ways(case, trial)
+        if not isinstance(got, Failure):
+            return got
+        first = first or got
+        if not re.search(r"dtype|Double|Float|Long|scalar type", got.message):
+            break
+    assert first is not None
+    return first
+
+
+def _tied(case: Case, subject: Subject) -> Subject:
+    """Weights that are one and the same under two names hold what was loaded last."""
+    now = case.session.describe()
+    if isinstance(now, Failure):
+        return subject
+    real = {n: now.weights[n].to(torch.float64) for n in subject.weights if n in now.weights}
+    changed = [n for n, w in real.items() if difference(w, subject.weights[n]) > 1e-6]
+    if not changed:
+        return subject
+    if any(re.search(r"\.\d+\.", name) and role_of(name) for name in changed):
+        names = ", ".join(changed[:2])
+        case.add("heads-share-weights", f"Loading other heads changed {names} too.")
+    return replace(subject, weights={**subject.weights, **real})
+
+
+def _ways(case: Case, subject: Subject) -> Subject | Failure:
+    """The first way to call it that works; else what the plainest way answered."""
+    session, tokens = case.session, subject.sizes.tokens
+    first: Failure | None = None
+    for axes in ("batch", "single") if subject.built.parameters else ("batch", "heads", "single"):
+        for polarity in ("", *POLARITIES) if subject.takes_mask else ("",):
+            trial = replace(subject, axes=axes, polarity=polarity)
+            out = call(session, trial, inputs_for(trial, tokens))
+            if not isinstance(out, Failure):
+                inputs = inputs_for(trial, tokens)
+                if axes == "batch" and probes.is_sequence_first(session, trial, inputs, out):
+                    trial = replace(trial, axes="first")
+                return trial
+            if first is None:
+                first = out
+            if out.kind in _GONE:
+                return out
+            if axes == "batch" and not polarity and re.search(SIZE_MISMATCH, out.message):
+                full = replace(trial, sizes=replace(trial.sizes, tokens=trial.sizes.context))
+                again = call(session, full, inputs_for(full, full.sizes.tokens))
+                if not isinstance(again, Failure):
+                    evidence = (
+                        f"{tokens} tokens with a context of {full.sizes.tokens}: {out.message}; "
+                        f"{full.sizes.tokens} tokens work."
+                    )
+                    case.add("mask-not-sliced", evidence, out.line)
+                    return full
+    assert first is not None
+    return first
+
+
+def head_counts(subject: Subject) -> list[int]:
+    """How many heads the class may have: one number where it is told, else the likely ones."""
+    meanings = {meaning_of(p.name) for p in subject.info.init}
+    attributes = subject.built.plain.items()
+    told = [v for n, v in attributes if meaning_of(n) == "heads" and isinstance(v, int) and v > 0]
+    if told:
+        return told[:1]
+    if subject.keywords and meanings & {"heads", "config"}:
+        return [subject.sizes.heads]
+    passed = [v for v in subject.keywords.values() if v == subject.sizes.heads]
+    others = [v for _, v in attributes if isinstance(v, int) and 1 < v <= 64]
+    return list(dict.fromkeys([*([subject.sizes.heads] if passed else []), 1, *others]))

@@ -1,0 +1,48 @@
+"""One class under examination, and what was found of it so far."""
+
+from dataclasses import dataclass, field
+
+from clearhead.checker.adapters import Session
+from clearhead.checker.hints import Text, locate
+from clearhead.checker.isolate import ClassInfo
+from clearhead.checker.report import Finding, Report
+from clearhead.checker.words import finding
+
+
+@dataclass
+class Case:
+    """One class under examination.
+
+    Args:
+        session: Who answers for the stranger.
+        info: The class.
+        text: Its source.
+        filename: The file's name, for the report.
+        findings: What was found.
+        notes: What else the reader must know.
+        form: One line on what the class is.
+    """
+
+    session: Session
+    info: ClassInfo
+    text: Text
+    filename: str
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    form: str = ""
+
+    def add(self, id: str, evidence: str, line: int | None = None, severity: str = "") -> None:
+        """Note a finding, once."""
+        if all(found.id != id for found in self.findings):
+            place = line if line is not None else locate(id, self.text)
+            self.findings.append(finding(id, evidence, place, severity))
+
+    def report(self, verdict: str = "") -> Report:
+        """The report as it stands: wrong if anything is, else correct."""
+        order = {"wrong": 0, "compat": 1, "edge": 2}
+        ranked = sorted(self.findings, key=lambda f: order.get(f.severity, 3))
+        if not verdict:
+            verdict = "wrong" if any(f.severity == "wrong" for f in ranked) else "correct"
+        return Report(
+            self.filename, self.info.name, verdict, tuple(ranked), self.form, tuple(self.notes)
+        )

@@ -1,0 +1,446 @@
+"""The stranger's side: run a file, then answer "classes", "build", "load", "forward", "backward".
+
+This file shares its process with code that may be hostile, so nothing here is a defence: the parent
+treats every answer as possibly forged. What is needed to answer is taken before the stranger's code
+runs, so that a careless monkey-patch of torch or json does not disturb an honest answer. It imports
+the standard library, torch and safetensors only: starting must be quick.
+"""
+
+import ast
+import inspect
+import linecache
+import math
+import os
+import struct
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping
+from json import dumps, loads
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save as write_tensors
+from torch import Tensor
+from torch.autograd import grad as differentiate
+from torch.nn import Module
+from torch.nn.parameter import is_lazy
+
+FRAME = struct.Struct(">4sIQ")  # magic, bytes of JSON, bytes of safetensors
+MAGIC = b"CLR1"
+MAX_JSON, MAX_TENSORS = 4 << 20, 256 << 20
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+FRAMES, LETTERS = 12, 4000
+
+Header = dict[str, Any]
+Tensors = dict[str, Tensor]
+
+_getpid, _read, _write, _exit = os.getpid, os.read, os.write, os._exit
+_seed, _no_grad, _enable_grad = (
+    torch.default_generator.manual_seed,
+    torch.no_grad,
+    torch.enable_grad,
+)
+_plain_torch, _as_subclass = torch._C.DisableTorchFunctionSubclass, Tensor.as_subclass
+_stdout, _stderr = sys.stdout, sys.stderr
+
+
+class Config(dict[str, Any]):
+    """One configuration object for every habit: `c.n_head`, `c["n_head"]`, `c.get(..)`, `**c`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the config has no {name!r}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def revive(value: Any, tensors: Tensors) -> Any:
+    """JSON to arguments: `{"__config__": {..}}` and `{"__tensor__": name}` become objects."""
+    if isinstance(value, list):
+        return [revive(item, tensors) for item in value]
+    if isinstance(value, dict):
+        if set(value) == {"__tensor__"}:
+            return tensors[value["__tensor__"]]
+        if set(value) == {"__config__"}:
+            return Config(revive(value["__config__"], tensors))
+        return {name: revive(item, tensors) for name, item in value.items()}
+    return value
+
+
+def plain_tensor(tensor: Tensor) -> Tensor | None:
+    """The numbers alone, on the CPU, without subclass or graph; None for what cannot be sent."""
+    with _plain_torch(), _no_grad():
+        tensor = _as_subclass(tensor, Tensor)
+        if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_meta:
+            return None
+        if tensor.numel() * tensor.element_size() > MAX_TENSORS:
+            raise ValueError(
+                f"a tensor of shape {tuple(tensor.shape)} is too large: "
+                f"at most {MAX_TENSORS >> 20} MiB can be looked at"
+            )
+        return tensor.detach().cpu().contiguous().clone()
+
+
+def json_value(value: object) -> object:
+    """The value if JSON can carry it, else None."""
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < 2**63 else None
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return str(value)[:LETTERS] if isinstance(value, str) else None
+
+
+def flatten(value: object) -> tuple[str, list[Tensor]]:
+    """What a forward pass returned: its kind, and the tensors inside, in order."""
+    if isinstance(value, Tensor):
+        return "tensor", [value]
+    if value is None:
+        return "none", []
+    if isinstance(value, tuple | list | Mapping):
+        items = value.values() if isinstance(value, Mapping) else value
+        inside = [tensor for item in items for tensor in flatten(item)[1]]
+        kinds = {tuple: "tuple", list: "list"}
+        return next((kinds[kind] for kind in kinds if isinstance(value, kind)), "dict"), inside
+    return "other", []
+
+
+def tensors_below(value: object, path: str, depth: int = 3) -> Iterator[tuple[str, Tensor]]:
+    """Tensors inside a plain attribute: `heads[0].W_query.weight`."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, Module):
+        yield from ((f"{path}.{name}", tensor) for name, tensor in value.named_parameters())
+    elif isinstance(value, list | tuple | dict) and depth:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in pairs:
+            yield from tensors_below(item, f"{path}[{key!r}]", depth - 1)
+
+
+class Leaves:
+    """The tensors and attributes of a built object, found by name.
+
+    An object that is no `nn.Module` has the modules among its attributes as its parts.
+    """
+
+    def __init__(self, built: object) -> None:
+        self.parameters: Tensors = {}
+        self.buffers: Tensors = {}
+        self.stray: Tensors = {}
+        self.modules: dict[str, str] = {}
+        self.plain: dict[str, object] = {}
+        if isinstance(built, Module):
+            self.add_module(built, "")
+        self.add_attributes(built, "")
+        for name, value in getattr(built, "__dict__", {}).items():
+            if type(value) in (bool, int, float, str) and not name.startswith("_"):
+                self.plain[name] = json_value(value)
+        self.plain.pop("training", None)
+
+    def add_module(self, module: Module, prefix: str) -> None:
+        """Take the registered tensors of a module and of those inside it."""
+        for name, tensor in module.named_parameters(prefix, remove_duplicate=False):
+            if not is_lazy(tensor):
+                self.parameters[name] = tensor
+        self.buffers.update(module.named_buffers(prefix, remove_duplicate=False))
+        for path, inner in module.named_modules(prefix=prefix):
+            if path:
+                self.modules[path] = type(inner).__name__
+            if inner is not module or prefix:
+                self.add_attributes(inner, path)
+
+    def add_attributes(self, owner: object, path: str) -> None:
+        """Take what hangs on an object without being registered."""
+        for name, value in getattr(owner, "__dict__", {}).items():
+            here = f"{path}.{name}" if path else name
+            if isinstance(value, Module) and not isinstance(owner, Module):
+                self.add_module(value, here)
+            elif name not in ("_parameters", "_buffers", "_modules"):
+                self.stray.update(tensors_below(value, here))
+
+
+def parameters_of(function: object) -> list[Header]:
+    """The parameters of a function without `self`; none when Python cannot tell."""
+    try:
+        found = list(inspect.signature(function).parameters.values())  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return []
+    return [
+        {
+            "name": one.name,
+            "kind": one.kind.name,
+            "has_default": one.default is not one.empty,
+            "default": None if one.default is one.empty else json_value(one.default),
+            "annotation": ""
+            if one.annotation is one.empty
+            else inspect.formatannotation(one.annotation)[:LETTERS],
+        }
+        for one in found[1:]
+    ]
+
+
+def describe_class(cls: type, lines: tuple[int, int]) -> Header:
+    """What can be told of a class without building it."""
+    forward = getattr(cls, "forward", None)
+    if forward is None or forward is getattr(Module, "forward", None):
+        forward = vars(cls).get("__call__")
+    return {
+        "name": cls.__name__,
+        "line": lines[0],
+        "end_line": lines[1],
+        "is_module": issubclass(cls, Module),
+        "init": [] if cls.__init__ is object.__init__ else parameters_of(cls.__init__),  # type: ignore[misc]
+        "forward": [] if forward is None else parameters_of(forward),
+        "methods": [name for name, value in vars(cls).items() if inspect.isfunction(value)],
+        "bases": [base.__name__ for base in cls.__bases__],
+    }
+
+
+class Known(NamedTuple):
+    """A class that can be built, the lines where it is written, and what builds it."""
+
+    cls: type
+    lines: tuple[int, int]
+    make: Callable[..., object]
+
+
+class Worker:
+    """Answers questions about the classes of one file, or about one class of this process.
+
+    Args:
+        own: Says of a file name whether it is the stranger's; tracebacks show only such frames.
+        catch: What counts as the stranger's failure. A notebook's own process must not catch
+            KeyboardInterrupt; a separate process catches all.
+    """
+
+    def __init__(self, own: Callable[[str], bool], catch: type[BaseException]) -> None:
+        self.own = own
+        self.catch = catch
+        self.known: dict[str, Known] = {}
+        self.built: object = None
+
+    def answer(self, question: str, fields: Header, tensors: Tensors) -> tuple[Header, Tensors]:
+        """Answer one question; an exception becomes {"failure": ..}."""
+        try:
+            header, values = getattr(self, f"do_{question}")(tensors=tensors, **fields)
+            sent = {name: plain_tensor(tensor) for name, tensor in values.items()}
+            size = sum(t.numel() * t.element_size() for t in sent.values() if t is not None)
+            if size > MAX_TENSORS:
+                raise ValueError(f"{size >> 20} MiB of tensors are too many to look at")
+            return header, {name: t for name, t in sent.items() if t is not None}
+        except self.catch as error:
+            return {"failure": self.failure(error)}, {}
+
+    def failure(self, error: BaseException) -> Header:
+        """What went wrong, and where in the stranger's file."""
+        frames = [
+            one for one in traceback.extract_tb(error.__traceback__) if self.own(one.filename)
+        ]
+        line = frames[-1].lineno if frames else None
+        if isinstance(error, SyntaxError) and self.own(error.filename or ""):
+            line = error.lineno
+        try:
+            message = str(error)
+            last = "".join(traceback.format_exception_only(error))
+        except Exception as lie:  # the stranger's own __str__
+            message = last = f"(its message could not be read: {type(lie).__name__})"
+        text = "".join(traceback.format_list(frames[-FRAMES:])) + last
+        no_memory = isinstance(error, MemoryError) or "can't allocate memory" in message
+        return {
+            "kind": "memory" if no_memory else "exception",
+            "type": type(error).__name__[:LETTERS],
+            "message": message[:LETTERS],
+            "line": line,
+            "traceback": text[-2 * LETTERS :],
+        }
+
+    def do_start(self, tensors: Tensors, source: str, filename: str) -> tuple[Header, Tensors]:
+        """Run the file as a module named "submission", not as a program."""
+        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        module = types.ModuleType("submission")
+        module.__file__ = filename
+        if filename.endswith(".ipynb"):
+            vars(module)["display"] = print
+        sys.modules["submission"] = module
+        tree = ast.parse(source, filename)
+        exec(compile(tree, filename, "exec"), vars(module))
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        where = {node.name: (node.lineno, node.end_lineno or node.lineno) for node in nodes}
+        for cls in vars(module).values():
+            if isinstance(cls, type) and cls.__module__ == "submission" and cls.__name__ in where:
+                self.known[cls.__name__] = Known(cls, where[cls.__name__], cls)
+        return {}, {}
+
+    def do_classes(self, tensors: Tensors) -> tuple[Header, Tensors]:
+        """The classes written in the file, from top to bottom."""
+        ordered = sorted(self.known.values(), key=lambda one: one.lines)
+        return {"classes": [describe_class(one.cls, one.lines) for one in ordered]}, {}
+
+    def do_build(
+        self, tensors: Tensors, name: str, arguments: list[Any], keywords: Header
+    ) -> tuple[Header, Tensors]:
+        """Make an object of a class; the random start values are always the same ones."""
+        if name not in self.known:
+            raise NameError(f"there is no class {name!r}; there are: {', '.join(self.known)}")
+        _seed(0)
+        self.built = None
+        self.built = self.known[name].make(
+            *revive(arguments, tensors), **{key: revive(v, tensors) for key, v in keywords.items()}
+        )
+        return self.do_describe(tensors)
+
+    def do_describe(self, tensors: Tensors) -> tuple[Header, Tensors]:
+        """Parameters, buffers, stray tensors and attributes, as they are now."""
+        leaves = Leaves(self.built)
+        shapes = {"parameters": leaves.parameters, "buffers": leaves.buffers}
+        header: Header = {
+            part: {name: list(tensor.shape) for name, tensor in found.items()}
+            for part, found in shapes.items()
+        }
+        header |= {"stray": list(leaves.stray), "modules": leaves.modules, "plain": leaves.plain}
+        return header, dict(leaves.parameters)
+
+    def do_load(self, tensors: Tensors) -> tuple[Header, Tensors]:
+        """Set parameters by name and cast the module to their dtype."""
+        leaves = Leaves(self.built)
+        targets = leaves.stray | leaves.parameters
+        for name, value in tensors.items():
+            if name not in targets:
+                raise KeyError(f"no parameter {name!r}; there are: {', '.join(targets)}")
+            if targets[name].shape != value.shape:
+                wanted, got = tuple(targets[name].shape), tuple(value.shape)
+                raise ValueError(f"{name}: expected shape {wanted}, got {got}")
+        dtype = next((value.dtype for value in tensors.values() if value.is_floating_point()), None)
+        own_parts = vars(self.built).values() if hasattr(self.built, "__dict__") else ()
+        for part in (self.built, *own_parts):
+            if dtype is not None and isinstance(part, Module):
+                part.to(dtype)
+        leaves = Leaves(self.built)
+        targets = leaves.stray | leaves.parameters
+        for name, value in tensors.items():
+            targets[name].data = value.clone()
+        return {}, {}
+
+    def call(self, arguments: list[Any], keywords: Header, train: bool, seed: int) -> object:
+        """One forward pass."""
+        if self.built is None:
+            raise RuntimeError("nothing is built yet: ask build first")
+        if isinstance(self.built, Module):
+            self.built.train(train)
+        _seed(seed)
+        if callable(self.built):
+            return self.built(*arguments, **keywords)
+        return self.built.forward(*arguments, **keywords)  # type: ignore[attr-defined]
+
+    def do_forward(
+        self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
+    ) -> tuple[Header, Tensors]:
+        """The output for these inputs, without gradients."""
+        with _no_grad():
+            result = self.call(revive(inputs, tensors), revive(keywords, tensors), train, seed)
+        return self.output(result)
+
+    def output(self, result: object) -> tuple[Header, Tensors]:
+        """An output as kind and named tensors."""
+        structure, found = flatten(result)
+        with _plain_torch():
+            fine = [one for one in found if one.dtype in DTYPES and one.layout == torch.strided]
+        if len(fine) < len(found):
+            structure = "other"
+        named = {f"output.{i}": tensor for i, tensor in enumerate(fine)}
+        return {"structure": structure, "tensors": list(named)}, named
+
+    def do_backward(
+        self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
+    ) -> tuple[Header, Tensors]:
+        """The output, and the gradients of sum(first output * cotangent)."""
+        cotangent = tensors.pop("cotangent")
+        leaves = {
+            name: tensor.detach().requires_grad_()
+            for name, tensor in tensors.items()
+            if tensor.is_floating_point()
+        }
+        # In a model the inputs are no leaves, and a leaf cannot be changed in place.
+        given = tensors | {name: leaf.clone() for name, leaf in leaves.items()}
+        with _enable_grad():
+            result = self.call(revive(inputs, given), revive(keywords, given), train, seed)
+            header, found = self.output(result)
+            parameters = Leaves(self.built).parameters
+            wanted = {f"input.{name}": leaf for name, leaf in leaves.items()}
+            wanted |= {f"parameter.{n}": p for n, p in parameters.items() if p.requires_grad}
+            if not found:
+                raise ValueError("the forward pass returned no tensor to differentiate")
+            first = found["output.0"]
+            if first.shape != cotangent.shape:
+                shapes = f"{tuple(cotangent.shape)}, got {tuple(first.shape)}"
+                raise ValueError(f"output: expected shape {shapes}")
+            grads: tuple[Tensor | None, ...] = (None,) * len(wanted)
+            if first.requires_grad:
+                # Given a cotangent, torch would import a library of symbols first: half a second.
+                loss = (first * cotangent.to(first.dtype)).sum()
+                grads = differentiate(loss, list(wanted.values()), allow_unused=True)
+        named = {name: one for name, one in zip(wanted, grads, strict=True) if one is not None}
+        header |= {"parameters": list(parameters)}
+        return header, found | {f"gradient.{name}": one for name, one in named.items()}
+
+
+def receive(reader: int) -> tuple[Header, Tensors] | None:
+    """The next question; None when the parent has closed its end."""
+
+    def take(count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count and (piece := _read(reader, min(count - len(data), 1 << 20))):
+            data += piece
+        return bytes(data)
+
+    start = take(FRAME.size)
+    if len(start) < FRAME.size:
+        return None
+    _, text, blob = FRAME.unpack(start)
+    header = loads(take(text))
+    return header, read_tensors(take(blob)) if blob else {}
+
+
+def pack(header: Header, tensors: Tensors) -> bytes:
+    """One frame: sizes, JSON, safetensors."""
+    text = dumps(header).encode()
+    blob = write_tensors(tensors) if tensors else b""
+    return FRAME.pack(MAGIC, len(text), len(blob)) + text + blob
+
+
+def serve(reader: int, writer: int) -> None:
+    """Answer questions until the parent closes its end."""
+    torch.set_num_threads(1)
+    home = _getpid()
+    name = ""
+    worker = Worker(lambda file: file == name, BaseException)
+
+    def send(header: Header, tensors: Tensors) -> None:
+        left = memoryview(pack(header, tensors))
+        while left:
+            left = left[_write(writer, left) :]
+
+    send({"id": 0}, {})
+    while (request := receive(reader)) is not None:
+        fields, tensors = request
+        number, question = fields.pop("id"), fields.pop("question")
+        name = fields.get("filename", name)
+        header, found = worker.answer(question, fields, tensors)
+        if _getpid() != home:
+            _exit(1)  # a fork of the stranger's came back here: only the first process answers
+        for stream in (_stdout, _stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):  # closed by the stranger: then there is nothing to keep
+                continue
+        send({"id": number, **header}, found)
+    _exit(0)

@@ -1,0 +1,365 @@
+"""From probes and reproduction to findings: `check_source` and `check_object`.
+
+The order matters: build, run, the same result twice, then which form reproduces the output, then
+what shows only in training, in half precision, at other lengths or with loaded weights.
+"""
+
+import inspect
+import math
+import sys
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.checker import extras, probes
+from clearhead.checker.adapters import (
+    POLARITIES,
+    Session,
+    Subject,
+    call,
+    choose,
+    inputs_for,
+)
+from clearhead.checker.building import could_not_run, head_counts, prepare, settle
+from clearhead.checker.case import Case
+from clearhead.checker.hints import Text, dropped_mask, expects_causal, hints_of, text_of
+from clearhead.checker.isolate import ClassInfo, Failure, InProcess, Isolated, Limits
+from clearhead.checker.layouts import Candidate, candidates, role_of
+from clearhead.checker.loud import misspelled
+from clearhead.checker.names import constructors, meaning_of
+from clearhead.checker.report import Finding, Report
+from clearhead.checker.search import Explanation, Search
+from clearhead.checker.simulator import Program, Switches
+from clearhead.checker.words import evidence_for, finding, form_of
+
+LIMITS = Limits()
+
+
+def check_source(
+    source: str,
+    filename: str,
+    *,
+    only: str | None = None,
+    adapter: str | None = None,
+    limits: Limits = LIMITS,
+) -> list[Report]:
+    """Check the attention classes of a file, in a process of its own.
+
+    Args:
+        source: The file's text.
+        filename: Its name, for the report.
+        only: The one class to check.
+        adapter: The text of an adapter: a class that builds and calls the stranger's class.
+        limits: What the file may use.
+    """
+    if adapter is not None:
+        source = f"{source}\n\n{adapter}\n"
+    with Isolated(source, filename, limits=limits) as session:
+        classes = session.classes()
+        if isinstance(classes, Failure):
+            return [could_not_run(filename, only or "", classes, "import")]
+        if adapter is not None and only is None and classes:
+            only = max(classes, key=lambda info: info.line).name
+        chosen = choose(classes, only)
+        if not chosen:
+            names = ", ".join(info.name for info in classes) or "none"
+            missing = f"no class {only!r}" if only else "no attention class"
+            says = f"The file has {missing}; its classes: {names}."
+            return [Report(filename, only or "", "error", (_plain("unsure", says, ""),))]
+        return [check_class(session, info, source, filename) for info in chosen]
+
+
+def check_object(subject: type | nn.Module) -> Report:
+    """Check a class, or a module that is built, in this process."""
+    cls = subject if isinstance(subject, type) else type(subject)
+    session = InProcess(subject)
+    classes = session.classes()
+    assert not isinstance(classes, Failure)
+    try:
+        source = inspect.getsource(sys.modules[cls.__module__])
+    except (OSError, TypeError, KeyError):
+        source = ""
+    try:
+        filename = inspect.getsourcefile(cls) or ""
+    except TypeError:
+        filename = ""
+    return check_class(session, classes[0], source, filename or cls.__module__)
+
+
+def check_class(session: Session, info: ClassInfo, source: str, filename: str) -> Report:
+    """Check one class."""
+    case = Case(session, info, text_of(source, info), filename)
+    wrong_name = misspelled(info)
+    if wrong_name is not None:
+        id, name = wrong_name
+        name = name.removeprefix(f"_{info.name}")  # Python mangles __init
+        case.add(id, f"The class has a method {name!r}.", case.text.line(rf"def {name}\b"))
+        return case.report()
+    try:
+        subject = prepare(case)
+        return subject if isinstance(subject, Report) else _examine(case, subject)
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError) as error:
+        # Answers may be forged, or of a form that no one has thought of: that is no verdict.
+        evidence = f"The checker itself failed on it: {type(error).__name__}: {error}"[:300]
+        case.findings.append(finding("unsure", evidence, None, "edge"))
+        wrong = any(found.severity == "wrong" for found in case.findings)
+        return case.report("wrong" if wrong else "unsure")
+
+
+def _plain(id: str, says: str, evidence: str, fix: str = "") -> Finding:
+    return Finding(id, "wrong", says, evidence, fix, None)
+
+
+def programs_for(subject: Subject, inputs: probes.Inputs) -> list[tuple[Candidate, Program]]:
+    """Every reading of the weights, ready to run on these inputs."""
+    q, k, v = (t.to(torch.float64) for t in inputs)
+    found = candidates(
+        subject.weights,
+        subject.built.modules,
+        d_in=subject.d_in,
+        heads=head_counts(subject),
+        head_dim=subject.sizes.head_dim,
+        p=subject.sizes.p,
+    )
+    return [
+        (one, Program(one.weights, (q, k, v) if k is not q else (q, q, q)))
+        for one in found
+        if one.weights.q.shape[0] == subject.d_in
+    ]
+
+
+def allowed_masks(case: Case, subject: Subject) -> list[str]:
+    """The masks that a right form of this class may have."""
+    causal = expects_causal(case.text, case.info, bool(subject.takes_mask))
+    masks = ["causal"] if causal or subject.polarity else ["none", "causal"]
+    if any("window" in p.name for p in case.info.init):
+        masks += [f"window{w}" for w in range(1, subject.sizes.tokens)]
+    return masks
+
+
+def _examine(case: Case, subject: Subject) -> Report:
+    session = case.session
+    inputs = inputs_for(subject, subject.sizes.tokens)
+    out = call(session, subject, inputs)
+    again = call(session, subject, inputs, seed=1)
+    if isinstance(out, Failure) or isinstance(again, Failure):
+        failure = out if isinstance(out, Failure) else again
+        assert isinstance(failure, Failure)
+        return could_not_run(case.filename, case.info.name, failure, "forward")
+    gap = (out - again).abs().nan_to_num(0.0).max()
+    if out.shape == again.shape and float(gap) > 1e-9:
+        calm = _without_dropout(case, subject, inputs, float(gap))
+        if isinstance(calm, Report):
+            return calm
+        subject, out = calm
+    search = _search(case, subject, inputs, out)
+    if subject.polarity:
+        subject, out, search = _right_polarity(case, subject, inputs, out, search)
+    best = search.best()
+    case.form = form_of(subject, best, out)
+    if best is None:
+        return unexplained(case, subject, inputs, out, search)
+    name_mistakes(case, subject, inputs, out, best, search)
+    extras.examine(case, subject, inputs, out, best)
+    return case.report()
+
+
+def _search(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> Search:
+    rotary = case.text.has(r"rope|rotary|\bcos\b|freqs|polar")
+    return Search(
+        out,
+        programs_for(subject, inputs),
+        allowed_masks(case, subject),
+        unscaled=not subject.built.parameters and "scaled" not in case.info.name.lower(),
+        turns=("none", "half", "pairs") if rotary else ("none",),
+        hints=hints_of(case.text),
+    )
+
+
+def _right_polarity(
+    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, search: Search
+) -> tuple[Subject, Tensor, Search]:
+    """The mask must be given: the polarity that makes the output right, or nearly."""
+    tried: list[tuple[Subject, Tensor, Search]] = []
+    for polarity in POLARITIES:
+        trial = replace(subject, polarity=polarity)
+        got = call(case.session, trial, inputs)
+        if isinstance(got, Failure):
+            continue
+        again = _search(case, trial, inputs, got)
+        if again.is_right():
+            return trial, got, again
+        tried.append((trial, got, again))
+    for trial, got, again in tried:
+        if next(again.one(), None) is not None:
+            return trial, got, again
+    return subject, out, search
+
+
+def _without_dropout(
+    case: Case, subject: Subject, inputs: probes.Inputs, gap: float
+) -> tuple[Subject, Tensor] | Report:
+    """It is random in evaluation: say so, then go on with dropout 0."""
+    evidence = f"In evaluation, two runs on the same input differ by {gap:.2g}."
+    calm_sizes = replace(subject.sizes, p=0.0)
+    for sizes, arguments, keywords in constructors(case.info):
+        if replace(sizes, tokens=subject.sizes.tokens) != subject.sizes:
+            continue
+        for parameter in case.info.init:
+            if meaning_of(parameter.name) == "p" and parameter.name in keywords:
+                keywords[parameter.name] = 0.0
+        for name, value in keywords.items():
+            if isinstance(value, dict) and "__config__" in value:
+                inner = {
+                    n: 0.0 if meaning_of(n) == "p" else v for n, v in value["__config__"].items()
+                }
+                keywords[name] = {"__config__": inner}
+        built = case.session.build(case.info.name, arguments, keywords)
+        if isinstance(built, Failure):
+            break
+        settled = settle(case, replace(subject, sizes=calm_sizes, keywords=keywords, built=built))
+        if isinstance(settled, Failure):
+            break
+        out, again = (call(case.session, settled, inputs, seed=seed) for seed in (0, 1))
+        if isinstance(out, Failure) or isinstance(again, Failure):
+            break
+        if torch.equal(out.nan_to_num(), again.nan_to_num()):
+            case.add("dropout-in-eval", evidence)
+            return settled, out
+    id = "dropout-in-eval" if case.text.has(r"[Dd]ropout") else "random-in-eval"
+    case.add(id, evidence)
+    case.notes.append("Nothing else was checked: mend this first, then check again.")
+    return case.report()
+
+
+def name_mistakes(
+    case: Case,
+    subject: Subject,
+    inputs: probes.Inputs,
+    out: Tensor,
+    best: Explanation,
+    search: Search,
+) -> None:
+    """Findings for what the reproduction found."""
+    ids = list(best.ids)
+    hints = hints_of(case.text)
+    if "heads-folded-into-batch" in ids and hints.get("heads-folded-into-batch", 0.0) < 1.0:
+        place = ids.index("heads-folded-into-batch")
+        ids[place : place + 1] = ["split-without-transpose", "merge-without-transpose"]
+    order = best.candidate.order
+    if order and "query-key-swapped" in ids and order == "qkv":
+        order = "kqv"
+    if order not in ("", "qkv", "kv") and _unpacked(case.text, order):
+        ids = [id for id in ids if id not in ("query-key-swapped", "projections-in-other-order")]
+        case.notes.append(f"The fused matrix holds its parts in the order {order}.")
+    if "wrong-scale" in ids and _learned_scale(subject):
+        ids.remove("wrong-scale")
+        case.notes.append("The scale is learned: a parameter multiplies the scores.")
+    asked = [p.name for p in case.info.init if meaning_of(p.name) == "heads"]
+    count = best.program.weights.heads
+    if asked and subject.sizes.heads > count == 1 and asked[0] in subject.keywords:
+        case.add("heads-ignored", f"With {asked[0]}={subject.sizes.heads} there is one head.")
+    for id in ids:
+        line = None
+        if id == "no-causal-mask":
+            line = dropped_mask(case.text)
+            if line is not None:
+                id = "mask-result-dropped"
+            elif case.text.has(r"1e-\d"):
+                id = "mask-fill-not-inf"  # so small that it changes nothing
+        if id == "mask-inverted" and case.text.has(r"scaled_dot_product_attention|sdpa\("):
+            id = "sdpa-mask-polarity"
+        case.add(id, evidence_for(id, case.session, subject, inputs, out, best, search), line)
+
+
+def _learned_scale(subject: Subject) -> bool:
+    return any(
+        math.prod(shape) == 1 and "bias" not in name
+        for name, shape in subject.built.parameters.items()
+    )
+
+
+def _unpacked(text: Text, order: str) -> bool:
+    """Whether the source itself names the parts in the order that was found."""
+    words = {"q": r"q\w*", "k": r"k\w*", "v": r"v\w*"}
+    pattern = r"\s*,\s*".join(rf"(?:self\.)?{words[letter]}" for letter in order)
+    return text.has(rf"\b{pattern}\s*=") or order in text.code
+
+
+def unexplained(
+    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, search: Search
+) -> Report:
+    """Nothing reproduces it: a property that every attention has may still fail."""
+    session, text = case.session, case.text
+    failed: list[str] = []
+    where = _first_step(case, subject)
+    positions = text.has(r"rope|rotary|[Pp]osition|alibi|rel_pos|relative|\bcos\b|\bfreqs")
+    if not out.isfinite().all():
+        rows = int((~out.isfinite()).any(-1).sum())
+        failed.append(f"{rows} of {out.shape[0] * out.shape[1]} output rows are NaN or infinite")
+    if out.shape[:2] != inputs[0].shape[:2]:
+        shape = tuple(out.shape)
+        failed.append(f"the output's shape is {shape} for inputs {tuple(inputs[0].shape)}")
+    elif not probes.sees_others(session, subject, inputs, out):
+        failed.append("changing the first token changes no later output: no token sees another")
+    leak = probes.batch_leak(session, subject, inputs, out)
+    if leak > 1e-7:
+        failed.append(f"changing one sentence changed the output of another by {leak:.2g}")
+    causal = expects_causal(text, case.info, bool(subject.takes_mask))
+    future = probes.future_leak(session, subject, inputs, out)
+    if causal and future.size > 1e-7:
+        failed.append(
+            f"changing token {future.changed} changed output {future.moved} by {future.size:.2g}, "
+            "though this attention is meant to be causal"
+        )
+    gap, _ = probes.same_tokens(session, subject, inputs)
+    if not positions and gap > 1e-6:
+        failed.append(
+            f"with equal tokens the output changes with their number (by {gap:.2g}), so the "
+            "weights of a row do not sum to one"
+        )
+    if (
+        not (causal or positions or subject.polarity)
+        and future.size > 1e-7
+        and not text.has("mask")
+    ):
+        moved = probes.permutation_gap(session, subject, inputs, out)
+        if moved > 1e-6:
+            failed.append(
+                f"permuted tokens do not give permuted outputs (they part by {moved:.2g})"
+            )
+    got = probes.gradients(session, subject, inputs, out)
+    if not isinstance(got, Failure) and out.isfinite().all():
+        idle = [n for n, size in got[0].items() if size < 1e-12 and role_of(n) and "bias" not in n]
+        if idle:
+            failed.append(f"no gradient reaches {', '.join(idle[:4])}")
+    error, _ = search.closest()
+    near = f" The nearest right form differs by {error:.2g}." if error < 1e6 else ""
+    if failed:
+        case.findings.insert(
+            0, finding("unexplained", f"{'; '.join(failed)}.{where}{near}", None, "wrong")
+        )
+        return case.report("wrong")
+    case.findings.append(
+        finding("unsure", f"No known form gives this output.{where}{near}", None, "edge")
+    )
+    wrong = any(f.severity == "wrong" for f in case.findings)
+    return case.report("wrong" if wrong else "unsure")
+
+
+def _first_step(case: Case, subject: Subject) -> str:
+    """Where the numbers first part from the reference, told by a run with one token."""
+    inputs = inputs_for(subject, 1)
+    out = call(case.session, subject, inputs)
+    if isinstance(out, Failure):
+        return ""
+    for _, program in programs_for(subject, inputs):
+        for switches in (Switches(), Switches(split="strided", merge="interleaved")):
+            got = program.run(switches)
+            if got is not None and got.shape == out.shape and torch.allclose(got, out, atol=1e-5):
+                return (
+                    " With one token the output is right, so the values and the output "
+                    "projection are; the scores, the mask or the softmax are not."
+                )
+    return " It is different with one token already: in the values, the merge or the projection."

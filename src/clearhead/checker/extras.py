@@ -1,0 +1,320 @@
+"""What shows only in training, with a mask, in half precision, at other lengths, after loading."""
+
+import re
+import time
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from clearhead.checker import probes
+from clearhead.checker.adapters import Subject, arguments_for, call, inputs_for, pick
+from clearhead.checker.case import Case
+from clearhead.checker.hints import dropped_mask
+from clearhead.checker.isolate import Failure
+from clearhead.checker.layouts import role_of
+from clearhead.checker.loud import translate
+from clearhead.checker.names import constructors, meaning_of
+from clearhead.checker.search import Explanation, Search
+from clearhead.checker.simulator import Program, Switches, difference
+
+Inputs = probes.Inputs
+
+
+def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation) -> None:
+    """Everything that the plain run could not show."""
+    _stray(case, subject)
+    _lengths(case, subject)
+    _gradients(case, subject, inputs, out, best)
+    _training(case, subject, inputs, out, best)
+    _large_scores(case, subject, inputs, best)
+    if subject.takes_mask and not subject.polarity:
+        _mask_argument(case, subject, inputs, out, best)
+    _padding(case, subject, inputs, best)
+    _half(case, subject)
+    _bias_flag(case, subject)  # builds anew, so it comes last
+
+
+def _stray(case: Case, subject: Subject) -> None:
+    for path in subject.built.stray:
+        name = path.rpartition(".")[2]
+        lines = [
+            line for line in case.text.code.splitlines() if re.search(rf"self\.{name}\b", line)
+        ]
+        if not lines:
+            continue
+        if any(re.search(r"\.to\(|type_as|\.cuda\(|device", line) for line in lines):
+            continue
+        made = next((line for line in lines if re.search(rf"self\.{name}\s*[:=]", line)), lines[0])
+        line = case.text.line(rf"self\.{name}\s*[:=]", rf"self\.{name}\b")
+        evidence = f"self.{name} is a tensor, but neither a parameter nor a buffer."
+        if re.search(r"mask|tri[lu]|causal", name + made):
+            case.add("mask-not-a-buffer", evidence, line)
+        elif re.search(r"scale|sqrt|[tT]ensor\(\[?|temp", name + made):
+            case.add("scale-is-stray-tensor", evidence, line)
+
+
+def _lengths(case: Case, subject: Subject) -> None:
+    if subject.sizes.tokens == subject.sizes.context or subject.axes != "batch":
+        return
+    known = {meaning_of(p.name) for p in case.info.init}
+    for tokens, failure in probes.other_lengths(case.session, subject).items():
+        if tokens == subject.sizes.context and not known & {"context", "config"}:
+            continue
+        evidence = f"With {tokens} tokens: {failure.type}: {failure.message}"[:300]
+        case.add("fails-at-some-lengths", evidence, failure.line)
+
+
+def _gradients(
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
+) -> None:
+    if not subject.built.parameters:
+        return
+    got = probes.gradients(case.session, subject, inputs, out)
+    if isinstance(got, Failure):
+        if "expected shape" in got.message:
+            return  # the result is not the first thing returned
+        id = translate(got, "backward", case.text, subject.sizes) or "backward-fails"
+        case.add(id, f"In the backward pass: {got.type}: {got.message}"[:300], got.line)
+        return
+    sizes, _, cotangent = got
+    if not out.isfinite().all():
+        return
+    used = set(best.switches.roles[:2])
+    scored = [n for n in sizes if role_of(n) in used and len(subject.built.parameters[n]) > 1]
+    still = [n for n in scored if sizes[n] < 1e-12]
+    if still:
+        evidence = f"No gradient reaches {', '.join(still)}, though the output depends on them."
+        case.add("scores-detached", evidence)
+        return
+    mixed = [n for n in sizes if role_of(n) in (best.switches.roles[2], "o") and "bias" not in n]
+    mixed = [n for n in mixed if sizes[n] < 1e-12 and "out-proj-unused" not in best.ids]
+    if mixed:
+        case.add("values-detached", f"No gradient reaches {', '.join(mixed)}.")
+        return
+    wanted = _gradient_of(best, cotangent, subject)
+    if wanted is None:
+        return
+    place = probes.place_of_queries(subject)
+    if place is None or place >= len(got[1]):
+        return
+    given = got[1][place]
+    if given is None:
+        case.add("scores-detached", "No gradient reaches the input.")
+        return
+    given = given.to(torch.float64)
+    if subject.axes == "first":
+        given = given.transpose(0, 1)
+    gap = difference(given, wanted) if given.shape == wanted.shape else 0.0
+    if gap > 1e-4:
+        evidence = f"The output is reproduced, but its gradient differs by {gap:.2g} of its size."
+        case.add("scores-detached", evidence)
+
+
+def _gradient_of(best: Explanation, cotangent: Tensor, subject: Subject) -> Tensor | None:
+    """What the gradient of the first input should be."""
+    if subject.axes in ("single", "heads"):
+        return None
+    q, k, v = best.program.inputs
+    x = q.clone().requires_grad_()
+    leaves = (x, x if k is q else k, x if v is q else v)
+    out = Program(best.program.weights, leaves).run(best.switches)
+    if out is None:
+        return None
+    if subject.axes == "first":
+        cotangent = cotangent.transpose(0, 1)
+    (gradient,) = torch.autograd.grad(out, x, cotangent)
+    return gradient if gradient.isfinite().all() else None
+
+
+def _training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation) -> None:
+    layers = [p for p, kind in subject.built.modules.items() if "Dropout" in kind]
+    asked = any(meaning_of(p.name) == "p" for p in case.info.init)
+    told = any(meaning_of(p.name) == "config" for p in case.info.init)
+    if subject.sizes.p == 0 or not (asked or layers or (told and case.text.has(r"[Dd]rop"))):
+        return
+    if not asked and not told:
+        return  # the layer's own rate is not known
+    seen = probes.training(case.session, subject, inputs, out)
+    if seen is None:
+        return
+    if not seen.varies:
+        evidence = f"With dropout {subject.sizes.p}, training gives the same output as evaluation."
+        case.add("dropout-unused", evidence)
+    elif seen.breaks:
+        evidence = (
+            "In training some outputs are NaN or infinite, in evaluation none: a hidden score of "
+            "-inf was dropped, and 0 times infinity is NaN."
+        )
+        case.add("dropout-before-softmax", evidence)
+    elif seen.only_outputs:
+        if len(layers) > 1 and any("att" in path for path in layers):
+            evidence = "In training whole outputs are dropped, but no attention weights."
+            case.add("dropout-unused", evidence)
+    elif not seen.varies_same and best.switches.softmax == "keys":
+        evidence = (
+            "In training the output varies, but not when all tokens are equal: every row still "
+            "sums to one, so the scores were dropped and not the weights."
+        )
+        case.add("dropout-before-softmax", evidence)
+
+
+def _large_scores(case: Case, subject: Subject, inputs: Inputs, best: Explanation) -> None:
+    if best.base.mask != "causal" or best.switches.mask != "causal" or subject.polarity:
+        return
+    names = ("split", "fill", "softmax", "merge", "mix", "keyed", "turn")
+    if any(getattr(best.switches, name) != getattr(best.base, name) for name in names):
+        return
+    if subject.dtype != torch.float64:
+        return
+    leak = probes.large_score_leak(case.session, subject, inputs)
+    if leak.size > 0:
+        evidence = (
+            f"With inputs 120 times as large, changing token {leak.changed} changed output "
+            f"{leak.moved} by {leak.size:.2g}."
+        )
+        case.add("mask-fill-too-small", evidence)
+
+
+def _half(case: Case, subject: Subject) -> None:
+    if not subject.weights:
+        return
+    failure = probes.half_failure(case.session, subject)
+    if failure is not None and "overflow" in failure.message:
+        evidence = f"In float16: {failure.type}: {failure.message}"[:300]
+        case.add("mask-fill-overflows-half", evidence, failure.line)
+
+
+def _bias_flag(case: Case, subject: Subject) -> None:
+    flags = [p.name for p in case.info.init if meaning_of(p.name) == "bias"]
+    flags = [name for name in flags if name not in ("add_bias_kv", "proj_bias", "out_bias")]
+    if not flags or flags[0] not in subject.keywords:
+        return
+    for sizes, arguments, keywords in constructors(case.info):
+        if replace(sizes, tokens=subject.sizes.tokens, p=subject.sizes.p) != subject.sizes:
+            continue
+        built = case.session.build(case.info.name, arguments, {**keywords, flags[0]: False})
+        if isinstance(built, Failure):
+            return
+        before, after = set(subject.built.parameters), set(built.parameters)
+        if flags[0] != "bias":
+            before, after = (
+                {n for n in names if role_of(n) in ("q", "k", "v", "qkv", "kv")}
+                for names in (before, after)
+            )
+        if before == after and before:
+            left = sorted(n for n in after if n.endswith("bias"))
+            evidence = f"{flags[0]}=True and {flags[0]}=False give the same parameters" + (
+                f", {', '.join(left)} among them." if left else ", without any bias."
+            )
+            case.add("bias-flag-ignored", evidence)
+        return
+
+
+def _mask_argument(
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
+) -> None:
+    """Forward takes a mask: any polarity is right, as long as it hides what it marks."""
+    if best.switches.mask.startswith("window"):
+        return
+    batch, tokens = inputs[0].shape[:2]
+    keep = torch.rand(tokens, tokens, generator=torch.Generator().manual_seed(4)) < 0.6
+    keep |= torch.eye(tokens, dtype=torch.bool)
+    kind = "given-and-causal" if best.base.mask == "causal" else "given"
+    ran: list[Tensor] = []
+    for shape in ((tokens, tokens), (1, 1, tokens, tokens), (batch, tokens, tokens)):
+        shaped = keep.expand(shape).contiguous() if len(shape) != 4 else keep[None, None]
+        for mask in _polarities(shaped, subject.dtype):
+            got = call(case.session, subject, inputs, mask=mask)
+            if isinstance(got, Failure) or got.shape != out.shape:
+                continue
+            program = Program(best.program.weights, best.program.inputs, keep)
+            right = program.run(best.switches._replace(mask=kind))
+            if right is not None and difference(right, got) < 1e-5:
+                return
+            ran.append(got)
+    if not ran:
+        return
+    if all(difference(got, out) < 1e-9 for got in ran):
+        line = dropped_mask(case.text)
+        id = "mask-ignored" if line is None else "mask-result-dropped"
+        case.add(id, "A mask that hides 40 % of the cells changes nothing.", line)
+        return
+    if best.ids:
+        return  # one mistake at a time: the mask would only repeat it
+    _explain_mask(case, subject, best, keep, kind, ran)
+
+
+def _explain_mask(
+    case: Case, subject: Subject, best: Explanation, keep: Tensor, kind: str, ran: list[Tensor]
+) -> None:
+    program = Program(best.program.weights, best.program.inputs, keep)
+    ends = time.monotonic() + 0.4
+    for got in ran:
+        if time.monotonic() > ends:
+            break
+        search = Search(got, [(best.candidate, program)], [kind], seconds=0.1)
+        found = next(iter(search.one()), None)
+        if found is not None and found.ids and "mask-ignored" not in found.ids:
+            evidence = (
+                f"Given a mask, your output equals, to {found.error:.0e}, what this mistake gives."
+            )
+            for id in found.ids:
+                case.add(id, evidence)
+            return
+    case.notes.append("Forward takes a mask; no usual meaning of it reproduces the output.")
+
+
+def _padding(case: Case, subject: Subject, inputs: Inputs, best: Explanation) -> None:
+    """A (batch, tokens) mask whose name says that it marks the filling: does it hide that?"""
+    names = [p.name for p in case.info.forward if "pad" in p.name.lower()]
+    masks = {"none": "given", "causal": "given-and-causal"}
+    if not names or subject.axes != "batch" or best.switches.mask not in masks:
+        return
+    batch, tokens = inputs[0].shape[:2]
+    real = torch.ones(batch, tokens, dtype=torch.bool)
+    real[-1, tokens - 2 :] = False
+    given = real[:, None, None, :].expand(batch, 1, tokens, tokens)
+    kind = masks[best.switches.mask]
+    program = Program(best.program.weights, best.program.inputs, given)
+    right = program.run(best.switches._replace(mask=kind))
+    positional, keywords = arguments_for(subject, inputs, None)
+    answers = []
+    for marked in (~real, real):
+        output = case.session.forward(positional, {**keywords, names[0]: marked})
+        if isinstance(output, Failure) or right is None:
+            return
+        chosen = pick(output, inputs[0].shape)
+        if chosen is None or output.tensors[chosen].shape != right.shape:
+            return
+        answers.append(output.tensors[chosen].to(torch.float64))
+    rows = real  # what stands at the filling does not matter
+    assert right is not None
+    if difference(answers[0][rows], right[rows]) < 1e-5:
+        return
+    if difference(answers[1][rows], right[rows]) < 1e-5 and not _marks_real(case, names[0]):
+        evidence = (
+            f"With {names[0]} True at two filling tokens, the output is what you get when only "
+            "the filling is seen; with True at the real tokens it is right."
+        )
+        case.add("padding-inverted", evidence)
+
+
+def _marks_real(case: Case, name: str) -> bool:
+    """Whether the source says that 1 or True marks the real tokens."""
+    return bool(
+        re.search(
+            r"(1|True|ones?)\s*(=|:|means?|for|is|are|->|marks?)+\s*(the |a )?"
+            r"(real|valid|keep|kept|token|attend|visible|not pad|may|non-?pad)|"
+            r"0\s*(=|for|means?)\s*pad",
+            case.text.source,
+        )
+    )
+
+
+def _polarities(keep: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    added = torch.zeros(keep.shape, dtype=dtype).masked_fill(~keep, -torch.inf)
+    return [keep, ~keep, keep.to(torch.int64), added, (~keep).to(torch.int64), keep.to(dtype)]
+
+
+__all__ = ["Switches", "examine", "inputs_for"]

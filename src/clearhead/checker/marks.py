@@ -1,0 +1,128 @@
+"""The CSV file of marks: a row a submission, added as it finishes, whole after an interruption."""
+
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import IO
+
+from clearhead import drawing
+
+
+@dataclass(frozen=True)
+class Row:
+    """One submission in the CSV file.
+
+    Args:
+        file: Its path inside the folder.
+        cls: The classes that were judged.
+        verdict: "correct", "wrong", "error" or "unsure": the worst of its classes.
+        findings: The ids of what was found, with spaces between.
+        severities: A severity for each of them.
+        seconds: How long it took.
+        note: What happened, where it could not be judged.
+        sha256: Of the file's bytes: the same file is not run again.
+    """
+
+    file: str
+    cls: str
+    verdict: str
+    findings: str
+    severities: str
+    seconds: str
+    note: str
+    sha256: str
+
+
+HEAD = tuple("class" if field.name == "cls" else field.name for field in fields(Row))
+
+
+def guarded(cell: str) -> str:
+    r"""A cell that a spreadsheet takes for text and not for a formula, in one line.
+
+    >>> guarded("=1+1"), guarded("a\nb")
+    ("'=1+1", 'a\\nb')
+    """
+    cell = drawing.harmless(cell).replace("\n", "\\n")
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@")) else cell
+
+
+class Marks:
+    """The CSV file: what is in it stays, a torn last line is taken away, rows are added.
+
+    Args:
+        path: The file; made if it is not there.
+
+    Raises:
+        ValueError: If there is another file of that name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.rows: dict[str, Row] = {}
+        data = path.read_bytes() if path.exists() else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        lines = list(csv.reader(io.StringIO(whole.decode("utf-8", "replace"))))
+        if data and whole and tuple(lines[0]) != HEAD:
+            raise ValueError(
+                f"--csv {path}: expected a file with the columns {', '.join(HEAD)}, got another.\n"
+                "  It is left as it is: choose another name."
+            )
+        if data and not whole and not line(HEAD).startswith(data):
+            raise ValueError(f"--csv {path}: this is not a file of marks. It is left as it is.")
+        for cells in lines[1:]:
+            if len(cells) == len(HEAD):
+                self.rows[cells[0]] = Row(*cells)
+        self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
+        self._file.truncate(len(whole))
+        self._file.seek(0, os.SEEK_END)
+        if not whole:
+            self._write(HEAD)
+
+    def done(self, file: str, sha256: str) -> bool:
+        """Whether this file was judged before, with the same content."""
+        row = self.rows.get(guarded(file))
+        return row is not None and row.sha256 == sha256
+
+    def add(self, row: Row) -> None:
+        """Write a row, so that nothing is lost when the power fails now."""
+        cells = tuple(guarded(cell) for cell in astuple(row))
+        again = cells[0] in self.rows
+        self.rows[cells[0]] = Row(*cells)
+        if again:  # the file has changed since: one row a submission
+            self._rewrite()
+        else:
+            self._write(cells)
+
+    def _write(self, cells: Iterable[str]) -> None:
+        self._file.write(line(cells))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _rewrite(self) -> None:
+        rows = b"".join(line(astuple(row)) for row in self.rows.values())
+        write(self._path, line(HEAD) + rows)
+        self._file.close()
+        self._file = self._path.open("ab")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def line(cells: Iterable[str]) -> bytes:
+    """One line of CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode("utf-8", "backslashreplace")
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write beside, then rename: a reader sees the old file or the whole new one."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        whole = Path(folder) / path.name
+        whole.write_bytes(data)
+        os.replace(whole, path)

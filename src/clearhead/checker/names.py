@@ -1,0 +1,171 @@
+"""What constructors call their parameters, and the sizes to give them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from clearhead.checker.isolate import ClassInfo, Parameter
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes for one attempt. They share no factor, so that no two axes can be confused."""
+
+    d_in: int = 14
+    heads: int = 3
+    head_dim: int = 5
+    kv_heads: int = 3
+    tokens: int = 7
+    batch: int = 2
+    context: int = 11
+    p: float = 0.3
+    bias: bool = True
+
+    @property
+    def d_out(self) -> int:
+        """The width of all heads together."""
+        return self.heads * self.head_dim
+
+
+ATTEMPTS = (
+    Sizes(),
+    Sizes(d_in=15),
+    Sizes(d_in=24, heads=4, head_dim=6, kv_heads=2),
+    Sizes(d_in=128, heads=8, head_dim=16, kv_heads=4, context=16),
+)
+GROUPED = Sizes(d_in=20, heads=4, head_dim=6, kv_heads=2)
+
+_NAMES = {
+    "d_in": "d_in in_dim input_dim dim_in in_features input_size in_channels d_input din indim "
+    "input_dimension input_features dim_input embed_dim_in",
+    "d_out": "d_out out_dim output_dim dim_out out_features output_size d_output dout outdim "
+    "output_dimension",
+    "d": "dim embed_dim d_model n_embd emb_dim hidden_size embed_size emb_size embedding_dim "
+    "hidden_dim model_dim d c channels n_embed width emb embedding_size size features hidden "
+    "d_embed dmodel dim_model num_hiddens n_state embed embeddim d_emb model_size units "
+    "hidden_units n_units embed_dimension embedding_dimension emb_dimension attention_dim "
+    "all_head_size attn_dim dimension key_size query_size value_size kdim vdim model_dimension "
+    "d_hidden h_dim dims",
+    "heads": "num_heads n_head n_heads heads h nhead num_head nheads numheads n_attention_heads "
+    "num_attention_heads attention_heads head_count no_heads number_of_heads head_num num_q_heads "
+    "n_q_heads num_query_heads nh n_h attn_heads heads_num q_heads",
+    "head_dim": "head_dim head_size d_k d_v dim_head d_head dk dv d_q d_qk d_kv dim_per_head "
+    "dim_k dim_q dim_v head_width d_key d_value d_query qk_dim v_dim attention_head_size headdim "
+    "dim_heads head_dimension size_per_head d_keys d_values key_dim value_dim",
+    "kv_heads": "num_kv_heads n_kv_heads kv_heads num_key_value_heads n_kv_head "
+    "num_kv n_kv kv_n_heads num_key_value kvheads",
+    "kv_groups": "num_kv_groups n_groups num_groups kv_groups groups num_query_groups n_kv_groups",
+    "context": "context_length block_size ctx_len max_len seq_len context_len context_size n_ctx "
+    "max_seq_len max_length seq_length sequence_length max_seq_length max_position_embeddings "
+    "n_positions ctx_length max_context_length max_tokens num_tokens n_tokens context_window "
+    "max_context seqlen maxlen window_size_max n_context max_position ctx t max_t length",
+    "p": "dropout p attn_pdrop drop_rate dropout_rate p_drop attn_dropout dropout_p drop "
+    "resid_pdrop attention_dropout proj_drop attn_drop dropout_prob drop_prob p_dropout "
+    "resid_dropout attention_probs_dropout_prob hidden_dropout_prob dropout_ratio droprate pdrop "
+    "embd_pdrop proj_dropout residual_dropout attn_dropout_rate drop_p",
+    "bias": "qkv_bias bias use_bias attn_bias add_bias has_bias with_bias attention_bias "
+    "add_bias_kv proj_bias out_bias",
+    "config": "config cfg args conf hparams options opts params configuration hp model_args "
+    "model_config settings hparam conf_dict",
+    "batch_first": "batch_first",
+    "rope": "rope use_rope rotary",
+    "device": "device",
+    "dtype": "dtype",
+}  # fmt: skip
+MEANING = {name: meaning for meaning, names in _NAMES.items() for name in names.split()}
+_LEFT_ALONE = {"kv_groups", "rope", "device", "dtype"}
+
+
+def meaning_of(name: str) -> str:
+    """What a constructor's parameter stands for; "" if its name says nothing.
+
+    >>> [meaning_of(name) for name in ("n_embd", "num_heads", "blockSize", "colour")]
+    ['d', 'heads', 'context', '']
+    """
+    small = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
+    return MEANING.get(small) or MEANING.get(small.replace("_", "")) or ""
+
+
+def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
+    """What to pass for a meaning, given which others the constructor takes."""
+    single = "head_dim" in meanings and "heads" not in meanings
+    return {
+        "d_in": sizes.d_in,
+        "d_out": sizes.d_out,
+        "d": sizes.d_in if meanings & {"d_out"} or single else sizes.d_out,
+        "heads": sizes.heads,
+        "head_dim": sizes.head_dim,
+        "kv_heads": sizes.kv_heads,
+        "kv_groups": sizes.kv_heads,
+        "context": sizes.context,
+        "p": sizes.p,
+        "bias": sizes.bias,
+        "batch_first": True,
+        "rope": False,
+        "device": None,
+        "dtype": None,
+    }[meaning]
+
+
+def constructors(info: ClassInfo) -> Iterator[tuple[Sizes, list[object], dict[str, object]]]:
+    """Ways to build a class, likely ones first, a handful at most."""
+    meanings = {p.name: meaning_of(p.name) for p in info.init}
+    present = set(meanings.values())
+    attempts: list[Sizes] = list(ATTEMPTS)
+    if present & {"kv_heads", "kv_groups"}:
+        attempts = [GROUPED, replace(GROUPED, d_in=24), *attempts]
+    if "config" in present:
+        attempts = attempts[2:] if not present & {"kv_heads", "kv_groups"} else attempts[1:]
+    for sizes in attempts:
+        arguments: list[object] = []
+        keywords: dict[str, object] = {}
+        unknown = [sizes.d_in] if not present & {"d", "d_in"} else []
+        unknown += [sizes.heads] if "heads" not in present else []
+        unknown += [sizes.context]
+        for parameter in info.init:
+            value = _argument(parameter, meanings[parameter.name], sizes, present, unknown)
+            if value is _SKIP:
+                continue
+            if parameter.kind == "POSITIONAL_ONLY":
+                arguments.append(value)
+            else:
+                keywords[parameter.name] = value
+        yield sizes, arguments, keywords
+
+
+_SKIP = object()
+
+
+def _argument(
+    parameter: Parameter, meaning: str, sizes: Sizes, present: set[str], unknown: list[int]
+) -> object:
+    if parameter.kind.startswith("VAR"):
+        return _SKIP
+    if meaning == "config":
+        return {"__config__": config(sizes)}
+    if meaning and not (parameter.has_default and meaning in _LEFT_ALONE):
+        return value_of(meaning, sizes, present)
+    if parameter.has_default:
+        return _SKIP
+    annotation = parameter.annotation.lower()
+    if "bool" in annotation:
+        return False
+    if "float" in annotation:
+        return 0.1
+    if "str" in annotation and "int" not in annotation:
+        return ""
+    if re.search(r"layer|idx|index", parameter.name):
+        return 0
+    return unknown.pop(0) if unknown else sizes.d_out
+
+
+def config(sizes: Sizes) -> dict[str, object]:
+    """A configuration that answers to every name we know."""
+    values: dict[str, object] = {}
+    for name, meaning in MEANING.items():
+        if meaning in ("config", "device", "dtype", "kv_groups"):
+            continue
+        value = value_of(meaning, replace(sizes, d_in=sizes.d_out), {"heads", "head_dim"})
+        values[name] = value
+        values[name.upper()] = value
+    return values

@@ -1,0 +1,136 @@
+"""What counts in an assignment: a small TOML file.
+
+class = "MultiHead*"          # this class must be there; others are not looked at
+causal = true                 # the form that is asked for
+multi_head = true
+fail = ["wrong", "compat"]    # which findings fail; without it: wrong only
+adapter = "adapter.py"        # one adapter for the whole class, beside the policy
+"""
+
+import fnmatch
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clearhead.checker.report import SEVERITIES, Finding, Report
+
+_KEYS: dict[str, type] = {
+    "class": str,
+    "causal": bool,
+    "multi_head": bool,
+    "fail": list,
+    "adapter": str,
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What an assignment asks for.
+
+    Args:
+        cls: A pattern for the name of the class that must be there; None takes all classes.
+        causal: Whether it must be causal; None takes both.
+        multi_head: Whether it must have several heads; None takes both.
+        fail: The severities that fail.
+        adapter: The text of an adapter, or None.
+    """
+
+    cls: str | None = None
+    causal: bool | None = None
+    multi_head: bool | None = None
+    fail: tuple[str, ...] = ("wrong",)
+    adapter: str | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> "Policy":
+        """The policy in a file.
+
+        Raises:
+            ValueError: If the file is no TOML, or has a key or a value that is not known.
+        """
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"--policy {path}: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"--policy {path}: not TOML: {error}.") from None
+        unknown = sorted(set(data) - set(_KEYS))
+        if unknown:
+            raise ValueError(
+                f"--policy {path}: unknown key {', '.join(unknown)}.\n"
+                f"  Known are {', '.join(_KEYS)}."
+            )
+        for key, value in data.items():
+            if not isinstance(value, _KEYS[key]):
+                raise ValueError(
+                    f"--policy {path}: {key}: expected {_KEYS[key].__name__}, got {value!r}."
+                )
+        fail = data.get("fail", ["wrong"])
+        if not fail or not set(fail) <= set(SEVERITIES):
+            raise ValueError(
+                f"--policy {path}: fail: expected some of {', '.join(SEVERITIES)}, got {fail!r}."
+            )
+        adapter = None
+        if "adapter" in data:
+            file = path.parent / data["adapter"]
+            try:
+                adapter = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ValueError(f"--policy {path}: adapter {file}: {error}.") from None
+        return cls(
+            data.get("class"), data.get("causal"), data.get("multi_head"), tuple(fail), adapter
+        )
+
+    def judge(self, file: str, reports: Sequence[Report]) -> list[Report]:
+        """The reports that count, with the verdict that this policy gives them."""
+        chosen = [r for r in reports if self.cls is None or fnmatch.fnmatchcase(r.cls, self.cls)]
+        if not chosen and (self.cls is None or any(r.verdict == "error" for r in reports)):
+            return list(reports)  # a file that cannot be run has no classes at all
+        if not chosen:
+            there = ", ".join(r.cls for r in reports) or "none"
+            says = f"The assignment asks for a class {self.cls}."
+            finding = Finding("not-what-was-asked", "wrong", says, f"Found: {there}.", "", None)
+            return [Report(file, "", "wrong", (finding,))]
+        return [self._judged(report) for report in chosen]
+
+    def _judged(self, report: Report) -> Report:
+        if report.verdict in ("error", "unsure"):
+            return report
+        found = report.findings
+        for asked, has, name in (
+            (self.causal, is_causal(report.form), "causal attention"),
+            (self.multi_head, is_multi_head(report.form), "several heads"),
+        ):
+            known = "head" in report.form  # else the form could not be made out
+            if asked is not None and known and asked != has:
+                says = f"The assignment asks for {name if asked else f'no {name}'}."
+                found += (
+                    Finding(
+                        "not-what-was-asked", "wrong", says, f"It is: {report.form}.", "", None
+                    ),
+                )
+        fails = any(finding.severity in self.fail for finding in found)
+        if report.verdict == "wrong" and not any(each.severity == "wrong" for each in found):
+            fails = True  # wrong for a reason that has no finding
+        return replace(report, findings=found, verdict="wrong" if fails else "correct")
+
+
+def is_causal(form: str) -> bool:
+    """Whether a report's line on the form says causal.
+
+    >>> is_causal("4 heads × 8, causal"), is_causal("4 heads × 8, not causal")
+    (True, False)
+    """
+    return re.search(r"(?<!not )(?<!non-)\bcausal\b", form) is not None
+
+
+def is_multi_head(form: str) -> bool:
+    """Whether a report's line on the form says more than one head.
+
+    >>> is_multi_head("4 heads × 8, causal"), is_multi_head("1 head × 8")
+    (True, False)
+    """
+    found = re.search(r"\b(\d+) heads?\b", form)
+    return found is not None and int(found[1]) > 1

@@ -1,0 +1,241 @@
+"""What can be seen of an attention from outside, without knowing how it is written.
+
+Each probe answers a question with a number: does a later token change an earlier output, does one
+sentence change another, does every weight get a gradient, do other lengths and half precision work.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.adapters import (
+    Session,
+    Subject,
+    arguments_for,
+    call,
+    inputs_for,
+)
+from clearhead.checker.isolate import Failure
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Influence:
+    """How much a change at one place moved the output at another, where it moved most.
+
+    Args:
+        size: The largest change.
+        changed: The token, or sentence, that was changed.
+        moved: The token, or sentence, whose output moved most.
+    """
+
+    size: float
+    changed: int
+    moved: int
+
+
+def changed(inputs: Inputs, batch: int | slice, token: int | slice, seed: int = 9) -> Inputs:
+    """The same inputs with other numbers at one place."""
+    generator = torch.Generator().manual_seed(seed)
+    made: dict[int, Tensor] = {}
+    for tensor in inputs:
+        if id(tensor) not in made:
+            other = tensor.clone()
+            part = other[batch, token]
+            noise = torch.randn(part.shape, generator=generator, dtype=torch.float64)
+            other[batch, token] = part + noise.to(other) * tensor.abs().mean()
+            made[id(tensor)] = other
+    q, k, v = (made[id(tensor)] for tensor in inputs)
+    return q, k, v
+
+
+def future_leak(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> Influence:
+    """How much later tokens change earlier outputs: 0 for causal attention."""
+    worst = Influence(0.0, 0, 0)
+    tokens = inputs[0].shape[1]
+    for token in {tokens - 1, max(tokens - 2, 1)}:
+        other = call(session, subject, changed(inputs, slice(None), token))
+        if isinstance(other, Failure) or other.shape != out.shape or out.shape[1] < tokens:
+            continue
+        moved = (other - out)[:, :token].nan_to_num(0.0, 0.0, 0.0).abs().amax((0, 2))
+        where = int(moved.argmax())
+        if float(moved[where]) > worst.size:
+            worst = Influence(float(moved[where]), token, where)
+    return worst
+
+
+def sees_others(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
+    """Whether the first token changes any later output, as in every attention."""
+    other = call(session, subject, changed(inputs, slice(None), 0))
+    if isinstance(other, Failure) or other.shape != out.shape:
+        return True
+    return not bool(((other - out)[:, 1:].abs() < 1e-12).all())
+
+
+def batch_leak(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> float:
+    """How much one sentence changes the output of another: 0 for any attention."""
+    other = call(session, subject, changed(inputs, 0, slice(None)))
+    if isinstance(other, Failure) or other.shape != out.shape:
+        return 0.0
+    return float((other - out)[1:].nan_to_num(0.0, 0.0, 0.0).abs().max())
+
+
+def is_sequence_first(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
+    """Whether the first axis, not the second, is the tokens."""
+    if subject.axes != "batch" or not batch_leak(session, subject, inputs, out) > 1e-9:
+        return False
+    other = call(session, subject, changed(inputs, slice(None), 0))
+    if isinstance(other, Failure) or other.shape != out.shape:
+        return False
+    return float((other - out)[:, 1:].abs().max()) < 1e-9
+
+
+def same_tokens(session: Session, subject: Subject, inputs: Inputs) -> tuple[float, Tensor | None]:
+    """How far the output for equal tokens is from the output for one: 0 where rows sum to one.
+
+    If all tokens are the same, any weights that sum to one give back the same vector.
+    """
+    q, k, v = (t[:, :1].expand(-1, t.shape[1], -1).contiguous() for t in inputs)
+    many = call(session, subject, (q, k, v))
+    one = call(session, subject, (q[:, :1], k[:, :1], v[:, :1]))
+    if isinstance(many, Failure) or isinstance(one, Failure) or many.shape[2:] != one.shape[2:]:
+        return 0.0, None
+    if many.shape[1] != q.shape[1]:
+        return 0.0, None
+    gap = (many - one).abs().nan_to_num(torch.inf)
+    return float(gap.max() / one.abs().max().clamp_min(1e-12)), many
+
+
+def permutation_gap(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> float:
+    """How far permuted inputs are from giving permuted outputs: 0 without mask and positions."""
+    order = torch.randperm(inputs[0].shape[1], generator=torch.Generator().manual_seed(3))
+    q, k, v = (t[:, order].contiguous() for t in inputs)
+    other = call(session, subject, (q, k, v))
+    if isinstance(other, Failure) or other.shape != out.shape:
+        return 0.0
+    return float((other - out[:, order]).abs().max() / out.abs().max().clamp_min(1e-12))
+
+
+def other_lengths(session: Session, subject: Subject) -> dict[int, Failure]:
+    """The lengths that fail, of one token, three tokens, and as many as the class allows."""
+    failed: dict[int, Failure] = {}
+    for tokens in (1, 3, subject.sizes.context):
+        got = call(session, subject, inputs_for(subject, tokens))
+        if isinstance(got, Failure):
+            failed[tokens] = got
+    return failed
+
+
+def large_score_leak(session: Session, subject: Subject, inputs: Inputs) -> Influence:
+    """Whether the future leaks when scores are very large, as after unlucky training."""
+    # Scores grow with the square: up to some ten thousands.
+    q, k, v = (t * 120.0 for t in inputs)
+    made = (q, q, q) if inputs[0] is inputs[1] else (q, k, v)
+    out = call(session, subject, made)
+    if isinstance(out, Failure) or not out.isfinite().all():
+        return Influence(0.0, 0, 0)
+    worst = Influence(0.0, 0, 0)
+    size = float(out.abs().max())
+    for seed in range(4):
+        for token in range(1, q.shape[1]):
+            other = call(session, subject, changed(made, slice(None), token, seed=seed))
+            if isinstance(other, Failure) or not other.isfinite().all():
+                continue
+            moved = (other - out)[:, :token].abs().amax((0, 2))
+            where = int(moved.argmax())
+            if float(moved[where]) > max(worst.size, 1e-4 * size):
+                return Influence(float(moved[where]), token, where)
+    return worst
+
+
+def half_failure(session: Session, subject: Subject) -> Failure | None:
+    """What happens in half precision, if it fails."""
+    half = replace(subject, dtype=torch.float16)
+    failed = session.load({n: w.to(torch.float16) for n, w in subject.weights.items()})
+    got = failed or call(session, half, inputs_for(half, subject.sizes.tokens))
+    session.load({n: w.to(subject.dtype) for n, w in subject.weights.items()})
+    return got if isinstance(got, Failure) else None
+
+
+def gradients(
+    session: Session, subject: Subject, inputs: Inputs, out: Tensor
+) -> tuple[dict[str, float], tuple[Tensor | None, ...], Tensor] | Failure:
+    """The size of each parameter's gradient (0 for none), the inputs' gradients, the cotangent."""
+    if subject.axes == "first":
+        q, k, v = (t.transpose(0, 1).contiguous() for t in inputs)
+        out = out.transpose(0, 1)
+    elif subject.axes == "heads":
+        q, k, v = (t[None] for t in inputs)
+        out = out[None]
+    elif subject.axes == "single":
+        q, k, v = (t[0] for t in inputs)
+        out = out[0]
+    else:
+        q, k, v = inputs
+    positional, keywords = arguments_for(subject, (q, k, v), None)
+    noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    got = session.backward(positional, keywords, cotangent=noise.to(subject.dtype))
+    if isinstance(got, Failure):
+        return got
+    sizes = {n: 0.0 if g is None else float(g.abs().max()) for n, g in got.parameters.items()}
+    return sizes, got.inputs, noise
+
+
+def place_of_queries(subject: Subject) -> int | None:
+    """Which of forward's positional arguments the queries come from."""
+    for place, (_, role) in enumerate(subject.feed):
+        if role in ("x", "q"):
+            return place
+    return None
+
+
+@dataclass(frozen=True)
+class Training:
+    """What dropout does in training.
+
+    Args:
+        varies: Whether it differs from evaluation.
+        breaks: Whether NaN or infinity come out.
+        varies_same: Whether they differ when all tokens are equal, beyond whole outputs dropped.
+        only_outputs: Whether each number is the evaluated one, scaled up, or zero.
+    """
+
+    varies: bool
+    breaks: bool
+    varies_same: bool
+    only_outputs: bool
+
+
+def training(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> Training | None:
+    """Run twice in training, with random and with equal tokens; None if it fails."""
+    same = tuple(t[:, :1].expand(-1, t.shape[1], -1).contiguous() for t in inputs)
+    calm = call(session, subject, same)  # type: ignore[arg-type]  # three tensors
+    runs = [call(session, subject, inputs, train=True, seed=s) for s in (1, 2, 3)]
+    equal = [call(session, subject, same, train=True, seed=s) for s in (1, 2, 3)]  # type: ignore[arg-type]
+    tensors = [t for t in [calm, *runs, *equal] if not isinstance(t, Failure)]
+    if len(tensors) < 7:
+        return None
+    p = subject.sizes.p
+
+    def moved(run: Tensor, still: Tensor, *also: float) -> bool:
+        """Whether a number is neither the still one, nor one of its multiples."""
+        fine = still.isfinite()
+        run, still = run[fine], still[fine]
+        if not len(still):
+            return False
+        small = 1e-6 * float(still.abs().max())
+        same = (run - still).abs() <= small
+        for factor in also:
+            same |= (run - factor * still).abs() <= small
+        return not bool(same.all())
+
+    multiples = (0.0, 1 / (1 - p))
+    fine = out.isfinite()
+    return Training(
+        any(moved(t, out) for t in tensors[1:4]),
+        any(not t[fine].isfinite().all() for t in tensors[1:4]),
+        any(moved(t, tensors[0], *multiples) for t in tensors[4:]),
+        not any(moved(t, out, *multiples) for t in tensors[1:4]),
+    )

@@ -1,0 +1,427 @@
+"""A process for a stranger: how it is started, watched, heard and ended.
+
+Of three ways to start it, the first whose trial run works is taken: inside bubblewrap (`bwrap`),
+inside namespaces of its own (`unshare`), or plainly. Each trial really runs `confine.py` that way.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import safetensors
+import torch
+
+from clearhead.checker.answers import Failure, Limits, clean
+from clearhead.checker.child import FRAME, MAGIC, MAX_JSON, MAX_TENSORS
+
+HERE = Path(__file__).parent
+START_SECONDS = 90.0  # starting Python and importing torch: our time, not the stranger's
+TICK = 0.05
+# No person and no service has these user numbers, so that all their processes may be ended.
+FIRST_UID, MANY_UIDS = 1_900_000_000, 100_000_000
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to start the process, and what it holds in."""
+
+    name: str
+    contained: str
+    uid: bool  # root becomes a user of its own for each submission
+
+
+def new_uid() -> int | None:
+    """Root becomes a user that nobody else is; others stay who they are."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return None
+    return FIRST_UID + secrets.randbelow(MANY_UIDS)
+
+
+def needed_folders() -> list[Path]:
+    """What the child must be able to read: Python, torch and this folder."""
+    packages = [Path(str(one.__file__)).parents[1] for one in (torch, numpy, safetensors)]
+    python = Path(sys.executable)
+    prefixes = [Path(sys.prefix), Path(sys.base_prefix)]
+    places = [*prefixes, python.parent, python.resolve().parents[1], HERE, *packages]
+    return list(dict.fromkeys(places))
+
+
+def open_to_all(path: Path) -> bool:
+    """Whether any user may read and enter this folder."""
+    return path.stat().st_mode & 0o005 == 0o005
+
+
+def prefix(way: str, size: int) -> list[str]:
+    """The words before the command."""
+    root = os.geteuid() == 0
+    program = shutil.which(way) or way  # found on our PATH, which the child does not get
+    if way == "unshare":
+        words = "--net --ipc --uts --pid --fork --kill-child --mount-proc"
+        return [program, *words.split(), *([] if root else ["--user", "--map-current-user"])]
+    if way != "bwrap":
+        return []
+    words = "--die-with-parent --unshare-pid --unshare-net --unshare-ipc --unshare-uts"
+    command = [program, *words.split(), *([] if root else ["--unshare-user"])]
+    for place in ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin"):
+        if os.path.islink(place):
+            command += ["--symlink", os.readlink(place), place]
+        elif os.path.isdir(place):
+            command += ["--ro-bind", place, place]
+    command += ["--perms", "0755", "--dir", "/etc"]
+    for place in ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives"):
+        command += ["--ro-bind-try", place, place]
+    command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
+    command += ["--perms", "1777", "--size", str(size), "--tmpfs", "/tmp"]
+    for folder in needed_folders():
+        for above in reversed(folder.parents):  # left to bubblewrap, only root may enter them
+            command += ["--perms", "0755", "--dir", str(above)]
+        command += ["--ro-bind", str(folder), str(folder)]
+    return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
+
+
+def user_threads() -> int:
+    """How many threads this user already has; they all count against the process limit."""
+    count = 0
+    for task in Path("/proc").glob("[0-9]*/task"):
+        with contextlib.suppress(OSError):
+            count += len(os.listdir(task)) if task.stat().st_uid == os.getuid() else 0
+    return count
+
+
+def command_for(
+    way: Way, limits: Limits, uid: int | None, protocol: list[int]
+) -> tuple[list[str], dict[str, str]]:
+    """The whole command and its environment, with nothing of ours in it."""
+    # In bubblewrap the folders above are new ones that all may enter.
+    chains = [[one] if way.name == "bwrap" else [one, *one.parents] for one in needed_folders()]
+    processes = limits.processes + (0 if uid is not None else user_threads())
+    settings: dict[str, Any] = {
+        "file_bytes": limits.file_mib << 20,
+        "cpu_seconds": int(limits.total_seconds) + 60,
+        "memory_bytes": limits.memory_mib << 20,
+        "processes": processes if sys.platform == "linux" else None,
+        "uid": uid,
+        "keep_read": not all(open_to_all(path) for chain in chains for path in chain),
+        "keeper": way.name != "bwrap" and sys.platform == "linux",
+        "protocol": protocol,
+        "paths": [str(Path(str(one.__file__)).parents[1]) for one in (torch, numpy, safetensors)],
+        "child": str(HERE / "child.py"),
+    }
+    python = [sys.executable, "-I", "-B", str(HERE / "confine.py"), json.dumps(settings)]
+    environment = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "LANG": "C.UTF-8",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+    return [*prefix(way.name, 16 * limits.file_mib << 20), *python], environment
+
+
+MISSING = "(bubblewrap is missing or not permitted here)."
+WAYS = (
+    Way(
+        "bwrap",
+        "Contained by bubblewrap: no network, none of your files, nothing stays behind.",
+        True,
+    ),
+    Way(
+        "unshare",
+        "Contained by namespaces: no network, nothing stays running. "
+        f"Not contained: {{files}} {MISSING}",
+        True,
+    ),
+    Way(
+        "plain",
+        "Limited in time, memory, processes and output. "
+        f"Not contained: the network, {{files}}{{others}} {MISSING}",
+        True,
+    ),
+    Way(
+        "plain-root",
+        "Limited in time, memory and output. Not contained: it runs as root, with the network, "
+        f"all files and all processes {MISSING}",
+        False,
+    ),
+)
+
+
+def contained_by(way: Way) -> str:
+    """One line for the user: what is contained and what is not."""
+    if sys.platform != "linux":
+        return "Limited in time and output. Not contained: memory, the network, your files."
+    if os.geteuid() == 0:
+        return way.contained.format(files="reading files", others="")
+    return way.contained.format(files="your files", others=", your other processes")
+
+
+def try_way(way: Way) -> str | None:
+    """Run `confine.py` this way; None if it works, else why not."""
+    limits = Limits()
+    if way.name in ("bwrap", "unshare") and shutil.which(way.name) is None:
+        return f"{way.name} is not installed"
+    with tempfile.TemporaryDirectory() as folder:
+        uid = new_uid() if way.uid else None
+        command, environment = command_for(way, limits, uid, [])
+        if uid is not None:
+            os.chown(folder, uid, uid)
+        try:
+            done = subprocess.run(
+                command, env=environment, cwd=folder, capture_output=True, timeout=30, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"{way.name}: {error}"
+    # The keeper gives its output away, so the trial's word comes from the process it started.
+    if done.returncode == 0 and b"confined" in done.stdout:
+        return None
+    last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    return f"{way.name}: {clean(last[0]) if last else f'status {done.returncode}'}"
+
+
+@functools.cache
+def choose_way(first: str) -> Way:
+    """The best way that works here; the answer is remembered.
+
+    Args:
+        first: Leave out the ways before this one. The tests ask for the weaker ways so.
+    """
+    if os.name != "posix":
+        raise RuntimeError(
+            "A stranger's file is checked in a process of its own, which needs Linux or macOS.\n"
+            "  On Windows? Use WSL. For a class of your own: clearhead.check(MyClass)."
+        )
+    names = [way.name for way in WAYS]
+    for way in WAYS[names.index(first) :]:
+        if try_way(way) is None:
+            return way
+    raise RuntimeError(
+        "No process for checking could be started: "
+        + "; ".join(str(try_way(way)) for way in WAYS[names.index(first) :])
+    )
+
+
+def descendants(root: int) -> set[int]:
+    """A process and all below it."""
+    found, left = set(), [root]
+    while left:
+        pid = left.pop()
+        if pid not in found:
+            found.add(pid)
+            with contextlib.suppress(OSError, ValueError):
+                for task in os.listdir(f"/proc/{pid}/task"):
+                    text = Path(f"/proc/{pid}/task/{task}/children").read_text()
+                    left += map(int, text.split())
+    return found
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of memory that a process alone fills."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return sum(int(x.split()[1]) << 10 for x in lines if x.startswith(("RssAnon", "RssShmem")))
+    return 0
+
+
+def share_of(pid: int) -> int:
+    """The same, with pages that several processes share counted once among them."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(x.split()[1]) << 10 for x in lines if x.startswith("Pss:"))
+    return memory_of(pid)
+
+
+def size_of(folder: str, most: int = 2000) -> Iterator[int]:
+    """Sizes of the files in a folder; a folder with too many files counts as endless."""
+    for number, (path, _, files) in enumerate(os.walk(folder)):
+        for count, name in enumerate(files):
+            with contextlib.suppress(OSError):
+                yield os.lstat(os.path.join(path, name)).st_size
+            if count > most or number > most:
+                yield 1 << 60
+                return
+
+
+class Process:
+    """One running process of a stranger, from start to end.
+
+    Args:
+        limits: What it may use.
+        way: How it is started.
+    """
+
+    def __init__(self, limits: Limits, way: Way) -> None:
+        self.limits = limits
+        self.printed = bytearray()
+        self.verdict: Failure | None = None  # why we ended it
+        self.ended, self.lock = threading.Event(), threading.Lock()
+        self.folder = tempfile.mkdtemp(prefix="clearhead-")
+        self.uid = new_uid() if way.uid else None
+        if self.uid is not None:
+            os.chown(self.folder, self.uid, self.uid)
+        theirs_in, self.writer = os.pipe()
+        self.reader, theirs_out = os.pipe()
+        self.output, theirs_print = os.pipe()
+        command, environment = command_for(way, limits, self.uid, [theirs_in, theirs_out])
+        environment["HOME"] = "/tmp" if way.name == "bwrap" else self.folder
+        environment["TMPDIR"] = environment["HOME"]
+        try:
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=theirs_print,
+                stderr=theirs_print,
+                pass_fds=(theirs_in, theirs_out),
+                start_new_session=True,
+            )
+        finally:
+            for fd in (theirs_in, theirs_out, theirs_print):
+                os.close(fd)
+        for fd in (self.writer, self.reader, self.output):
+            os.set_blocking(fd, False)
+        self.watcher = threading.Thread(target=self.watch, daemon=True)
+        self.watcher.start()
+
+    def watch(self) -> None:
+        """End the process when all its parts together take too much."""
+        most, ticks = self.limits.memory_mib << 20, 0
+        while not self.ended.wait(TICK):
+            pids = descendants(self.process.pid)
+            if sum(map(memory_of, pids)) > most and sum(map(share_of, pids)) > most:
+                self.end(Failure("memory", message=f"it took more than {most >> 20} MiB"))
+            elif len(pids) > self.limits.processes + 4:
+                self.end(Failure("died", message=f"it started {len(pids)} processes"))
+            elif (ticks := ticks + 1) % 10 == 0 and sum(size_of(self.folder)) > (
+                16 * self.limits.file_mib << 20
+            ):
+                self.end(Failure("died", message="it filled its working folder"))
+
+    def end(self, verdict: Failure) -> Failure:
+        """End the process and all that it started; the first verdict stays."""
+        with self.lock:
+            if self.verdict is not None:
+                return self.verdict
+            self.verdict = verdict
+            self.end_all()
+            return verdict
+
+    def end_all(self) -> None:
+        """Send SIGKILL until nobody is left."""
+        for _ in range(200 if self.process.poll() is None else 0):
+            below = descendants(self.process.pid) - {self.process.pid}
+            for pid in below:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            if not below:
+                break
+            time.sleep(0.002)
+        # Not after it was waited for: its number may belong to somebody else by then.
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        if self.uid is not None:
+            # One call that ends all processes of that user, also those that hid elsewhere.
+            subprocess.run(
+                ["/bin/sh", "-c", "kill -9 -1"],
+                user=self.uid,
+                group=self.uid,
+                extra_groups=[],
+                check=False,
+                capture_output=True,
+            )
+        self.process.wait()
+
+    def hear(self) -> bool:
+        """Read what it printed; keep the beginning, throw the rest away. False at the end."""
+        for _ in range(64):
+            try:
+                piece = os.read(self.output, 1 << 16)
+            except BlockingIOError:
+                return True
+            room = (self.limits.output_kib << 10) - len(self.printed)
+            self.printed += piece[: max(room, 0)]
+            if not piece:
+                return False
+        return True
+
+    def ask(self, frame: bytes, seconds: float) -> tuple[bytes, bytes] | Failure:
+        """Send one frame (or none) and wait for one: its JSON and its tensors, unread."""
+        until = time.monotonic() + seconds
+        left, answer, need, text = memoryview(frame), bytearray(), FRAME.size, 0
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.reader, selectors.EVENT_READ)
+            ready.register(self.output, selectors.EVENT_READ)
+            if left:
+                ready.register(self.writer, selectors.EVENT_WRITE)
+            while len(answer) < need:
+                wait = min(until - time.monotonic(), TICK)
+                if wait <= 0:
+                    return self.end(Failure("timeout", message=f"no answer in {seconds:g} s"))
+                gone = self.process.poll() is not None
+                events = {key.fd for key, _ in ready.select(wait)}
+                if self.output in events and not self.hear():
+                    ready.unregister(self.output)
+                if self.writer in events:
+                    try:
+                        left = left[os.write(self.writer, left[: 1 << 16]) :]
+                    except BrokenPipeError:
+                        return self.died()
+                    if not left:
+                        ready.unregister(self.writer)
+                if self.reader in events:
+                    # One byte more than is due: honest answers end where they say.
+                    piece = os.read(self.reader, min(need + 1 - len(answer), 1 << 20))
+                    answer += piece
+                    gone = not piece
+                if gone:
+                    return self.died()
+                if text == 0 and len(answer) >= FRAME.size:
+                    magic, text, blob = FRAME.unpack(answer[: FRAME.size])
+                    if magic != MAGIC or not 0 < text <= MAX_JSON or blob > MAX_TENSORS:
+                        return self.end(Failure("protocol", message="an answer of impossible size"))
+                    need += text + blob
+        self.hear()
+        if len(answer) > need:
+            return self.end(Failure("protocol", message="more bytes than the answer has"))
+        body = FRAME.size + text
+        return bytes(answer[FRAME.size : body]), bytes(answer[body:need])
+
+    def died(self) -> Failure:
+        """The process closed its end: say how it went."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        self.hear()
+        status = self.process.poll()
+        if status is None:
+            message = "it closed its connection and gave no answer"
+        elif status < 0 or status > 128:
+            number = -status if status < 0 else status - 128
+            known = {one.value: one.name for one in signal.Signals}
+            message = f"the process was ended by {known.get(number, f'signal {number}')}"
+        else:
+            message = f"the process ended with status {status} before it answered"
+        return self.end(Failure("died", message=message))
+
+    def close(self) -> None:
+        """End it, and remove its folder."""
+        self.ended.set()
+        self.end(Failure("died", message="closed"))
+        self.watcher.join()
+        for fd in (self.writer, self.reader, self.output):
+            os.close(fd)
+        shutil.rmtree(self.folder, ignore_errors=True)

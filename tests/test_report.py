@@ -1,0 +1,183 @@
+"""The report: verdict first, everything from outside escaped, the same facts in every form."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from clearhead import drawing
+from clearhead.checker.mistakes import MISTAKES
+from clearhead.checker.report import Finding, Report, exit_status
+
+PAGE = Path(__file__).parents[1] / "docs" / "mistakes.md"
+
+SOFTMAX = Finding(
+    "softmax-over-queries",
+    "wrong",
+    "Each key's column sums to one.",
+    "Your output equals, to 4e-07, what you get when softmax runs over queries.",
+    "Use dim=-1.",
+    3,
+)
+ORDER = Finding("heads-interleaved", "compat", "One number a head.", "e", "Merge.", None)
+HALF = Finding("mask-fill-overflows-half", "edge", "Fails in float16.", "e", "Use -inf.", 1)
+SOURCE = "import torch\n\n\tw = s.softmax(dim=-2)\n"
+
+
+def report(*findings: Finding, verdict: str = "wrong", **rest: object) -> Report:
+    return Report("mine.py", "Attention", verdict, findings, "4 heads × 8, causal", **rest)
+
+
+def test_the_report_in_a_terminal():
+    assert str(report(SOFTMAX, notes=("The network was not closed.",), source=SOURCE)) == (
+        "Wrong: mine.py:Attention\n"
+        "  4 heads × 8, causal\n"
+        "\n"
+        "  softmax-over-queries (wrong)\n"
+        "    Each key's column sums to one.\n"
+        "    Evidence  Your output equals, to 4e-07, what you get when softmax runs over queries.\n"
+        "    Line      3: w = s.softmax(dim=-2)\n"
+        "    Fix       Use dim=-1.\n"
+        "    More      docs/mistakes.md#softmax-over-queries\n"
+        "\n"
+        "  Note      The network was not closed."
+    )
+
+
+def test_a_hint_gives_the_symptom_and_the_place_but_not_the_answer():
+    unlisted = Finding("unexplained", "wrong", "says", "Row 3 is NaN.", "fix me", None)
+    text = drawing.plain(report(SOFTMAX, unlisted, source=SOURCE).draw(hint=True))
+    assert "do not sum to one" in text
+    assert "3: w = s.softmax(dim=-2)" in text
+    assert "Row 3 is NaN." in text
+    for answer in ("softmax-over-queries", "Use dim=-1", "column", "fix me", "mistakes.md"):
+        assert answer not in text
+
+
+def test_a_hint_never_gives_the_fix_away():
+    for mistake in MISTAKES:
+        found = Finding(mistake.id, mistake.severity, mistake.says, "", mistake.fix, None)
+        text = drawing.plain(report(found).draw(hint=True), width=1000)
+        assert mistake.symptom in text
+        assert mistake.id not in text
+        assert mistake.fix not in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "findings", "headline", "status"),
+    [
+        ("correct", (), "correct", 0),
+        ("correct", (ORDER,), "correct, but weights from elsewhere give another result", 0),
+        ("correct", (HALF,), "correct, but it fails in some situations", 0),
+        (
+            "correct",
+            (ORDER, HALF),
+            "correct, but weights from elsewhere give another result and it fails in some "
+            "situations",
+            0,
+        ),
+        ("wrong", (SOFTMAX, HALF), "wrong", 1),
+        ("error", (), "could not be run", 2),
+        ("unsure", (), "unsure", 2),
+    ],
+)
+def test_the_verdict_in_words_and_as_a_status(verdict, findings, headline, status):
+    made = report(*findings, verdict=verdict)
+    assert (made.headline, made.status) == (headline, status)
+    first = drawing.plain(made.draw(), width=200).splitlines()[0]
+    assert first.lower() == f"{headline}: mine.py:attention"
+
+
+def test_severities_are_shown():
+    text = str(report(SOFTMAX, ORDER, HALF))
+    assert "heads-interleaved (compat: only loaded weights break)" in text
+    assert "mask-fill-overflows-half (edge: only in some situations)" in text
+
+
+def test_json_has_the_fields_that_programs_rely_on():
+    data = json.loads(json.dumps(report(SOFTMAX, notes=("n",)).to_json()))
+    assert data == {
+        "schema": 1,
+        "file": "mine.py",
+        "class": "Attention",
+        "verdict": "wrong",
+        "findings": [
+            {
+                "id": "softmax-over-queries",
+                "severity": "wrong",
+                "says": SOFTMAX.says,
+                "evidence": SOFTMAX.evidence,
+                "fix": "Use dim=-1.",
+                "line": 3,
+            }
+        ],
+        "form": "4 heads × 8, causal",
+        "notes": ["n"],
+    }
+    assert Report.from_json(data) == report(SOFTMAX, notes=("n",))
+
+
+def test_unsure_is_an_error_with_a_finding_in_json():
+    data = report(verdict="unsure").to_json()
+    assert data["verdict"] == "error"
+    assert [found["id"] for found in data["findings"]] == ["unsure"]
+    assert Report.from_json(data).verdict == "unsure"
+
+
+def test_an_unknown_verdict_is_refused():
+    with pytest.raises(ValueError, match=r"verdict: expected one of .*, got 'good'"):
+        report(verdict="good")
+
+
+def test_text_from_outside_cannot_act():
+    """A class name with a newline or an escape code could print a verdict of its own."""
+    evil = "\x1b[2J\x1b[32mCorrect: mine.py\x07\u202e"
+    found = Finding(f"id\n{evil}", "wrong", evil, f"a\n{evil}", evil, 1)
+    made = Report(f"f{evil}", f"C\n{evil}", "wrong", (found,), evil, (evil,), source=evil)
+    for text in (str(made), drawing.plain(made.draw(hint=True))):
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+        assert "\\x1b[32mCorrect" in text
+        assert not any(line.startswith("Correct") for line in text.splitlines())
+        assert text.startswith("Wrong: f")
+
+
+def test_html_is_escaped():
+    evil = "<script>alert(1)</script>"
+    found = Finding(evil, "wrong", evil, evil, evil, 1)
+    made = Report(evil, evil, "wrong", (found,), evil, (evil,), source=evil)
+    page = made._repr_html_()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert page.startswith("<pre")
+
+
+def test_endless_texts_are_cut():
+    text = str(report(Finding("x", "wrong", "a" * 10**6, "b" * 10**6, "", 1), source="c" * 10**6))
+    assert len(text) < 20_000
+    assert "996,000 characters more" in re.sub(r"\s+", " ", text)
+
+
+def test_a_line_outside_the_file_is_only_a_number():
+    assert "Line      3\n" in str(report(SOFTMAX, source="one line")) + "\n"
+    assert "Line      3\n" in str(report(SOFTMAX)) + "\n"
+    assert "Line" not in str(report(ORDER, source=SOURCE))
+
+
+def test_one_status_for_many():
+    right, wrong, broken = (report(verdict=each) for each in ("correct", "wrong", "error"))
+    assert exit_status([right, right]) == 0
+    assert exit_status([right, broken, wrong]) == 1
+    assert exit_status([right, broken]) == 2
+    assert exit_status([]) == 2
+
+
+def test_every_mistake_has_its_section_in_the_docs():
+    page = PAGE.read_text(encoding="utf-8")
+    sections = re.findall(r"^## (\S+)$", page, re.MULTILINE)
+    ids = [mistake.id for mistake in MISTAKES]
+    assert sorted(each for each in sections if each in ids) == sorted(ids)
+    for id, body in re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL):
+        if id in ids:
+            assert body.count("```py\n") >= 2, f"{id}: wrong code and right code"
+            assert "```text\n" in body, f"{id}: a drawing"

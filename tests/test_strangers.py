@@ -1,0 +1,126 @@
+"""Sixty classes that strangers might have written: thirty right, thirty wrong.
+
+They were written without looking at how the checker works, in as many styles as there are files;
+the right ones were compared with PyTorch's own attention. The first line of each says what a good
+checker answers: `# expect: correct`, the ids of its mistakes, or `wrong` for one in no list.
+
+    python tests/test_strangers.py     prints the table
+"""
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+FILES = sorted((Path(__file__).parent / "strangers").glob("[0-9]*.py"))
+
+# A change of the method may only raise these.
+FOUND = 27  # wrong files that are called wrong
+NAMED = 20  # of the 21 whose mistakes are in the list: all of them named
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the checker says of one file, beside what was expected."""
+
+    name: str
+    expected: frozenset[str]
+    verdicts: tuple[str, ...]
+    ids: frozenset[str]
+    seconds: float
+
+    @property
+    def right(self) -> bool:
+        """Whether the file is correct, by its first line."""
+        return self.expected == {"correct"}
+
+    @property
+    def called_wrong(self) -> bool:
+        return "wrong" in self.verdicts
+
+    @property
+    def named(self) -> bool:
+        return self.called_wrong and self.expected <= self.ids
+
+
+def expected(source: str) -> frozenset[str]:
+    first = re.match(r"# expect: (.+)\n", source)
+    assert first is not None
+    return frozenset(first[1].split(", "))
+
+
+def ask(file: Path) -> Answer:
+    from clearhead.checker.diagnose import check_source
+
+    source = file.read_text(encoding="utf-8")
+    start = time.perf_counter()
+    # Without the first line's answer, and with the lines where they were.
+    reports = check_source(re.sub(r"^# expect.*", "#", source), f"{file.stem[:2]}.py")
+    findings = [f for report in reports for f in report.findings if f.severity == "wrong"]
+    return Answer(
+        file.stem,
+        expected(source),
+        tuple(report.verdict for report in reports),
+        frozenset(f.id for f in findings),
+        time.perf_counter() - start,
+    )
+
+
+def table(answers: list[Answer]) -> str:
+    lines = []
+    for answer in answers:
+        good = not answer.called_wrong if answer.right else answer.called_wrong
+        remark = "" if good else "FALSE ALARM" if answer.right else "MISSED"
+        if good and answer.right and answer.verdicts.count("correct") != len(answer.verdicts):
+            remark = "not understood"
+        elif good and not answer.right and "wrong" not in answer.expected and not answer.named:
+            remark = "another name"
+        lines.append(
+            f"{answer.name:28} {','.join(sorted(answer.expected)):32} "
+            f"{','.join(answer.verdicts):16} {','.join(sorted(answer.ids)):40} "
+            f"{answer.seconds:5.1f} s {remark}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+def test_the_files_say_what_they_are():
+    from clearhead.checker.mistakes import MISTAKES
+
+    known = {mistake.id for mistake in MISTAKES}
+    answers = [expected(file.read_text(encoding="utf-8")) for file in FILES]
+    assert answers.count(frozenset({"correct"})) == 30
+    assert answers.count(frozenset({"wrong"})) >= 8
+    assert len(answers) == 60
+    assert frozenset().union(*answers) <= known | {"correct", "wrong"}
+
+
+def test_no_two_files_share_more_than_a_few_lines():
+    def lines(file: Path) -> set[str]:
+        text = {line.strip() for line in file.read_text(encoding="utf-8").splitlines()}
+        common = r"(import|from|class|super|return|def|B, T|b, n)\b.*|\W*|# expect.*"
+        return {line for line in text if not re.fullmatch(common, line)}
+
+    texts = [lines(file) for file in FILES]
+    for i, one in enumerate(texts):
+        for j, other in enumerate(texts[:i]):
+            shared = one & other
+            assert len(shared) <= 6, (FILES[i].name, FILES[j].name, shared)
+
+
+@pytest.mark.slow
+def test_strangers_are_judged_rightly(capsys):
+    answers = [ask(file) for file in FILES]
+    with capsys.disabled():
+        print(f"\n{table(answers)}")
+    assert [a.name for a in answers if a.right and a.called_wrong] == []
+    missed = [a.name for a in answers if not a.right and not a.called_wrong]
+    assert 30 - len(missed) >= FOUND, missed
+    listed = [a for a in answers if not a.right and a.expected != {"wrong"}]
+    other = [a.name for a in listed if not a.named]
+    assert len(listed) - len(other) >= NAMED, other
+
+
+if __name__ == "__main__":
+    print(table([ask(file) for file in FILES]))
