@@ -17,8 +17,8 @@ import pytest
 FILES = sorted((Path(__file__).parent / "strangers").glob("[0-9]*.py"))
 
 # A change of the method may only raise these.
-FOUND = 27  # wrong files that are called wrong
-NAMED = 20  # of the 21 whose mistakes are in the list: all of them named
+FOUND = 28  # wrong files that are called wrong
+NAMED = 21  # of the 21 whose mistakes are in the list: all of them named
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def width_in(built: Built, sizes: Sizes) -> int:
                 return shape[1]
             if "Conv1D" in owner:
                 return shape[0]
-            known = [n for n in shape[-2:] if n in (sizes.d_in, sizes.d_out)]
+            known = [n for n in shape if n in (sizes.d_in, sizes.d_out)]
             return sizes.d_in if sizes.d_in in known else (known or [shape[-2]])[0]
     for name, shape in shapes.items():
         if "Linear" in built.modules.get(name.rpartition(".")[0], ""):
