@@ -10,9 +10,8 @@ BOOK = (
 class MultiHeadAttention(nn.Module):
     def __init__(self, d_in, d_out, context_length, dropout, num_heads, qkv_bias=False):
         super().__init__()
-        assert d_out % num_heads == 0, "d_out must be divisible by num_heads"
-        self.d_out = d_out
         self.num_heads = num_heads
+        self.d_out = d_out
         self.head_dim = d_out // num_heads
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
@@ -22,25 +21,25 @@ class MultiHeadAttention(nn.Module):
         self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1))
 
     def forward(self, x):
-        b, num_tokens, d_in = x.shape
-        keys = self.W_key(x)
+        b, tokens, d_in = x.shape
         queries = self.W_query(x)
+        keys = self.W_key(x)
         values = self.W_value(x)
-        keys = keys.view(b, num_tokens, self.num_heads, self.head_dim)
-        values = values.view(b, num_tokens, self.num_heads, self.head_dim)
-        queries = queries.view(b, num_tokens, self.num_heads, self.head_dim)
+        keys = keys.view(b, tokens, self.num_heads, self.head_dim)
+        values = values.view(b, tokens, self.num_heads, self.head_dim)
+        queries = queries.view(b, tokens, self.num_heads, self.head_dim)
         keys = keys.transpose(1, 2)
         queries = queries.transpose(1, 2)
         values = values.transpose(1, 2)
-        attn_scores = queries @ keys.transpose(2, 3)
-        mask_bool = self.mask.bool()[:num_tokens, :num_tokens]
-        attn_scores.masked_fill_(mask_bool, -torch.inf)
-        attn_weights = torch.softmax(attn_scores / keys.shape[-1] ** 0.5, dim=-1)
-        attn_weights = self.dropout(attn_weights)
-        context_vec = (attn_weights @ values).transpose(1, 2)
-        context_vec = context_vec.contiguous().view(b, num_tokens, self.d_out)
-        context_vec = self.out_proj(context_vec)
-        return context_vec
+        scores = queries @ keys.transpose(2, 3)
+        future = self.mask.bool()[:tokens, :tokens]
+        scores.masked_fill_(future, -torch.inf)
+        weights = torch.softmax(scores / keys.shape[-1] ** 0.5, dim=-1)
+        weights = self.dropout(weights)
+        mixed = (weights @ values).transpose(1, 2)
+        mixed = mixed.contiguous().view(b, tokens, self.d_out)
+        mixed = self.out_proj(mixed)
+        return mixed
 """
 )
 
@@ -80,29 +79,28 @@ NANO = (
 class CausalSelfAttention(nn.Module):
     def __init__(self, config):
         super().__init__()
-        assert config.n_embd % config.n_head == 0
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.attn_dropout = nn.Dropout(config.dropout)
-        self.resid_dropout = nn.Dropout(config.dropout)
+        self.attn_drop = nn.Dropout(config.dropout)
+        self.proj_drop = nn.Dropout(config.dropout)
         self.n_head = config.n_head
         self.n_embd = config.n_embd
         self.dropout = config.dropout
-        self.register_buffer("bias", torch.tril(torch.ones(config.block_size, config.block_size)).view(1, 1, config.block_size, config.block_size))
+        self.register_buffer("bias", torch.ones(1, 1, config.block_size, config.block_size).tril())
 
     def forward(self, x):
-        B, T, C = x.size()
+        B, T, wide = x.shape
         q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
-        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-        att = att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
-        att = F.softmax(att, dim=-1)
-        att = self.attn_dropout(att)
-        y = att @ v
-        y = y.transpose(1, 2).contiguous().view(B, T, C)
-        y = self.resid_dropout(self.c_proj(y))
+        v = v.view(B, T, self.n_head, wide // self.n_head).transpose(1, 2)
+        k = k.view(B, T, self.n_head, wide // self.n_head).transpose(1, 2)
+        q = q.view(B, T, self.n_head, wide // self.n_head).transpose(1, 2)
+        share = (q @ k.mT) * (1.0 / math.sqrt(k.shape[-1]))
+        share = share.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
+        share = F.softmax(share, dim=-1)
+        share = self.attn_drop(share)
+        y = share @ v
+        y = y.transpose(1, 2).contiguous().view(B, T, wide)
+        y = self.proj_drop(self.c_proj(y))
         return y
 """
 )
@@ -112,110 +110,110 @@ Edits = list[tuple[str, str]]
 
 _BOOK_TR = "        keys = keys.transpose(1, 2)\n        queries = queries.transpose(1, 2)\n        values = values.transpose(1, 2)\n"
 _SDPA_BOOK: Edits = [
-    ("        attn_scores = queries @ keys.transpose(2, 3)\n", ""),
-    ("        attn_scores.masked_fill_(mask_bool, -torch.inf)\n", ""),
-    ("        attn_weights = torch.softmax(attn_scores / keys.shape[-1] ** 0.5, dim=-1)\n", ""),
-    ("        attn_weights = self.dropout(attn_weights)\n", ""),
+    ("        scores = queries @ keys.transpose(2, 3)\n", ""),
+    ("        scores.masked_fill_(future, -torch.inf)\n", ""),
+    ("        weights = torch.softmax(scores / keys.shape[-1] ** 0.5, dim=-1)\n", ""),
+    ("        weights = self.dropout(weights)\n", ""),
 ]
 
 # id -> style -> what to change.
 PLANTED: dict[str, dict[str, Edits]] = {
     "split-without-transpose": {
         "book": [
-            ("keys.view(b, num_tokens, self.num_heads, self.head_dim)", "keys.view(b, self.num_heads, num_tokens, self.head_dim)"),
-            ("values.view(b, num_tokens, self.num_heads, self.head_dim)", "values.view(b, self.num_heads, num_tokens, self.head_dim)"),
-            ("queries.view(b, num_tokens, self.num_heads, self.head_dim)", "queries.view(b, self.num_heads, num_tokens, self.head_dim)"),
+            ("keys.view(b, tokens, self.num_heads, self.head_dim)", "keys.view(b, self.num_heads, tokens, self.head_dim)"),
+            ("values.view(b, tokens, self.num_heads, self.head_dim)", "values.view(b, self.num_heads, tokens, self.head_dim)"),
+            ("queries.view(b, tokens, self.num_heads, self.head_dim)", "queries.view(b, self.num_heads, tokens, self.head_dim)"),
             (_BOOK_TR, ""),
         ],
         "minimal": [(f"self.W_{c}(x).view(B, T, self.h, self.dk).transpose(1, 2)", f"self.W_{c}(x).view(B, self.h, T, self.dk)") for c in "qkv"],
-        "nano": [(f"{c} = {c}.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)", f"{c} = {c}.reshape(B, self.n_head, T, C // self.n_head)") for c in "qkv"],
+        "nano": [(f"{c} = {c}.view(B, T, self.n_head, wide // self.n_head).transpose(1, 2)", f"{c} = {c}.reshape(B, self.n_head, T, wide // self.n_head)") for c in "qkv"],
     },
     "merge-without-transpose": {
-        "book": [("(attn_weights @ values).transpose(1, 2)", "(attn_weights @ values)")],
+        "book": [("(weights @ values).transpose(1, 2)", "(weights @ values)")],
         "minimal": [("y.transpose(1, 2).reshape(B, T, D)", "y.reshape(B, T, D)")],
-        "nano": [("y.transpose(1, 2).contiguous().view(B, T, C)", "y.contiguous().view(B, T, C)")],
+        "nano": [("y.transpose(1, 2).contiguous().view(B, T, wide)", "y.contiguous().view(B, T, wide)")],
     },
     "heads-interleaved": {
-        "book": [("(attn_weights @ values).transpose(1, 2)", "(attn_weights @ values).permute(0, 2, 3, 1)")],
+        "book": [("(weights @ values).transpose(1, 2)", "(weights @ values).permute(0, 2, 3, 1)")],
         "minimal": [("y.transpose(1, 2).reshape", "y.permute(0, 2, 3, 1).reshape")],
         "nano": [("y.transpose(1, 2).contiguous()", "y.permute(0, 2, 3, 1).contiguous()")],
     },
     "heads-folded-into-batch": {
         "book": [
-            ("keys.view(b, num_tokens, self.num_heads, self.head_dim)", "keys.view(b * self.num_heads, -1, self.head_dim)"),
-            ("values.view(b, num_tokens, self.num_heads, self.head_dim)", "values.view(b * self.num_heads, -1, self.head_dim)"),
-            ("queries.view(b, num_tokens, self.num_heads, self.head_dim)", "queries.view(b * self.num_heads, -1, self.head_dim)"),
+            ("keys.view(b, tokens, self.num_heads, self.head_dim)", "keys.view(b * self.num_heads, -1, self.head_dim)"),
+            ("values.view(b, tokens, self.num_heads, self.head_dim)", "values.view(b * self.num_heads, -1, self.head_dim)"),
+            ("queries.view(b, tokens, self.num_heads, self.head_dim)", "queries.view(b * self.num_heads, -1, self.head_dim)"),
             (_BOOK_TR, ""), ("keys.transpose(2, 3)", "keys.transpose(1, 2)"),
-            ("(attn_weights @ values).transpose(1, 2)", "(attn_weights @ values)"),
+            ("(weights @ values).transpose(1, 2)", "(weights @ values)"),
         ],
         "minimal": [
             *[(f"self.W_{c}(x).view(B, T, self.h, self.dk).transpose(1, 2)", f"self.W_{c}(x).view(B * self.h, T, self.dk)") for c in "qkv"],
             ("y.transpose(1, 2).reshape(B, T, D)", "y.reshape(B, T, D)"),
         ],
         "nano": [
-            *[(f"{c} = {c}.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)", f"{c} = {c}.reshape(B * self.n_head, T, C // self.n_head)") for c in "qkv"],
+            *[(f"{c} = {c}.view(B, T, self.n_head, wide // self.n_head).transpose(1, 2)", f"{c} = {c}.reshape(B * self.n_head, T, wide // self.n_head)") for c in "qkv"],
             ("self.bias[:, :, :T, :T]", "self.bias[0, :, :T, :T]"),
-            ("y.transpose(1, 2).contiguous().view(B, T, C)", "y.contiguous().view(B, T, C)"),
+            ("y.transpose(1, 2).contiguous().view(B, T, wide)", "y.contiguous().view(B, T, wide)"),
         ],
     },
     "heads-summed": {
         "book": [
             ("self.out_proj = nn.Linear(d_out, d_out)", "self.out_proj = nn.Linear(self.head_dim, d_out)"),
-            ("(attn_weights @ values).transpose(1, 2)", "(attn_weights @ values).sum(dim=1)"),
-            ("        context_vec = context_vec.contiguous().view(b, num_tokens, self.d_out)\n", ""),
+            ("(weights @ values).transpose(1, 2)", "(weights @ values).sum(dim=1)"),
+            ("        mixed = mixed.contiguous().view(b, tokens, self.d_out)\n", ""),
         ],
         "minimal": [("nn.Linear(d, d)\n        self.drop", "nn.Linear(d // h, d)\n        self.drop"), ("y.transpose(1, 2).reshape(B, T, D)", "y.mean(1)")],
-        "nano": [("self.c_proj = nn.Linear(config.n_embd,", "self.c_proj = nn.Linear(config.n_embd // config.n_head,"), ("y.transpose(1, 2).contiguous().view(B, T, C)", "y.sum(1)")],
+        "nano": [("self.c_proj = nn.Linear(config.n_embd,", "self.c_proj = nn.Linear(config.n_embd // config.n_head,"), ("y.transpose(1, 2).contiguous().view(B, T, wide)", "y.sum(1)")],
     },
     "missing-scale": {
         "book": [(" / keys.shape[-1] ** 0.5", "")],
         "minimal": [(" / math.sqrt(self.dk)", "")],
-        "nano": [(" * (1.0 / math.sqrt(k.size(-1)))", "")],
+        "nano": [(" * (1.0 / math.sqrt(k.shape[-1]))", "")],
     },
     "scale-by-d-out": {
         "book": [("keys.shape[-1] ** 0.5", "self.d_out ** 0.5")],
         "minimal": [("math.sqrt(self.dk)", "math.sqrt(D)")],
-        "nano": [("math.sqrt(k.size(-1))", "math.sqrt(self.n_embd)")],
+        "nano": [("math.sqrt(k.shape[-1])", "math.sqrt(self.n_embd)")],
     },
     "scale-multiplied": {
         "book": [(" / keys.shape[-1] ** 0.5", " * keys.shape[-1] ** 0.5")],
         "minimal": [(" / math.sqrt(self.dk)", " * math.sqrt(self.dk)")],
-        "nano": [("(1.0 / math.sqrt(k.size(-1)))", "math.sqrt(k.size(-1))")],
+        "nano": [("(1.0 / math.sqrt(k.shape[-1]))", "math.sqrt(k.shape[-1])")],
     },
     "scale-after-softmax": {
-        "book": [("torch.softmax(attn_scores / keys.shape[-1] ** 0.5, dim=-1)", "torch.softmax(attn_scores, dim=-1) / keys.shape[-1] ** 0.5")],
+        "book": [("torch.softmax(scores / keys.shape[-1] ** 0.5, dim=-1)", "torch.softmax(scores, dim=-1) / keys.shape[-1] ** 0.5")],
         "minimal": [(" / math.sqrt(self.dk)", ""), ("F.softmax(s, dim=-1)", "F.softmax(s, dim=-1) / math.sqrt(self.dk)")],
-        "nano": [(" * (1.0 / math.sqrt(k.size(-1)))", ""), ("att = F.softmax(att, dim=-1)", "att = F.softmax(att, dim=-1) / math.sqrt(k.size(-1))")],
+        "nano": [(" * (1.0 / math.sqrt(k.shape[-1]))", ""), ("share = F.softmax(share, dim=-1)", "share = F.softmax(share, dim=-1) / math.sqrt(k.shape[-1])")],
     },
     "scale-twice": {
-        "book": [*_SDPA_BOOK, ("(attn_weights @ values)", "F.scaled_dot_product_attention(queries / self.head_dim ** 0.5, keys, values, attn_mask=~mask_bool, dropout_p=self.dropout.p if self.training else 0.0)")],
+        "book": [*_SDPA_BOOK, ("(weights @ values)", "F.scaled_dot_product_attention(queries / self.head_dim ** 0.5, keys, values, attn_mask=~future, dropout_p=self.dropout.p if self.training else 0.0)")],
         "minimal": [("q @ k", "(q / math.sqrt(self.dk)) @ k")],
         "nano": [("q @ k", "(q * k.size(-1) ** -0.5) @ k")],
     },
     "softmax-over-queries": {
         "book": [("dim=-1)", "dim=-2)")],
         "minimal": [("F.softmax(s, dim=-1)", "F.softmax(s, dim=2)")],
-        "nano": [("F.softmax(att, dim=-1)", "F.softmax(att, dim=-2)")],
+        "nano": [("F.softmax(share, dim=-1)", "F.softmax(share, dim=-2)")],
     },
     "softmax-over-heads": {
         "book": [("dim=-1)", "dim=1)")],
         "minimal": [("F.softmax(s, dim=-1)", "F.softmax(s, dim=1)")],
-        "nano": [("F.softmax(att, dim=-1)", "F.softmax(att, dim=1)")],
+        "nano": [("F.softmax(share, dim=-1)", "F.softmax(share, dim=1)")],
     },
     "mask-result-dropped": {
         "book": [("masked_fill_(", "masked_fill(")],
         "minimal": [("s = s.masked_fill", "s.masked_fill")],
-        "nano": [("att = att.masked_fill", "att.masked_fill")],
+        "nano": [("share = share.masked_fill", "share.masked_fill")],
     },
     "mask-hides-self": {
         "book": [("diagonal=1", "diagonal=0")],
         "minimal": [("torch.ones(T, T, device=x.device))", "torch.ones(T, T, device=x.device), diagonal=-1)"), ('float("-inf")', "-1e4")],
-        "nano": [("torch.ones(config.block_size, config.block_size)).view", "torch.ones(config.block_size, config.block_size), diagonal=-1).view")],
+        "nano": [("config.block_size).tril()", "config.block_size).tril(-1)")],
     },
     "mask-off-by-one": {
         "book": [("diagonal=1", "diagonal=2")],
         "minimal": [("torch.ones(T, T, device=x.device))", "torch.ones(T, T, device=x.device), diagonal=1)")],
-        "nano": [("torch.ones(config.block_size, config.block_size)).view", "torch.ones(config.block_size, config.block_size), diagonal=1).view")],
+        "nano": [("config.block_size).tril()", "config.block_size).tril(1)")],
     },
     "mask-inverted": {
         "book": [("torch.triu(torch.ones(context_length, context_length), diagonal=1)", "torch.tril(torch.ones(context_length, context_length), diagonal=-1)")],
@@ -228,9 +226,9 @@ PLANTED: dict[str, dict[str, Edits]] = {
         "nano": [('float("-inf")', "-1.0")],
     },
     "mask-after-softmax": {
-        "book": [("        attn_scores.masked_fill_(mask_bool, -torch.inf)\n", ""), ("        attn_weights = self.dropout", "        attn_weights = attn_weights.masked_fill(mask_bool, 0)\n        attn_weights = self.dropout")],
+        "book": [("        scores.masked_fill_(future, -torch.inf)\n", ""), ("        weights = self.dropout", "        weights = weights.masked_fill(future, 0)\n        weights = self.dropout")],
         "minimal": [('        s = s.masked_fill(m == 0, float("-inf"))\n', ""), ("dim=-1)\n", "dim=-1) * m\n")],
-        "nano": [('        att = att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))\n', ""), ("F.softmax(att, dim=-1)", "F.softmax(att, dim=-1) * self.bias[:, :, :T, :T]")],
+        "nano": [('        share = share.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))\n', ""), ("F.softmax(share, dim=-1)", "F.softmax(share, dim=-1) * self.bias[:, :, :T, :T]")],
     },
     "mask-fill-too-small": {
         "book": [("-torch.inf", "-100.0")],
@@ -243,52 +241,52 @@ PLANTED: dict[str, dict[str, Edits]] = {
         "nano": [('float("-inf")', "-1e20")],
     },
     "mask-not-sliced": {
-        "book": [("self.mask.bool()[:num_tokens, :num_tokens]", "self.mask.bool()")],
+        "book": [("self.mask.bool()[:tokens, :tokens]", "self.mask.bool()")],
         "nano": [("self.bias[:, :, :T, :T]", "self.bias")],
     },
     "mask-not-a-buffer": {
         "book": [('self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1))', "self.mask = torch.triu(torch.ones(context_length, context_length), diagonal=1)")],
-        "nano": [('self.register_buffer("bias", torch.tril(torch.ones(config.block_size, config.block_size)).view(1, 1, config.block_size, config.block_size))', "self.bias = torch.tril(torch.ones(config.block_size, config.block_size))[None, None]")],
+        "nano": [('self.register_buffer("bias", torch.ones(1, 1, config.block_size, config.block_size).tril())', "self.bias = torch.tril(torch.ones(config.block_size, config.block_size))[None, None]")],
     },
     "no-causal-mask": {
-        "book": [("        attn_scores.masked_fill_(mask_bool, -torch.inf)\n", "")],
+        "book": [("        scores.masked_fill_(future, -torch.inf)\n", "")],
         "minimal": [('        s = s.masked_fill(m == 0, float("-inf"))\n', "")],
-        "nano": [('        att = att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))\n', "")],
+        "nano": [('        share = share.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))\n', "")],
     },
     "sdpa-mask-polarity": {
-        "book": [*_SDPA_BOOK, ("(attn_weights @ values)", "F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask_bool, dropout_p=self.dropout.p if self.training else 0.0)")],
+        "book": [*_SDPA_BOOK, ("(weights @ values)", "F.scaled_dot_product_attention(queries, keys, values, attn_mask=future, dropout_p=self.dropout.p if self.training else 0.0)")],
         "minimal": [("        a = F.softmax(s, dim=-1)\n        a = self.drop(a)\n        y = a @ v\n", "        y = F.scaled_dot_product_attention(q, k, v, attn_mask=m == 0, dropout_p=self.drop.p if self.training else 0.0)\n")],
-        "nano": [("        att = self.attn_dropout(att)\n        y = att @ v\n", "        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias[:, :, :T, :T] == 0, dropout_p=self.dropout if self.training else 0)\n")],
+        "nano": [("        share = self.attn_drop(share)\n        y = share @ v\n", "        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias[:, :, :T, :T] == 0, dropout_p=self.dropout if self.training else 0)\n")],
     },
     "padding-inverted": {
-        "book": [("def forward(self, x):", "def forward(self, x, padding_mask=None):"), ("        attn_weights = torch", "        if padding_mask is not None:\n            attn_scores = attn_scores.masked_fill(padding_mask[:, None, None, :] == 0, -torch.inf)\n        attn_weights = torch")],
+        "book": [("def forward(self, x):", "def forward(self, x, padding_mask=None):"), ("        weights = torch", "        if padding_mask is not None:\n            scores = scores.masked_fill(padding_mask[:, None, None, :] == 0, -torch.inf)\n        weights = torch")],
         "minimal": [("def forward(self, x):", "def forward(self, x, key_padding_mask=None):"), ("        a = F.softmax", "        if key_padding_mask is not None:\n            s = s.masked_fill(~key_padding_mask[:, None, None], float('-inf'))\n        a = F.softmax")],
-        "nano": [("def forward(self, x):", "def forward(self, x, pad_mask=None):"), ("        att = F.softmax", "        if pad_mask is not None:\n            att = att.masked_fill(pad_mask[:, None, None, :].logical_not(), float('-inf'))\n        att = F.softmax")],
+        "nano": [("def forward(self, x):", "def forward(self, x, pad_mask=None):"), ("        share = F.softmax", "        if pad_mask is not None:\n            share = share.masked_fill(pad_mask[:, None, None, :].logical_not(), float('-inf'))\n        share = F.softmax")],
     },
     "dropout-before-softmax": {
-        "book": [("        attn_weights = self.dropout(attn_weights)\n", ""), ("        attn_weights = torch", "        attn_scores = self.dropout(attn_scores)\n        attn_weights = torch")],
+        "book": [("        weights = self.dropout(weights)\n", ""), ("        weights = torch", "        scores = self.dropout(scores)\n        weights = torch")],
         "minimal": [("        a = self.drop(a)\n", ""), ("F.softmax(s, dim=-1)", "F.softmax(self.drop(s), dim=-1)")],
-        "nano": [("        att = self.attn_dropout(att)\n", ""), ("F.softmax(att, dim=-1)", "F.softmax(self.attn_dropout(att), dim=-1)")],
+        "nano": [("        share = self.attn_drop(share)\n", ""), ("F.softmax(share, dim=-1)", "F.softmax(self.attn_drop(share), dim=-1)")],
     },
     "dropout-in-eval": {
-        "book": [("self.dropout(attn_weights)", "F.dropout(attn_weights, self.dropout.p)")],
+        "book": [("self.dropout(weights)", "F.dropout(weights, self.dropout.p)")],
         "minimal": [("self.drop(a)", "F.dropout(a, 0.3, training=True)")],
-        "nano": [("        att = F.softmax(att, dim=-1)\n        att = self.attn_dropout(att)\n        y = att @ v\n", "        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout)\n")],
+        "nano": [("        share = F.softmax(share, dim=-1)\n        share = self.attn_drop(share)\n        y = share @ v\n", "        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout)\n")],
     },
     "dropout-rescaled-twice": {
-        "book": [("self.dropout(attn_weights)", "self.dropout(attn_weights) / (1 - self.dropout.p)")],
+        "book": [("self.dropout(weights)", "self.dropout(weights) / (1 - self.dropout.p)")],
         "minimal": [("self.drop(a)", "self.drop(a) / (1.0 - self.drop.p)")],
-        "nano": [("self.attn_dropout(att)", "self.attn_dropout(att) * (1 / (1 - self.dropout))")],
+        "nano": [("self.attn_drop(share)", "self.attn_drop(share) * (1 / (1 - self.dropout))")],
     },
     "dropout-unused": {
-        "book": [("        attn_weights = self.dropout(attn_weights)\n", "")],
+        "book": [("        weights = self.dropout(weights)\n", "")],
         "minimal": [("        a = self.drop(a)\n", "")],
-        "nano": [("        att = self.attn_dropout(att)\n", "")],
+        "nano": [("        share = self.attn_drop(share)\n", "")],
     },
     "query-key-swapped": {
         "book": [("queries @ keys.transpose(2, 3)", "keys @ queries.transpose(2, 3)")],
         "minimal": [("q @ k.transpose(-2, -1)", "k @ q.transpose(-2, -1)")],
-        "nano": [("q @ k.transpose(-2, -1)", "k @ q.transpose(-2, -1)")],
+        "nano": [("q @ k.mT", "k @ q.mT")],
     },
     "key-from-query-weights": {
         "book": [("self.W_key(x)", "self.W_query(x)")],
@@ -298,24 +296,24 @@ PLANTED: dict[str, dict[str, Edits]] = {
     "value-from-keys": {
         "book": [("self.W_value(x)", "self.W_key(x)")],
         "minimal": [("self.W_v(x)", "self.W_k(x)")],
-        "nano": [("        k = k.view", "        v = k\n        k = k.view")],
+        "nano": [("        v = v.view", "        v = k.view")],
     },
     "out-proj-unused": {
-        "book": [("        context_vec = self.out_proj(context_vec)\n", "        self.out_proj(context_vec)\n")],
+        "book": [("        mixed = self.out_proj(mixed)\n", "        self.out_proj(mixed)\n")],
         "minimal": [("self.proj(y)", "y")],
-        "nano": [("self.resid_dropout(self.c_proj(y))", "self.resid_dropout(y)")],
+        "nano": [("self.proj_drop(self.c_proj(y))", "self.proj_drop(y)")],
     },
     "bias-flag-ignored": {
         "book": [("bias=qkv_bias", "bias=True")],
         "minimal": [("bias=bias", "bias=True")],
     },
     "scores-detached": {
-        "book": [("attn_scores / keys", "attn_scores.detach() / keys")],
+        "book": [("scores / keys", "scores.detach() / keys")],
         "minimal": [("F.softmax(s,", "F.softmax(s.data,")],
-        "nano": [("q @ k.transpose", "q.detach() @ k.detach().transpose")],
+        "nano": [("q @ k.mT", "q.detach() @ k.detach().mT")],
     },
     "in-place-breaks-autograd": {
-        "book": [("        attn_scores = queries", "        queries *= 1.0\n        attn_scores = queries"), ("queries = self.W_query(x)", "queries, extra = torch.cat([self.W_query(x), x], -1).split([self.d_out, d_in], dim=-1)")],
+        "book": [("        scores = queries", "        queries *= 1.0\n        scores = queries"), ("queries = self.W_query(x)", "queries, extra = torch.cat([self.W_query(x), x], -1).split([self.d_out, d_in], dim=-1)")],
         "nano": [("        k = k.view", "        q *= 1.0\n        k = k.view")],
         "minimal": [("        a = self.drop(a)\n", "        a = self.drop(a)\n        y = a @ v\n        a *= 1.0\n")],
     },
@@ -325,7 +323,7 @@ PLANTED: dict[str, dict[str, Edits]] = {
         "nano": [(".contiguous().view", ".view")],
     },
     "view-with-d-in": {
-        "book": [("context_vec.contiguous().view(b, num_tokens, self.d_out)", "context_vec.contiguous().view(b, num_tokens, d_in)")],
+        "book": [("mixed.contiguous().view(b, tokens, self.d_out)", "mixed.contiguous().view(b, tokens, d_in)")],
     },
     "out-proj-takes-d-in": {
         "book": [("self.out_proj = nn.Linear(d_out, d_out)", "self.out_proj = nn.Linear(d_in, d_out)")],

@@ -38,19 +38,19 @@ RIGHT["strided heads"] = edited(
     ],
 )  # fmt: skip
 RIGHT["softmax in float32"] = edited(
-    NANO, [("F.softmax(att, dim=-1)", "F.softmax(att.float(), dim=-1).type_as(v)")]
+    NANO, [("F.softmax(share, dim=-1)", "F.softmax(share.float(), dim=-1).type_as(v)")]
 )
 RIGHT["sdpa, is_causal"] = edited(
     NANO,
     [
-        ("        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))\n", ""),
-        ('        att = att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))\n', ""),
-        ("        att = F.softmax(att, dim=-1)\n        att = self.attn_dropout(att)\n        y = att @ v\n", "        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0)\n"),
-        ("        self.attn_dropout = nn.Dropout(config.dropout)\n", ""),
+        ("        share = (q @ k.mT) * (1.0 / math.sqrt(k.shape[-1]))\n", ""),
+        ('        share = share.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))\n', ""),
+        ("        share = F.softmax(share, dim=-1)\n        share = self.attn_drop(share)\n        y = share @ v\n", "        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0)\n"),
+        ("        self.attn_drop = nn.Dropout(config.dropout)\n", ""),
     ],
 )  # fmt: skip
 RIGHT["k, q, v in the fused matrix"] = edited(NANO, [("q, k, v = self", "k, q, v = self")])
-RIGHT["finfo min"] = edited(NANO, [('float("-inf")', "torch.finfo(att.dtype).min")])
+RIGHT["finfo min"] = edited(NANO, [('float("-inf")', "torch.finfo(share.dtype).min")])
 
 _add(
     "keys first, softmax over dim 1",
@@ -74,181 +74,126 @@ class SelfAttention(nn.Module):
 _add(
     "parameters, one sentence",
     """\
-class SelfAttention_v1(nn.Module):
+class OneSentence(nn.Module):
     def __init__(self, d_in, d_out):
         super().__init__()
-        self.W_query = nn.Parameter(torch.rand(d_in, d_out))
-        self.W_key = nn.Parameter(torch.rand(d_in, d_out))
-        self.W_value = nn.Parameter(torch.rand(d_in, d_out))
+        self.W_query, self.W_key, self.W_value = (nn.Parameter(torch.rand(d_in, d_out)) for _ in range(3))
 
-    def forward(self, x):
-        keys = x @ self.W_key
-        queries = x @ self.W_query
-        values = x @ self.W_value
-        attn_scores = queries @ keys.T
-        attn_weights = torch.softmax(attn_scores / keys.shape[-1] ** 0.5, dim=-1)
-        return attn_weights @ values
+    def forward(self, sentence):
+        looks, shows, says = (sentence @ w for w in (self.W_query, self.W_key, self.W_value))
+        match = looks @ shows.T * shows.shape[1] ** -0.5
+        return torch.softmax(match, dim=1) @ says
 """,
 )
 _add(
-    "annotated transformer",
+    "four linears in one list, a helper function",
     """\
-import copy
+def weigh(q, k, v, visible=None, drop=None):
+    match = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[3])
+    if visible is not None:
+        match = torch.where(visible.bool(), match, torch.full_like(match, -1e4))
+    share = torch.softmax(match, -1)
+    return torch.einsum("bhij,bhjd->bhid", share if drop is None else drop(share), v), share
 
 
-def clones(module, N):
-    return nn.ModuleList([copy.deepcopy(module) for _ in range(N)])
-
-
-def attention(query, key, value, mask=None, dropout=None):
-    d_k = query.size(-1)
-    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(d_k)
-    if mask is not None:
-        scores = scores.masked_fill(mask == 0, -1e4)
-    p_attn = scores.softmax(dim=-1)
-    if dropout is not None:
-        p_attn = dropout(p_attn)
-    return torch.matmul(p_attn, value), p_attn
-
-
-class MultiHeadedAttention(nn.Module):
+class ListOfLinears(nn.Module):
     def __init__(self, h, d_model, dropout=0.1):
         super().__init__()
-        assert d_model % h == 0
-        self.d_k = d_model // h
-        self.h = h
-        self.linears = clones(nn.Linear(d_model, d_model), 4)
-        self.attn = None
-        self.dropout = nn.Dropout(p=dropout)
+        self.per_head, self.h = divmod(d_model, h)[0], h
+        self.linears = nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(4))
+        self.dropout, self.seen = nn.Dropout(dropout), None
+
+    def heads_of(self, number, x):
+        return self.linears[number](x).unflatten(-1, (self.h, self.per_head)).movedim(2, 1)
 
     def forward(self, query, key, value, mask=None):
-        if mask is not None:
-            mask = mask.unsqueeze(1)
-        nbatches = query.size(0)
-        query, key, value = [
-            lin(x).view(nbatches, -1, self.h, self.d_k).transpose(1, 2)
-            for lin, x in zip(self.linears, (query, key, value))
-        ]
-        x, self.attn = attention(query, key, value, mask=mask, dropout=self.dropout)
-        x = x.transpose(1, 2).contiguous().view(nbatches, -1, self.h * self.d_k)
-        return self.linears[-1](x)
+        q, k, v = self.heads_of(0, query), self.heads_of(1, key), self.heads_of(2, value)
+        mixed, self.seen = weigh(q, k, v, None if mask is None else mask[:, None], self.dropout)
+        return self.linears[3](mixed.movedim(1, 2).flatten(2))
 """,
 )
 _add(
     "einsum, values keys query",
     """\
-class SelfAttention(nn.Module):
+class ValuesFirst(nn.Module):
     def __init__(self, embed_size, heads):
         super().__init__()
-        self.embed_size = embed_size
         self.heads = heads
-        self.head_dim = embed_size // heads
-        self.values = nn.Linear(embed_size, embed_size)
-        self.keys = nn.Linear(embed_size, embed_size)
-        self.queries = nn.Linear(embed_size, embed_size)
-        self.fc_out = nn.Linear(embed_size, embed_size)
+        for name in ("values", "keys", "queries", "fc_out"):
+            setattr(self, name, nn.Linear(embed_size, embed_size))
 
     def forward(self, values, keys, query, mask):
-        N = query.shape[0]
-        value_len, key_len, query_len = values.shape[1], keys.shape[1], query.shape[1]
-        values = self.values(values).reshape(N, value_len, self.heads, self.head_dim)
-        keys = self.keys(keys).reshape(N, key_len, self.heads, self.head_dim)
-        queries = self.queries(query).reshape(N, query_len, self.heads, self.head_dim)
-        energy = torch.einsum("nqhd,nkhd->nhqk", [queries, keys])
-        if mask is not None:
-            energy = energy.masked_fill(mask == 0, float("-1e20"))
-        attention = torch.softmax(energy / (self.head_dim ** (1 / 2)), dim=3)
-        out = torch.einsum("nhql,nlhd->nqhd", [attention, values]).reshape(
-            N, query_len, self.heads * self.head_dim
+        v, k, q = (
+            layer(x).unflatten(2, (self.heads, -1))
+            for layer, x in ((self.values, values), (self.keys, keys), (self.queries, query))
         )
-        return self.fc_out(out)
+        energy = torch.einsum("bihe,bjhe->bhij", q, k)
+        if mask is not None:
+            energy[(mask == 0).expand_as(energy)] = -1e20
+        share = (energy / q.size(3) ** 0.5).softmax(3)
+        return self.fc_out(torch.einsum("bhij,bjhe->bihe", share, v).flatten(2))
 """,
 )
 _add(
     "head by head inside the fused matrix",
     """\
-class MultiheadAttention(nn.Module):
+class FusedByHead(nn.Module):
     def __init__(self, input_dim, embed_dim, num_heads):
         super().__init__()
-        self.embed_dim = embed_dim
         self.num_heads = num_heads
-        self.head_dim = embed_dim // num_heads
-        self.qkv_proj = nn.Linear(input_dim, 3 * embed_dim)
+        self.qkv_proj = nn.Linear(input_dim, embed_dim * 3)
         self.o_proj = nn.Linear(embed_dim, embed_dim)
 
-    def forward(self, x, mask=None, return_attention=False):
-        batch_size, seq_length, _ = x.size()
-        qkv = self.qkv_proj(x)
-        qkv = qkv.reshape(batch_size, seq_length, self.num_heads, 3 * self.head_dim)
-        qkv = qkv.permute(0, 2, 1, 3)
-        q, k, v = qkv.chunk(3, dim=-1)
-        logits = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.size(-1))
+    def forward(self, x, mask=None, with_weights=False):
+        every = self.qkv_proj(x).unflatten(2, (self.num_heads, 3, -1))  # a head's q, k, v lie together
+        q, k, v = (every[:, :, :, i].transpose(1, 2) for i in range(3))
+        match = q.matmul(k.mT).div(q.shape[3] ** 0.5)
         if mask is not None:
-            logits = logits.masked_fill(mask == 0, -9e15)
-        attention = F.softmax(logits, dim=-1)
-        values = torch.matmul(attention, v).permute(0, 2, 1, 3)
-        values = values.reshape(batch_size, seq_length, self.embed_dim)
-        o = self.o_proj(values)
-        return (o, attention) if return_attention else o
+            match = match.masked_fill(mask == 0, -9e15)
+        share = match.softmax(-1)
+        out = self.o_proj(share.matmul(v).transpose(1, 2).flatten(2))
+        return (out, share) if with_weights else out
 """,
 )
 _add(
-    "lucidrains with einops",
+    "einops, a norm before, heads of any width",
     """\
 from einops import rearrange
 
 
-class Attention(nn.Module):
+class NormedEinops(nn.Module):
     def __init__(self, dim, heads=8, dim_head=64, dropout=0.0):
         super().__init__()
-        inner_dim = dim_head * heads
-        self.heads = heads
-        self.scale = dim_head**-0.5
-        self.norm = nn.LayerNorm(dim)
-        self.attend = nn.Softmax(dim=-1)
-        self.dropout = nn.Dropout(dropout)
-        self.to_qkv = nn.Linear(dim, inner_dim * 3, bias=False)
-        self.to_out = nn.Sequential(nn.Linear(inner_dim, dim), nn.Dropout(dropout))
+        self.heads, self.factor = heads, 1 / math.sqrt(dim_head)
+        self.norm, self.drop = nn.LayerNorm(dim), nn.Dropout(dropout)
+        self.to_qkv = nn.Linear(dim, 3 * heads * dim_head, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(heads * dim_head, dim), nn.Dropout(dropout))
 
     def forward(self, x):
-        x = self.norm(x)
-        qkv = self.to_qkv(x).chunk(3, dim=-1)
-        q, k, v = map(lambda t: rearrange(t, "b n (h d) -> b h n d", h=self.heads), qkv)
-        dots = torch.matmul(q, k.transpose(-1, -2)) * self.scale
-        attn = self.dropout(self.attend(dots))
-        out = rearrange(torch.matmul(attn, v), "b h n d -> b n (h d)")
-        return self.to_out(out)
+        q, k, v = rearrange(self.to_qkv(self.norm(x)), "b n (c h d) -> c b h n d", c=3, h=self.heads)
+        share = self.drop(torch.softmax(q @ k.mT * self.factor, -1))
+        return self.to_out(rearrange(share @ v, "b h n d -> b n (h d)"))
 """,
 )
 _add(
     "residual and norm after",
     """\
-class MultiHeadAttention(nn.Module):
+class AddAndNorm(nn.Module):
     def __init__(self, n_head, d_model, d_k, d_v, dropout=0.1):
         super().__init__()
-        self.n_head, self.d_k, self.d_v = n_head, d_k, d_v
-        self.w_qs = nn.Linear(d_model, n_head * d_k, bias=False)
-        self.w_ks = nn.Linear(d_model, n_head * d_k, bias=False)
-        self.w_vs = nn.Linear(d_model, n_head * d_v, bias=False)
-        self.fc = nn.Linear(n_head * d_v, d_model, bias=False)
-        self.dropout = nn.Dropout(dropout)
-        self.layer_norm = nn.LayerNorm(d_model, eps=1e-6)
+        self.n_head = n_head
+        self.w_qs, self.w_ks = (nn.Linear(d_model, n_head * d_k, bias=False) for _ in range(2))
+        self.w_vs, self.fc = nn.Linear(d_model, n_head * d_v, bias=False), nn.Linear(n_head * d_v, d_model, bias=False)
+        self.drop, self.layer_norm = nn.Dropout(dropout), nn.LayerNorm(d_model)
 
     def forward(self, q, k, v, mask=None):
-        d_k, d_v, n_head = self.d_k, self.d_v, self.n_head
-        sz_b, len_q, len_k, len_v = q.size(0), q.size(1), k.size(1), v.size(1)
-        residual = q
-        q = self.w_qs(q).view(sz_b, len_q, n_head, d_k).transpose(1, 2)
-        k = self.w_ks(k).view(sz_b, len_k, n_head, d_k).transpose(1, 2)
-        v = self.w_vs(v).view(sz_b, len_v, n_head, d_v).transpose(1, 2)
-        attn = torch.matmul(q / d_k**0.5, k.transpose(2, 3))
+        heads = [f(t).unflatten(2, (self.n_head, -1)).transpose(1, 2) for f, t in ((self.w_qs, q), (self.w_ks, k), (self.w_vs, v))]
+        match = heads[0] @ heads[1].mT / math.sqrt(heads[0].shape[-1])
         if mask is not None:
-            attn = attn.masked_fill(mask.unsqueeze(1) == 0, -1e9)
-        attn = self.dropout(F.softmax(attn, dim=-1))
-        q = torch.matmul(attn, v).transpose(1, 2).contiguous().view(sz_b, len_q, -1)
-        q = self.dropout(self.fc(q))
-        q += residual
-        return self.layer_norm(q), attn
+            match = match.masked_fill(mask[:, None] == 0, -1e9)
+        share = self.drop(match.softmax(-1))
+        mixed = self.drop(self.fc((share @ heads[2]).transpose(1, 2).flatten(2)))
+        return self.layer_norm(q + mixed), share
 """,
 )
 _add(
@@ -345,40 +290,33 @@ class ScaledDotProductAttention(nn.Module):
 """,
 )
 _add(
-    "karpathy's head with globals",
+    "one class a head, sizes in globals",
     """\
-n_embd, block_size, dropout = 30, 8, 0.2
+WIDTH, LONGEST, P = 30, 8, 0.2
 
 
-class Head(nn.Module):
+class OneHead(nn.Module):
     def __init__(self, head_size):
         super().__init__()
-        self.key = nn.Linear(n_embd, head_size, bias=False)
-        self.query = nn.Linear(n_embd, head_size, bias=False)
-        self.value = nn.Linear(n_embd, head_size, bias=False)
-        self.register_buffer("tril", torch.tril(torch.ones(block_size, block_size)))
-        self.dropout = nn.Dropout(dropout)
+        self.query, self.key, self.value = (nn.Linear(WIDTH, head_size, bias=False) for _ in range(3))
+        self.register_buffer("past", torch.ones(LONGEST, LONGEST).tril().bool())
+        self.drop = nn.Dropout(P)
 
     def forward(self, x):
-        B, T, C = x.shape
-        k = self.key(x)
-        q = self.query(x)
-        wei = q @ k.transpose(-2, -1) * k.shape[-1] ** -0.5
-        wei = wei.masked_fill(self.tril[:T, :T] == 0, float("-inf"))
-        wei = self.dropout(F.softmax(wei, dim=-1))
-        return wei @ self.value(x)
+        n = x.size(1)
+        match = torch.bmm(self.query(x), self.key(x).mT) / self.key.out_features**0.5
+        share = torch.where(self.past[:n, :n], match, -math.inf).softmax(2)
+        return torch.bmm(self.drop(share), self.value(x))
 
 
-class MultiHeadAttention(nn.Module):
+class ManyHeads(nn.Module):
     def __init__(self, num_heads, head_size):
         super().__init__()
-        self.heads = nn.ModuleList([Head(head_size) for _ in range(num_heads)])
-        self.proj = nn.Linear(head_size * num_heads, n_embd)
-        self.dropout = nn.Dropout(dropout)
+        self.heads = nn.ModuleList(OneHead(head_size) for _ in range(num_heads))
+        self.mix, self.drop = nn.Linear(num_heads * head_size, WIDTH), nn.Dropout(P)
 
     def forward(self, x):
-        out = torch.cat([h(x) for h in self.heads], dim=-1)
-        return self.dropout(self.proj(out))
+        return self.drop(self.mix(torch.cat([head(x) for head in self.heads], 2)))
 """,
 )
 _add(

@@ -174,9 +174,7 @@ def test_a_file_that_cannot_run_says_so() -> None:
     (report,) = check_source("x = 1\n", "mine.py")
     assert report.verdict == "error"
     assert "no attention class" in report.findings[0].says
-    (report,) = check(
-        edited(BOOK, [("b, num_tokens, d_in = x.shape", "b, n, d_in, more = x.shape")])
-    )
+    (report,) = check(edited(BOOK, [("b, tokens, d_in = x.shape", "b, n, d_in, more = x.shape")]))
     assert report.verdict == "error"
     assert ids(report) == {"cannot-run"}
     assert report.findings[0].line is not None
@@ -205,10 +203,10 @@ class Adapted(nn.Module):
 
 UNSURE = edited(
     BOOK,
-    [("attn_weights = torch.softmax(attn_scores / keys.shape[-1] ** 0.5, dim=-1)",
-      "attn_scores = attn_scores.tanh() * 3 - mask_bool * 1e30\n"
-      "        attn_weights = torch.softmax(attn_scores, dim=-1)"),
-     ("        attn_scores.masked_fill_(mask_bool, -torch.inf)\n", "")],
+    [("weights = torch.softmax(scores / keys.shape[-1] ** 0.5, dim=-1)",
+      "scores = scores.tanh() * 3 - future * 1e30\n"
+      "        weights = torch.softmax(scores, dim=-1)"),
+     ("        scores.masked_fill_(future, -torch.inf)\n", "")],
 )  # fmt: skip
 
 
@@ -254,7 +252,7 @@ def test_a_class_that_is_no_module_is_checked_too() -> None:
         BOOK,
         [("(nn.Module)", ""), ("        super().__init__()\n", ""),
          ('self.register_buffer("mask", ', "self.mask = ("),
-         ("self.dropout(attn_weights)", "attn_weights")],
+         ("self.dropout(weights)", "weights")],
     )  # fmt: skip
     (report,) = check(plain)
     assert report.verdict in ("correct", "wrong"), report
@@ -279,7 +277,7 @@ def test_a_mask_argument_may_have_any_polarity_but_must_hide() -> None:
         assert ids(report) - {"mask-fill-overflows-half"} == wanted, (fill, report)
     ignored = edited(
         source,
-        [("            logits = logits.masked_fill(mask == 0, -9e15)\n", "            pass\n")],
+        [("            match = match.masked_fill(mask == 0, -9e15)\n", "            pass\n")],
     )
     assert ids(check(ignored)[0]) == {"mask-ignored"}
 

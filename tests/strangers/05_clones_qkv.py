@@ -2,44 +2,35 @@
 import copy
 import math
 import torch
-import torch.nn as nn
+from torch import nn
 
 
-def clones(module, N):
-    "Produce N identical layers."
-    return nn.ModuleList([copy.deepcopy(module) for _ in range(N)])
+def dot_attention(q, k, v, keep=None, drop=nn.Identity()):
+    s = (q @ k.mT).div(math.sqrt(q.shape[-1]))
+    if keep is not None:
+        s = s + (keep == 0) * -1e9          # 0 in the mask = may not be seen
+    w = torch.softmax(s, dim=3)
+    return drop(w) @ v, w
 
 
-def attention(query, key, value, mask=None, dropout=None):
-    d_k = query.size(-1)
-    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(d_k)
-    if mask is not None:
-        scores = scores.masked_fill(mask == 0, -1e9)
-    p_attn = scores.softmax(dim=-1)
-    if dropout is not None:
-        p_attn = dropout(p_attn)
-    return torch.matmul(p_attn, value), p_attn
+class ClonedLayers(nn.Module):
+    """Four copies of one Linear: three on the way in, one on the way out."""
 
-
-class MultiHeadedAttention(nn.Module):
     def __init__(self, h, d_model, dropout=0.1):
-        "Take in model size and number of heads."
         super().__init__()
-        assert d_model % h == 0
-        self.d_k = d_model // h
-        self.h = h
-        self.linears = clones(nn.Linear(d_model, d_model), 4)
-        self.attn = None
-        self.dropout = nn.Dropout(p=dropout)
+        if d_model % h:
+            raise ValueError("h must divide d_model")
+        self.h, self.width = h, d_model // h
+        template = nn.Linear(d_model, d_model)
+        self.linears = nn.ModuleList([copy.deepcopy(template) for _ in "qkvo"])
+        self.last_weights = None
+        self.drop = nn.Dropout(dropout)
 
     def forward(self, query, key, value, mask=None):
-        if mask is not None:
-            mask = mask.unsqueeze(1)
-        nbatches = query.size(0)
-        query, key, value = [
-            lin(x).view(nbatches, -1, self.h, self.d_k).transpose(1, 2)
-            for lin, x in zip(self.linears, (query, key, value))
-        ]
-        x, self.attn = attention(query, key, value, mask=mask, dropout=self.dropout)
-        x = x.transpose(1, 2).contiguous().view(nbatches, -1, self.h * self.d_k)
-        return self.linears[-1](x)
+        if mask is not None and mask.dim() == 3:
+            mask = mask[:, None]             # the same for every head
+        into = []
+        for linear, source in zip(self.linears, [query, key, value]):
+            into.append(linear(source).reshape(len(source), source.shape[1], self.h, self.width).permute(0, 2, 1, 3))
+        mixed, self.last_weights = dot_attention(*into, keep=mask, drop=self.drop)
+        return self.linears[3](mixed.permute(0, 2, 1, 3).reshape(query.shape))

@@ -1,43 +1,34 @@
 # expect: correct
 import torch
-import torch.nn as nn
-import torch.nn.functional as F
+from torch import nn
 
-n_embd = 36
-block_size = 24
-dropout = 0.0
+D = 36          # model width
+T_MAX = 24      # longest text
 
 
-class Head(nn.Module):
-    """one head of self-attention"""
-
-    def __init__(self, head_size):
+class SmallHead(nn.Module):
+    def __init__(self, size):
         super().__init__()
-        self.key = nn.Linear(n_embd, head_size, bias=False)
-        self.query = nn.Linear(n_embd, head_size, bias=False)
-        self.value = nn.Linear(n_embd, head_size, bias=False)
-        self.register_buffer('tril', torch.tril(torch.ones(block_size, block_size)))
-        self.dropout = nn.Dropout(dropout)
+        self.to_key = nn.Linear(D, size, bias=False)
+        self.to_query = nn.Linear(D, size, bias=False)
+        self.to_value = nn.Linear(D, size, bias=False)
+        not_yet = torch.ones(T_MAX, T_MAX, dtype=torch.bool).triu(1)
+        self.register_buffer("not_yet", not_yet)
 
-    def forward(self, x):
-        B, T, C = x.shape
-        k = self.key(x)
-        q = self.query(x)
-        wei = q @ k.transpose(-2, -1) * k.shape[-1]**-0.5
-        wei = wei.masked_fill(self.tril[:T, :T] == 0, float('-inf'))
-        wei = F.softmax(wei, dim=-1)
-        wei = self.dropout(wei)
-        return wei @ self.value(x)
+    def forward(self, text):
+        steps = text.shape[-2]
+        affinity = self.to_query(text) @ self.to_key(text).transpose(1, 2)
+        affinity = affinity / (self.to_key.out_features ** 0.5)
+        affinity = affinity.masked_fill(self.not_yet[:steps, :steps], -torch.inf)
+        return affinity.softmax(-1) @ self.to_value(text)
 
 
-class MultiHead(nn.Module):
-    """several heads in parallel, then a mixing layer"""
-
-    def __init__(self, num_heads, head_size):
+class HeadsInAList(nn.Module):
+    def __init__(self, how_many, size):
         super().__init__()
-        self.heads = nn.ModuleList([Head(head_size) for _ in range(num_heads)])
-        self.proj = nn.Linear(head_size * num_heads, n_embd)
+        self.small = nn.ModuleList(SmallHead(size) for _ in range(how_many))
+        self.mixer = nn.Linear(size * how_many, D)
 
-    def forward(self, x):
-        out = torch.cat([h(x) for h in self.heads], dim=-1)
-        return self.proj(out)
+    def forward(self, text):
+        pieces = [one(text) for one in self.small]
+        return self.mixer(torch.concat(pieces, dim=-1))

@@ -1,28 +1,26 @@
 # expect: correct
-import torch, math
+from math import sqrt
 from torch import nn
-F = nn.functional
 
 
 class WideHeadAttention(nn.Module):
-    # d_k, d_v are free; they need not multiply to d_model (original Transformer code style)
+    # the heads may be wider than d_model / n_head
     def __init__(self, n_head, d_model, d_k, d_v, dropout=0.1):
         super().__init__()
-        self.n_head, self.d_k, self.d_v = n_head, d_k, d_v
-        self.w_qs = nn.Linear(d_model, n_head * d_k, bias=False)
-        self.w_ks = nn.Linear(d_model, n_head * d_k, bias=False)
-        self.w_vs = nn.Linear(d_model, n_head * d_v, bias=False)
-        self.fc = nn.Linear(n_head * d_v, d_model, bias=False)
-        self.attn_dropout = nn.Dropout(dropout)
+        self.n_head = n_head
+        self.root = sqrt(d_k)
+        make = lambda a, b: nn.Linear(a, b, bias=False)
+        self.w_qs, self.w_ks, self.w_vs = make(d_model, n_head * d_k), make(d_model, n_head * d_k), make(d_model, n_head * d_v)
+        self.fc = make(n_head * d_v, d_model)
+        self.drop = nn.Dropout(dropout)
+
+    def cut(self, t):
+        return t.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
     def forward(self, q, k, v, mask=None):
-        sz_b, len_q, len_k = q.size(0), q.size(1), k.size(1)
-        q = self.w_qs(q).view(sz_b, len_q, self.n_head, self.d_k).transpose(1, 2)
-        k = self.w_ks(k).view(sz_b, len_k, self.n_head, self.d_k).transpose(1, 2)
-        v = self.w_vs(v).view(sz_b, len_k, self.n_head, self.d_v).transpose(1, 2)
-        attn = torch.matmul(q / math.sqrt(self.d_k), k.transpose(2, 3))
+        q, k, v = self.cut(self.w_qs(q)), self.cut(self.w_ks(k)), self.cut(self.w_vs(v))
+        score = (q / self.root) @ k.transpose(2, 3)
         if mask is not None:
-            attn = attn.masked_fill(mask == 0, -1e9)
-        attn = self.attn_dropout(F.softmax(attn, dim=-1))
-        out = torch.matmul(attn, v).transpose(1, 2).contiguous().view(sz_b, len_q, -1)
-        return self.fc(out), attn
+            score = score.masked_fill(mask == 0, -1e9)
+        weight = self.drop(nn.functional.softmax(score, dim=-1))
+        return self.fc((weight @ v).transpose(1, 2).flatten(2)), weight
