@@ -1,30 +1,21 @@
 # expect: correct
-import torch
 from torch import nn
 
 
-class Attention(nn.Module):
+class PatchMixer(nn.Module):
+    """For image patches: no order, so nothing is hidden."""
+
     def __init__(self, dim, num_heads=8, qkv_bias=False, attn_drop=0., proj_drop=0.):
         super().__init__()
-        self.num_heads = num_heads
-        head_dim = dim // num_heads
-        self.scale = head_dim ** -0.5
-
-        self.qkv = nn.Linear(dim, dim * 3, bias=qkv_bias)
-        self.attn_drop = nn.Dropout(attn_drop)
+        self.num_heads, self.per_head = num_heads, dim // num_heads
+        self.qkv = nn.Linear(dim, 3 * dim, qkv_bias)
         self.proj = nn.Linear(dim, dim)
-        self.proj_drop = nn.Dropout(proj_drop)
+        self.drops = nn.ModuleList([nn.Dropout(attn_drop), nn.Dropout(proj_drop)])
 
-    def forward(self, x):
-        B, N, C = x.shape
-        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv.unbind(0)
-
-        attn = (q @ k.transpose(-2, -1)) * self.scale
-        attn = attn.softmax(dim=-1)
-        attn = self.attn_drop(attn)
-
-        x = (attn @ v).transpose(1, 2).reshape(B, N, C)
-        x = self.proj(x)
-        x = self.proj_drop(x)
-        return x
+    def forward(self, patches):
+        b, n, d = patches.shape
+        stacked = self.qkv(patches).view(b, n, 3, self.num_heads, self.per_head)
+        q, k, v = stacked.permute(2, 0, 3, 1, 4)
+        likeness = q.mul(self.per_head ** -0.5).matmul(k.transpose(2, 3))
+        blend = self.drops[0](likeness.softmax(3)).matmul(v)
+        return self.drops[1](self.proj(blend.transpose(1, 2).reshape(b, n, d)))

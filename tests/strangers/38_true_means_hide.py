@@ -1,6 +1,7 @@
 # expect: sdpa-mask-polarity
 import torch
-import torch.nn as nn
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention as fused
 
 
 class MHAWithSDPA(nn.Module):
@@ -8,19 +9,15 @@ class MHAWithSDPA(nn.Module):
 
     def __init__(self, d_in, d_out, num_heads, context_length, dropout=0.0, qkv_bias=False):
         super().__init__()
-        self.num_heads, self.head_dim, self.d_out = num_heads, d_out // num_heads, d_out
-        self.qkv = nn.Linear(d_in, 3 * d_out, bias=qkv_bias)
+        self.parts = (num_heads, d_out // num_heads)
+        self.qkv = nn.Linear(d_in, d_out * 3, bias=qkv_bias)
         self.proj = nn.Linear(d_out, d_out)
-        self.dropout = dropout
-        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1).bool())
+        self.rate = dropout
+        self.register_buffer("future", torch.ones(context_length, context_length, dtype=torch.bool).triu(1))
 
     def forward(self, x):
-        batch_size, num_tokens, embed_dim = x.shape
-        qkv = self.qkv(x).view(batch_size, num_tokens, 3, self.num_heads, self.head_dim)
-        queries, keys, values = qkv.permute(2, 0, 3, 1, 4)
-        attn_mask = self.mask[:num_tokens, :num_tokens]
-        use_dropout = 0.0 if not self.training else self.dropout
-        context_vec = nn.functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=attn_mask, dropout_p=use_dropout, is_causal=False)
-        context_vec = context_vec.transpose(1, 2).contiguous().view(batch_size, num_tokens, self.d_out)
-        return self.proj(context_vec)
+        n = x.size(1)
+        q, k, v = (t.unflatten(-1, self.parts).swapaxes(1, 2) for t in self.qkv(x).tensor_split(3, dim=-1))
+        rate = self.rate * self.training
+        out = fused(q, k, v, attn_mask=self.future[:n, :n], dropout_p=rate)     # True = the future, so hide it
+        return self.proj(out.swapaxes(1, 2).flatten(2))
