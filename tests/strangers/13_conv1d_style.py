@@ -29,6 +29,6 @@ class GPTAttention(nn.Module):
         n = x.shape[1]
         q, k, v = (self.heads(part) for part in self.c_attn(x).chunk(3, dim=-1))
         scores = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[-1] ** 0.5
-        scores = scores.where(self.past[:n, :n], torch.tensor(-1e4, dtype=x.dtype))
+        scores = scores.where(self.past[:n, :n], torch.tensor(-torch.inf, dtype=x.dtype))
         mixed = scores.softmax(-1) @ v
         return self.c_proj(torch.cat(mixed.unbind(1), dim=-1))

@@ -1,7 +1,6 @@
 # expect: sdpa-mask-polarity
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention as fused
 
 
 class MHAWithSDPA(nn.Module):
@@ -19,5 +18,6 @@ class MHAWithSDPA(nn.Module):
         n = x.size(1)
         q, k, v = (t.unflatten(-1, self.parts).swapaxes(1, 2) for t in self.qkv(x).tensor_split(3, dim=-1))
         rate = self.rate * self.training
-        out = fused(q, k, v, attn_mask=self.future[:n, :n], dropout_p=rate)     # True = the future, so hide it
+        hide = self.future[:n, :n]          # True = the future
+        out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=hide, dropout_p=rate)
         return self.proj(out.swapaxes(1, 2).flatten(2))
