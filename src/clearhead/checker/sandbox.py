@@ -34,6 +34,7 @@ START_SECONDS = 90.0  # starting Python and importing torch: our time, not the s
 TICK = 0.05
 # No person and no service has these user numbers, so that all their processes may be ended.
 FIRST_UID, MANY_UIDS = 1_900_000_000, 100_000_000
+INSIDE = "/tmp/submission"  # the working folder, as seen from inside bubblewrap
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ def prefix(way: str, size: int) -> list[str]:
         for above in reversed(folder.parents):  # left to bubblewrap, only root may enter them
             command += ["--perms", "0755", "--dir", str(above)]
         command += ["--ro-bind", str(folder), str(folder)]
-    return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
+    # Not /tmp itself: Python may be installed below it, and would be seen there.
+    command += ["--perms", "1777", "--dir", INSIDE]
+    return [*command, "--remount-ro", "/", "--chdir", INSIDE, "--"]
 
 
 def user_threads() -> int:
@@ -276,7 +279,7 @@ class Process:
         self.reader, theirs_out = os.pipe()
         self.output, theirs_print = os.pipe()
         command, environment = command_for(way, limits, self.uid, [theirs_in, theirs_out])
-        environment["HOME"] = "/tmp" if way.name == "bwrap" else self.folder
+        environment["HOME"] = INSIDE if way.name == "bwrap" else self.folder
         environment["TMPDIR"] = environment["HOME"]
         try:
             self.process = subprocess.Popen(
