@@ -6,6 +6,8 @@ import hashlib
 import io
 import json
 import threading
+import types
+import warnings
 
 import pytest
 import safetensors.torch
@@ -19,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead import MultiHeadAttention, cli, ladder
 from clearhead.masks import Mask
-from clearhead.watching import NothingSeen, Seen, watch
+from clearhead.watching import NothingSeen, Seen, dispatcher, watch
 from clearhead.watching.recorder import uncompiled
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2]])
@@ -425,8 +427,7 @@ def test_a_checkpointed_forward_is_seen_once():
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_nested_tensors_are_refused():
-    ragged = torch.nested.nested_tensor([torch.randn(3, 4), torch.randn(5, 4)], layout=torch.jagged)
-    heads = ragged.unflatten(-1, (2, 2)).transpose(1, 2)
+    heads = torch.nested.nested_tensor([torch.randn(2, 3, 4), torch.randn(2, 5, 4)])
     with pytest.raises(TypeError, match="nested tensors have no common length"):
         see(F.scaled_dot_product_attention, heads, heads, heads)
 
@@ -638,6 +639,36 @@ def test_an_exception_in_the_model_leaves_nothing_behind():
     with watch(attention) as seen:
         attention(*(torch.randn(5, 1, 12),) * 3)
     assert len(seen) == 1
+
+
+def test_scripted_code_is_seen():
+    class Scripted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(x, x, x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scripting is on its way out, but people have such files
+        model = nn.Sequential(torch.jit.script(Scripted()))
+    x = torch.randn(1, 2, 5, 4)
+    with watch(model) as seen:
+        model(x)
+    assert seen.layers == ["0"]
+    expected = (x @ x.mT / 2).softmax(-1)
+    torch.testing.assert_close(seen["0"].dense(), expected)
+
+
+def test_other_operators_are_not_heard():
+    """The dispatcher skips us for all operators but two: that is why watching costs nothing."""
+    heard = []
+    listener = types.SimpleNamespace(hear_attention=heard.append, hear_softmax=lambda: None)
+    dispatcher.listen(listener)
+    try:
+        x = torch.randn(1, 1, 5, 4, requires_grad=True)
+        (F.scaled_dot_product_attention(x @ x.mT, x @ x.mT, x) + 1).relu().sum().backward()
+    finally:
+        dispatcher.leave(listener)
+    F.scaled_dot_product_attention(x, x, x)
+    assert len(heard) == 1
 
 
 def test_only_the_watching_thread_is_watched():

@@ -4,16 +4,18 @@
         model(ids)
     seen["transformer.h.3.attn"][0, 2]      # head 2 of layer 3, exact
 
-While the block runs, a `TorchFunctionMode` stands between the model and torch. It lets every call
-through unchanged, and of each attention call it copies the queries, the keys and the mask: all that
-an `AttentionMap` needs. Which module is running is read from Python's own call stack, so no hook is
-ever put into the model. What counts as attention:
+While the block runs, we listen to torch's dispatcher. Every call goes through unchanged, and of
+each attention call the queries, the keys and the mask are copied: all that an `AttentionMap` needs.
+Which module is running is read from Python's own call stack, so no hook is ever put into the model.
+What counts as attention:
 
-- `torch.nn.functional.scaled_dot_product_attention`, called by whomever;
-- `clearhead.kernels.attend`, whichever kernel runs;
-- `torch.nn.functional.multi_head_attention_forward`, which is inside `nn.MultiheadAttention` and
-  `nn.TransformerEncoder`. They leave their native fast path while watched: the output is equal to
-  1e-6, not bit for bit, and an encoder's output at filled-up places is no longer zero.
+- `torch.nn.functional.scaled_dot_product_attention`, called by whomever, scripted code too;
+- our own `MultiHeadAttention`, whichever kernel runs;
+- `nn.MultiheadAttention`, also inside `nn.TransformerEncoder`. They leave their native fast path
+  while watched: the output is equal to 1e-6, not bit for bit, and an encoder's output at filled-up
+  places is no longer zero.
+
+A model with one of the last two is seen through a `TorchFunctionMode`, which costs more.
 
 A compiled model runs uncompiled while watched (anywhere in the process: compiling is not a matter
 of threads), and its compiled form is untouched afterwards. Only the thread that opened the block is
@@ -104,7 +106,7 @@ class Watch:
             )
         self._used = True
         uncompiled.enter()
-        self._recorder.__enter__()  # type: ignore[no-untyped-call]  # torch's own
+        self._recorder.start()
         return self._recorder.seen
 
     def __exit__(
@@ -113,7 +115,7 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._recorder.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]  # torch's own
+        self._recorder.stop()
         uncompiled.leave()
         self._recorder.keeper.forget()
         if kind is None:

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from clearhead import kernels
+from clearhead.attention import MultiHeadAttention
 from clearhead.maps import AttentionMap
 from clearhead.masks import Mask
+from clearhead.watching import dispatcher
 from clearhead.watching.copies import Arguments, Keeper, arguments, as_computed
 from clearhead.watching.seen import Seen
 
@@ -32,7 +34,12 @@ class NothingSeen(RuntimeError):
 
 
 class Recorder(TorchFunctionMode):
-    """Sees every torch function of its thread; lets all through, and copies what attention gets."""
+    """Copies what attention gets, and lets every call through.
+
+    It hears of `scaled_dot_product_attention` from torch's dispatcher. A model with attention that
+    does not end there (`nn.MultiheadAttention`, our own module) is seen through the function mode,
+    which is called for every torch function of its thread.
+    """
 
     def __init__(
         self, model: nn.Module, selectors: Sequence[Selector] | None, keeper: Keeper
@@ -48,7 +55,24 @@ class Recorder(TorchFunctionMode):
         self._chosen: dict[str, bool] = {}  # every attention layer in order: is it kept?
         self._elsewhere = 0
         self._softmax: list[str] = []  # where a model without fused attention has its softmax
-        self._ran = False
+        self._through_mode = any(
+            isinstance(module, nn.MultiheadAttention | MultiHeadAttention)
+            for module in model.modules()
+        )
+
+    def start(self) -> None:
+        """Begin to see what this thread does."""
+        if self._through_mode:
+            self.__enter__()  # type: ignore[no-untyped-call]  # torch's own
+        else:
+            dispatcher.listen(self)
+
+    def stop(self) -> None:
+        """See nothing more."""
+        if self._through_mode:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's own
+        else:
+            dispatcher.leave(self)
 
     def __torch_function__(
         self,
@@ -59,12 +83,24 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         see = _SEEN_BY.get(func)
-        self._ran = True
         if see is None:
             return func(*args, **kwargs)
         return see(self, func, args, kwargs)
 
-    # What is seen, by function.
+    # What is heard from the dispatcher.
+
+    def hear_attention(self, call: Arguments) -> None:
+        """A call of `scaled_dot_product_attention`."""
+        self._record(call, None)
+
+    def hear_softmax(self) -> None:
+        """A softmax: where no attention is seen, it tells where the model hides it."""
+        if not self._chosen and len(self._softmax) < 3:
+            name = self._running()
+            if name is not None and name not in self._softmax:
+                self._softmax.append(name)
+
+    # What is seen through the mode, by function.
 
     def fused(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of `scaled_dot_product_attention`."""
@@ -119,11 +155,9 @@ class Recorder(TorchFunctionMode):
     def softmax(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A softmax: where no attention is seen, it tells where the model hides it."""
-        if not self._chosen and len(self._softmax) < 3 and _multihead.innermost() is None:
-            name = self._running()
-            if name is not None and name not in self._softmax:
-                self._softmax.append(name)
+        """A softmax that is not a part of multi-head attention."""
+        if _multihead.innermost() is None:
+            self.hear_softmax()
         return func(*args, **kwargs)
 
     # Keeping it.
@@ -208,9 +242,10 @@ class Recorder(TorchFunctionMode):
 
     def _nothing(self) -> str:
         kind = type(self._model).__name__
-        if not self._ran:
-            return f"No attention was seen: {kind} did not run inside the block."
-        lines = [f"No attention was seen: {kind} called no function that watch() knows."]
+        lines = [
+            f"No attention was seen: {kind} did not run inside the block, or it called no function "
+            "that watch() knows."
+        ]
         if self._elsewhere:
             lines.append(
                 f"{self._elsewhere} attention calls came from outside it. "
@@ -240,7 +275,7 @@ class Recorder(TorchFunctionMode):
             lines.append(
                 "Use torch.nn.functional.scaled_dot_product_attention in it; a Hugging Face model "
                 'does with attn_implementation="sdpa". '
-                "Scripted, flash-attn and flex attention cannot be watched."
+                "flash-attn and flex attention cannot be watched."
             )
         return "\n  ".join(lines)
 
