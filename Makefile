@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: explain test test-all setup lint types unit bench clean
+.PHONY: explain test test-all setup lint types unit bench docs clean
 
 explain: setup
 	$(BIN)/clearhead explain
@@ -15,9 +15,12 @@ test-all: setup lint types
 
 setup: .venv/ready
 
+# timm and llms-from-scratch: attention that `check` must not flag. Without what they depend on
+# (torchvision, tensorflow), which their attention does not need.
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/pip install --quiet --no-deps timm llms-from-scratch
 	touch $@
 
 lint:
@@ -32,6 +35,10 @@ unit:
 
 bench: setup
 	$(BIN)/clearhead bench attention --out bench/results/attention-cpu.json
+
+docs: setup
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

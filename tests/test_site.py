@@ -1,0 +1,50 @@
+"""The documentation's site: pages up to date, no dead link, the notebook runs."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+import clearhead
+
+ROOT = Path(__file__).parents[1]
+_spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+assert _spec is not None
+assert _spec.loader is not None
+generate = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(generate)
+
+
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_generated_pages_are_up_to_date(name):
+    written = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert written == generate.PAGES[name](), "run: python docs/generate.py"
+
+
+def test_every_public_name_is_documented():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").splitlines()
+    shown = {line.removeprefix("::: clearhead.") for line in page if line.startswith(":::")}
+    assert shown == set(clearhead.__all__) - {"__version__"}
+    for name in shown - {"GPT2_CONFIGS"}:
+        assert getattr(clearhead, name).__doc__, name
+
+
+def test_the_site_builds_without_a_dead_link(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert "fonts.googleapis" not in index
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_notebook_runs_from_top_to_bottom(tmp_path):
+    book = nbformat.read(ROOT / "docs" / "tour.ipynb", as_version=4)
+    nbformat.validate(book)
+    client = nbclient.NotebookClient(book, timeout=120, kernel_name="python3")
+    client.execute(cwd=tmp_path)
+    assert any(cell.cell_type == "code" and cell.outputs for cell in book.cells)
