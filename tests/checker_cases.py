@@ -263,6 +263,26 @@ PLANTED: dict[str, dict[str, Edits]] = {
         "minimal": [("def forward(self, x):", "def forward(self, x, key_padding_mask=None):"), ("        a = F.softmax", "        if key_padding_mask is not None:\n            s = s.masked_fill(~key_padding_mask[:, None, None], float('-inf'))\n        a = F.softmax")],
         "nano": [("def forward(self, x):", "def forward(self, x, pad_mask=None):"), ("        share = F.softmax", "        if pad_mask is not None:\n            share = share.masked_fill(pad_mask[:, None, None, :].logical_not(), float('-inf'))\n        share = F.softmax")],
     },
+    "made-on-cpu": {
+        "book": [("future = self.mask.bool()[:tokens, :tokens]", "future = torch.ones(tokens, tokens).triu(1).bool()")],
+        "minimal": [("torch.ones(T, T, device=x.device)", "torch.ones(T, T)")],
+        "nano": [("share = share.masked_fill(self.bias[:, :, :T, :T] == 0, float(\"-inf\"))", "share = share + torch.zeros(T, T, dtype=x.dtype).masked_fill(torch.arange(T)[:, None] < torch.arange(T), -torch.inf)")],
+    },
+    "one-dtype-only": {
+        "book": [("weights = self.dropout(weights)", "weights = self.dropout(weights * torch.ones(tokens, device=x.device))")],
+        "minimal": [("F.softmax(s, dim=-1)", "F.softmax(s + torch.zeros(1, T, device=s.device), dim=-1)")],
+        "nano": [("q @ k.mT", "(q * torch.ones(1, device=q.device)) @ (k * torch.ones(1, device=q.device)).mT")],
+    },
+    "fails-with-one-sentence": {
+        "book": [("        b, tokens, d_in = x.shape\n", "        x = x.squeeze(0)\n        b, tokens, d_in = x.shape\n")],
+        "minimal": [("B, T, D = x.shape", "(B, T, D), x = x.shape, x.squeeze(0)"), ("q = self.W_q(x).view(B, T, self.h, self.dk)", "q = self.W_q(x)[:B].view(B, T, self.h, self.dk)")],
+        "nano": [("y = self.proj_drop(self.c_proj(y))", "y = self.proj_drop(self.c_proj(y)).squeeze(0)")],
+    },
+    "training-differs": {
+        "book": [("scores.masked_fill_(future, -torch.inf)", "scores.masked_fill_(future, -2.0 if self.training else -torch.inf)")],
+        "minimal": [("s = q @ k.transpose(-2, -1) / math.sqrt(self.dk)", "s = q @ k.transpose(-2, -1) / (self.dk if self.training else math.sqrt(self.dk))")],
+        "nano": [("share = share.masked_fill(", "share = share if self.training else share.masked_fill(")],
+    },
     "dropout-before-softmax": {
         "book": [("        weights = self.dropout(weights)\n", ""), ("        weights = torch", "        scores = self.dropout(scores)\n        weights = torch")],
         "minimal": [("        a = self.drop(a)\n", ""), ("F.softmax(s, dim=-1)", "F.softmax(self.drop(s), dim=-1)")],

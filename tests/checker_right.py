@@ -15,7 +15,7 @@ RIGHT["renormalised after softmax"] = edited(
     MINIMAL,
     [
         ('        s = s.masked_fill(m == 0, float("-inf"))\n', ""),
-        ("        a = self.drop(a)", "        a = a * m\n        a = a / a.sum(-1, keepdim=True)\n        a = self.drop(a)"),
+        ("        a = self.drop(a)", "        a = a * m.to(a)\n        a = a / a.sum(-1, keepdim=True)\n        a = self.drop(a)"),
     ],
 )  # fmt: skip
 RIGHT["fourth root on both"] = edited(
@@ -433,7 +433,7 @@ class LlamaWrapped(nn.Module):
 
     def forward(self, x):
         b, n, _ = x.shape
-        cos = torch.ones(b, n, self.attn.head_dim, dtype=x.dtype)
+        cos = x.new_ones(b, n, self.attn.head_dim)
         return self.attn(x, (cos, torch.zeros_like(cos)), None)[0]
 """,
 )

@@ -114,6 +114,30 @@ def test_a_changed_file_is_judged_again_and_keeps_one_row(classroom, tmp_path, m
     assert len(marks.read_text(encoding="utf-8").splitlines()) == 8
 
 
+def test_changed_rules_judge_again(classroom, tmp_path, monkeypatch, capsys):
+    """A new policy or adapter used to leave the old marks as they were."""
+    marks, log = tmp_path / "marks.csv", tmp_path / "log"
+    monkeypatch.setenv("STUB_LOG", str(log))
+    rules, adapter = tmp_path / "policy.toml", tmp_path / "adapter.py"
+    mark(classroom, csv=marks)
+    assert rows_in(marks)["more/fay.py"]["verdict"] == "correct"
+    rules.write_text('fail = ["wrong", "compat"]\n', encoding="utf-8")
+    adapter.write_text("class Adapted: ...", encoding="utf-8")
+    for options in ({"policy": rules}, {"policy": rules, "adapter": adapter}):
+        log.unlink()
+        mark(classroom, csv=marks, **options)
+        assert len(log_of(log)) == len(rows_in(marks)) == 7
+        assert rows_in(marks)["more/fay.py"]["verdict"] == "wrong"
+    log.unlink()
+    adapter.write_text("class Adapted: pass", encoding="utf-8")
+    mark(classroom, csv=marks, policy=rules, adapter=adapter)
+    assert len(log_of(log)) == 7
+    log.unlink()
+    mark(classroom, csv=marks, policy=rules, adapter=adapter)
+    assert log_of(log) == []
+    assert "7 of 7 were judged before" in capsys.readouterr().out
+
+
 def test_an_interruption_keeps_the_rows_before_it(classroom, tmp_path, monkeypatch):
     marks = tmp_path / "marks.csv"
     real, calls = Marks.add, []
@@ -150,14 +174,15 @@ def test_another_file_of_that_name_is_left_alone(text, tmp_path, classroom):
 def test_cells_are_no_formulas(tmp_path):
     path = tmp_path / "marks.csv"
     marks = Marks(path)
-    marks.add(Row("=f(1)", "+C", "wrong", "-id", "@x", "1.0", 'say "a,b"\r\n=2', "0" * 64))
+    marks.add(Row("=f(1)", "+C", "wrong", "-id", "@x", "1.0", 'say "a,b"\r\n=2', "0" * 64, "ab"))
     marks.close()
     (cells,) = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))[1:]
     assert cells[:5] == ["'=f(1)", "'+C", "wrong", "'-id", "'@x"]
     assert cells[6] == 'say "a,b"\\r\\n=2'
     again = Marks(path)
-    assert again.done("=f(1)", "0" * 64)
-    assert not again.done("=f(1)", "1" * 64)
+    assert again.done("=f(1)", "0" * 64, "ab")
+    assert not again.done("=f(1)", "1" * 64, "ab")
+    assert not again.done("=f(1)", "0" * 64, "cd")
     again.close()
 
 
@@ -266,7 +291,7 @@ def test_a_wrong_policy_explains_itself(text, message, tmp_path):
 
 def test_the_page_is_one_file_and_escaped():
     evil = "<img src=x onerror=alert(1)>"
-    text = page.html([Row(evil, evil, evil, evil, evil, "1.0", evil, "0" * 64)], title=evil)
+    text = page.html([Row(evil, evil, evil, evil, evil, "1.0", evil, "0" * 64, "")], title=evil)
     assert "<img" not in text
     assert "&lt;img" in text
     assert not re.search(r"https?://|<script|<link|url\(|@import", text)

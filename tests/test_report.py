@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from clearhead import drawing
+from clearhead.checker import report as report_module
 from clearhead.checker.mistakes import MISTAKES
+from clearhead.checker.options import OPTIONS
 from clearhead.checker.report import Finding, Report, exit_status
+from clearhead.checker.unlisted import emitted
 
 PAGE = Path(__file__).parents[1] / "docs" / "mistakes.md"
 
@@ -172,12 +175,28 @@ def test_one_status_for_many():
     assert exit_status([]) == 2
 
 
-def test_every_mistake_has_its_section_in_the_docs():
+NO_CODE = {"cannot-run", "not-what-was-asked", "unexplained", "unsure"}
+
+
+def test_every_finding_has_its_section_in_the_docs():
     page = PAGE.read_text(encoding="utf-8")
     sections = re.findall(r"^## (\S+)$", page, re.MULTILINE)
-    ids = [mistake.id for mistake in MISTAKES]
-    assert sorted(each for each in sections if each in ids) == sorted(ids)
+    assert sorted(sections) == sorted(emitted())
     for id, body in re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL):
-        if id in ids:
+        assert "```text\n" in body, f"{id}: a drawing"
+        if id not in NO_CODE:
             assert body.count("```py\n") >= 2, f"{id}: wrong code and right code"
-            assert "```text\n" in body, f"{id}: a drawing"
+            assert "**How it shows.**" in body, id
+        assert Finding(id, "wrong", "", "", "", None).link == f"docs/mistakes.md#{id}"
+    assert not Finding("typo", "wrong", "", "", "", None).link
+
+
+def test_no_other_finding_can_be_emitted():
+    """Ids stand as texts in the checker's code: as options, in tables and in calls."""
+    folder = Path(report_module.__file__).parent
+    code = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
+    calls = r'(?:\.add|Finding|finding|_plain|_option)\(\s*"([a-z-]+)"'
+    found = {id for text in re.findall(calls, code) for id in text.split("+")}
+    found |= {id for option in OPTIONS for id in option.id.split("+")}
+    assert len(found) > 60
+    assert found <= emitted()

@@ -6,10 +6,10 @@ its output, it is right; if a known mistake does, or two or three together, that
     adapters, names, building, layouts   how a class is built and called, and where its weights are
     simulator, options, search           attention with a switch for each way to go wrong
     probes, extras, loud, hints          what is seen from outside, in errors and in the source
-    diagnose, words, case                from all that to findings
+    diagnose, naming, words, case        from all that to findings
     isolate, sandbox, confine, child, answers    a stranger's file runs in a process of its own
     report, batch, marks, policy, page, app      what students and teachers see
-    mistakes, plants                     the catalogue; each mistake is planted in our own code, too
+    mistakes, unlisted, plants           the catalogue, what is not in it; plants for our own code
 """
 
 from __future__ import annotations

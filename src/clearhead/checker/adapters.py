@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clearhead.checker.isolate import Built, ClassInfo, Failure, Output, Submission
 from clearhead.checker.layouts import role_of
-from clearhead.checker.names import Sizes
+from clearhead.checker.names import Sizes, meaning_of
 
 Session = Submission  # a process of its own, or this one
 
@@ -31,6 +31,7 @@ class Subject:
             (tokens, batch, d), "heads" for (batch, heads, tokens, d).
         feed: Forward's parameters in order: "q", "k", "v", "x", "kv", "mask" or "none".
         polarity: How a causal mask is given, if it is: "keep", "hide", "int", "added", or "".
+        rotary: How the angles of rotary positions are given, if they are: one of ROTARY, or "".
         dtype: float64, or float32 where the class cannot do otherwise.
         d_in: The width of its inputs, as its weights tell.
         weights: The random weights it carries now.
@@ -44,6 +45,7 @@ class Subject:
     axes: str = "batch"
     feed: tuple[tuple[str, str], ...] = ()
     polarity: str = ""
+    rotary: str = ""
     dtype: torch.dtype = torch.float64
     d_in: int = 0
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -104,6 +106,8 @@ def width_in(built: Built, sizes: Sizes) -> int:
     for name, shape in shapes.items():
         owner = built.modules.get(name.rpartition(".")[0], "")
         if role_of(name) in ("q", "qkv", "k"):
+            if shape == (sizes.head_dim, sizes.head_dim) and _takes_all(shapes, sizes):
+                return sizes.d_out  # a projection inside each head
             if "Linear" in owner or name.endswith("in_proj_weight"):
                 return shape[1]
             if "Conv1D" in owner:
@@ -116,15 +120,37 @@ def width_in(built: Built, sizes: Sizes) -> int:
     return sizes.d_out if sizes.d_in not in {n for s in shapes.values() for n in s} else sizes.d_in
 
 
+def _takes_all(shapes: dict[str, tuple[int, ...]], sizes: Sizes) -> bool:
+    """Whether an output projection takes all heads together."""
+    return any(role_of(n) == "o" and sizes.d_out in shape for n, shape in shapes.items())
+
+
 _SOURCE = {
     "context", "y", "memory", "encoder_output", "kv", "cond", "source", "src", "key_value", "enc",
     "encoder_hidden_states", "x_kv", "other", "encoder_out", "ctx", "kv_input", "x2", "enc_out",
     "x_enc", "encoded", "cross", "x_2", "input_kv", "inputs_kv",
 }  # fmt: skip
+_ANGLES = {
+    "cos": "cos freqs_cos rope_cos cos_cached cosine",
+    "sin": "sin freqs_sin rope_sin sin_cached sine",
+    "cos+sin": "position_embeddings cos_sin rotary_emb rotary_embeddings rope_embeddings",
+    "turns": "freqs_cis freqs_complex freq_cis freqs rope_freqs",
+}
+ANGLES = {name: role for role, names in _ANGLES.items() for name in names.split()}
+# The angles as (tokens, head_dim) in two halves or in pairs, as (tokens, head_dim / 2), as complex
+# numbers, or plain; the first ones also with a batch axis.
+ROTARY = (
+    "halves", "pairs", "narrow", "halves-batch", "pairs-batch", "narrow-batch", "complex", "plain",
+)  # fmt: skip
 
 
-def feeds(info: ClassInfo) -> tuple[tuple[str, str], ...]:
-    """What each of forward's parameters is for, as far as its name tells."""
+def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], ...]:
+    """What each of forward's parameters is for, as far as its name tells.
+
+    Args:
+        info: The class.
+        optional: Whether keys and values from elsewhere are given although they have a default.
+    """
     found: list[tuple[str, str]] = []
     parameters = [p for p in info.forward if not p.kind.startswith("VAR")]
     names = [p.name for p in parameters]
@@ -135,10 +161,14 @@ def feeds(info: ClassInfo) -> tuple[tuple[str, str], ...]:
         role = role_of(name)
         if "mask" in name.lower() and "pad" not in name.lower():
             found.append((name, "mask"))
+        elif name.lower() in ANGLES:
+            found.append((name, ANGLES[name.lower()]))
         elif three and by_role.get(role) == name:
             found.append((name, role))
         elif place == 0:
             found.append((name, "x"))
+        elif optional and name.lower() in _SOURCE:
+            found.append((name, "kv"))
         elif parameter.has_default:
             continue
         elif name.lower() in _SOURCE or (not three and role in ("k", "v", "kv")):
@@ -164,6 +194,29 @@ def causal_mask(polarity: str, tokens: int, dtype: torch.dtype) -> Tensor:
     if polarity == "int-hide":
         return (~keep).to(torch.int64)
     return torch.zeros(tokens, tokens, dtype=dtype).masked_fill(~keep, -torch.inf)
+
+
+def rotary_tables(
+    kind: str, tokens: int, width: int, dtype: torch.dtype
+) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
+    """Rotary angles with the usual base 10,000, in one of the ways people pass them.
+
+    >>> rotary_tables("halves", 3, 4, torch.float64)["cos"].shape
+    torch.Size([3, 4])
+    """
+    speeds = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.arange(tokens, dtype=torch.float64)[:, None] * speeds  # (tokens, width / 2)
+    turns = angles
+    if kind == "complex":
+        turns = torch.polar(torch.ones_like(angles), angles)
+    elif kind.startswith("halves"):
+        angles = torch.cat([angles, angles], dim=-1)
+    elif kind.startswith("pairs"):
+        angles = angles.repeat_interleave(2, dim=-1)
+    if kind.endswith("-batch"):
+        angles = angles[None]
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    return {"cos": cos, "sin": sin, "cos+sin": (cos, sin), "turns": turns}
 
 
 POLARITIES = ("keep", "hide", "int", "added", "float", "int-hide")
@@ -213,6 +266,10 @@ def arguments_for(
         if subject.axes == "first":
             mask = causal_mask(subject.polarity, k.shape[0], subject.dtype)
     value: dict[str, object] = {"x": q, "q": q, "k": k, "v": v, "kv": k, "mask": mask, "none": None}
+    value |= dict.fromkeys(_ANGLES)
+    if subject.rotary:
+        tokens = k.shape[0 if subject.axes == "first" else -2]
+        value |= rotary_tables(subject.rotary, tokens, head_width(subject), subject.dtype)
     kinds = {p.name: p.kind for p in subject.info.forward}
     optional = {p.name for p in subject.info.forward if p.has_default}
     keywords = {
@@ -260,6 +317,12 @@ def pick(output: Output, shape: Sequence[int]) -> int | None:
         if tensor.ndim == len(shape) and tensor.shape[:-1] == tuple(shape[:-1]) and not square:
             return index
     return 0
+
+
+def head_width(subject: Subject) -> int:
+    """The width of one head, as the object says, or as its sizes make likely."""
+    told = [v for n, v in subject.built.plain.items() if meaning_of(n) == "head_dim"]
+    return next((v for v in told if isinstance(v, int) and v > 0), subject.sizes.head_dim)
 
 
 def inputs_for(

@@ -145,7 +145,7 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check) -> i
     again = 0
     try:
         with _progress(len(files)) as advance:
-            done = marks.done if marks is not None else lambda file, sha256: False
+            done = marks.done if marks is not None else lambda file, sha256, rules: False
             for result in batch.run(
                 files, root, jobs=options.jobs, policy=policy, done=done, check=judge
             ):

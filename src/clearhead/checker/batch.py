@@ -193,6 +193,7 @@ def row_of(
         seconds=f"{seconds:.1f}",
         note=note,
         sha256=digest,
+        rules=policy.digest,
     )
     return row, reports
 
@@ -203,7 +204,7 @@ def run(
     *,
     jobs: int = 1,
     policy: Policy | None = None,
-    done: Callable[[str, str], bool] = lambda file, sha256: False,
+    done: Callable[[str, str, str], bool] = lambda file, sha256, rules: False,
     check: Check = check_text,
     patience: float = PATIENCE,
 ) -> Iterator[tuple[Row, list[Report]] | None]:
@@ -214,7 +215,7 @@ def run(
         root: Rows name a file by its path below this folder.
         jobs: How many at a time.
         policy: What counts.
-        done: Whether a file of this name and sha256 needs no run.
+        done: Whether a file of this name and sha256 needs no run under these rules.
         check: What judges; a function of a module, since workers import it.
         patience: Seconds for one file.
     """
@@ -259,7 +260,7 @@ def run(
 
 
 def _judge(
-    worker: Worker, file: Path, root: Path, policy: Policy, done: Callable[[str, str], bool]
+    worker: Worker, file: Path, root: Path, policy: Policy, done: Callable[[str, str, str], bool]
 ) -> tuple[Row, list[Report]] | None:
     name = file.relative_to(root).as_posix()
     start = time.perf_counter()
@@ -267,7 +268,7 @@ def _judge(
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
         return row_of(name, "", {"error": f"cannot be read: {error.strerror}"}, 0.0, policy)
-    if done(name, digest):
+    if done(name, digest, policy.digest):
         return None
     answer = worker.ask(file, name, policy.adapter)
     return row_of(name, digest, answer, time.perf_counter() - start, policy)

@@ -1,5 +1,6 @@
 """Building a stranger's class, finding how it is called, and giving it random weights."""
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -7,10 +8,13 @@ import torch
 
 from clearhead.checker import probes
 from clearhead.checker.adapters import (
+    ANGLES,
     POLARITIES,
+    ROTARY,
     Subject,
     call,
     feeds,
+    head_width,
     inputs_for,
     random_weights,
     width_in,
@@ -58,7 +62,8 @@ def prepare(case: Case) -> Subject | Report:
                     if id is not None:
                         widths = f"d_in={first[2].d_in} and d_out={first[2].d_out}"
                         evidence = f"With {widths}: {first[1].message}"
-                        case.add(id, evidence, first[1].line)
+                        defined = id == "out-proj-takes-d-in"  # the error comes where it is used
+                        case.add(id, evidence, None if defined else first[1].line)
                 return settled
             got, stage = settled, "forward"
         if first is None or (first[0] == "build" and stage == "forward"):
@@ -99,6 +104,9 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
             return failed
         trial = _tied(case, replace(subject, dtype=dtype))
         got = _ways(case, trial)
+        if isinstance(got, Failure) and "NoneType" in got.message:
+            fed = replace(trial, feed=feeds(case.info, optional=True))
+            got = _ways(case, fed) if fed.feed != trial.feed else got
         if not isinstance(got, Failure):
             return got
         first = first or got
@@ -106,6 +114,28 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
             break
     assert first is not None
     return first
+
+
+def without_dropout(case: Case, subject: Subject) -> Subject | None:
+    """The same class with dropout 0 and the same weights; None if it cannot be built so."""
+    for sizes, arguments, keywords in constructors(case.info):
+        if replace(sizes, tokens=subject.sizes.tokens) != subject.sizes:
+            continue
+        for name, value in keywords.items():
+            if meaning_of(name) == "p":
+                keywords[name] = 0.0
+            elif isinstance(value, dict) and "__config__" in value:
+                inner = value["__config__"].items()
+                keywords[name] = {
+                    "__config__": {n: 0.0 if meaning_of(n) == "p" else v for n, v in inner}
+                }
+        built = case.session.build(case.info.name, arguments, keywords)
+        if isinstance(built, Failure):
+            return None
+        calm = replace(subject.sizes, p=0.0)
+        settled = settle(case, replace(subject, sizes=calm, keywords=keywords, built=built))
+        return None if isinstance(settled, Failure) else settled
+    return None
 
 
 def _tied(case: Case, subject: Subject) -> Subject:
@@ -128,8 +158,10 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     session, tokens = case.session, subject.sizes.tokens
     first: Failure | None = None
     for axes in ("batch", "single") if subject.built.parameters else ("batch", "heads", "single"):
-        for polarity in ("", *POLARITIES) if subject.takes_mask else ("",):
-            trial = replace(subject, axes=axes, polarity=polarity)
+        for polarity, rotary in itertools.product(
+            ("", *POLARITIES) if subject.takes_mask else ("",), rotary_ways(subject)
+        ):
+            trial = replace(subject, axes=axes, polarity=polarity, rotary=rotary)
             out = call(session, trial, inputs_for(trial, tokens))
             if not isinstance(out, Failure):
                 inputs = inputs_for(trial, tokens)
@@ -154,6 +186,11 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     return first
 
 
+def rotary_ways(subject: Subject) -> tuple[str, ...]:
+    """How angles may be given: one empty way where forward takes none."""
+    return ROTARY if any(role in ANGLES.values() for _, role in subject.feed) else ("",)
+
+
 def head_counts(subject: Subject) -> list[int]:
     """How many heads the class may have: one number where it is told, else the likely ones."""
     meanings = {meaning_of(p.name) for p in subject.info.init}
@@ -161,8 +198,22 @@ def head_counts(subject: Subject) -> list[int]:
     told = [v for n, v in attributes if meaning_of(n) == "heads" and isinstance(v, int) and v > 0]
     if told:
         return told[:1]
+    derived = _derived_heads(subject)
     if subject.keywords and meanings & {"heads", "config"}:
-        return [subject.sizes.heads]
+        return list(dict.fromkeys([subject.sizes.heads, *derived]))
     passed = [v for v in subject.keywords.values() if v == subject.sizes.heads]
     others = [v for _, v in attributes if isinstance(v, int) and 1 < v <= 64]
-    return list(dict.fromkeys([*([subject.sizes.heads] if passed else []), 1, *others]))
+    return list(dict.fromkeys([*([subject.sizes.heads] if passed else []), *derived, 1, *others]))
+
+
+def _derived_heads(subject: Subject) -> list[int]:
+    """The number of heads from the width of one, where the object keeps that."""
+    if "head_dim" not in map(meaning_of, subject.built.plain):
+        return []
+    head = head_width(subject)
+    widths = [
+        shape[0]
+        for name, shape in subject.built.parameters.items()
+        if role_of(name) == "q" and len(shape) == 2
+    ]
+    return [widths[0] // head] if widths and widths[0] % head == 0 else []

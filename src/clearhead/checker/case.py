@@ -21,6 +21,8 @@ class Case:
         findings: What was found.
         notes: What else the reader must know.
         form: One line on what the class is.
+        given: Whether we do not know what it was built with: an object that somebody has built, or
+            a class inside an adapter.
     """
 
     session: Session
@@ -30,6 +32,7 @@ class Case:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     form: str = ""
+    given: bool = False
 
     def add(self, id: str, evidence: str, line: int | None = None, severity: str = "") -> None:
         """Note a finding, once."""

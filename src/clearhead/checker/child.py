@@ -46,6 +46,7 @@ _seed, _no_grad, _enable_grad = (
     torch.enable_grad,
 )
 _plain_torch, _as_subclass = torch._C.DisableTorchFunctionSubclass, Tensor.as_subclass
+_view_as_complex = torch.view_as_complex
 _stdout, _stderr = sys.stdout, sys.stderr
 
 
@@ -63,12 +64,14 @@ class Config(dict[str, Any]):
 
 
 def revive(value: Any, tensors: Tensors) -> Any:
-    """JSON to arguments: `{"__config__": {..}}` and `{"__tensor__": name}` become objects."""
+    """JSON to arguments: `{"__config__": {..}}`, `{"__tensor__": name}` become objects."""
     if isinstance(value, list):
         return [revive(item, tensors) for item in value]
     if isinstance(value, dict):
         if set(value) == {"__tensor__"}:
             return tensors[value["__tensor__"]]
+        if set(value) == {"__complex__"}:
+            return _view_as_complex(tensors[value["__complex__"]])
         if set(value) == {"__config__"}:
             return Config(revive(value["__config__"], tensors))
         return {name: revive(item, tensors) for name, item in value.items()}
@@ -348,6 +351,29 @@ class Worker:
         with _no_grad():
             result = self.call(revive(inputs, tensors), revive(keywords, tensors), train, seed)
         return self.output(result)
+
+    def do_device(
+        self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
+    ) -> tuple[Header, Tensors]:
+        """A forward pass without numbers, as if everything registered were on a GPU."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.func import functional_call
+
+        module = self.built
+        if not isinstance(module, Module):
+            return {}, {}
+        module.train(train)
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with FakeTensorMode(allow_non_fake_inputs=True), _no_grad():
+
+            def there(tensor: Tensor) -> Tensor:
+                return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+
+            given = {name: there(tensor) for name, tensor in tensors.items()}
+            state = {name: there(tensor) for name, tensor in named.items()}
+            arguments = tuple(revive(inputs, given))
+            functional_call(module, state, arguments, revive(keywords, given))
+        return {}, {}
 
     def output(self, result: object) -> tuple[Header, Tensors]:
         """An output as kind and named tensors."""

@@ -5,8 +5,10 @@ what shows only in training, in half precision, at other lengths or with loaded 
 """
 
 import inspect
-import math
+import itertools
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from clearhead.checker import extras, probes
 from clearhead.checker.adapters import (
+    ANGLES,
     POLARITIES,
     Session,
     Subject,
@@ -21,17 +24,23 @@ from clearhead.checker.adapters import (
     choose,
     inputs_for,
 )
-from clearhead.checker.building import could_not_run, head_counts, prepare, settle
+from clearhead.checker.building import (
+    could_not_run,
+    head_counts,
+    prepare,
+    rotary_ways,
+    without_dropout,
+)
 from clearhead.checker.case import Case
-from clearhead.checker.hints import Text, dropped_mask, expects_causal, hints_of, text_of
+from clearhead.checker.hints import Text, hints_of, text_of
 from clearhead.checker.isolate import ClassInfo, Failure, InProcess, Isolated, Limits
 from clearhead.checker.layouts import Candidate, candidates, role_of
 from clearhead.checker.loud import misspelled
-from clearhead.checker.names import constructors, meaning_of
+from clearhead.checker.naming import is_causal, name_mistakes, question_of_causality
 from clearhead.checker.report import Finding, Report
-from clearhead.checker.search import Explanation, Search
-from clearhead.checker.simulator import Program, Switches
-from clearhead.checker.words import evidence_for, finding, form_of
+from clearhead.checker.search import Search
+from clearhead.checker.simulator import Program, Switches, difference
+from clearhead.checker.words import finding, form_of
 
 LIMITS = Limits()
 
@@ -67,7 +76,18 @@ def check_source(
             missing = f"no class {only!r}" if only else "no attention class"
             says = f"The file has {missing}; its classes: {names}."
             return [Report(filename, only or "", "error", (_plain("unsure", says, ""),))]
+        if adapter is not None and len(chosen) == 1:
+            text = inner_text(source, classes, chosen[0])
+            return [check_class(session, chosen[0], source, filename, given=True, text=text)]
         return [check_class(session, info, source, filename) for info in chosen]
+
+
+def inner_text(source: str, classes: Sequence[ClassInfo], adapted: ClassInfo) -> Text:
+    """The source of the class that an adapter builds; the adapter's own where it builds none."""
+    outer = text_of(source, adapted)
+    named = [info for info in classes if outer.has(rf"\b{re.escape(info.name)}\(")]
+    inner = [info for info in named if info.name != adapted.name and info.line < adapted.line]
+    return text_of(source, inner[-1]) if inner else outer
 
 
 def check_object(subject: type | nn.Module) -> Report:
@@ -84,12 +104,30 @@ def check_object(subject: type | nn.Module) -> Report:
         filename = inspect.getsourcefile(cls) or ""
     except TypeError:
         filename = ""
-    return check_class(session, classes[0], source, filename or cls.__module__)
+    given = isinstance(subject, nn.Module)
+    return check_class(session, classes[0], source, filename or cls.__module__, given=given)
 
 
-def check_class(session: Session, info: ClassInfo, source: str, filename: str) -> Report:
-    """Check one class."""
-    case = Case(session, info, text_of(source, info), filename)
+def check_class(
+    session: Session,
+    info: ClassInfo,
+    source: str,
+    filename: str,
+    *,
+    given: bool = False,
+    text: Text | None = None,
+) -> Report:
+    """Check one class.
+
+    Args:
+        session: Who answers for it.
+        info: The class.
+        source: The whole file.
+        filename: The file's name, for the report.
+        given: Whether it is unknown what it is built with; see `Case`.
+        text: The source to look at, if it is not that of `info`.
+    """
+    case = Case(session, info, text or text_of(source, info), filename, given=given)
     wrong_name = misspelled(info)
     if wrong_name is not None:
         id, name = wrong_name
@@ -131,8 +169,8 @@ def programs_for(subject: Subject, inputs: probes.Inputs) -> list[tuple[Candidat
 
 def allowed_masks(case: Case, subject: Subject) -> list[str]:
     """The masks that a right form of this class may have."""
-    causal = expects_causal(case.text, case.info, bool(subject.takes_mask))
-    masks = ["causal"] if causal or subject.polarity else ["none", "causal"]
+    causal = is_causal(case, subject) == "yes" or subject.polarity
+    masks = ["causal"] if causal else ["none", "causal"]
     if any("window" in p.name for p in case.info.init):
         masks += [f"window{w}" for w in range(1, subject.sizes.tokens)]
     return masks
@@ -149,43 +187,48 @@ def _examine(case: Case, subject: Subject) -> Report:
         return could_not_run(case.filename, case.info.name, failure, "forward")
     gap = (out - again).abs().nan_to_num(0.0).max()
     if out.shape == again.shape and float(gap) > 1e-9:
-        calm = _without_dropout(case, subject, inputs, float(gap))
+        calm = _calmed(case, subject, inputs, float(gap))
         if isinstance(calm, Report):
             return calm
         subject, out = calm
     search = _search(case, subject, inputs, out)
-    if subject.polarity:
-        subject, out, search = _right_polarity(case, subject, inputs, out, search)
+    if subject.polarity or subject.rotary:
+        subject, out, search = _right_way(case, subject, inputs, out, search)
     best = search.best()
     case.form = form_of(subject, best, out)
     if best is None:
         return unexplained(case, subject, inputs, out, search)
     name_mistakes(case, subject, inputs, out, best, search)
+    question_of_causality(case, subject, inputs, out, best)
     extras.examine(case, subject, inputs, out, best)
     return case.report()
 
 
 def _search(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> Search:
-    rotary = case.text.has(r"rope|rotary|\bcos\b|freqs|polar")
+    rotary = re.search(r"(?i)rope|rotary|\bcos\b|freqs|polar", case.text.file)
+    required = {p.name for p in case.info.forward if not p.has_default}
+    must = any(n in required and n.lower() in ANGLES for n, _ in subject.feed)
+    turns = ("half", "pairs") if must else ("none", "half", "pairs")
     return Search(
         out,
         programs_for(subject, inputs),
         allowed_masks(case, subject),
         unscaled=not subject.built.parameters and "scaled" not in case.info.name.lower(),
-        turns=("none", "half", "pairs") if rotary else ("none",),
+        turns=turns if rotary else ("none",),
         hints=hints_of(case.text),
     )
 
 
-def _right_polarity(
+def _right_way(
     case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, search: Search
 ) -> tuple[Subject, Tensor, Search]:
-    """The mask must be given: the polarity that makes the output right, or nearly."""
+    """A mask or angles must be given: the way that makes the output right, or nearly."""
     tried: list[tuple[Subject, Tensor, Search]] = []
-    for polarity in POLARITIES:
-        trial = replace(subject, polarity=polarity)
+    polarities = POLARITIES if subject.polarity else ("",)
+    for polarity, rotary in itertools.product(polarities, rotary_ways(subject)):
+        trial = replace(subject, polarity=polarity, rotary=rotary)
         got = call(case.session, trial, inputs)
-        if isinstance(got, Failure):
+        if isinstance(got, Failure) or any(torch.equal(got, other) for _, other, _ in tried):
             continue
         again = _search(case, trial, inputs, got)
         if again.is_right():
@@ -197,94 +240,21 @@ def _right_polarity(
     return subject, out, search
 
 
-def _without_dropout(
+def _calmed(
     case: Case, subject: Subject, inputs: probes.Inputs, gap: float
 ) -> tuple[Subject, Tensor] | Report:
     """It is random in evaluation: say so, then go on with dropout 0."""
     evidence = f"In evaluation, two runs on the same input differ by {gap:.2g}."
-    calm_sizes = replace(subject.sizes, p=0.0)
-    for sizes, arguments, keywords in constructors(case.info):
-        if replace(sizes, tokens=subject.sizes.tokens) != subject.sizes:
-            continue
-        for parameter in case.info.init:
-            if meaning_of(parameter.name) == "p" and parameter.name in keywords:
-                keywords[parameter.name] = 0.0
-        for name, value in keywords.items():
-            if isinstance(value, dict) and "__config__" in value:
-                inner = {
-                    n: 0.0 if meaning_of(n) == "p" else v for n, v in value["__config__"].items()
-                }
-                keywords[name] = {"__config__": inner}
-        built = case.session.build(case.info.name, arguments, keywords)
-        if isinstance(built, Failure):
-            break
-        settled = settle(case, replace(subject, sizes=calm_sizes, keywords=keywords, built=built))
-        if isinstance(settled, Failure):
-            break
-        out, again = (call(case.session, settled, inputs, seed=seed) for seed in (0, 1))
-        if isinstance(out, Failure) or isinstance(again, Failure):
-            break
-        if torch.equal(out.nan_to_num(), again.nan_to_num()):
+    calm = without_dropout(case, subject)
+    if calm is not None:
+        out, again = (call(case.session, calm, inputs, seed=seed) for seed in (0, 1))
+        if isinstance(out, Tensor) and isinstance(again, Tensor) and difference(out, again) == 0:
             case.add("dropout-in-eval", evidence)
-            return settled, out
+            return calm, out
     id = "dropout-in-eval" if case.text.has(r"[Dd]ropout") else "random-in-eval"
     case.add(id, evidence)
     case.notes.append("Nothing else was checked: mend this first, then check again.")
     return case.report()
-
-
-def name_mistakes(
-    case: Case,
-    subject: Subject,
-    inputs: probes.Inputs,
-    out: Tensor,
-    best: Explanation,
-    search: Search,
-) -> None:
-    """Findings for what the reproduction found."""
-    ids = list(best.ids)
-    hints = hints_of(case.text)
-    if "heads-folded-into-batch" in ids and hints.get("heads-folded-into-batch", 0.0) < 1.0:
-        place = ids.index("heads-folded-into-batch")
-        ids[place : place + 1] = ["split-without-transpose", "merge-without-transpose"]
-    order = best.candidate.order
-    if order and "query-key-swapped" in ids and order == "qkv":
-        order = "kqv"
-    if order not in ("", "qkv", "kv") and _unpacked(case.text, order):
-        ids = [id for id in ids if id not in ("query-key-swapped", "projections-in-other-order")]
-        case.notes.append(f"The fused matrix holds its parts in the order {order}.")
-    if "wrong-scale" in ids and _learned_scale(subject):
-        ids.remove("wrong-scale")
-        case.notes.append("The scale is learned: a parameter multiplies the scores.")
-    asked = [p.name for p in case.info.init if meaning_of(p.name) == "heads"]
-    count = best.program.weights.heads
-    if asked and subject.sizes.heads > count == 1 and asked[0] in subject.keywords:
-        case.add("heads-ignored", f"With {asked[0]}={subject.sizes.heads} there is one head.")
-    for id in ids:
-        line = None
-        if id == "no-causal-mask":
-            line = dropped_mask(case.text)
-            if line is not None:
-                id = "mask-result-dropped"
-            elif case.text.has(r"1e-\d"):
-                id = "mask-fill-not-inf"  # so small that it changes nothing
-        if id == "mask-inverted" and case.text.has(r"scaled_dot_product_attention|sdpa\("):
-            id = "sdpa-mask-polarity"
-        case.add(id, evidence_for(id, case.session, subject, inputs, out, best, search), line)
-
-
-def _learned_scale(subject: Subject) -> bool:
-    return any(
-        math.prod(shape) == 1 and "bias" not in name
-        for name, shape in subject.built.parameters.items()
-    )
-
-
-def _unpacked(text: Text, order: str) -> bool:
-    """Whether the source itself names the parts in the order that was found."""
-    words = {"q": r"q\w*", "k": r"k\w*", "v": r"v\w*"}
-    pattern = r"\s*,\s*".join(rf"(?:self\.)?{words[letter]}" for letter in order)
-    return text.has(rf"\b{pattern}\s*=") or order in text.code
 
 
 def unexplained(
@@ -295,6 +265,7 @@ def unexplained(
     failed: list[str] = []
     where = _first_step(case, subject)
     positions = text.has(r"rope|rotary|[Pp]osition|alibi|rel_pos|relative|\bcos\b|\bfreqs")
+    positions |= any("Conv" in kind for kind in subject.built.modules.values() if kind != "Conv1D")
     if not out.isfinite().all():
         rows = int((~out.isfinite()).any(-1).sum())
         failed.append(f"{rows} of {out.shape[0] * out.shape[1]} output rows are NaN or infinite")
@@ -306,7 +277,7 @@ def unexplained(
     leak = probes.batch_leak(session, subject, inputs, out)
     if leak > 1e-7:
         failed.append(f"changing one sentence changed the output of another by {leak:.2g}")
-    causal = expects_causal(text, case.info, bool(subject.takes_mask))
+    causal = is_causal(case, subject) == "yes"
     future = probes.future_leak(session, subject, inputs, out)
     if causal and future.size > 1e-7:
         failed.append(

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from clearhead.checker import probes
 from clearhead.checker.adapters import Subject, arguments_for, call, inputs_for, pick
+from clearhead.checker.building import without_dropout
 from clearhead.checker.case import Case
-from clearhead.checker.hints import dropped_mask
+from clearhead.checker.hints import dropped_mask, made_without, may_make_on_cpu
 from clearhead.checker.isolate import Failure
 from clearhead.checker.layouts import role_of
 from clearhead.checker.loud import translate
@@ -31,8 +32,11 @@ def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Exp
     if subject.takes_mask and not subject.polarity:
         _mask_argument(case, subject, inputs, out, best)
     _padding(case, subject, inputs, best)
-    _half(case, subject)
-    _bias_flag(case, subject)  # builds anew, so it comes last
+    _alone(case, subject, inputs, out)
+    _device(case, subject)
+    _other_dtypes(case, subject)
+    _bias_flag(case, subject)  # these two build anew, so they come last
+    _training_differs(case, subject, inputs)
 
 
 def _stray(case: Case, subject: Subject) -> None:
@@ -59,7 +63,8 @@ def _lengths(case: Case, subject: Subject) -> None:
         return
     known = {meaning_of(p.name) for p in case.info.init}
     for tokens, failure in probes.other_lengths(case.session, subject).items():
-        if tokens == subject.sizes.context and not known & {"context", "config"}:
+        told = known & {"context", "config"} and not case.given
+        if tokens == subject.sizes.context and not told:
             continue
         evidence = f"With {tokens} tokens: {failure.type}: {failure.message}"[:300]
         case.add("fails-at-some-lengths", evidence, failure.line)
@@ -123,7 +128,8 @@ def _gradient_of(best: Explanation, cotangent: Tensor, subject: Subject) -> Tens
         return None
     if subject.axes == "first":
         cotangent = cotangent.transpose(0, 1)
-    (gradient,) = torch.autograd.grad(out, x, cotangent)
+    # Given a cotangent, torch would import a library of symbols first: half a second.
+    (gradient,) = torch.autograd.grad((out * cotangent).sum(), x)
     return gradient if gradient.isfinite().all() else None
 
 
@@ -133,7 +139,7 @@ def _training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: E
     told = any(meaning_of(p.name) == "config" for p in case.info.init)
     if subject.sizes.p == 0 or not (asked or layers or (told and case.text.has(r"[Dd]rop"))):
         return
-    if not asked and not told:
+    if case.given or not (asked or told):
         return  # the layer's own rate is not known
     seen = probes.training(case.session, subject, inputs, out)
     if seen is None:
@@ -176,19 +182,86 @@ def _large_scores(case: Case, subject: Subject, inputs: Inputs, best: Explanatio
         case.add("mask-fill-too-small", evidence)
 
 
-def _half(case: Case, subject: Subject) -> None:
+def _other_dtypes(case: Case, subject: Subject) -> None:
+    """Half precision: numbers that are too large for it, and tensors that stay in another dtype."""
     if not subject.weights:
         return
-    failure = probes.half_failure(case.session, subject)
+    failure = probes.dtype_failure(case.session, subject, torch.float16)
     if failure is not None and "overflow" in failure.message:
         evidence = f"In float16: {failure.type}: {failure.message}"[:300]
         case.add("mask-fill-overflows-half", evidence, failure.line)
+    failure = probes.dtype_failure(case.session, subject, torch.bfloat16)
+    if failure is not None and re.search(_TWO_DTYPES, failure.message) and not _left(case):
+        evidence = f"In bfloat16: {failure.type}: {failure.message}"[:300]
+        case.add("one-dtype-only", evidence, made_without(case.text, "dtype") or failure.line)
+
+
+_TWO_DTYPES = r"same dtype|expected scalar type|expected dtype|dtypes? (do|does) not match"
+
+
+def _left(case: Case) -> bool:
+    """Whether something is wrong anyway, or a tensor that .to() leaves behind is named already."""
+    known = ("mask-not-a-buffer", "scale-is-stray-tensor")
+    return any(found.severity == "wrong" or found.id in known for found in case.findings)
+
+
+def _device(case: Case, subject: Subject) -> None:
+    """Tensors that are made on the CPU, whatever the inputs are on."""
+    if not may_make_on_cpu(case.text):
+        return  # the run takes two seconds, since it imports much of torch
+    failure = probes.device_failure(case.session, subject)
+    if failure is not None and not _left(case):
+        evidence = f"With inputs and weights on a GPU: {failure.message}"[:300]
+        case.add("made-on-cpu", evidence, made_without(case.text, "device") or failure.line)
+
+
+def _alone(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
+    """A batch of one sentence: squeeze() takes its axis away."""
+    if subject.axes != "batch" or out.shape[0] != inputs[0].shape[0] or _left(case):
+        return
+    got = probes.alone(case.session, subject, inputs, out)
+    if isinstance(got, Failure):
+        evidence = f"With one sentence: {got.type}: {got.message}"[:300]
+        line = None if case.text.has("squeeze") else got.line
+        case.add("fails-with-one-sentence", evidence, line)
+    elif got is not None:
+        gap = difference(got, out[:1])
+        evidence = f"Alone in its batch, a sentence gives another output: it differs by {gap:.2g}."
+        case.add("fails-with-one-sentence", evidence)
+
+
+def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
+    """With dropout 0, or without any, training must compute what evaluation does."""
+    if case.given or case.findings:
+        return
+    meanings = {meaning_of(p.name) for p in case.info.init}
+    layers = any("Dropout" in kind for kind in subject.built.modules.values())
+    if "p" in meanings or "config" in meanings:
+        calm = without_dropout(case, subject)
+        if calm is None:
+            return
+        subject = calm
+    elif layers:
+        return  # the layer's own rate is not known
+    still = call(case.session, subject, inputs)
+    trained, again = (call(case.session, subject, inputs, train=True, seed=s) for s in (0, 1))
+    if isinstance(still, Failure):
+        return
+    if isinstance(trained, Failure):
+        case.add("training-differs", f"In training: {trained.message}"[:300], trained.line)
+        return
+    if isinstance(again, Failure) or difference(trained, again) > 1e-9:
+        return  # there is dropout, with a rate of its own
+    gap = difference(trained, still)
+    if gap > 1e-6:
+        evidence = f"Without dropout, training and evaluation differ by {gap:.2g} of their size."
+        case.add("training-differs", evidence)
 
 
 def _bias_flag(case: Case, subject: Subject) -> None:
     flags = [p.name for p in case.info.init if meaning_of(p.name) == "bias"]
     flags = [name for name in flags if name not in ("add_bias_kv", "proj_bias", "out_bias")]
-    if not flags or flags[0] not in subject.keywords:
+    if case.given or not flags or flags[0] not in subject.keywords:
         return
     for sizes, arguments, keywords in constructors(case.info):
         if replace(sizes, tokens=subject.sizes.tokens, p=subject.sizes.p) != subject.sizes:
@@ -220,7 +293,10 @@ def _mask_argument(
     batch, tokens = inputs[0].shape[:2]
     keep = torch.rand(tokens, tokens, generator=torch.Generator().manual_seed(4)) < 0.6
     keep |= torch.eye(tokens, dtype=torch.bool)
-    kind = "given-and-causal" if best.base.mask == "causal" else "given"
+    # Where it is causal by itself, a mask may come on top of that, or take its place.
+    kinds = ["given-and-causal", "given"] if best.base.mask == "causal" else ["given"]
+    program = Program(best.program.weights, best.program.inputs, keep)
+    wanted = [program.run(best.switches._replace(mask=kind)) for kind in kinds]
     ran: list[Tensor] = []
     for shape in ((tokens, tokens), (1, 1, tokens, tokens), (batch, tokens, tokens)):
         shaped = keep.expand(shape).contiguous() if len(shape) != 4 else keep[None, None]
@@ -228,9 +304,7 @@ def _mask_argument(
             got = call(case.session, subject, inputs, mask=mask)
             if isinstance(got, Failure) or got.shape != out.shape:
                 continue
-            program = Program(best.program.weights, best.program.inputs, keep)
-            right = program.run(best.switches._replace(mask=kind))
-            if right is not None and difference(right, got) < 1e-5:
+            if any(right is not None and difference(right, got) < 1e-5 for right in wanted):
                 return
             ran.append(got)
     if not ran:
@@ -242,13 +316,12 @@ def _mask_argument(
         return
     if best.ids:
         return  # one mistake at a time: the mask would only repeat it
-    _explain_mask(case, subject, best, keep, kind, ran)
+    _explain_mask(case, best, program, kinds[0], ran)
 
 
 def _explain_mask(
-    case: Case, subject: Subject, best: Explanation, keep: Tensor, kind: str, ran: list[Tensor]
+    case: Case, best: Explanation, program: Program, kind: str, ran: list[Tensor]
 ) -> None:
-    program = Program(best.program.weights, best.program.inputs, keep)
     ends = time.monotonic() + 0.4
     for got in ran:
         if time.monotonic() > ends:

@@ -6,22 +6,27 @@ reproduce the output equally, and say where to look.
 
 import ast
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from clearhead.checker.isolate import ClassInfo
 
 _SCORES = r"@.*(transpose|\.T\b|\.mT|permute)|matmul|einsum|bmm|scaled_dot_product"
-_ROOT = r"sqrt|\*\*\s*\(?-?\s*0?\.5|\*\*\s*\(?-?1\s*/\s*2|scale"
+_ROOT = r"sqrt|\*\*\s*\(?-?\s*0?\.5|\*\*\s*\(?-?1\s*/\s*2"
+_SCALE = r"\b(self\.)?_?scal(e|ing)(_factor)?\b|temper"
+_WIDE = r"(d_?out|d_?model|n_?embd?|embed|(?<!head_)(?<!head)dim|hidden|emb|width|\b[CDE])\w*\W*"
 _SPLIT = r"\.(view|reshape|unflatten)\(.*head|rearrange|\.(view|reshape)\("
 _MERGE = r"\.(view|reshape|flatten)\(|rearrange|concat|cat\("
 _MASK = r"tril|triu|masked_fill|is_causal|attn_mask|where\(|mask"
 
 _LINES: dict[str, tuple[str, ...]] = {
     "missing-scale": (_SCORES,),
-    "scale-by-d-out": (_ROOT,),
-    "scale-multiplied": (_ROOT,),
-    "scale-after-softmax": (r"softmax.*\)\s*[/*]", r"(weights|attn\w*|probs)\s*[/*]", _ROOT),
-    "scale-twice": (_ROOT, r"/", _SCORES),
+    "scale-by-d-out": (rf"sqrt\([^)]*{_WIDE}|{_WIDE}\*\*\s*\(?-?\s*(0?\.5|1\s*/)", _ROOT, _SCALE),
+    "scale-multiplied": (_ROOT, _SCALE),
+    "scale-after-softmax": (
+        r"softmax.*\)\s*[/*]", r"(weights|attn\w*|probs)\s*[/*]", _ROOT, _SCALE,
+    ),
+    "scale-twice": (_ROOT, _SCALE, r"/", _SCORES),
     "no-return": (r"def forward",),
     "heads-ignored": (r"head", r"def __init__"),
     "values-detached": (r"detach\(|no_grad|\.data\b",),
@@ -30,7 +35,7 @@ _LINES: dict[str, tuple[str, ...]] = {
     "keys-viewed-not-transposed": (r"k\w*\.(view|reshape)\(", _SCORES),
     "heads-share-weights": (r"\]\s*\*", r"ModuleList"),
     "projections-in-other-order": (r"chunk|split|unbind",),
-    "wrong-scale": (_ROOT, _SCORES),
+    "wrong-scale": (_ROOT, _SCALE, r"\*\*", _SCORES),
     "softmax-over-queries": (r"softmax",),
     "softmax-over-heads": (r"softmax",),
     "softmax-over-batch": (r"softmax",),
@@ -42,16 +47,18 @@ _LINES: dict[str, tuple[str, ...]] = {
     "mask-hides-self": (r"(tril|triu)\(", r"arange.*[<>]", _MASK),
     "mask-hides-others": (_MASK,),
     "mask-inverted": (r"masked_fill|where\(", r"(tril|triu)\(", _MASK),
-    "sdpa-mask-polarity": (r"scaled_dot_product_attention",),
     "mask-fill-not-inf": (r"masked_fill|where\(|\[.*mask.*\]\s*=|scores?\s*\*\s*", _MASK),
     "mask-added-not-filled": (r"\+\s*(self\.)?\w*mask|\+=.*mask|tri[lu]", _MASK),
-    "mask-after-softmax": (r"softmax\(.*\)\s*\*", r"(weights|attn\w*|probs?|att)\s*\*=?", _MASK),
+    "mask-after-softmax": (
+        r"softmax\(.*\)\s*\*", r"(weights|attn\w*|probs?|att)\s*\*=?",
+        r"^\s*(\w*weights|attn\w*|probs?|att|share|a|w)\s*=.*(masked_fill|where)", _MASK,
+    ),
     "mask-fill-too-small": (r"masked_fill|where\(|-\s*1e?\d", _MASK),
     "mask-fill-overflows-half": (r"masked_fill|-\s*1e\d|where\(", _MASK),
     "mask-not-sliced": (r"masked_fill|where\(", _MASK),
     "mask-ignored": (r"def forward", _MASK),
     "mask-not-a-buffer": (r"self\.\w+\s*=.*(tri[lu]|ones|mask)",),
-    "padding-inverted": (r"masked_fill|where\(", _MASK),
+    "padding-inverted": (r"(masked_fill|where\().*pad|pad.*(masked_fill|where\(|-\s*1e)", _MASK),
     "scale-is-stray-tensor": (r"self\.\w+\s*=.*(tensor|Tensor|sqrt)",),
     "split-without-transpose": (_SPLIT,),
     "merge-without-transpose": (_MERGE,),
@@ -59,9 +66,16 @@ _LINES: dict[str, tuple[str, ...]] = {
     "heads-interleaved": (_MERGE,),
     "heads-summed": (r"\.?(sum|mean)\(.*(dim|axis|1)", r"sum\(|mean\(|\+="),
     "concat-on-wrong-axis": (r"cat\(|concat\(|stack\(",),
+    "heads-share-projection": (r"nn\.Linear\(",),
     "one-head-only": (r"return", _MERGE),
     "query-key-swapped": (_SCORES,),
-    "out-proj-unused": (r"return",),
+    "out-proj-unused": (r"^\s*self\.\w*(proj|out|fc|o)\w*\(", r"return"),
+    "out-proj-takes-d-in": (r"(?i)(out|proj|fc|dense|w_?o)\w*\s*=.*Linear\(",),
+    "fails-with-one-sentence": (r"squeeze",),
+    "training-differs": (r"self\.training",),
+    "rotary-unused": (r"def forward",),
+    "rotary-on-one-side": (r"rot|rope|cos", _SCORES),
+    "rotary-on-values": (r"^\s*v\w*\s*=.*(rot|rope|cos)", r"rot|rope|cos"),
     "scores-detached": (r"detach\(|no_grad|\.data\b",),
     "dropout-before-softmax": (r"drop\w*\(.*(score|logit|attn|att|wei|energy)", r"drop\w*\("),
     "dropout-in-eval": (
@@ -83,11 +97,12 @@ _ASSIGNED = {"key-from-query-weights": "k", "value-from-keys": "v", "query-from-
 
 @dataclass(frozen=True)
 class Text:
-    """The source of one class, with its place in the file."""
+    """The source of one class, with its place in the file, and the whole file around it."""
 
     source: str
     first: int
     name: str
+    file: str = ""
 
     @property
     def code(self) -> str:
@@ -120,9 +135,8 @@ class Text:
 def text_of(source: str, info: ClassInfo) -> Text:
     """The part of a file that is one class."""
     lines = source.splitlines()
-    return Text(
-        "\n".join(lines[max(info.line - 1, 0) : info.end_line]), max(info.line, 1), info.name
-    )
+    inside = "\n".join(lines[max(info.line - 1, 0) : info.end_line])
+    return Text(inside, max(info.line, 1), info.name, source)
 
 
 def locate(id: str, text: Text) -> int | None:
@@ -131,9 +145,71 @@ def locate(id: str, text: Text) -> int | None:
         letter = _ASSIGNED[id]
         word = {"q": "quer", "k": "key", "v": "val"}[letter]
         return text.line(rf"^\s*({word}\w*|{letter})\b[^=]*=", rf"\b{letter}\b.*=", word)
+    if id == "sdpa-mask-polarity":
+        return text.line(_called(sdpa_names(text.file)))
     patterns = _LINES.get(id)
     merging = id in ("merge-without-transpose", "heads-interleaved", "heads-summed")
     return text.line(*patterns, last=merging) if patterns else None
+
+
+def sdpa_names(file: str) -> set[str]:
+    """What a file calls PyTorch's scaled_dot_product_attention: imported, assigned or wrapped.
+
+    >>> names = sdpa_names("from torch.nn.functional import scaled_dot_product_attention as attend")
+    >>> sorted(names)
+    ['attend', 'scaled_dot_product_attention']
+    """
+    full = "scaled_dot_product_attention"
+    names = {full}
+    try:
+        tree = ast.parse(file)
+    except SyntaxError:
+        return names
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names |= {one.asname for one in node.names if one.name == full and one.asname}
+        elif isinstance(node, ast.Assign):
+            value = node.value
+            if isinstance(value, ast.Call) and not ast.unparse(value.func).endswith("partial"):
+                continue
+            if full in ast.unparse(value):
+                targets = [t for t in node.targets if isinstance(t, ast.Name | ast.Attribute)]
+                names |= {t.id if isinstance(t, ast.Name) else t.attr for t in targets}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and re.search(_called(names), ast.unparse(node)):
+            names.add(node.name)
+    return names
+
+
+def _called(names: set[str]) -> str:
+    """A pattern for a call of one of these names."""
+    return rf"\b({'|'.join(map(re.escape, sorted(names)))})\("
+
+
+def uses_sdpa(text: Text) -> bool:
+    """Whether a class calls PyTorch's own attention, under whatever name."""
+    return text.has(_called(sdpa_names(text.file)))
+
+
+def made_without(text: Text, what: str) -> int | None:
+    """The line of forward, or of a helper, that makes a tensor and does not say its device (dtype).
+
+    Args:
+        text: The source.
+        what: "device" or "dtype".
+    """
+    return text.line(_made(what))
+
+
+def may_make_on_cpu(text: Text) -> bool:
+    """Whether any line of the file makes a tensor and does not say where."""
+    return re.search(_made("device"), text.file, re.MULTILINE) is not None
+
+
+def _made(what: str) -> str:
+    maker = r"\b(torch|T|th)\.(ones|zeros|full|arange|tensor|eye|empty|[A-Z]\w*Tensor)\("
+    kept = rf"{what}|\.to\(|type_as|register_buffer|Parameter\(|self\.\w+\s*=|^\s*#"
+    return rf"^(?!.*({kept})).*{maker}"
 
 
 def dropped_mask(text: Text) -> int | None:
@@ -143,13 +219,25 @@ def dropped_mask(text: Text) -> int | None:
     except SyntaxError:
         return None
     shift = 1 if text.source[:1] in " \t" else 0
+    line = _dropped(tree)
+    if line is not None:
+        return text.first + line - 1 - shift
+    try:
+        helpers = [n for n in ast.parse(text.file).body if isinstance(n, ast.FunctionDef)]
+    except SyntaxError:
+        return None
+    called = [n for n in helpers if re.search(rf"\b{n.name}\(", text.file)]
+    return next((line for line in map(_dropped, called) if line is not None), None)
+
+
+def _dropped(tree: ast.AST) -> int | None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             function = node.value.func
             if isinstance(function, ast.Attribute) and function.attr in (
                 "masked_fill", "where", "masked_scatter", "add", "mul", "tril", "triu",
             ):  # fmt: skip
-                return text.first + node.lineno - 1 - shift
+                return node.lineno
     return None
 
 
@@ -175,16 +263,71 @@ def hints_of(text: Text) -> dict[str, float]:
     return found
 
 
-def expects_causal(text: Text, info: ClassInfo, takes_mask: bool) -> bool:
-    """Whether a class means to be causal: its name, its mask, its context length."""
-    built_in = text.has(r"\btril|\btriu|is_causal\s*=\s*(True|self)|causal_mask|_causal\(")
+_CALLED_CAUSAL = r"(?<!self\.)\bis_causal"  # an argument; an attribute says nothing by itself
+_NOT_CAUSAL = r"(?i)bi-?directional|encoder|\bbert|\bvit\b|vision|image|patch|(not|non)[- ]causal"
+
+
+def expects_causal(
+    text: Text, info: ClassInfo, takes_mask: bool, asked: bool = False, flags: Collection[str] = ()
+) -> str:
+    """Whether a class means to be causal: "yes", "no", or "maybe", which is a question.
+
+    "yes" needs a sign that can mean nothing else: we asked for it, the name, or a triangle in the
+    code. A context length alone is no such sign, since an encoder may have one for its positions.
+
+    Args:
+        text: The source of the class.
+        info: The class.
+        takes_mask: Whether forward takes a mask.
+        asked: Whether the constructor was told to be causal.
+        flags: The object's switches: a mask behind one of them may rightly be off.
+    """
+    if asked:
+        return "yes"
     if takes_mask:
-        return text.has(r"\btril\(|\btriu\(|is_causal\s*=\s*True")
-    if built_in or re.search(r"causal|masked|gpt|decoder|autoregress", info.name.lower()):
-        return not _switched_off(info)
-    names = {p.name.lower() for p in info.init}
-    context = {"context_length", "block_size", "ctx_len", "context_len", "context_size", "n_ctx"}
-    return bool(names & context) or text.has(r"\.(block_size|context_length|ctx_len|n_ctx)\b")
+        return "yes" if text.has(rf"\btril\(|\btriu\(|{_CALLED_CAUSAL}\s*=\s*True") else "no"
+    built_in = text.has(rf"\btril|\btriu|{_CALLED_CAUSAL}\s*=\s*(True|self)|causal_mask|_causal\(")
+    named = re.search(r"causal|masked|gpt|decoder|autoregress", info.name.lower())
+    if built_in and not named and masked_behind(text, flags):
+        return "no"
+    if built_in or named:
+        return "no" if _switched_off(info) else "yes"
+    if not context_name(text, info) or re.search(_NOT_CAUSAL, text.source):
+        return "no"
+    said = r"(?i)\bcausal|autoregress|look.?ahead|gpt|language.?model|\bdef generate\b"
+    return "yes" if re.search(said, text.file) or text.has("mask") else "maybe"
+
+
+def masked_behind(text: Text, flags: Collection[str]) -> bool:
+    """Whether the scores are masked only under a switch of the object: `if not self.is_encoder`."""
+    try:
+        tree = ast.parse(text.source)
+    except (SyntaxError, IndentationError):
+        return False
+    switches = re.compile(rf"self\.({'|'.join(map(re.escape, flags)) or '(?!)'})\b")
+    hides = re.compile(r"masked_fill|where\(|inf|tri[lu]")
+    return any(
+        switches.search(ast.unparse(node.test)) and hides.search(ast.unparse(node))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If)
+    )
+
+
+def context_name(text: Text, info: ClassInfo) -> str:
+    """The context length in the constructor or the config, if positions do not need it; else "".
+
+    Only names that language models use: an encoder's max_len says nothing.
+    """
+    known = ("context_length", "block_size", "ctx_len", "context_len", "context_size", "n_ctx")
+    names = [p.name for p in info.init if p.name.lower() in known]
+    names += re.findall(rf"\.({'|'.join(known)})\b", text.code)
+    for name in names:
+        for line in text.code.splitlines():
+            if re.search(rf"\b{name}\b", line) and re.search(
+                r"(?i)embedding|position|\bpos|\brel|rope|rotary|arange|freq|randn|zeros", line
+            ):
+                return ""
+    return names[0] if names else ""
 
 
 def _switched_off(info: ClassInfo) -> bool:

@@ -77,6 +77,8 @@ class Arguments:
     def encode(self, value: object) -> Any:
         """The JSON for one argument."""
         if isinstance(value, Tensor):
+            if value.is_complex():  # safetensors has no complex numbers
+                return {"__complex__": self.name_of(torch.view_as_real(value))}
             return {"__tensor__": self.name_of(value)}
         if value is None or isinstance(value, bool | int | float | str):
             return value
@@ -177,6 +179,14 @@ class Submission(ABC):
         fields = self._call(sent, inputs, keywords, train, seed)
         return self._get("forward", fields, sent.tensors, read_output)
 
+    def device(
+        self, inputs: Sequence[object], keywords: Mapping[str, object] = NOTHING
+    ) -> Failure | None:
+        """Run it without numbers, as if its parameters, buffers and inputs were on a GPU."""
+        sent = Arguments()
+        fields = self._call(sent, inputs, keywords, False, 0)
+        return self._get("device", fields, sent.tensors, lambda header, found: None)
+
     def backward(
         self,
         inputs: Sequence[object],
@@ -189,7 +199,10 @@ class Submission(ABC):
         """Run it once and differentiate sum(first output tensor * cotangent)."""
         sent = Arguments()
         fields = self._call(sent, inputs, keywords, train, seed)
-        names = [sent.name_of(one) if isinstance(one, Tensor) else None for one in inputs]
+        names = [
+            sent.name_of(one) if isinstance(one, Tensor) and not one.is_complex() else None
+            for one in inputs
+        ]
         plain = plain_tensor(cotangent)
         if plain is None:
             raise ValueError(f"cotangent: a tensor of dtype {cotangent.dtype} cannot be sent")

@@ -274,7 +274,8 @@ def candidates(
         return [Candidate(Weights(eye, eye, eye, p=p, norm=norm, label="no weights"))]
     counts = [count for count in heads if count > 0]
     for count in counts:
-        for roles, order, named, label in _readings(matrices, d_in, count, count * head_dim):
+        wide = [_inside_heads(matrix, d_in, count) for matrix in matrices]
+        for roles, order, named, label in _readings(wide, d_in, count, count * head_dim):
             for flip in (False, True):
                 if flip and not any(m.square for group in roles.values() for m in group):
                     break
@@ -284,10 +285,21 @@ def candidates(
                 weight = _assemble(part, count, norm, p, label)
                 if weight is not None:
                     found += [
-                        Candidate(replace(weight, qk_norm=norms), order, named)
+                        Candidate(replace(weight, qk_norm=norms, eps=eps), order, named)
                         for norms in _qk_norms(weights, modules)
+                        for eps in ((1e-5, 1e-6, 1e-12) if norm is not None else (1e-5,))
                     ]
     return found
+
+
+def _inside_heads(matrix: _Matrix, d_in: int, heads: int) -> _Matrix:
+    """A projection inside each head, the same for all: one matrix with blocks on its diagonal."""
+    narrow, width = matrix.value.shape
+    if heads == 1 or narrow * heads != d_in or narrow != width or role_of(matrix.path) == "o":
+        return matrix
+    bias = None if matrix.bias is None else matrix.bias.repeat(heads)
+    value = torch.kron(torch.eye(heads, dtype=matrix.value.dtype), matrix.value.contiguous())
+    return replace(matrix, value=value, bias=bias, square=False)
 
 
 def _assemble(

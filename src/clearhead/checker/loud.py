@@ -31,7 +31,10 @@ def misspelled(info: ClassInfo) -> tuple[str, str] | None:
 def translate(failure: Failure, stage: str, text: Text, sizes: Sizes) -> str | None:
     """The id of the mistake that gives this error, or None."""
     message = failure.message
-    if re.search(r"before Module\.__init__\(\) call|super\(\)\.__init__", message) or (
+    if re.search(
+        r"before Module\.__init__\(\) call|super\(\)\.__init__|'__init__' of 'super' object",
+        message,
+    ) or (
         failure.type == "AttributeError"
         and re.search(
             r"has no attribute '_(modules|parameters|buffers|backward_hooks|forward_\w+)'", message

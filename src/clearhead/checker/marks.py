@@ -24,7 +24,8 @@ class Row:
         severities: A severity for each of them.
         seconds: How long it took.
         note: What happened, where it could not be judged.
-        sha256: Of the file's bytes: the same file is not run again.
+        sha256: Of the file's bytes: the same file is not run again under the same rules.
+        rules: Of the policy, the adapter and this package's version; see `Policy.digest`.
     """
 
     file: str
@@ -35,6 +36,7 @@ class Row:
     seconds: str
     note: str
     sha256: str
+    rules: str
 
 
 HEAD = tuple("class" if field.name == "cls" else field.name for field in fields(Row))
@@ -82,10 +84,10 @@ class Marks:
         if not whole:
             self._write(HEAD)
 
-    def done(self, file: str, sha256: str) -> bool:
-        """Whether this file was judged before, with the same content."""
+    def done(self, file: str, sha256: str, rules: str) -> bool:
+        """Whether this file was judged before, with the same content under the same rules."""
         row = self.rows.get(guarded(file))
-        return row is not None and row.sha256 == sha256
+        return row is not None and (row.sha256, row.rules) == (sha256, rules)
 
     def add(self, row: Row) -> None:
         """Write a row, so that nothing is lost when the power fails now."""

@@ -68,6 +68,8 @@ _NAMES = {
     "config": "config cfg args conf hparams options opts params configuration hp model_args "
     "model_config settings hparam conf_dict",
     "batch_first": "batch_first",
+    "causal": "causal is_causal masked use_mask use_causal_mask causal_mask autoregressive "
+    "use_causal is_decoder is_masked apply_causal_mask",
     "rope": "rope use_rope rotary",
     "device": "device",
     "dtype": "dtype",
@@ -102,6 +104,7 @@ def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
         "bias": sizes.bias,
         "batch_first": True,
         "rope": False,
+        "causal": True,
         "device": None,
         "dtype": None,
     }[meaning]
@@ -143,6 +146,8 @@ def _argument(
         return _SKIP
     if meaning == "config":
         return {"__config__": config(sizes)}
+    if meaning == "causal" and parameter.has_default and parameter.default is None:
+        return _SKIP  # a mask itself, it may be
     if meaning and not (parameter.has_default and meaning in _LEFT_ALONE):
         return value_of(meaning, sizes, present)
     if parameter.has_default:
@@ -159,11 +164,16 @@ def _argument(
     return unknown.pop(0) if unknown else sizes.d_out
 
 
+def asks_for_causal(keywords: dict[str, object]) -> bool:
+    """Whether these arguments ask for causal attention."""
+    return any(meaning_of(name) == "causal" and value is True for name, value in keywords.items())
+
+
 def config(sizes: Sizes) -> dict[str, object]:
     """A configuration that answers to every name we know."""
     values: dict[str, object] = {}
     for name, meaning in MEANING.items():
-        if meaning in ("config", "device", "dtype", "kv_groups"):
+        if meaning in ("config", "device", "dtype", "kv_groups", "causal"):
             continue
         value = value_of(meaning, replace(sizes, d_in=sizes.d_out), {"heads", "head_dim"})
         values[name] = value

@@ -128,5 +128,17 @@ OPTIONS = (
         for which in ("v", "k", "q", "kv", "qk", "qv")
     ),
     _option("split-without-transpose", split="scrambled"),
+    *(
+        _option(id, turn=turn)
+        for id, turn in (
+            ("rotary-on-one-side", "half-q"),
+            ("rotary-on-one-side", "half-k"),
+            ("rotary-on-values", "half-qkv"),
+            ("rotary-on-one-side", "pairs-q"),
+            ("rotary-on-one-side", "pairs-k"),
+            ("rotary-on-values", "pairs-qkv"),
+            ("rotary-unused", "none"),
+        )
+    ),
     *_several_roles(),
 )

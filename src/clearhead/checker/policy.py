@@ -8,13 +8,15 @@ adapter = "adapter.py"        # one adapter for the whole class, beside the poli
 """
 
 import fnmatch
+import hashlib
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from clearhead.checker.report import SEVERITIES, Finding, Report
+from clearhead.version import __version__
 
 _KEYS: dict[str, type] = {
     "class": str,
@@ -42,6 +44,12 @@ class Policy:
     multi_head: bool | None = None
     fail: tuple[str, ...] = ("wrong",)
     adapter: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """A short name for these rules: a row that was judged under others is judged again."""
+        text = repr((__version__, astuple(self)))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @classmethod
     def read(cls, path: Path) -> "Policy":

@@ -4,6 +4,7 @@ Each probe answers a question with a number: does a later token change an earlie
 sentence change another, does every weight get a gradient, do other lengths and half precision work.
 """
 
+import re
 from dataclasses import dataclass, replace
 
 import torch
@@ -150,13 +151,41 @@ def large_score_leak(session: Session, subject: Subject, inputs: Inputs) -> Infl
     return worst
 
 
-def half_failure(session: Session, subject: Subject) -> Failure | None:
-    """What happens in half precision, if it fails."""
-    half = replace(subject, dtype=torch.float16)
-    failed = session.load({n: w.to(torch.float16) for n, w in subject.weights.items()})
-    got = failed or call(session, half, inputs_for(half, subject.sizes.tokens))
+def dtype_failure(session: Session, subject: Subject, dtype: torch.dtype) -> Failure | None:
+    """What happens in another dtype, if it fails."""
+    other = replace(subject, dtype=dtype)
+    failed = session.load({n: w.to(dtype) for n, w in subject.weights.items()})
+    got = failed or call(session, other, inputs_for(other, subject.sizes.tokens))
     session.load({n: w.to(subject.dtype) for n, w in subject.weights.items()})
     return got if isinstance(got, Failure) else None
+
+
+def device_failure(session: Session, subject: Subject) -> Failure | None:
+    """What would happen on a GPU, if two devices met there."""
+    if subject.axes != "batch":
+        return None
+    inputs = inputs_for(subject, subject.sizes.tokens)
+    positional, keywords = arguments_for(subject, inputs, None)
+    got = session.device(positional, keywords)
+    if got is None or not re.search(r"same device|two (different )?devices", got.message):
+        return None
+    return got
+
+
+def alone(
+    session: Session, subject: Subject, inputs: Inputs, out: Tensor
+) -> Failure | Tensor | None:
+    """The first sentence in a batch of its own, if it fails or gives something else there."""
+    q, k, v = (t[:1].contiguous() for t in inputs)
+    if inputs[1] is inputs[0]:
+        k = q
+    if inputs[2] is inputs[1]:
+        v = k
+    got = call(session, subject, (q, k, v))
+    if isinstance(got, Failure):
+        return got
+    same = got.shape == out[:1].shape and torch.allclose(got, out[:1], atol=1e-6, equal_nan=True)
+    return None if same else got
 
 
 def gradients(

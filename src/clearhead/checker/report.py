@@ -22,6 +22,7 @@ from rich.text import Text
 
 from clearhead import drawing
 from clearhead.checker.mistakes import MISTAKES
+from clearhead.checker.unlisted import emitted
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -42,6 +43,7 @@ _MEANS = {
 }
 _LONGEST = 4000  # characters of one text; a stranger's message may be endless
 _KNOWN = {mistake.id: mistake for mistake in MISTAKES}
+_EXPLAINED = emitted()
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class Finding:
 
     @property
     def link(self) -> str:
-        """Where the mistake is explained; "" if it is in no list."""
-        return f"{PAGE}#{self.id}" if self.id in _KNOWN else ""
+        """Where it is explained; "" if that is nowhere."""
+        return f"{PAGE}#{self.id}" if self.id in _EXPLAINED else ""
 
     @property
     def symptom(self) -> str:

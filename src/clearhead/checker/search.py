@@ -84,6 +84,11 @@ def _options_for(program: Program, base: Switches, candidate: Candidate) -> list
             continue
         if base.mask == "none" and ("mask" in change or "fill" in change):
             continue
+        turn = str(change.get("turn", base.turn))
+        if base.turn == "none" and turn != "none":
+            continue
+        if turn != "none" and not turn.startswith(base.turn):
+            continue
         if change.get("split") == "token-heads" and base.mask != "none":
             continue
         if base.mask.startswith("given") and "mask" in change:
@@ -160,6 +165,7 @@ class Search:
         self._small = (
             10 * TOLERANCE * float(target[target.isfinite()].abs().max()) if len(finite) else 0.0
         )
+        self.seconds = seconds
         self.deadline = time.process_time() + seconds
         self.bases = [
             (candidate, program, list(right_forms(program, masks, unscaled=unscaled, turns=turns)))
@@ -168,6 +174,7 @@ class Search:
 
     def best(self) -> Explanation | None:
         """The explanation with the fewest mistakes, the likeliest of those; None if none fits."""
+        self.deadline = time.process_time() + self.seconds
         for size in range(4):
             for usual in (True, False):
                 found = list(self._level(size, usual))
@@ -185,6 +192,7 @@ class Search:
 
     def one(self) -> Iterator[Explanation]:
         """Explanations with one mistake at most, fewest first."""
+        self.deadline = time.process_time() + self.seconds
         for size in (0, 1):
             for usual in (True, False):
                 found = list(self._level(size, usual))
@@ -300,6 +308,8 @@ class Search:
         for id, fitted in fits:
             if fitted is None:
                 continue
+            if id == "wrong-scale" and abs(float(fitted.scale) / program.factor(base) - 1) < 1e-3:
+                continue  # a little off somewhere else: no one writes such a scale
             if id == "mask-fill-not-inf" and float(fitted.fill) < -5:
                 id = "mask-fill-too-small"
             found = self._try(candidate, program, base, fitted, combination)

@@ -244,32 +244,32 @@ class Program:
                 split = split.repeat_interleave(times, dim=1)
         return split if split.shape[1] == w.heads else None
 
+    def factor(self, s: Switches) -> float:
+        """What the scores are multiplied by before the softmax."""
+        hd, heads = self.head_dim, self.weights.heads
+        known = {
+            "right": hd**-0.5,
+            "d_out": (hd * heads) ** -0.5,
+            "d_in": self.weights.q.shape[0] ** -0.5,
+            "multiplied": hd**0.5,
+            "twice": 1 / hd,
+            "heads": heads**-0.5,
+            "tokens": self.inputs[1].shape[1] ** -0.5,
+        }
+        return s.scale if isinstance(s.scale, float) else known.get(s.scale, 1.0)
+
     def _weights(self, s: Switches) -> Tensor | None:
         """The attention weights, (batch, heads, queries, keys)."""
         scores = self._stage(("scores", s[:5], s.around), lambda: self._scores(s))
         if scores is None:
             return None
         hd, heads = self.head_dim, self.weights.heads
-        d_in = self.weights.q.shape[0]
         queries, keys = scores.shape[-2:]
-        factor: float = {
-            "right": hd**-0.5,
-            "none": 1.0,
-            "d_out": (hd * heads) ** -0.5,
-            "d_in": d_in**-0.5,
-            "multiplied": hd**0.5,
-            "twice": 1 / hd,
-            "heads": heads**-0.5,
-            "tokens": keys**-0.5,
-            "after": 1.0,
-            "after-d_out": 1.0,
-            "values": 1.0,
-        }.get(s.scale, s.scale)  # type: ignore[arg-type]
         if s.scale == "values":
             assert self.values is not None
             scores = scores * self.values
         else:
-            scores = scores * factor
+            scores = scores * self.factor(s)
         keep = self._keep(s.mask, queries, keys)
         after = isinstance(s.fill, str) and s.fill.startswith("after")
         if keep is not None and not after:
@@ -344,7 +344,9 @@ class Program:
         if s.turn != "none":
             if q.shape[-1] % 2:
                 return None
-            q, k = turned(q, s.turn), turned(k, s.turn)
+            kind, _, sides = s.turn.partition("-")
+            q = turned(q, kind) if "q" in (sides or "qk") else q
+            k = turned(k, kind) if "k" in (sides or "qk") else k
         if s.keyed == "viewed":
             return q @ k.reshape(*k.shape[:-2], k.shape[-1], k.shape[-2])
         return q @ k.transpose(-2, -1)
@@ -354,6 +356,8 @@ class Program:
         values = self._stage(("values", s[:3], s.around), lambda: self._heads(s, 2))
         if weights is None or values is None:
             return None
+        if s.turn.endswith("-qkv"):
+            values = turned(values, s.turn.removesuffix("-qkv"))
         if s.mix == "transposed":
             weights = weights.transpose(-2, -1)
         if weights.shape[-1] != values.shape[-2]:

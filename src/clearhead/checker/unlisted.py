@@ -1,0 +1,223 @@
+"""Findings that are not in the catalogue of mistakes; docs/mistakes.md has a section for each."""
+
+from clearhead.checker.mistakes import MISTAKES
+
+# id -> severity, says, fix.
+UNLISTED: dict[str, tuple[str, str, str]] = {
+    "wrong-scale": (
+        "wrong",
+        "The scores are scaled by another number than 1 / √head_dim.",
+        "Divide the scores by head_dim ** 0.5 before the softmax.",
+    ),
+    "wrong-gain": (
+        "wrong",
+        "The weights are multiplied by a number, so rows do not sum to one.",
+        "Leave the weights as the softmax gives them.",
+    ),
+    "dropout-scaled-down": (
+        "wrong",
+        "Outputs are multiplied by 1 - p outside training; dropout has already made up for it.",
+        "Leave the scaling to nn.Dropout.",
+    ),
+    "softmax-twice": (
+        "wrong",
+        "The softmax is taken two times, so the weights are nearly flat.",
+        "Take the softmax once.",
+    ),
+    "no-softmax": (
+        "wrong",
+        "The scores are used as weights, without a softmax.",
+        "Write weights = scores.softmax(dim=-1).",
+    ),
+    "softmax-over-everything": (
+        "wrong",
+        "The softmax runs over all cells at once: the whole table sums to one, not each row.",
+        "Use dim=-1: the keys' axis.",
+    ),
+    "keys-viewed-not-transposed": (
+        "wrong",
+        "The keys get another shape by view, which mixes tokens, instead of a transpose.",
+        "Write keys.transpose(-2, -1).",
+    ),
+    "heads-share-weights": (
+        "wrong",
+        "The heads are one and the same module, so all of them compute the same.",
+        "Make each head anew: nn.ModuleList([Head(...) for _ in range(heads)]).",
+    ),
+    "heads-share-projection": (
+        "compat",
+        "Each head projects its own part of the input, all heads with the same small weights.",
+        "Project first, with nn.Linear(d, d), and split into heads afterwards.",
+    ),
+    "softmax-over-batch": (
+        "wrong",
+        "The softmax runs over the batch, so one sentence changes another.",
+        "Use dim=-1: the keys' axis.",
+    ),
+    "weights-transposed": (
+        "wrong",
+        "The weights are transposed before they meet the values.",
+        "Write weights @ values, without a transpose.",
+    ),
+    "query-from-key-weights": (
+        "wrong",
+        "The queries are computed with the key weights, and the query weights are never used.",
+        "Compute the queries with their own weights.",
+    ),
+    "query-from-value-weights": (
+        "wrong",
+        "The queries are computed with the value weights.",
+        "Compute the queries with their own weights.",
+    ),
+    "key-from-value-weights": (
+        "wrong",
+        "The keys are computed with the value weights.",
+        "Compute the keys with their own weights.",
+    ),
+    "value-from-queries": (
+        "wrong",
+        "The values are the queries, and the value weights are never used.",
+        "Compute the values with their own weights.",
+    ),
+    "value-not-projected": (
+        "wrong",
+        "The values are the inputs themselves, and the value weights are never used.",
+        "Compute the values with their own weights.",
+    ),
+    "key-not-projected": (
+        "wrong",
+        "The keys are the inputs themselves, and the key weights are never used.",
+        "Compute the keys with their own weights.",
+    ),
+    "query-not-projected": (
+        "wrong",
+        "The queries are the inputs themselves, and the query weights are never used.",
+        "Compute the queries with their own weights.",
+    ),
+    "key-value-swapped": (
+        "compat",
+        "Keys and values are exchanged: right after training, wrong with weights from elsewhere.",
+        "Score with the keys, mix the values.",
+    ),
+    "query-value-swapped": (
+        "compat",
+        "Queries and values are exchanged: right after training, wrong with other weights.",
+        "Score with the queries, mix the values.",
+    ),
+    "projections-in-other-order": (
+        "compat",
+        "The fused matrix is cut in another order than q, k, v: other weights do not fit.",
+        "Write q, k, v = qkv.chunk(3, dim=-1).",
+    ),
+    "mask-added-not-filled": (
+        "wrong",
+        "The mask of zeros and ones is added to the scores, which hides nothing.",
+        "Fill hidden cells with -inf: scores.masked_fill(mask == 0, -torch.inf).",
+    ),
+    "mask-hides-others": (
+        "wrong",
+        "Each token sees only itself.",
+        "Keep the lower triangle visible: tril().",
+    ),
+    "mask-ignored": (
+        "wrong",
+        "Forward takes a mask and does nothing with it.",
+        "Hide the cells that the mask marks with -inf before the softmax.",
+    ),
+    "no-return": (
+        "wrong",
+        "Forward returns nothing, or no tensor.",
+        "End forward with return and the output.",
+    ),
+    "heads-ignored": (
+        "wrong",
+        "The number of heads is asked for and not used: there is one head.",
+        "Split queries, keys and values into that many heads.",
+    ),
+    "wrong-width": (
+        "wrong",
+        "A layer has the wrong width, so that it fails when d_in and d_out differ.",
+        "Write nn.Linear(d_in, d_out) for queries, keys and values.",
+    ),
+    "values-detached": (
+        "wrong",
+        "The output is right, but no gradient reaches the weights of values or output.",
+        "Leave out detach(), .data and no_grad.",
+    ),
+    "one-head-only": (
+        "wrong",
+        "Only one of the heads reaches the output.",
+        "Concatenate all heads along the last axis.",
+    ),
+    "kv-heads-in-other-order": (
+        "compat",
+        "Query heads are given to key heads in another order: weights from elsewhere do not fit.",
+        "Use repeat_interleave(groups, dim=1), not repeat.",
+    ),
+    "random-in-eval": (
+        "wrong",
+        "The same input gives different outputs in evaluation.",
+        "Make all layers in __init__, and draw no random numbers in forward.",
+    ),
+    "fails-at-some-lengths": (
+        "edge",
+        "It fails for some numbers of tokens.",
+        "Take the sizes from the input's shape, and name the axes that you squeeze.",
+    ),
+    "backward-fails": (
+        "wrong",
+        "The forward pass works, but no gradient can be computed.",
+        "Look at the error: it names the operation.",
+    ),
+    "made-on-cpu": (
+        "edge",
+        "A tensor is made on the CPU, wherever the input is, so it fails on a GPU.",
+        "Say where: torch.ones(n, n, device=x.device), or keep it as a buffer.",
+    ),
+    "one-dtype-only": (
+        "edge",
+        "A tensor is made in float32, whatever the input is, so other dtypes fail.",
+        "Say which: dtype=x.dtype, or cast back before the next product.",
+    ),
+    "fails-with-one-sentence": (
+        "edge",
+        "A batch of one sentence fails, or gives another output than in a larger batch.",
+        "Leave the batch axis alone: squeeze only an axis that you name, and never axis 0.",
+    ),
+    "training-differs": (
+        "wrong",
+        "Training computes something else than evaluation, also without dropout.",
+        "Let only dropout depend on self.training.",
+    ),
+    "rotary-on-one-side": (
+        "wrong",
+        "Only the queries or only the keys are turned, so scores depend on where the text begins.",
+        "Turn queries and keys both, by the same angles.",
+    ),
+    "rotary-on-values": (
+        "wrong",
+        "The values are turned too, so what is mixed depends on its place.",
+        "Turn queries and keys only.",
+    ),
+    "rotary-unused": (
+        "wrong",
+        "Forward takes the angles of rotary positions and turns nothing.",
+        "Turn queries and keys by the angles before the scores.",
+    ),
+    "unexplained": (
+        "wrong",
+        "Something is wrong that is in no list: a property fails that every attention has.",
+        "Compare with a plain attention, step by step, from the step that is named.",
+    ),
+    "unsure": (
+        "edge",
+        "The checker does not know whether this is right.",
+        "If the class is called in an unusual way, write an adapter.",
+    ),
+}
+
+
+def emitted() -> frozenset[str]:
+    """Every id that a report can carry."""
+    outside = {"cannot-run", "not-what-was-asked"}  # said of files, and by a policy
+    return frozenset({*(mistake.id for mistake in MISTAKES), *UNLISTED, *outside})
