@@ -162,6 +162,8 @@ class Mask:
         """The same mask with its tensors on another device."""
         tensors: list[Tensor] = []
         text = self.encode(tensors)
+        if not tensors:
+            return self
         return Mask.decode(text, [tensor.to(device) for tensor in tensors])
 
     @staticmethod
@@ -277,20 +279,20 @@ class _Band(Mask):
         offset = self._offset(queries, keys)
         ahead_of_all = self.ahead is None or cols.stop - 1 <= rows.start + offset + self.ahead
         back_of_all = self.back is None or cols.start >= rows.stop - 1 + offset - self.back
-        if ahead_of_all and back_of_all:
+        if _always(ahead_of_all) and _always(back_of_all):
             return None
         position = torch.arange(rows.start, rows.stop, device=device)[:, None] + offset
         key = torch.arange(cols.start, cols.stop, device=device)
         return self._visible(position, key)[None, None]
 
     def is_start_causal(self, queries: int, keys: int) -> bool:
-        unlimited = self.back is None or self.back >= keys - 1
-        return self.ahead == 0 and unlimited and self._offset(queries, keys) == 0
+        unlimited = self.back is None or _always(self.back >= keys - 1)
+        return self.ahead == 0 and unlimited and _always(self._offset(queries, keys) == 0)
 
     def is_same_for_all_queries(self, queries: int, keys: int) -> bool:
         offset = self._offset(queries, keys)
-        sees_last = self.ahead is None or offset + self.ahead >= keys - 1
-        sees_first = self.back is None or queries - 1 + offset - self.back <= 0
+        sees_last = self.ahead is None or _always(offset + self.ahead >= keys - 1)
+        sees_first = self.back is None or _always(queries - 1 + offset - self.back <= 0)
         return sees_last and sees_first
 
     def _visible(self, position: Tensor, key: Tensor) -> Tensor:
@@ -500,6 +502,18 @@ def as_band(
     if len(offsets) > 1:
         return None
     return found | ({"causal_offset": offsets.pop()} if offsets else {})
+
+
+def _always(holds: bool) -> bool:
+    """Whether a comparison of sizes holds; in `torch.export`: whether it does for every size.
+
+    Asking for less there would tie the exported graph to the sizes of its example.
+    """
+    if torch.compiler.is_exporting():
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        return statically_known_true(holds)
+    return holds
 
 
 def _tighter(a: int | None, b: int | None) -> int | None:
