@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 from typer.testing import CliRunner
 
+from clearhead import harness
 from clearhead.bench import app as app_module
-from clearhead.bench import attention, contestants, gates, harness, memory
+from clearhead.bench import attention, contestants, gates, memory
 from clearhead.bench.contestants import ALL, OURS, SDPA, Builder, Case, SdpaAttention
 
 # x-transformers still uses torch.jit.script.

@@ -52,6 +52,28 @@ def test_start_may_differ_from_sentence_to_sentence(embedding):
     torch.testing.assert_close(out[1:], embedding(ids[1:], start=2))
 
 
+def test_padding_has_position_0_and_does_not_count(embedding):
+    """A start of -2 for a sentence: two tokens of padding on its left."""
+    ids = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6], [5, 3, 5, 8]])
+    out = embedding(ids, start=torch.tensor([0, -2, 1]))
+    torch.testing.assert_close(out[:1], embedding(ids[:1]))
+    torch.testing.assert_close(out[1:2, 2:], embedding(ids[1:2, 2:]))
+    first = embedding.position.weight[0]
+    torch.testing.assert_close(out[1, :2], embedding.token.weight[ids[1, :2]] + first)
+    torch.testing.assert_close(out[2:], embedding(ids[2:], start=1))
+
+
+def test_without_positions(embedding):
+    """For a rotary model: no table, no limit of length."""
+    plain = Embedding(vocab_size=11, d_model=5, context_length=None)
+    assert set(plain.state_dict()) == {"token.weight"}
+    ids = torch.randint(11, (2, 13))
+    assert torch.equal(plain(ids), plain.token.weight[ids])
+    assert torch.equal(plain(ids, start=torch.tensor([100, -3])), plain(ids))
+    with pytest.raises(ValueError, match="vocab_size - 1 = 10, got 11"):
+        plain(torch.tensor([[11]]))
+
+
 def test_int32_ids_and_no_tokens(embedding):
     ids = torch.tensor([[3, 1]])
     torch.testing.assert_close(embedding(ids.int()), embedding(ids))
@@ -69,6 +91,8 @@ def test_int32_ids_and_no_tokens(embedding):
         (torch.zeros(1, 3).long(), 5, ValueError, r"\(5 \+ 3\) is more than context_length \(7\)"),
         (torch.zeros(1, 3).long(), torch.tensor(5), ValueError, r"\(5 \+ 3\) is more than"),
         (torch.zeros(1, 3).long(), -1, ValueError, "start: expected 0 or more, got -1"),
+        (torch.zeros(1, 3).long(), torch.tensor(-1), ValueError, "expected 0 or more, got -1"),
+        (torch.zeros(2, 3).long(), torch.tensor([-4, 5]), ValueError, r"\(5 \+ 3\) is more than"),
         (torch.zeros(2, 3).long(), torch.zeros(3).long(), ShapeError, r"\(batch=2,\), got \(3,\)"),
         (torch.tensor([[1, 11]]), 0, ValueError, r"vocab_size - 1 = 10, got 11.\n.*tokenizer"),
         (torch.tensor([[1, -1]]), 0, ValueError, r"vocab_size - 1 = 10, got -1"),
@@ -86,7 +110,7 @@ def test_sizes_must_be_positive(name):
         Embedding(**sizes)
 
 
-@pytest.mark.parametrize("start", [2, torch.tensor(2), torch.tensor([2, 3])])
+@pytest.mark.parametrize("start", [2, torch.tensor(2), torch.tensor([2, -3])])
 def test_embedding_compiles_to_one_graph(embedding, start):
     ids = torch.tensor([[3, 1, 10], [0, 3, 3]])
     compiled = torch.compile(embedding, fullgraph=True, backend="eager")

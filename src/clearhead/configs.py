@@ -7,7 +7,8 @@ The GPT-2 values are those of the checkpoints that OpenAI released, the GPT-3 va
 from __future__ import annotations
 
 import difflib
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any, TypedDict, cast
 
 
 class GPT2Config(TypedDict):
@@ -54,6 +55,14 @@ GPT3_CONFIG: GPT2Config = {
     "num_layers": 96,
     "dropout": 0.1,
     "qkv_bias": True,
+}
+
+# The same seven numbers under the names that the book gives them.
+_BOOK_KEYS = {
+    "emb_dim": "d_model",
+    "n_heads": "num_heads",
+    "n_layers": "num_layers",
+    "drop_rate": "dropout",
 }
 
 _ALL = {**GPT2_CONFIGS, "gpt3": GPT3_CONFIG}
@@ -107,6 +116,52 @@ def find_config(name: str) -> GPT2Config:
         16
     """
     return _ALL[config_name(name)].copy()
+
+
+def read_config(config: Mapping[str, Any]) -> GPT2Config:
+    """The seven numbers of a model, whichever of the two spellings its dictionary uses.
+
+    Args:
+        config: the keys of `GPT2Config`, or the book's (``emb_dim n_heads n_layers drop_rate``).
+
+    Returns:
+        A new dictionary with the keys of `GPT2Config`.
+
+    Raises:
+        ValueError: a key is missing, unknown, or there in both spellings.
+
+    Example:
+        >>> book = {"vocab_size": 50257, "context_length": 1024, "emb_dim": 768, "n_heads": 12,
+        ...         "n_layers": 12, "drop_rate": 0.1, "qkv_bias": True}
+        >>> read_config(book) == find_config("gpt2-small")
+        True
+    """
+    if not isinstance(config, Mapping):
+        raise ValueError(
+            f"config: expected a dictionary with the model's sizes, got {config!r}.\n"
+            f"  By name: GPT2_CONFIGS['gpt2-small']. The names are {', '.join(GPT2_CONFIGS)}."
+        )
+    wanted = tuple(GPT2Config.__annotations__)
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        name = _BOOK_KEYS.get(key, key)
+        if name not in wanted:
+            close = difflib.get_close_matches(str(key), [*wanted, *_BOOK_KEYS], n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ValueError(
+                f"config: {key!r} is not a size of a GPT-2 model.{hint}\n"
+                f"  The keys are {', '.join(wanted)}."
+            )
+        if name in found:
+            raise ValueError(f"config: {key!r} says again what another key says; keep one of them.")
+        found[name] = value
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise ValueError(
+            f"config: {', '.join(missing)} missing; it has {', '.join(config) or 'nothing'}.\n"
+            "  Start from a whole one: {**GPT2_CONFIGS['gpt2-small'], 'num_layers': 2}."
+        )
+    return cast(GPT2Config, found)
 
 
 def explain_heads(d_model: int, num_heads: int) -> str | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 from clearhead.shapes import ShapeError
 
@@ -28,11 +29,12 @@ class Embedding(nn.Module):
     Args:
         vocab_size: how many different ids there are.
         d_model: the width of the vectors.
-        context_length: how many positions there are.
+        context_length: how many positions there are; None for a model that gives positions in
+            another way, such as `Rope`. Then there is no position's vector to add.
 
     Attributes:
         token: `nn.Embedding`, a vector for each id.
-        position: `nn.Embedding`, a vector for each position.
+        position: `nn.Embedding`, a vector for each position; None without context_length.
 
     Raises:
         ValueError: a size is not positive.
@@ -43,17 +45,17 @@ class Embedding(nn.Module):
         torch.Size([1, 3, 16])
     """
 
-    def __init__(self, vocab_size: int, d_model: int, context_length: int) -> None:
+    def __init__(self, vocab_size: int, d_model: int, context_length: int | None) -> None:
         super().__init__()
         sizes = {"vocab_size": vocab_size, "d_model": d_model, "context_length": context_length}
         for name, value in sizes.items():
-            if value <= 0:
+            if value is not None and value <= 0:
                 raise ValueError(f"{name}: expected 1 or more, got {value}.")
         self.vocab_size = vocab_size
         self.d_model = d_model
         self.context_length = context_length
         self.token = nn.Embedding(vocab_size, d_model)
-        self.position = nn.Embedding(context_length, d_model)
+        self.position = None if context_length is None else nn.Embedding(context_length, d_model)
 
     def forward(
         self,
@@ -68,7 +70,9 @@ class Embedding(nn.Module):
         Args:
             ids: token ids.
             start: the position of the first token. With a cache of past tokens it is their
-                number: one for all sentences, or a tensor with one for each.
+                number: one for all sentences, or a tensor with one for each. A negative number
+                for a sentence means that it begins with so many tokens of padding, which all
+                get the vector of position 0.
 
         Returns:
             A vector for each token.
@@ -78,12 +82,18 @@ class Embedding(nn.Module):
                 number nor (batch,).
             ValueError: an id is out of range, or the text is too long.
         """
+        if has_torch_function((ids,)):  # where ranks share a sequence, others know where it starts
+            return handle_torch_function(Embedding.forward, (ids,), self, ids, start=start)
         self._check(ids, start)
+        token: Tensor = self.token(ids)
+        if self.position is None:
+            return token
         steps = torch.arange(ids.shape[1], device=ids.device)
         if isinstance(start, Tensor):
             start = start.to(ids.device).unsqueeze(-1)  # (..,) -> (.., 1)
         positions = start + steps  # (tokens,) or (batch, tokens)
-        token: Tensor = self.token(ids)
+        if isinstance(start, Tensor) and start.ndim == 2:
+            positions = positions.clamp(min=0)
         position: Tensor = self.position(positions)
         return token + position
 
@@ -110,7 +120,7 @@ class Embedding(nn.Module):
             raise ShapeError(
                 f"start: expected one number or (batch={batch},), got {tuple(start.shape)}."
             )
-        if tokens > self.context_length:
+        if self.context_length is not None and tokens > self.context_length:
             raise ValueError(
                 f"ids: expected at most context_length ({self.context_length}) tokens, "
                 f"got {tokens}.\n"
@@ -123,7 +133,8 @@ class Embedding(nn.Module):
         if torch.compiler.is_compiling() or ids.numel() == 0:
             return
         if isinstance(start, Tensor) and start.device.type == "cpu":
-            self._check_positions(int(start.min()), int(start.max()), tokens)
+            first = 0 if start.ndim == 1 else int(start)
+            self._check_positions(first, int(start.max()), tokens)
         if ids.device.type == "cpu":
             low, high = (int(end) for end in torch.aminmax(ids))
             if low < 0 or high >= self.vocab_size:
@@ -136,7 +147,7 @@ class Embedding(nn.Module):
     def _check_positions(self, first: int, last: int, tokens: int) -> None:
         if first < 0:
             raise ValueError(f"start: expected 0 or more, got {first}.\n  It counts past tokens.")
-        if last + tokens > self.context_length:
+        if self.context_length is not None and last + tokens > self.context_length:
             raise ValueError(
                 f"start + tokens ({last} + {tokens}) is more than context_length "
                 f"({self.context_length}).\n"
@@ -196,6 +207,8 @@ class Rope:
             >>> Rope().rotate(torch.ones(1, 1, 1, 2), torch.tensor([[0]])).tolist()
             [[[[1.0, 1.0]]]]
         """
+        if has_torch_function((x, positions)):  # where ranks share a sequence, others know where
+            return handle_torch_function(Rope.rotate, (x, positions), self, x, positions)
         if x.ndim != 4:
             raise ShapeError(
                 f"x: expected (batch, heads, tokens, head_dim), got {tuple(x.shape)}.\n"

@@ -82,8 +82,8 @@ def attention(
         raise typer.BadParameter(f"{out} is a folder; give a file.", param_hint="--out")
 
     from clearhead.bench.attention import SECTIONS, Result, Settings, check, draw, measure
-    from clearhead.bench.harness import write_json
     from clearhead.drawing import console
+    from clearhead.harness import write_json
 
     settings = Settings(
         sections=[section.value for section in only] if only else SECTIONS,
@@ -139,9 +139,9 @@ def maps(
     if dense and device is not Device.cuda:
         raise typer.BadParameter("only on CUDA: the CPU would swap.", param_hint="--dense")
 
-    from clearhead.bench.harness import write_json
     from clearhead.bench.maps import Settings, measure
     from clearhead.drawing import console
+    from clearhead.harness import write_json
 
     settings = Settings(
         tokens or [16384], heads, head_dim, device.value, dtype.value, rounds, dense
@@ -158,6 +158,86 @@ def maps(
             ratio = row["ratio_to_ours"]
             beside = f"{ratio['median']:.2f} x the forward" if ratio else ""
             screen.print(f"  {row['name']:28} {row['median_ms']:10.1f} ms  {beside}")
+    if out is not None:
+        write_json(out, found)
+    print(json.dumps(found, allow_nan=False))
+
+
+@app.command(epilog="Example: clearhead bench generate --batch 1 --tokens 32")
+def generate(
+    size: Annotated[
+        str, typer.Option(help="gpt2-small, -medium, -large or -xl; the weights are random.")
+    ] = "gpt2-small",
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="How many texts at a time; may be repeated. [default: 1 and 16]"),
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
+    dtype: Annotated[Dtype, typer.Option(help="The numbers' type.")] = Dtype.float32,
+    tokens: Annotated[int, typer.Option(min=1, help="New tokens in a run.")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of each case.")] = 9,
+    prefill: Annotated[
+        int, typer.Option(min=0, help="Time the reading of a prompt this long, too; 0 = not.")
+    ] = 1024,
+    compiled: Annotated[
+        bool, typer.Option(help="On CUDA: Hugging Face's static cache with torch.compile, too.")
+    ] = True,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file.")] = None,
+) -> None:
+    """Compare how fast GPT-2 writes: ours, Hugging Face's generate, and without a cache.
+
+    Who writes other tokens is not timed. Prints a table for each case, then everything as one line
+    of JSON.
+    """
+    if out is not None and out.is_dir():
+        raise typer.BadParameter(f"{out} is a folder; give a file.", param_hint="--out")
+
+    from clearhead.bench.generate import Settings, draw, measure
+    from clearhead.drawing import console
+    from clearhead.harness import write_json
+
+    settings = Settings(
+        size, batch or [1, 16], device.value, dtype.value, tokens, rounds, prefill, compiled
+    )
+    with _progress() as say:
+        found = measure(settings, say=say)
+    screen = console()
+    for line in draw(found):
+        screen.print(line, markup=False, highlight=False, soft_wrap=True)
+    if out is not None:
+        write_json(out, found)
+    print(json.dumps(found, allow_nan=False))
+
+
+@app.command()
+def view(
+    tokens: Annotated[int, typer.Option(min=1, help="The length.")] = 32768,
+    heads: Annotated[int, typer.Option(min=1, help="How many heads.")] = 12,
+    head_dim: Annotated[int, typer.Option(min=1, help="Their width.")] = 64,
+    tiles: Annotated[int, typer.Option(min=20, help="Tiles to ask for in each way.")] = 200,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file.")] = None,
+) -> None:
+    """Measure the viewer: time to the first picture, milliseconds a tile, memory.
+
+    Prints a few lines, then everything as one line of JSON.
+
+    Example: clearhead bench view --tokens 32768
+    """
+    from clearhead.bench.viewing import Settings, measure
+    from clearhead.drawing import console
+    from clearhead.harness import write_json
+
+    with _progress() as say:
+        found = measure(Settings(tokens, heads, head_dim, tiles), say=say)
+    screen = console()
+    screen.print(
+        f"{tokens:,} tokens: first picture after {found['first_picture_s']} s, "
+        f"all {heads} after {found['all_pictures_s']} s"
+    )
+    for name in ("while_walking", "one_by_one", "three_at_a_time"):
+        row = found[f"tiles_{name}_ms"]
+        words = name.replace("_", " ")
+        screen.print(f"  a tile, {words:16} median {row['median']} ms, 95 % {row['p95']} ms")
     if out is not None:
         write_json(out, found)
     print(json.dumps(found, allow_nan=False))

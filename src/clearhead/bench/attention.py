@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from clearhead.bench import gates, harness, memory
+from clearhead import harness
+from clearhead.bench import gates, memory
 from clearhead.bench.contestants import Builder, Case, Pass, builders_for, make_input
 
 SECTIONS = ("fused", "dropout", "window", "padding", "long", "import")

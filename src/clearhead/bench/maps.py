@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from clearhead.bench import harness
+from clearhead import harness
 from clearhead.kernels import attend_with_lse
 from clearhead.maps import AttentionMap, Summary
 from clearhead.masks import Mask

@@ -260,12 +260,17 @@ def commit(file: Path) -> str | None:
 
 
 def write_json(path: Path, found: dict[str, Any]) -> None:
+    """One line of JSON; see `write_text`."""
+    write_text(path, json.dumps(found, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Write beside, then rename: a reader sees the old file or the whole new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", delete=False
     ) as file:
-        file.write(json.dumps(found, allow_nan=False) + "\n")
+        file.write(text)
     os.chmod(file.name, 0o644)  # temporary files are private; a result is not
     os.replace(file.name, path)
 

@@ -1,0 +1,322 @@
+"""One token at a time: ids of new tokens -> logits, with the keys and values of the old ones kept.
+
+    Plain        the model itself and its caches; any model, any device, whoever watches
+    Slices       the same arithmetic without the modules around it, for the CPU
+    Recomputing  no cache: every token again at each step
+
+`choose` says which one fits a model. On CUDA, `graphs.py` has a faster one.
+
+Where the time goes on a CPU: at one row, a matrix product does nothing but read the weight, and the
+library's product of one row with a transposed matrix reads it at a third of the memory's speed. The
+same weight seen as a stack of slices, (slices, outputs / slices, inputs), and multiplied as a batch
+of matrices, is read at nearly full speed, and by all threads. It is a view: no weight is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead.attention import KVCache, MultiHeadAttention
+from clearhead.embedding import Embedding
+
+if TYPE_CHECKING:
+    from clearhead.gpt2.model import GPT2, TransformerBlock
+
+_MOST_SLICES = 32
+_MOST_ROWS = 64  # beyond, a plain product has enough rows to be fast
+
+
+class Decoder(Protocol):
+    """What every way of decoding can do."""
+
+    def prefill(
+        self, ids: Int[Tensor, "batch tokens"], lengths: Int[Tensor, " batch"] | None
+    ) -> Float[Tensor, "batch vocab_size"]:
+        """Read the prompts (filled up on the left); the logits of what follows them."""
+
+    def step(self, ids: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab_size"]:
+        """Read one more token of each row; the logits of what follows it."""
+
+
+class Plain:
+    """The model itself, with a cache a block.
+
+    Args:
+        model: The model.
+        batch: How many rows.
+        capacity: How many tokens fit into the caches.
+    """
+
+    def __init__(self, model: GPT2, batch: int, capacity: int) -> None:
+        self.model = model
+        self.caches = model.new_caches(batch, capacity)
+        self.lengths: Tensor | None = None
+
+    @torch.inference_mode()
+    def prefill(self, ids: Tensor, lengths: Tensor | None) -> Tensor:
+        """See `Decoder`."""
+        self.lengths = lengths
+        with dropout_off(self.model):
+            hidden = self.model.hidden(ids, lengths=lengths, caches=self.caches)
+        return self.model.head(hidden[:, -1:])[:, 0]  # the last place only
+
+    @torch.inference_mode()
+    def step(self, ids: Tensor) -> Tensor:
+        """See `Decoder`."""
+        if self.lengths is not None:
+            self.lengths = self.lengths + 1
+        with dropout_off(self.model):
+            hidden = self.model.hidden(ids[:, None], lengths=self.lengths, caches=self.caches)
+        return self.model.head(hidden)[:, 0]
+
+
+class Recomputing:
+    """No cache: at each step all tokens again, or the last `context_length` of them.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: GPT2) -> None:
+        self.model = model
+        self.ids: Tensor | None = None
+        self.lengths: Tensor | None = None
+
+    @torch.inference_mode()
+    def prefill(self, ids: Tensor, lengths: Tensor | None) -> Tensor:
+        """See `Decoder`."""
+        ids = ids[:, -self.model.config["context_length"] :]
+        if lengths is not None:
+            lengths = lengths.clamp(max=ids.shape[1])
+            lengths = None if bool((lengths == ids.shape[1]).all()) else lengths
+        self.ids, self.lengths = ids, lengths
+        with dropout_off(self.model):
+            hidden = self.model.hidden(ids, lengths=lengths)
+        return self.model.head(hidden[:, -1:])[:, 0]
+
+    def step(self, ids: Tensor) -> Tensor:
+        """See `Decoder`."""
+        assert self.ids is not None, "prefill comes first"
+        longer = None if self.lengths is None else self.lengths + 1
+        return self.prefill(torch.cat([self.ids, ids[:, None]], dim=1), longer)
+
+
+class Slices:
+    """The CPU's way: the model's own weights, seen as slices, and nothing around the arithmetic.
+
+    Args:
+        model: A model for which `unusual` says None.
+        batch: How many rows.
+        capacity: How many tokens fit into the caches.
+    """
+
+    def __init__(self, model: GPT2, batch: int, capacity: int) -> None:
+        self.plain = Plain(model, batch, capacity)
+        self.layers = [_Layer(block) for block in model.blocks]  # type: ignore[arg-type]  # a ModuleList is not typed
+        self.norm = model.norm
+        self.head = _Product(head_weight(model), None)
+        self.token = model.embedding.token.weight
+        self.positions = model.embedding.position.weight  # type: ignore[union-attr]  # see unusual
+        self.heads = model.config["num_heads"]
+        self.width = 0  # columns read so far, filling included
+        self.filling: Tensor | None = None
+        self.visible: Tensor | None = None
+
+    @torch.inference_mode()
+    def prefill(self, ids: Tensor, lengths: Tensor | None) -> Tensor:
+        """See `Decoder`."""
+        self.width = ids.shape[1]
+        if lengths is not None:
+            self.filling = self.width - lengths
+            key = torch.arange(self.plain.caches[0].capacity)
+            self.visible = (key >= self.filling[:, None])[:, None, None]  # (batch, 1, 1, capacity)
+        return read(self.plain.model, ids, lengths, self.plain.caches)
+
+    @torch.inference_mode()
+    def step(self, ids: Tensor) -> Tensor:
+        """See `Decoder`."""
+        batch, place, end = len(ids), self.width, self.width + 1
+        # Rows that are filled up stand at a smaller position than at their place in the cache.
+        here = place if self.filling is None else place - self.filling
+        x = F.embedding(ids, self.token) + self.positions[here]
+        visible = None if self.visible is None else self.visible[..., :end]
+        for layer, cache in zip(self.layers, self.plain.caches, strict=True):
+            normed = layer.norm1(x)
+            split = (batch, self.heads, 1, -1)
+            cache.keys[:, :, place] = layer.key(normed).view(split)[:, :, 0]
+            cache.values[:, :, place] = layer.value(normed).view(split)[:, :, 0]
+            context = F.scaled_dot_product_attention(
+                layer.query(normed).view(split),
+                cache.keys[:, :, :end],
+                cache.values[:, :, :end],
+                attn_mask=visible,
+            )
+            x = x + layer.out(context.reshape(batch, -1))
+            wide = F.gelu(layer.expand(layer.norm2(x)), approximate="tanh")
+            x = x + layer.project(wide)
+        self.width = end
+        return self.head(self.norm(x))
+
+
+class _Layer:
+    """The parts of a block, each ready to be called."""
+
+    def __init__(self, block: TransformerBlock) -> None:
+        attention, feed_forward = block.attention, block.feed_forward
+        self.norm1, self.norm2 = block.norm1, block.norm2
+        self.query = _Product(attention.W_query.weight, attention.W_query.bias)
+        self.key = _Product(attention.W_key.weight, attention.W_key.bias)
+        self.value = _Product(attention.W_value.weight, attention.W_value.bias)
+        self.out = _Product(attention.out_proj.weight, attention.out_proj.bias)
+        self.expand = _Product(feed_forward.expand.weight, feed_forward.expand.bias)
+        self.project = _Product(feed_forward.project.weight, feed_forward.project.bias)
+
+
+class _Product:
+    """x (batch, inputs) -> x @ weight.T + bias (batch, outputs), over slices of the weight."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight.detach(), bias
+        outputs, inputs = weight.shape
+        slices = next(n for n in range(_MOST_SLICES, 0, -1) if outputs % n == 0)
+        self.stack = self.weight.view(slices, -1, inputs) if weight.is_contiguous() else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.stack is None or len(self.stack) == 1 or len(x) > _MOST_ROWS:
+            return F.linear(x, self.weight, self.bias)
+        columns = x.t().expand(len(self.stack), -1, -1)  # (batch, inputs) -> (slices, inputs, ..)
+        out = torch.bmm(self.stack, columns).view(-1, len(x)).t()  # -> (batch, outputs)
+        return out if self.bias is None else out + self.bias
+
+
+@torch.inference_mode()
+def read(
+    model: GPT2,
+    ids: Int[Tensor, "batch tokens"],
+    lengths: Int[Tensor, " batch"] | None,
+    caches: list[KVCache],
+) -> Float[Tensor, "batch vocab_size"]:
+    """Fill empty caches with the keys and values of prompts; the logits of what follows them.
+
+    For models that `unusual` says None to. Only the last place goes on to the head, so that the
+    last block computes nothing but keys and values for the others.
+    """
+    if lengths is not None:  # with filling, the mask is the modules' business
+        for cache in caches:
+            cache.reset()
+        with dropout_off(model):
+            hidden = model.hidden(ids, lengths=lengths, caches=caches)
+        return model.head(hidden[:, -1:])[:, 0]
+    batch, tokens = ids.shape
+    split = (batch, -1, model.config["num_heads"], caches[0].keys.shape[3])
+    positions = model.embedding.position.weight  # type: ignore[union-attr]  # see unusual
+    x = F.embedding(ids, model.embedding.token.weight) + positions[:tokens]
+    last = len(caches) - 1
+    for number, (block, cache) in enumerate(zip(model.blocks, caches, strict=True)):
+        attention: Any = block.attention
+        normed = _norm(block.norm1, x)
+        keys = _linear(attention.W_key, normed).view(split).transpose(1, 2)
+        values = _linear(attention.W_value, normed).view(split).transpose(1, 2)
+        cache.keys[:, :, :tokens] = keys
+        cache.values[:, :, :tokens] = values
+        if number == last:
+            x, normed = x[:, -1:], normed[:, -1:]
+        queries = _linear(attention.W_query, normed).view(split).transpose(1, 2)
+        context = F.scaled_dot_product_attention(queries, keys, values, is_causal=number != last)
+        x = x + _linear(attention.out_proj, context.transpose(1, 2).flatten(2))
+        feed_forward: Any = block.feed_forward
+        wide = _linear(feed_forward.expand, _norm(block.norm2, x))
+        x = x + _linear(feed_forward.project, F.gelu(wide, approximate="tanh"))
+    return model.head(_norm(model.norm, x))[:, 0]
+
+
+def _norm(norm: Any, x: Tensor) -> Tensor:
+    return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+
+def _linear(linear: Any, x: Tensor) -> Tensor:
+    if x.device.type == "cpu" and x.shape[0] * x.shape[1] <= _MOST_ROWS:
+        rows = _Product(linear.weight, linear.bias)(x.flatten(0, 1))
+        return rows.reshape(*x.shape[:2], -1)  # (batch * tokens, ..) -> (batch, tokens, ..)
+    return F.linear(x, linear.weight, linear.bias)
+
+
+def choose(model: GPT2, batch: int, capacity: int) -> Decoder:
+    """The fastest decoder that runs this model as it is."""
+    weight = model.embedding.token.weight
+    fits = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
+    if fits and unusual(model) is None:
+        return Slices(model, batch, capacity)
+    return Plain(model, batch, capacity)
+
+
+def head_weight(model: GPT2) -> Float[Tensor, "vocab_size d_model"]:
+    """The matrix of the head: that of the token vectors, unless the model has its own."""
+    head = model.out_head
+    return model.embedding.token.weight if head is None else head.weight
+
+
+def unusual(model: GPT2) -> str | None:
+    """Why only the modules themselves may run; None where their arithmetic is known."""
+    from clearhead.gpt2 import model as parts  # it imports this file's neighbours
+
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        return "somebody watches what torch does"
+    weight = model.embedding.token.weight
+    if torch.is_autocast_enabled(weight.device.type):
+        return "autocast changes the dtype"
+    if model.embedding.position is None:
+        return "positions are rotary"
+    known: set[type[nn.Module]] = {parts.GPT2, parts.TransformerBlock, parts.FeedForward}
+    known |= {MultiHeadAttention, Embedding, nn.ModuleList}
+    known |= {nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout}
+    hooks_for_all = (
+        nn.modules.module._global_forward_hooks,
+        nn.modules.module._global_forward_pre_hooks,
+    )
+    for name, module in model.named_modules():
+        name = name or "the model"
+        if module._forward_hooks or module._forward_pre_hooks or any(hooks_for_all):
+            return f"{name} has hooks"
+        if type(module) not in known or "forward" in vars(module):
+            return f"{name} is not what GPT-2 has there"
+        if isinstance(module, MultiHeadAttention) and not _is_plain(module):
+            return f"{name} is not GPT-2's attention"
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not nn.Parameter:
+            return f"{name} is not a plain tensor"
+        if parameter.dtype != weight.dtype or parameter.device != weight.device:
+            return f"{name} has another dtype or device"
+    return None
+
+
+def _is_plain(attention: MultiHeadAttention) -> bool:
+    return (
+        type(attention) is MultiHeadAttention
+        and attention.num_kv_heads == attention.num_heads
+        and attention.causal
+        and attention.kernel in ("auto", "sdpa")
+        and attention.window is None
+        and attention.rope is None
+        and not attention.qk_norm
+    )
+
+
+@contextmanager
+def dropout_off(model: nn.Module) -> Iterator[None]:
+    """Eval mode for a moment: chance in the model itself is never wanted while it writes."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

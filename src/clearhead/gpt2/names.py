@@ -1,0 +1,164 @@
+"""What other files call our tensors: one table for each way of naming them.
+
+    ours       blocks.3.attention.W_query.weight         what `model.state_dict()` says
+    hf         transformer.h.3.attn.c_attn.weight        Hugging Face, and the released checkpoints
+    original   model/h3/attn/c_attn/w                    the variables of the original release
+    book       trf_blocks.3.att.W_query.weight           GPTModel in Raschka's book
+
+Hugging Face and the original release keep query, key and value in one matrix (`c_attn`), and every
+matrix of a layer as (in, out), where `nn.Linear` has (out, in).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+Style = Literal["ours", "hf", "book"]  # the original names are read as "hf"
+
+
+class Name(NamedTuple):
+    """A tensor in a file, and where it belongs.
+
+    Attributes:
+        theirs: Its name in the file, without a prefix.
+        ours: The parameters that it holds, one after the other along their first axis.
+        transposed: Whether the file has the matrix as (in, out).
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    transposed: bool = False
+
+
+_QKV = ("attention.W_query", "attention.W_key", "attention.W_value")
+# Parts of a block that have a weight and a bias: theirs, ours, transposed.
+_BLOCK: dict[str, list[tuple[str, tuple[str, ...], bool]]] = {
+    "hf": [
+        ("ln_1", ("norm1",), False),
+        ("attn.c_attn", _QKV, True),
+        ("attn.c_proj", ("attention.out_proj",), True),
+        ("ln_2", ("norm2",), False),
+        ("mlp.c_fc", ("feed_forward.expand",), True),
+        ("mlp.c_proj", ("feed_forward.project",), True),
+    ],
+    "book": [
+        ("norm1", ("norm1",), False),
+        ("att.W_query", ("attention.W_query",), False),
+        ("att.W_key", ("attention.W_key",), False),
+        ("att.W_value", ("attention.W_value",), False),
+        ("att.out_proj", ("attention.out_proj",), False),
+        ("norm2", ("norm2",), False),
+        ("ff.layers.0", ("feed_forward.expand",), False),
+        ("ff.layers.2", ("feed_forward.project",), False),
+    ],
+}
+# Outside the blocks: token table, position table, a block's beginning, last norm, head.
+_OUTER = {
+    "hf": ("wte", "wpe", "h", "ln_f", "lm_head"),
+    "book": ("tok_emb", "pos_emb", "trf_blocks", "final_norm", "out_head"),
+    "ours": ("embedding.token", "embedding.position", "blocks", "norm", "out_head"),
+}
+# Masks, which are no weights: old files of Hugging Face carry two in each block, the book's one.
+_MASK = re.compile(r"(h\.\d+\.attn\.(bias|masked_bias)|(trf_blocks|blocks)\.\d+\.\w+\.mask)")
+# Left over from a wrapper: torch.compile, DistributedDataParallel, GPT2LMHeadModel.
+_PREFIXES = ("_orig_mod.", "module.", "transformer.")
+
+
+def tidy(keys: Iterable[str]) -> dict[str, str]:
+    """Names without prefixes and masks, each with the name in the file.
+
+    >>> tidy(["transformer.wte.weight", "transformer.h.0.attn.bias", "model/h3/ln_1/g"])
+    {'wte.weight': 'transformer.wte.weight', 'h.3.ln_1.weight': 'model/h3/ln_1/g'}
+    """
+    found: dict[str, str] = {}
+    for key in keys:
+        name = _from_original(key) if key.startswith("model/") else key
+        while name.startswith(_PREFIXES):
+            name = name.partition(".")[2]
+        if _MASK.fullmatch(name):
+            continue
+        if name in found:
+            raise ValueError(f"{found[name]} and {key}: two names of the same tensor.")
+        found[name] = key
+    return found
+
+
+def _from_original(key: str) -> str:
+    """model/h3/ln_1/g -> h.3.ln_1.weight: as Hugging Face writes it."""
+    name = re.sub(r"^h(\d+)/", r"h.\1/", key.removeprefix("model/").removesuffix(":0"))
+    if name in ("wte", "wpe"):
+        return f"{name}.weight"
+    stem, _, last = name.rpartition("/")
+    return ".".join([*stem.split("/"), {"g": "weight", "w": "weight", "b": "bias"}.get(last, last)])
+
+
+def find_style(names: Iterable[str]) -> Style | None:
+    """Whose names these are (after `tidy`); None if nobody's that we know."""
+    names = set(names)
+    for style, (token, *_) in _OUTER.items():
+        if f"{token}.weight" in names:
+            return style  # type: ignore[return-value]  # the keys of _OUTER are styles
+    return None
+
+
+def head_name(style: Style) -> str:
+    """What the output head's matrix is called."""
+    return f"{_OUTER[style][4]}.weight"
+
+
+def table_names(style: Style) -> tuple[str, str]:
+    """What the tables of tokens and of positions are called."""
+    return f"{_OUTER[style][0]}.weight", f"{_OUTER[style][1]}.weight"
+
+
+def query_bias_name(style: Style) -> str:
+    """The bias of the first query; a file without it has no such biases at all."""
+    inner = {"hf": "attn.c_attn", "book": "att.W_query", "ours": "attention.W_query"}[style]
+    return f"{_OUTER[style][2]}.0.{inner}.bias"
+
+
+def count_layers(style: Style, names: Iterable[str]) -> int:
+    """How many blocks there are in the file: one more than the highest number."""
+    pattern = re.compile(rf"{_OUTER[style][2]}\.(\d+)\.")
+    return max((int(m[1]) + 1 for name in names if (m := pattern.match(name))), default=0)
+
+
+def table(style: Style, ours: Mapping[str, object]) -> list[Name]:
+    """Every tensor that a file of this style must have for this model.
+
+    Args:
+        style: Whose names.
+        ours: The names of our parameters: `model.state_dict()`.
+    """
+    if style == "ours":
+        return [Name(name, (name,)) for name in ours]
+    token, position, block, last, head = _OUTER[style]
+    names = [Name(f"{token}.weight", ("embedding.token.weight",))]
+    names.append(Name(f"{position}.weight", ("embedding.position.weight",)))
+    weight, bias = ("scale", "shift") if style == "book" else ("weight", "bias")
+    layers = count_layers("ours", ours)
+    for number in range(layers):
+        for theirs, parts, transposed in _BLOCK[style]:
+            normed = parts[0].startswith("norm")
+            path = f"{block}.{number}.{theirs}"
+            own = [f"blocks.{number}.{part}" for part in parts]
+            names.append(
+                Name(
+                    f"{path}.{weight if normed else 'weight'}",
+                    tuple(f"{part}.weight" for part in own),
+                    transposed,
+                )
+            )
+            names.append(
+                Name(
+                    f"{path}.{bias if normed else 'bias'}",
+                    tuple(f"{part}.bias" for part in own),
+                )
+            )
+    names.append(Name(f"{last}.{weight}", ("norm.weight",)))
+    names.append(Name(f"{last}.{bias}", ("norm.bias",)))
+    names.append(Name(f"{head}.weight", ("out_head.weight",)))
+    # A model without query biases, positions or a head of its own has no such tensors.
+    return [name for name in names if name.ours[0] in ours]
