@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from clearhead import drawing, following, ladder
+from clearhead import drawing, following, lab, ladder
+from clearhead.attention import MultiHeadAttention
+from clearhead.drawing import saving
+from clearhead.drawing.page import Page
 from clearhead.embedding import Embedding
+from clearhead.gpt2 import reading, speaking
+from clearhead.gpt2.model import GPT2
+from clearhead.lab import reading as typed
 from clearhead.shapes import check_heads
 from clearhead.steps import Step
 from clearhead.text import GPT2Tokenizer, WordTokenizer
@@ -41,19 +48,23 @@ class Example:
         text: What was typed, or the book's sentence.
         variant: The form of attention.
         tokenizer: "word" or "gpt2"; None for the book's sentence, whose vectors are given.
-        seed: What the random weights were made from.
+        seed: What the random weights were made from; None for a model with weights of its own.
         ids: The token ids; None for the book's sentence.
         trace: All steps.
         setup: Python lines that make `x` and `module`, as `Step.code` needs them.
+        model: Where the weights are from; None for random ones.
+        layer: Which layer of that model.
     """
 
     text: str
     variant: str
     tokenizer: str | None
-    seed: int
+    seed: int | None
     ids: list[int] | None
     trace: Trace
     setup: str
+    model: str | None = None
+    layer: int | None = None
 
 
 def build(
@@ -128,7 +139,104 @@ def build(
     )
 
 
-def _check_count(tokens: int) -> None:
+def build_from_model(text: str, *, model: str, layer: int = 0) -> Example:
+    """Send a text through a GPT-2, and take what the attention of one layer does.
+
+    Args:
+        text: The text.
+        model: A folder, a file, or a name on the hub, as `GPT2.from_pretrained` takes it.
+        layer: Which layer, counted from 0.
+    """
+    loaded = GPT2.from_pretrained(model)
+    layers = loaded.config["num_layers"]
+    if not 0 <= layer < layers:
+        raise ValueError(f"--layer: expected 0 to {layers - 1}, got {layer}.")
+    tokenizer, _ = speaking.find_tokenizer(model, loaded.config["vocab_size"])
+    ids = tokenizer.encode(text)
+    _check_count(len(ids), loaded.config["context_length"])
+    with torch.no_grad():
+        x = reading.layer_input(loaded, torch.tensor([ids]), layer)
+    module = loaded.blocks[layer].attention
+    assert isinstance(module, MultiHeadAttention)
+    lines = [
+        "import torch",
+        "from clearhead import GPT2",
+        "",
+        "torch.set_grad_enabled(False)",
+        f"model = GPT2.from_pretrained({model!r})",
+        *_layer_lines(ids, layer),
+    ]
+    return Example(
+        text=text,
+        variant="multihead",
+        tokenizer="gpt2" if isinstance(tokenizer, GPT2Tokenizer) else "its own",
+        seed=None,
+        ids=ids,
+        trace=trace(module, x, tokens=reading.labels(tokenizer, text, ids)),
+        setup="\n".join(lines),
+        model=model,
+        layer=layer,
+    )
+
+
+def build_from_lab(text: str, *, layer: int | None = None) -> Example:
+    """Send a text through the trained model that comes with Clearhead.
+
+    Args:
+        text: The text; words that the model does not know are marked.
+        layer: Which layer, counted from 0; the last one if None.
+    """
+    model, words = lab.load()
+    layers = len(model.blocks)
+    layer = layers - 1 if layer is None else layer
+    if not 0 <= layer < layers:
+        raise ValueError(f"--layer: expected 0 to {layers - 1}, got {layer}.")
+    read = typed.read(text, words)
+    _check_count(len(read.ids))
+    if len(read.ids) > (most := model.config["context_length"]):
+        raise ValueError(
+            f"TEXT has {len(read.ids)} tokens, and the lab's model takes {most}.\n"
+            "  Another model: --model DIR_OR_NAME. Any length, with random weights: --untrained."
+        )
+    with torch.no_grad():
+        x = reading.layer_input(model, torch.tensor([read.ids]), layer)
+    module = model.blocks[layer].attention
+    assert isinstance(module, MultiHeadAttention)
+    seen = trace(module, x, tokens=read.labels)
+    lines = [
+        "import torch",
+        "from clearhead import lab",
+        "",
+        "torch.set_grad_enabled(False)",
+        "model, tokenizer = lab.load()",
+        *_layer_lines(read.ids, layer),
+    ]
+    return Example(
+        text=text,
+        variant="multihead",
+        tokenizer="word",
+        seed=None,
+        ids=read.ids,
+        trace=replace(seen, notes=(*read.notes, *seen.notes)),
+        setup="\n".join(lines),
+        model="the lab's model",
+        layer=layer,
+    )
+
+
+def _layer_lines(ids: list[int], layer: int) -> list[str]:
+    """Python lines from a `model` to `x` and `module`."""
+    return [
+        f"x = model.embedding(torch.tensor([{ids}]))",
+        f"for block in model.blocks[:{layer}]:",
+        "    x = block(x)",
+        f"x = model.blocks[{layer}].norm1(x)",
+        f"module = model.blocks[{layer}].attention",
+        "mask = None  # beyond the module's own: no query sees a later key",
+    ]
+
+
+def _check_count(tokens: int, context_length: int = MOST_TOKENS) -> None:
     if tokens == 0:
         raise ValueError(
             'TEXT is empty.\n  Try: clearhead explain "the cat sat on the mat", '
@@ -139,6 +247,8 @@ def _check_count(tokens: int) -> None:
             f"TEXT has {tokens} tokens; explain keeps every tokens × tokens table and takes "
             f"{MOST_TOKENS} at most.\n  Give it a sentence or a paragraph of the text."
         )
+    if tokens > context_length:
+        raise ValueError(f"TEXT has {tokens} tokens, and this model takes {context_length}.")
 
 
 def _module(variant: str, d_in: int, d_out: int, tokens: int, heads: int) -> tuple[Any, str]:
@@ -203,7 +313,9 @@ def to_json(example: Example, chosen: Sequence[Step], query: int | None) -> dict
         "variant": example.variant,
         "form": seen.form,
         "seed": example.seed,
-        "trained": False,
+        "trained": example.model is not None,
+        "model": example.model,
+        "layer": example.layer,
         "query": None if query is None else {"index": query, "token": seen.tokens[query]},
         "gap": seen.gap,
         "notes": list(seen.notes),
@@ -238,11 +350,44 @@ def _finite(values: Any) -> Any:
     return values if math.isfinite(values) else None
 
 
+def save(
+    example: Example, path: Path, *, query: int | None = None, step: str | None = None
+) -> None:
+    """Write the example as a page, or as a figure of its weights.
+
+    Args:
+        example: What is explained.
+        path: The file; its end decides.
+        query: The token that the page follows first.
+        step: The step that the page shows first.
+    """
+
+    def page() -> Page:
+        made = example.trace.page(title=example.text, notes=[_whose_weights(example)])
+        given = {"query": query, "step": step}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return replace(made, start={**made.start, **chosen})
+
+    saving.save(path, page)
+
+
 # Drawing.
 
 
+def _whose_weights(example: Example) -> str:
+    if example.model is not None:
+        return (
+            f"Layer {example.layer} of {example.model}, with the model's own weights. x is what "
+            "its attention reads: the vectors after the layers before, normed."
+        )
+    if example.variant == "simplified" and example.ids is None:
+        return "Untrained: this form has no weights, and the vectors are the book's."
+    random = f"random {'embeddings' if example.variant == 'simplified' else 'weights'}"
+    return f"Untrained, {random} (seed {example.seed}): how attention works, not what it learns."
+
+
 def draw_head(example: Example) -> RenderableType:
-    """The text, its tokens, and that nothing here is trained."""
+    """The text, its tokens, and whose weights these are."""
     seen = example.trace
     shown = [f"{i} {drawing.shorten(token, 20)}" for i, token in enumerate(seen.tokens[:40])]
     rest = [f"and {len(seen.tokens) - 40} more"] if len(seen.tokens) > 40 else []
@@ -252,15 +397,9 @@ def draw_head(example: Example) -> RenderableType:
     ]
     if example.ids is not None:
         lines.append(drawing.Flow("Ids   ", [str(i) for i in example.ids[:40]] + rest, gap=" "))
-    random = f"random {'embeddings' if example.variant == 'simplified' else 'weights'}"
-    untrained = (
-        f"Untrained, {random} (seed {example.seed}): how attention works, not what it learns."
-    )
-    if example.variant == "simplified" and example.ids is None:
-        untrained = "Untrained: this form has no weights, and the vectors are the book's."
     return Group(
         *lines,
-        Text(untrained),
+        Text(_whose_weights(example)),
         *(Text(f"Note: {note}") for note in seen.notes),
     )
 
@@ -282,6 +421,7 @@ def draw_result(example: Example) -> RenderableType:
         Text("Who attends to whom", style="bold"),
         Text(hint),
         seen.draw_weights(limit=SHOWN),
+        *((Text(), Text("All of it"), seen.draw_maps()) if len(seen.tokens) > SHOWN else ()),
         Text(),
         Text("Context vectors", style="bold"),
         Text("What attention gives: one vector a token, mixed from the tokens it attends to."),

@@ -1,0 +1,29 @@
+"""The lab: a small trained model in the box, and what its heads do, measured.
+
+    from clearhead import lab
+    model, tokenizer = lab.load()
+
+Importing this does not import torch; `load` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clearhead.gpt2.model import GPT2
+    from clearhead.text import WordTokenizer
+
+__all__ = ["load"]
+
+
+def load() -> tuple[GPT2, WordTokenizer]:
+    """The trained model that comes with Clearhead, in eval mode, and its tokenizer.
+
+    >>> model, tokenizer = load()
+    >>> tokenizer.tokens("the cat sat on the mat")
+    ['the', 'cat', 'sat', 'on', 'the', 'mat']
+    """
+    from clearhead.lab.model import shipped
+
+    return shipped()

@@ -1,0 +1,278 @@
+"""`clearhead train` and `clearhead heads`: the command line. Importing this imports no torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from clearhead.lab.heads import HeadReport
+    from clearhead.lab.train import Curve
+    from clearhead.watching.checkpoints import Checkpoint
+
+
+def train(
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, max=64, help="How many models: seeds 0, 1, 2, ...")
+    ] = 1,
+    steps: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How many steps each is trained.")
+    ] = 2000,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where models, curves and figures go.")
+    ] = Path("clearhead-train"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where a run in this folder was stopped.")
+    ] = False,
+) -> None:
+    """Train the lab's small model: attention that knows its grammar, in about two minutes.
+
+    Each seed gives a folder with model.safetensors, a checkpoint and what its heads do. A run may
+    be stopped at any moment; with --resume it goes on and gives the same curve, bit for bit.
+    """
+    folders = [out / f"seed-{seed}" for seed in range(seeds)]
+    begun = [folder for folder in folders if any(folder.glob("*.safetensors"))]
+    if begun and not resume:
+        raise ValueError(
+            f"{begun[0]}: there is a run already.\n"
+            "  Go on with it: --resume. Keep it and begin anew: another --out DIR."
+        )
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+
+    from clearhead import drawing
+    from clearhead.lab import pictures, runs
+
+    with _progress() as progress:
+        curves: dict[int, Curve] = {}
+        for seed, folder in enumerate(folders):
+            task = progress.add_task(f"seed {seed}: writing sentences", total=steps)
+
+            def on_step(done: int, curve: Curve, task: int = task, seed: int = seed) -> None:
+                words = f"seed {seed}: {runs.in_words(curve)}"
+                progress.update(task, completed=done, description=words)  # type: ignore[arg-type]  # TaskID is an int
+
+            curves[seed] = runs.one(seed, steps, folder, resume=resume, on_step=on_step)
+        task = progress.add_task("Looking at the heads", total=len(folders))
+        for folder in folders:
+            runs.measure(folder)
+            progress.advance(task)
+    screen = drawing.console()
+    screen.print(runs.summary(out, curves))
+    picture = out / "training.svg"
+    try:
+        pictures.save_curves(curves, picture)
+    except ImportError as error:
+        print(error, file=sys.stderr)
+    else:
+        screen.print(f"\nThe curves: {picture}")
+
+
+def heads(
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TEXT",
+            help="The text. Without it: sentences whose relations are known.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A local Hugging Face checkpoint, with its tokenizer. "
+            "[default: the small trained model that comes with Clearhead]",
+            show_default=False,
+        ),
+    ] = None,
+    relations: Annotated[
+        bool,
+        typer.Option(
+            "--relations",
+            help="Measure attention on known relations, and what is lost without a head.",
+        ),
+    ] = False,
+    sentences: Annotated[
+        int, typer.Option(metavar="N", min=8, help="How many for each known relation.")
+    ] = 400,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Known relations as a figure (.svg, .png, .pdf)."
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--text", metavar="FILE", help="Read the text from a file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write the table there, too.")
+    ] = None,
+) -> None:
+    """Show what each head of a model looks at: in a text, or where relations are known."""
+    if relations or (model is None and text is None and file is None):
+        if text is not None or file is not None or csv is not None:
+            raise ValueError(
+                "--relations brings its own sentences: give it no TEXT, no --text and no --csv."
+            )
+        measure_relations(model, sentences=sentences, as_json=as_json, picture=out)
+        return
+    if out is not None:
+        raise ValueError("--out is the figure of known relations: it goes with --relations.")
+    given = _text(text, file)
+    if csv is not None and not csv.parent.is_dir():
+        raise ValueError(f"--csv {csv}: there is no folder {csv.parent}.")
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from clearhead import drawing
+    from clearhead.drawing import saving
+    from clearhead.gpt2 import reading
+    from clearhead.watching import checkpoints
+
+    err = drawing.console(sys.stderr)
+    columns = TextColumn("{task.description}"), BarColumn()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("Loading the model", total=None)
+        loaded = _checkpoint() if model is None else reading.load(model)
+        ids = loaded.encode(given)
+        tokens = ids.shape[1]
+        if loaded.longest is not None:
+            ids = ids[:, : loaded.longest]
+        progress.update(task, description="Looking at its heads", total=1.0)
+        table = checkpoints.heads(
+            loaded, ids, on_progress=lambda share: progress.update(task, completed=share)
+        )
+    used = ids.shape[1]
+    if used < tokens:
+        print(
+            f"Note: TEXT has {tokens:,} tokens and the model takes {used:,}: "
+            f"the first {used:,} are used.",
+            file=sys.stderr,
+        )
+    if csv is not None:
+        with saving.beside(csv) as whole:
+            whole.write_text(table.to_csv(), encoding="utf-8")
+    if as_json:
+        found = {**table.to_json(), "folder": loaded.name, "tokens": tokens, "tokens_used": used}
+        print(json.dumps(found, allow_nan=False))
+    else:
+        drawing.console().print(table)
+
+
+def _text(words: Sequence[str] | None, file: Path | None) -> str:
+    """The text that was given as an argument or as a file."""
+    if (words is None) == (file is None):
+        raise ValueError(
+            "Give one text: as TEXT, or as a file with --text FILE"
+            + (", not both." if words is not None else ".")
+        )
+    if file is None:
+        return " ".join(words or ())
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--text {file}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--text {file}: not text in UTF-8 (byte {error.start}).") from None
+
+
+def measure_relations(
+    model: Path | None, *, sentences: int, as_json: bool, picture: Path | None
+) -> None:
+    """Measure what the heads do with the grammar's relations, and show it.
+
+    Args:
+        model: A checkpoint's folder; None for the model in the box.
+        sentences: How many for each relation.
+        as_json: For programs.
+        picture: Where the grids go, too.
+    """
+    if picture is not None:
+        _check_picture(picture)
+    with _progress() as progress:
+        report = _measured(model, sentences, progress)
+    if picture is not None:
+        from clearhead.lab.pictures import save_grids
+
+        save_grids(report, picture)
+    if as_json:
+        print(json.dumps(report.to_json(), allow_nan=False))
+    else:
+        from clearhead import drawing
+
+        drawing.console().print(report)
+
+
+def _check_picture(path: Path) -> None:
+    """Before the long work, not after it."""
+    from clearhead.drawing import figures
+
+    try:
+        figures.check_path(path)
+        import matplotlib  # noqa: F401  # whether it is there
+    except FileNotFoundError as error:
+        raise ValueError(f"--out {error}") from None
+    except ImportError:
+        raise ValueError(
+            f"--out {path}: a figure needs matplotlib, which is not installed.\n"
+            "  Install it: pip install 'clearhead[plot]'"
+        ) from None
+
+
+def _checkpoint() -> Checkpoint:
+    """The model in the box, as `clearhead heads TEXT` reads a text with it."""
+    from clearhead.lab.model import as_checkpoint
+
+    return as_checkpoint()
+
+
+def _measured(model: Path | None, sentences: int, progress: Progress) -> HeadReport:
+    task = progress.add_task("Loading the model", total=1.0)
+    from clearhead.lab.heads import measure
+
+    def on_progress(name: str, share: float) -> None:
+        progress.update(task, description=f"Measuring: {name}", completed=share)
+
+    if model is None:
+        from clearhead.lab.model import readers, shipped
+
+        trained, tokens = shipped()
+        reader, plain = readers(trained, tokens)
+        return measure(
+            reader,
+            tokens.vocab_size,
+            untrained=plain,
+            sentences=sentences,
+            on_progress=on_progress,
+        )
+    from clearhead.lab.pieces import PieceReader
+    from clearhead.watching import checkpoints
+
+    other = PieceReader(checkpoints.load(model))
+    return measure(
+        other,
+        other.vocabulary,
+        untrained=other.untrained(),
+        sentences=sentences,
+        on_progress=on_progress,
+    )
+
+
+def _progress() -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from clearhead import drawing
+
+    err = drawing.console(sys.stderr)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn())
+    return Progress(
+        *columns, TimeElapsedColumn(), console=err, transient=True, disable=not err.is_terminal
+    )

@@ -1,0 +1,82 @@
+"""All claims in the order in which they are shown, and running them."""
+
+import difflib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from clearhead import harness
+from clearhead.lab.claims import arithmetic, costs, heads, masking, printed, shapes, training
+from clearhead.lab.claims.claim import Claim
+
+_MODULES = (arithmetic, printed, masking, shapes, costs, training, heads)
+CLAIMS: dict[str, Claim[...]] = {
+    value.name: value
+    for module in _MODULES
+    for value in vars(module).values()
+    if isinstance(value, Claim)
+}
+
+
+def find(names: Iterable[str]) -> list[Claim[...]]:
+    """The claims with these names; an unknown one raises ValueError and says what is near it."""
+    found = []
+    for name in names:
+        if name not in CLAIMS:
+            close = difflib.get_close_matches(name, CLAIMS, n=1, cutoff=0.4)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ValueError(
+                f"no claim is called {name!r}.{hint}\n  All names: clearhead claims --list"
+            )
+        found.append(CLAIMS[name])
+    return found
+
+
+def measure(
+    claims: Sequence[Claim[...]],
+    *,
+    quick: bool = False,
+    on_start: Callable[[Claim[...]], None] = lambda claim: None,
+) -> dict[str, Any]:
+    """Run these experiments, one after the other; everything as plain data.
+
+    Args:
+        claims: Which ones.
+        quick: Smaller sizes and fewer seeds, where an experiment takes long.
+        on_start: Called before each.
+    """
+    found: dict[str, Any] = {
+        "schema": harness.SCHEMA,
+        "benchmark": "claims",
+        **harness.environment(["torch", "clearhead"]),
+        "settings": {"quick": quick},
+        "claims": [],
+    }
+    found["machine"]["threads"] = torch.get_num_threads()
+    found["machine"]["device"] = costs.device()
+    if costs.device() == "cuda":
+        found["machine"]["gpu"] = torch.cuda.get_device_name()
+    for claim in claims:
+        on_start(claim)
+        started = time.perf_counter()
+        finding = claim.run(quick=quick)
+        found["claims"].append(
+            {
+                "name": claim.name,
+                "says": claim.says,
+                "verdict": finding.verdict,
+                "condition": finding.condition,
+                "figure": finding.figure,
+                "spread": finding.spread,
+                "seeds": claim.seeds,
+                "timed": claim.timed,
+                "explanation": claim.explanation,
+                "file": claim.file,
+                "function": claim.experiment.__name__,
+                "numbers": finding.numbers,
+                "seconds": round(time.perf_counter() - started, 2),
+            }
+        )
+    return found

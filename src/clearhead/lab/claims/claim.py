@@ -1,0 +1,131 @@
+"""A claim, and what its experiment finds. Importing this file imports no torch."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, ParamSpec
+
+Verdict = Literal["holds", "holds if", "does not hold"]
+Inputs = ParamSpec("Inputs")
+
+_PACKAGE = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an experiment found.
+
+    Args:
+        verdict: Whether the claim holds.
+        figure: The number that decides, in a few words.
+        spread: How far that number scatters, and over what; or that nothing in it is random.
+        condition: After "holds if": the condition.
+        numbers: What was measured, for programs.
+    """
+
+    verdict: Verdict
+    figure: str
+    spread: str
+    condition: str = ""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """The verdict with its condition.
+
+        >>> holds_if("d_in = d_out", "1 of 2 shapes", "exact").words
+        'holds if d_in = d_out'
+        """
+        return f"{self.verdict} {self.condition}".rstrip()
+
+    def __str__(self) -> str:
+        return f"{self.words}: {self.figure} ({self.spread})"
+
+
+def holds(figure: str, spread: str, **numbers: Any) -> Finding:
+    """The claim is true as it stands."""
+    return Finding("holds", figure, spread, numbers=numbers)
+
+
+def holds_if(condition: str, figure: str, spread: str, **numbers: Any) -> Finding:
+    """The claim is true under a condition that it does not name."""
+    return Finding("holds if", figure, spread, condition, numbers)
+
+
+def does_not_hold(figure: str, spread: str, **numbers: Any) -> Finding:
+    """The claim is false."""
+    return Finding("does not hold", figure, spread, numbers=numbers)
+
+
+def short(value: float) -> str:
+    """Two digits of a number, as people write it.
+
+    >>> short(104.2), short(0.0652), short(3.1e-16), short(0.0)
+    ('100', '0.065', '3e-16', '0')
+    """
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        return f"{value:.0e}"
+    return f"{float(f'{value:.2g}'):,g}"
+
+
+@dataclass(frozen=True)
+class Claim(Generic[Inputs]):
+    """A sentence from notes on attention, and the experiment that examines it.
+
+    Args:
+        name: What the command line calls it.
+        says: The sentence.
+        experiment: The function; its docstring says how it measures and why it comes out so.
+        timed: Whether its verdict depends on a clock, hence on the machine.
+    """
+
+    name: str
+    says: str
+    experiment: Callable[Inputs, Finding]
+    timed: bool
+
+    def __call__(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Finding:
+        """Run the experiment; the caller's random numbers go on as if it had not run."""
+        import torch
+
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            return self.experiment(*args, **kwargs)
+
+    def run(self, *, quick: bool = False) -> Finding:
+        """Run it on what it is meant for; `quick` makes the long ones smaller."""
+        options: dict[str, Any] = {"quick": quick} if "quick" in self._parameters() else {}
+        return self(**options)  # type: ignore[call-arg]  # every argument has a default
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of its random numbers; none where nothing is random."""
+        parameters = self._parameters()
+        if "seeds" in parameters:
+            return list(parameters["seeds"].default)
+        return [parameters["seed"].default] if "seed" in parameters else []
+
+    @property
+    def explanation(self) -> str:
+        """How it is measured, and why it comes out as it does."""
+        return inspect.getdoc(self.experiment) or ""
+
+    @property
+    def file(self) -> str:
+        """The file with the experiment, below the package: "lab/claims/masking.py"."""
+        return Path(inspect.getfile(self.experiment)).relative_to(_PACKAGE).as_posix()
+
+    @property
+    def line(self) -> int:
+        """The first line of the experiment in its file."""
+        return self.experiment.__code__.co_firstlineno
+
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.experiment).parameters
+
+
+def claim(
+    name: str, says: str, *, timed: bool = False
+) -> Callable[[Callable[Inputs, Finding]], Claim[Inputs]]:
+    """Make a claim of the function below: `@claim("name", "The sentence.")`."""
+    return lambda experiment: Claim(name, says, experiment, timed)

@@ -1,0 +1,181 @@
+"""Claims about shapes and memory layout, and about which error comes when they do not fit."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from clearhead import attention, ladder
+from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if
+
+EXACT = "exact: nothing in it is random"
+
+
+@claim("same-shape", "The output of attention has the shape of its input.")
+def same_shape(
+    build: Callable[[int, int], nn.Module] = lambda d_in, d_out: ladder.MultiHeadAttention(
+        d_in, d_out, 10, 0.0, num_heads=4
+    ),
+) -> Finding:
+    """Modules with d_out equal to d_in and with another d_out."""
+    shapes = {}
+    for d_in, d_out in ((24, 24), (24, 32), (24, 8)):
+        x = torch.zeros(2, 10, d_in)
+        shapes[d_out] = tuple(build(d_in, d_out)(x).shape)
+    figure = "(2, 10, 24) becomes " + ", ".join(
+        f"{shape} with d_out {d_out}" for d_out, shape in shapes.items()
+    )
+    same = [d_out for d_out, shape in shapes.items() if shape == (2, 10, 24)]
+    if len(same) == len(shapes):
+        return holds(figure, EXACT)
+    return holds_if("d_in = d_out", figure, EXACT) if same == [24] else does_not_hold(figure, EXACT)
+
+
+def _layouts() -> list[Tensor]:
+    """A (4, 6, 8) tensor in many memory layouts: all orders of axes, slices, an expanded axis."""
+    orders = [
+        (i, j, k) for i in range(3) for j in range(3) for k in range(3) if {i, j, k} == {0, 1, 2}
+    ]
+    turned = []
+    for order in orders:
+        sizes = [0, 0, 0]
+        for place, axis in enumerate(order):
+            sizes[axis] = (4, 6, 8)[place]
+        turned.append(torch.arange(192).view(sizes).permute(order))
+    sliced = [torch.arange(384).view(4, 6, 16)[..., ::2], torch.arange(384).view(4, 12, 8)[:, :6]]
+    return [*turned, *sliced, torch.arange(48).view(1, 6, 8).expand(4, 6, 8)]
+
+
+@claim("view-never-copies", "`.view` never copies.")
+def view_never_copies(
+    view: Callable[[Tensor, tuple[int, ...]], Tensor] = lambda x, shape: x.view(shape),
+) -> Finding:
+    """Nine layouts of a (4, 6, 8) tensor, each viewed in six shapes: same memory, copy, or error?
+
+    A view is the same numbers with other strides. Where no strides can do it, `.view` raises;
+    `.reshape` makes a copy there, silently.
+    """
+    shared = copied = raised = 0
+    for x in _layouts():
+        for shape in ((192,), (24, 8), (4, 48), (4, 6, 2, 4), (4, 2, 3, 8), (8, 24)):
+            try:
+                result = view(x, shape)
+            except RuntimeError:
+                raised += 1
+                continue
+            if result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+                shared += 1
+            else:
+                copied += 1
+    figure = f"of {shared + copied + raised}: {shared} shared, {raised} raised, {copied} copied"
+    return (does_not_hold if copied else holds)(figure, EXACT, copied=copied, raised=raised)
+
+
+@claim("contiguous", "`.contiguous()` is needed before the heads are merged.")
+def contiguous_is_needed(
+    merge: Callable[[Tensor, tuple[int, ...]], Tensor] = lambda x, shape: x.view(shape),
+) -> Finding:
+    """The heads of a context (batch, heads, tokens, head_dim) are merged without it.
+
+    After the transpose the numbers of one token lie apart, so `.view` raises. With one head or one
+    token nothing lies apart. `.reshape` and `.flatten` copy by themselves where they must.
+    """
+
+    def works(merge: Callable[[Tensor, tuple[int, ...]], Tensor], heads: int, tokens: int) -> bool:
+        context = torch.randn(2, heads, tokens, 8)
+        try:
+            merge(context.transpose(1, 2), (2, tokens, heads * 8))
+        except RuntimeError:
+            return False
+        return True
+
+    cases = {"12 heads, 6 tokens": (12, 6), "1 head": (1, 6), "1 token": (12, 1)}
+    alone = {name: works(merge, *sizes) for name, sizes in cases.items()}
+    reshaped = works(lambda x, shape: x.reshape(shape), 12, 6)
+    figure = "without it: " + ", ".join(
+        f"{name} {'works' if fine else 'raises'}" for name, fine in alone.items()
+    )
+    figure += f"; .reshape {'works' if reshaped else 'raises'}"
+    if all(alone.values()):
+        return does_not_hold(figure, EXACT)
+    if reshaped or any(alone.values()):
+        condition = ".view merges them, not .reshape, and there are several heads and tokens"
+        return holds_if(condition, figure, EXACT)
+    return holds(figure, EXACT)
+
+
+def _error(action: Callable[[], object]) -> str:
+    """The kind of error that this raises."""
+    try:
+        action()
+    except Exception as error:
+        return type(error).__name__
+    return "no error"
+
+
+class _BookMask(nn.Module):
+    """The causal part as notes write it, with no check of its own: the mask is cut to the input."""
+
+    future: Tensor
+
+    def __init__(self, context_length: int) -> None:
+        super().__init__()
+        self.register_buffer("future", torch.ones(context_length, context_length).triu(1).bool())
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.shape[1]
+        scores = x @ x.transpose(1, 2)
+        return scores.masked_fill(self.future[:tokens, :tokens], -torch.inf).softmax(-1) @ x
+
+
+@claim("too-long", "Input longer than context_length raises IndexError.")
+def too_long_is_an_index_error(build: Callable[[int], nn.Module] = _BookMask) -> Finding:
+    """Nine tokens into attention made for six, as notes write it and as Clearhead has it.
+
+    A slice past the end is not an error in Python: mask[:9, :9] of a 6 × 6 mask is 6 × 6, and then
+    two shapes do not fit. Only a table of positions, asked for row 6 of 6, raises IndexError.
+    """
+    long = torch.randn(1, 9, 4)
+    module, table = build(6), nn.Embedding(6, 4)
+    ours = attention.MultiHeadAttention(4, 4, 6, 0.0, num_heads=2)
+    found = {
+        "attention in notes": _error(lambda: module(long)),
+        "a position table": _error(lambda: table(torch.arange(9))),
+        "Clearhead": _error(lambda: ours(long)),
+    }
+    figure = "; ".join(f"{name}: {error}" for name, error in found.items())
+    right = found["attention in notes"] == "IndexError"
+    return (holds if right else does_not_hold)(figure, EXACT, **found)
+
+
+class _Forgetful(nn.Module):
+    def __init__(self) -> None:
+        self.W_query = nn.Linear(4, 4)  # super().__init__() is forgotten, on purpose
+
+
+@claim("no-super-init", "A missing super().__init__() raises RuntimeError.")
+def no_super_init_is_a_runtime_error(
+    build: Callable[[], object] = _Forgetful,
+) -> Finding:
+    """A module that assigns a layer before nn.Module has been set up."""
+    error = _error(build)
+    return (holds if error == "RuntimeError" else does_not_hold)(error, EXACT, error=error)
+
+
+@claim(
+    "not-divisible",
+    "A d_out that num_heads does not divide raises AssertionError.",
+)
+def not_divisible_is_an_assertion_error(
+    build: Callable[[int, int], object] = lambda d_out, heads: attention.MultiHeadAttention(
+        d_out, d_out, 16, 0.0, heads
+    ),
+) -> Finding:
+    """Clearhead's module, 1024 wide with 24 heads.
+
+    The book's class has an `assert` there, which `python -O` removes; then the module is built, and
+    fails later with a message about shapes. Code that catches AssertionError has to catch
+    ValueError after a move to Clearhead.
+    """
+    error = _error(lambda: build(1024, 24))
+    return (holds if error == "AssertionError" else does_not_hold)(error, EXACT, error=error)
