@@ -42,6 +42,8 @@ def choose(q: Tensor, k: Tensor, mask: Mask | None = None, dropout: float = 0.0)
         return Choice(
             "blocked", "with dropout PyTorch's CPU kernel builds queries × keys; blocked does not"
         )
+    if torch.compiler.is_exporting():
+        return Choice("sdpa", "an exported graph has one form for all lengths: PyTorch's operator")
     queries, keys = q.shape[-2], k.shape[-2]
     if sdpa.knows(mask, queries, keys):
         return Choice("sdpa", "PyTorch's fused kernel does this mask without building it")

@@ -37,8 +37,11 @@ def attend(
 
 
 def _zeroes_empty_rows(q: Tensor) -> bool:
-    """Whether PyTorch's kernel gives zeros to a query that sees nothing. cuDNN's does not."""
-    return q.device.type == "cpu"
+    """Whether PyTorch's kernel gives zeros to a query that sees nothing.
+
+    cuDNN's does not, nor do the runtimes that a graph is exported for.
+    """
+    return q.device.type == "cpu" and not torch.compiler.is_exporting()
 
 
 def attend_with_lse(

@@ -243,9 +243,9 @@ class _Plan:
         _, heads, _, keys = scores.shape
         cells = _CELLS.get(scores.q.device.type, 2**22)
         self.scores, self.rows = scores, rows
-        rows_of_a_tile, tile = (_ROWS, _ROWS * _COLS) if scores.q.device.type == "cpu" else (1024, cells)
-        self.height = min(rows_of_a_tile, max(1, rows.stop - rows.start))
-        self.width = max(1, min(tile // self.height, keys))
+        on_cpu = scores.q.device.type == "cpu"
+        self.height = min(_ROWS if on_cpu else 1024, max(1, rows.stop - rows.start))
+        self.width = max(1, min((_ROWS * _COLS if on_cpu else cells) // self.height, keys))
         self.together = max(1, min(heads, cells // (self.height * self.width)))
 
     def memory(self) -> Tensor:

@@ -1,0 +1,1 @@
+"""A module as one file that runs without Clearhead: ONNX, or torch's own format."""
