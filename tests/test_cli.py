@@ -119,20 +119,73 @@ def test_explain_shows_the_six_steps_and_a_table_a_head(ok):
     assert tables == ["0", "1", "2", "3"]
 
 
+def test_explain_shows_the_trained_model(ok):
+    out = ok("explain", SENTENCE)
+    assert "Layer 2 of the lab's model, with the model's own weights." in out
+    assert "Untrained" not in out
+    assert "Note:" not in out
+    assert re.findall(r"^head (\d)$", out, re.M) == ["0", "1", "2", "3"]
+    assert max(map(len, out.splitlines())) <= 80
+    first = ok("explain", SENTENCE, "--layer", "0")
+    assert "Layer 0 of the lab's model" in first
+    full = json.loads(ok("explain", SENTENCE, "--json"))
+    assert (full["trained"], full["model"], full["seed"]) == (True, "the lab's model", None)
+    assert full["gap"] < 1e-5
+
+
+def test_the_trained_model_knows_who_sat(ok):
+    """Before "his", "her" or "its" comes, some head of the last layer looks at the subject."""
+    full = json.loads(ok("explain", "Mary met Adam in her garden", "--json"))
+    weights = numbers(full, "attn_weights")[0]  # (heads, queries, keys)
+    place = full["tokens"].index("in")
+    assert weights[:, place, 0].max() > 0.8
+    assert weights[:, place, 0].max() > 2 * weights[:, place, 0].min()
+
+
+def test_the_program_of_the_trained_model_gives_its_numbers(ok, capsys):
+    full = json.loads(ok("explain", SENTENCE, "--json", "--layer", "1"))
+    out = ok("explain", SENTENCE, "--layer", "1", "--step", "6")
+    names = {}
+    try:
+        exec(out[out.index("\nimport torch\n") :], names)
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_printoptions(profile="default")
+    assert "tensor(" in capsys.readouterr().out
+    for name in ("queries_rotated", "attn_weights", "output"):
+        torch.testing.assert_close(names[name], numbers(full, name), rtol=0, atol=1e-6)
+
+
+def test_words_outside_the_vocabulary_are_marked_and_said(ok):
+    out = ok("explain", "The blue cat sat on mary")
+    assert "0 The  1 blue?  2 cat" in out
+    assert "Note: blue is not among the 256 words of the lab's model" in " ".join(out.split())
+    two = " ".join(ok("explain", "the blue cat sat on the blue green mat").split())
+    assert "Note: blue, green are not among" in two
+
+
+def test_untrained_is_random_and_takes_any_word(ok):
+    out = ok("explain", "quantum gravity", "--untrained")
+    assert "Untrained, random weights (seed 123)" in out
+    assert ok("explain", "quantum gravity", "--heads", "2") == out
+    full = json.loads(ok("explain", SENTENCE, "--json", "--untrained"))
+    assert full["trained"] is False
+
+
 def test_words_without_quotes_are_one_text(ok):
     assert ok("explain", *SENTENCE.split()) == ok("explain", SENTENCE)
 
 
 def test_seed_and_width_matter(ok):
-    usual = ok("explain", SENTENCE, "--json")
-    assert ok("explain", SENTENCE, "--json") == usual
+    usual = ok("explain", SENTENCE, "--json", "--untrained")
+    assert ok("explain", SENTENCE, "--json", "--untrained") == usual
     assert ok("explain", SENTENCE, "--json", "--seed", "5") != usual
     wide = json.loads(ok("explain", SENTENCE, "--json", "--d-model", "12", "--heads", "3"))
     assert wide["steps"][1]["tensors"]["queries_split"]["shape"] == [1, 6, 3, 4]
 
 
 def test_json_holds_everything(ok):
-    full = json.loads(ok("explain", SENTENCE, "--json", "--query", "the:2"))
+    full = json.loads(ok("explain", SENTENCE, "--untrained", "--json", "--query", "the:2"))
     assert full["tokens"] == SENTENCE.split()
     assert full["ids"][0] == full["ids"][4]
     assert len(set(full["ids"])) == 5
@@ -189,7 +242,7 @@ def test_the_code_of_every_step_runs_and_gives_the_numbers(ok, variant, text, ca
 
 
 def test_printed_program_runs_as_a_program(tmp_path, ok):
-    out = ok("explain", SENTENCE, "--step", "4")
+    out = ok("explain", SENTENCE, "--untrained", "--step", "4")
     code = out[out.index("\nimport torch\n") :]
     file = tmp_path / "step.py"
     file.write_text(code, encoding="utf-8")
@@ -197,7 +250,8 @@ def test_printed_program_runs_as_a_program(tmp_path, ok):
         [sys.executable, str(file)], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    weights = json.loads(ok("explain", SENTENCE, "--json"))["steps"][5]["tensors"]["attn_weights"]
+    full = json.loads(ok("explain", SENTENCE, "--untrained", "--json"))
+    weights = full["steps"][5]["tensors"]["attn_weights"]
     assert f"{weights['values'][0][1][5][2]:.4f}" in done.stdout
 
 
@@ -216,13 +270,13 @@ def test_gpt2_pieces(ok):
 
 
 def test_long_text_is_cut_and_says_so(ok):
-    words = [f"w{i}" for i in range(50)]
+    words = ["--untrained", *(f"w{i}" for i in range(50))]
     out = ok("explain", *words, "--query", "w49")
     assert "and 10 more" in out
     assert "... and 34 more rows" in out
     assert "... and 34 more keys" in out
     assert "To see all numbers: --json" in out
-    longer = ok("explain", *words, *words, *words, "--query", "w49")
+    longer = ok("explain", *words, *words[1:], *words[1:], "--query", "w49")
     assert len(longer.splitlines()) <= len(out.splitlines()) + 5
     full = json.loads(ok("explain", *words, "--json"))
     assert numbers(full, "attn_weights").shape == (1, 2, 50, 50)
@@ -234,7 +288,7 @@ def test_large_scores_do_not_overflow(ok):
 
 
 def test_hostile_text(ok):
-    out = ok("explain", "[red]x[/red] :smile: \x1b[31m \u202e\na <script>")
+    out = ok("explain", "--untrained", "[red]x[/red] :smile: \x1b[31m \u202e\na <script>")
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", out)
     assert r"\x1b" in out
     assert r"\u202e" in out
@@ -255,7 +309,22 @@ def test_hostile_text(ok):
         (["explain", SENTENCE, "--query", "the:3"], "'the' is there 2 times."),
         (["explain", SENTENCE, "--query", "6"], "no token is called so."),
         (["explain", SENTENCE, "--query", ""], "no token is called so."),
-        (["explain", "a", "--step", "7"], "has no such step.\n  Its steps are 1, 2, 3, 4a"),
+        (["explain", "a", "--step", "7"], "has no such step.\n  Its steps are 1, 2, 3, 3b, 4a"),
+        (
+            ["explain", "a b", "--untrained", "--step", "3b"],
+            "has no such step.\n  Its steps are 1, 2, 3, 4a",
+        ),
+        (
+            ["explain", "quantum gravity is \x1b[31m hard"],
+            "words are not among the 256 of the lab's model (quantum, gravity, ",
+        ),
+        (
+            ["explain", "cat" + " cat" * 64],
+            "TEXT has 65 tokens, and the lab's model takes 64.\n  Another",
+        ),
+        (["explain", "a", "--layer", "3"], "--layer: expected 0 to 2, got 3."),
+        (["explain", "a", "--layer", "1", "--untrained"], "leave out --variant, --heads"),
+        (["explain", "--layer", "1"], "--layer is a layer of a model that reads TEXT"),
         (["explain", "--step", "2"], "the variant simplified has no such step."),
         (["explain", "a", "--step", "1", "--query", "a"], "choose one of the two."),
         (
@@ -263,7 +332,7 @@ def test_hostile_text(ok):
             "the book's vectors have 3 numbers",
         ),
         (["explain", "--variant", "encoder", "--heads", "2"], "d_out (3) must be divisible"),
-        (["explain", "w " * 1025], "TEXT has 1026 tokens;"),
+        (["explain", "--untrained", "w " * 1025], "TEXT has 1026 tokens;"),
         (["explain", "a", "--variant", "rnn"], "'multihead'"),
         (["explain", "a", "--heads", "0"], "--heads"),
         (["explain", "a", "--seed", "x"], "--seed"),

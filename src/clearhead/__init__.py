@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clearhead.version import __version__
 
 if TYPE_CHECKING:
-    from clearhead import ladder
+    from clearhead import lab, ladder
     from clearhead.attention import (
         KVCache,
         MultiHeadAttention,
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from clearhead.checker.report import Report
     from clearhead.configs import GPT2_CONFIGS
     from clearhead.embedding import Embedding, Rope
+    from clearhead.exporting.files import export
+    from clearhead.gpt2.model import GPT2, FeedForward, TransformerBlock
     from clearhead.maps import AttentionMap
     from clearhead.masks import Mask
+    from clearhead.server import view
     from clearhead.shapes import ShapeError
     from clearhead.text import GPT2Tokenizer, SlidingWindowDataset, WordTokenizer
     from clearhead.tracing import Trace, trace
@@ -51,9 +54,15 @@ _HOME = {
     "Trace": "tracing",
     "watch": "watching",
     "Seen": "watching",
+    "GPT2": "gpt2.model",
+    "TransformerBlock": "gpt2.model",
+    "FeedForward": "gpt2.model",
+    "lab": "lab",
     "check": "checker",
     "assert_attention": "checker",
     "Report": "checker.report",
+    "view": "server",
+    "export": "exporting.files",
 }
 
 __all__ = [  # noqa: RUF022  # the order of the flow
@@ -78,9 +87,15 @@ __all__ = [  # noqa: RUF022  # the order of the flow
     "Trace",
     "watch",
     "Seen",
+    "GPT2",
+    "TransformerBlock",
+    "FeedForward",
+    "lab",
     "check",
     "assert_attention",
     "Report",
+    "view",
+    "export",
 ]
 
 

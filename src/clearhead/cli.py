@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead.bench.app import app as bench_app
+from clearhead.exporting.app import export
+from clearhead.gpt2.app import generate
+from clearhead.lab.app import heads, train
+from clearhead.lab.claims.app import claims
+from clearhead.server.app import view
 from clearhead.version import __version__
 
 if TYPE_CHECKING:
@@ -29,6 +34,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench_app, name="bench")
+app.command(epilog='Example: clearhead generate --model gpt2 "The cat sat" --top-p 0.9')(generate)
+app.command(epilog="Example: clearhead view --model my-model --text book.txt")(view)
+app.command(epilog="Example: clearhead export --model my-model model.onnx")(export)
+app.command(epilog='Example: clearhead heads "the cat sat on the mat"')(heads)
+app.command(epilog="Example: clearhead train --seeds 3 --out my-lab")(train)
+app.command(epilog="Example: clearhead claims mask-after-softmax")(claims)
 
 
 class Variant(StrEnum):
@@ -155,7 +166,40 @@ def explain(
     tokenizer: Annotated[
         TokenizerName, typer.Option(help="Whole words, or GPT-2's pieces of words.")
     ] = TokenizerName.WORD,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR_OR_NAME",
+            help="Show a layer of this GPT-2: a folder, a file, or a name on the hub. "
+            "[default: the small trained model that comes with Clearhead]",
+            show_default=False,
+        ),
+    ] = None,
+    layer: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Which layer of the model. [default: 0; of our own model the last]"
+        ),
+    ] = None,
+    untrained: Annotated[
+        bool,
+        typer.Option(
+            "--untrained",
+            help="Random weights instead of a model: any words, any form. "
+            "--variant, --heads, --d-model, --seed and --tokenizer mean the same.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write a page to look at and walk through (.html), or a figure of the weights "
+            "(.svg, .png, .pdf).",
+        ),
+    ] = None,
 ) -> None:
     """Show attention at work: every step from a text to its context vectors."""
     if query is not None and step is not None:
@@ -165,35 +209,59 @@ def explain(
     from clearhead import drawing, explaining, following
 
     given = None if text is None else " ".join(text)
-    if given is None and variant is None:
-        variant = Variant.SIMPLIFIED
-        query = "journey" if query is None and step is None else query
-    example = explaining.build(
-        given,
-        variant=(variant or Variant.MULTIHEAD).value,
-        heads=heads,
-        d_model=d_model,
-        seed=seed,
-        tokenizer=tokenizer.value,
-    )
+    chosen_sizes = (variant, heads, d_model) != (None, None, None)
+    random = chosen_sizes or seed != 123 or tokenizer is not TokenizerName.WORD or untrained
+    if random and (model is not None or layer is not None):
+        raise ValueError(
+            "A model has its own form, heads, width, weights and tokenizer: leave out "
+            "--variant, --heads, --d-model, --seed, --tokenizer and --untrained."
+        )
+    if model is not None:
+        example = explaining.build_from_model(given or "", model=model, layer=layer or 0)
+    elif given is not None and not random:
+        example = explaining.build_from_lab(given, layer=layer)
+    elif layer is not None:
+        raise ValueError("--layer is a layer of a model that reads TEXT: give a TEXT, too.")
+    else:
+        if given is None and variant is None:
+            variant = Variant.SIMPLIFIED
+            query = "journey" if query is None and step is None else query
+        example = explaining.build(
+            given,
+            variant=(variant or Variant.MULTIHEAD).value,
+            heads=heads,
+            d_model=d_model,
+            seed=seed,
+            tokenizer=tokenizer.value,
+        )
     index, remark = None, None
     if query is not None:
         index, remark = following.find_query(example.trace.tokens, query)
     chosen = example.trace.steps if step is None else explaining.select(example, step)
+    if out is not None:
+        first = None if step is None else chosen[0].number
+        try:
+            explaining.save(example, out, query=index, step=first)
+        except OSError as error:
+            said = f"{out}: {error.strerror}" if error.strerror else str(error)
+            raise ValueError(f"--out {said}") from None
+        if not as_json:
+            print(f"Wrote {out}")
+            return
     if as_json:
         print(json.dumps(explaining.to_json(example, chosen, index), allow_nan=False))
         return
-    out = drawing.console()
+    screen = drawing.console()
     if step is not None:
-        out.print(explaining.draw_step(example, chosen))
+        screen.print(explaining.draw_step(example, chosen))
         # Not through the console: a program must not be wrapped at the window's edge.
         print("\n" + explaining.script(example, chosen))
     elif index is not None:
-        out.print(explaining.draw_query(example, index, remark))
+        screen.print(explaining.draw_query(example, index, remark))
     else:
-        out.print(explaining.draw_all(example))
+        screen.print(explaining.draw_all(example))
     if given is None and step is None:
-        out.print('\nNow your own text: clearhead explain "the cat sat on the mat"')
+        screen.print('\nNow your own text: clearhead explain "the cat sat on the mat"')
 
 
 @app.command(epilog="Example: clearhead info gpt2-medium --tokens 512 --dtype bfloat16")
@@ -240,64 +308,6 @@ def info(
         rest = [f"{key} {config[key]}" for key in own if key not in changed]  # type: ignore[literal-required]  # as above
         title += f" (from {base}: {', '.join(rest)})" if rest else ""
     out.print(_describe(title, config, batch, tokens, dtype.value))
-
-
-@app.command(epilog='Example: clearhead heads --model my-model "the cat sat on the mat"')
-def heads(
-    model: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="A local Hugging Face checkpoint, with its tokenizer."),
-    ],
-    text: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TEXT", help="The text.", show_default=False),
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--text", metavar="FILE", help="Read the text from a file.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write the table there, too.")
-    ] = None,
-) -> None:
-    """Show what each head of a model looks at while it reads a text."""
-    given = _text(text, file)
-    if csv is not None and not csv.parent.is_dir():
-        raise ValueError(f"--csv {csv}: there is no folder {csv.parent}.")
-    import json
-
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    from clearhead import drawing
-    from clearhead.watching import checkpoints
-
-    err = drawing.console(sys.stderr)
-    columns = TextColumn("{task.description}"), BarColumn()
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("Loading the model", total=None)
-        loaded = checkpoints.load(model)
-        ids = loaded.encode(given)
-        tokens = ids.shape[1]
-        if loaded.longest is not None:
-            ids = ids[:, : loaded.longest]
-        progress.update(task, description="Looking at its heads", total=1.0)
-        table = checkpoints.heads(
-            loaded, ids, on_progress=lambda share: progress.update(task, completed=share)
-        )
-    used = ids.shape[1]
-    if used < tokens:
-        print(
-            f"Note: TEXT has {tokens:,} tokens and the model takes {used:,}: "
-            f"the first {used:,} are used.",
-            file=sys.stderr,
-        )
-    if csv is not None:
-        _write(csv, table.to_csv())
-    if as_json:
-        found = {**table.to_json(), "folder": loaded.name, "tokens": tokens, "tokens_used": used}
-        print(json.dumps(found, allow_nan=False))
-    else:
-        drawing.console().print(table)
 
 
 @app.command(epilog="Example: clearhead check my_attention.py:MultiHeadAttention")
@@ -354,33 +364,6 @@ def check(
         return 0
     options = checker.Options(as_json, hint, adapter, csv, html, policy, jobs)
     return checker.check(target, options)
-
-
-def _text(words: Sequence[str] | None, file: Path | None) -> str:
-    """The text that was given as an argument or as a file."""
-    if (words is None) == (file is None):
-        raise ValueError(
-            "Give one text: as TEXT, or as a file with --text FILE"
-            + (", not both." if words is not None else ".")
-        )
-    if file is None:
-        return " ".join(words or ())
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"--text {file}: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--text {file}: not text in UTF-8 (byte {error.start}).") from None
-
-
-def _write(path: Path, text: str) -> None:
-    """Write beside, then rename: a reader sees the old file or the whole new one."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        whole = Path(folder) / path.name
-        whole.write_text(text, encoding="utf-8")
-        os.replace(whole, path)
 
 
 def _compare(
