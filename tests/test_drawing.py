@@ -125,14 +125,14 @@ def test_heat_grows_and_can_be_read():
     """Black or white text on every colour has a contrast of at least 4.5 to 1 (WCAG AA)."""
 
     def luminance(colour):
-        channels = [c / 255 for c in colour.get_truecolor()]
+        channels = [c / 255 for c in bytes.fromhex(colour.removeprefix("#"))]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     lightness = []
     for share in np.linspace(0, 1, 101):
-        style = drawing._heat(float(share))
-        back, front = luminance(style.bgcolor), luminance(style.color)
+        back = luminance(drawing.shade(float(share)))
+        front = luminance(drawing.text_on(float(share)))
         assert (max(back, front) + 0.05) / (min(back, front) + 0.05) >= 4.5, share
         lightness.append(back)
     assert lightness == sorted(lightness)
@@ -160,7 +160,7 @@ def test_console_respects_no_color(monkeypatch, no_color):
 
 @pytest.mark.parametrize("token", HOSTILE)
 def test_hostile_labels_print_harmlessly(token):
-    drawn = drawing.Group(
+    drawn = Group(
         drawing.Matrix([[0.5]], [token], [token]),
         drawing.table(["key"], [[drawing.visible(token)]]),
         drawing.Flow("Tokens", [drawing.visible(token)]),

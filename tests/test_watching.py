@@ -1228,7 +1228,6 @@ def test_a_text_that_is_too_long(folder, run):
         (["--model", "{folder}", "--text", "{binary}"], "not text in UTF-8 (byte 3)"),
         (["--model", "{folder}", "--csv", "no/such/x.csv", "cat"], "there is no folder no/such"),
         (["--model", "{folder}", ""], "TEXT has no tokens"),
-        (["cat"], "--model"),
     ],
 )
 def test_errors_of_heads(folder, run, tmp_path, arguments, message):

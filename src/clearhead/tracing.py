@@ -6,6 +6,7 @@ The numbers are computed a second time, in plain PyTorch (`steps.py`, which list
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from torch import Tensor, nn
 
-from clearhead import attention, drawing, ladder
+from clearhead import attention, drawing, ladder, pages
+from clearhead.drawing.axes import Axis
+from clearhead.drawing.heatmap import Heatmap, blocks
+from clearhead.drawing.page import Page
+from clearhead.drawing.saving import save
 from clearhead.masks import Mask
 from clearhead.shapes import ShapeError, describe
 from clearhead.steps import LINEARS, PAPER_LINEARS, Path, Step
@@ -82,16 +87,21 @@ class Trace:
         numbers = ", ".join(step.number for step in self.steps)
         raise KeyError(f"{self.form} has no step {number!r}; its steps are {numbers}")
 
-    def draw_weights(self, *, limit: int = 16) -> RenderableType:
-        """One table a head: each row a query, each column a key, the first sequence only."""
+    def _weights(self) -> tuple[Tensor, Tensor | None]:
+        """The weights and what is hidden of them, (batch, heads, queries, keys) in every form."""
         weights, hidden = self["attn_weights"], self.hidden
         if hidden is not None:
             hidden = hidden.expand_as(weights)
-        sequences = weights.shape[0] if weights.ndim > 2 else 1
         while weights.ndim < 4:  # (tokens, keys) or (batch, tokens, keys): one head
             weights = weights[None] if weights.ndim == 2 else weights[:, None]
             if hidden is not None:
                 hidden = hidden[None] if hidden.ndim == 2 else hidden[:, None]
+        return weights, hidden
+
+    def draw_weights(self, *, limit: int = 16) -> RenderableType:
+        """One table a head: each row a query, each column a key, the first sequence only."""
+        weights, hidden = self._weights()
+        sequences = weights.shape[0]
         parts: list[RenderableType] = []
         for head in range(weights.shape[1] if weights.numel() else 0):
             title = f"head {head}" if weights.shape[1] > 1 else "attn_weights"
@@ -110,11 +120,63 @@ class Trace:
             )
         return Group(*parts)
 
+    def draw_maps(self) -> RenderableType:
+        """One map a head, as large as the window; the first sequence only."""
+        weights, hidden = self._weights()
+        rows = Axis("query", len(self.tokens), self.tokens)
+        columns = Axis("key", len(self.context_tokens), self.context_tokens)
+        return Group(
+            *(
+                Heatmap(
+                    blocks(weights[0, head], None if hidden is None else hidden[0, head]),
+                    rows,
+                    columns,
+                    title=f"head {head}" if weights.shape[1] > 1 else "attn_weights",
+                )
+                for head in range(weights.shape[1] if weights.numel() else 0)
+            )
+        )
+
     def draw_output(self, *, limit: int = 16) -> RenderableType:
         """The context vectors, one row a token, the first sequence only."""
         output = self.output if self.output.ndim == 2 else self.output[:1].flatten(0, 1)
         columns = [str(i) for i in range(output.shape[-1])]
         return drawing.Matrix(output, self.tokens, columns, decimals=4, heat=False, limit=limit)
+
+    def page(self, *, title: str | None = None, notes: Sequence[str] = ()) -> Page:
+        """The steps and the weights of the first sequence, as a page or a figure shows them.
+
+        Args:
+            title: What stands at the head of the page; the name of the form by default.
+            notes: Sentences that a reader should know, besides those of the trace.
+        """
+        weights, hidden = self._weights()
+        layer = pages.layer(
+            "",
+            weights[0],
+            None if hidden is None else hidden[0],
+            self.tokens,
+            self.context_tokens,
+        )
+        return Page(
+            self.form if title is None else title,
+            (layer,),
+            (*notes, *self.notes),
+            pages.walk(self.x, self.steps, self.form, self.gap),
+            {"view": "steps", "query": (len(self.tokens) - 1) // 2},
+        )
+
+    def save(
+        self, path: str | os.PathLike[str], *, title: str | None = None, notes: Sequence[str] = ()
+    ) -> None:
+        """Write the first sequence as a page to look at and walk through, or as a figure.
+
+        Args:
+            path: The file; its end decides: `.html`, `.svg`, `.png` or `.pdf`.
+            title: See `page`.
+            notes: See `page`.
+        """
+        save(path, lambda: self.page(title=title, notes=notes))
 
     def __rich__(self) -> RenderableType:
         """Everything: the steps, the weights of each head, the context vectors."""
@@ -137,7 +199,7 @@ class Trace:
         return f"Trace({self.form}, x {describe(self.x)}, steps {numbers}, gap {self.gap:.1e})"
 
     def _repr_html_(self) -> str:
-        return drawing.html(self.__rich__())
+        return self.page().frame()
 
 
 def trace(

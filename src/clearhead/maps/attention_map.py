@@ -16,13 +16,13 @@ from torch import Tensor
 from clearhead.kernels import statistics
 from clearhead.kernels.statistics import Scores
 from clearhead.maps.indexing import Index, numbers, squeeze, where
-from clearhead.maps.places import Places
 from clearhead.maps.results import Distance, Summary, Top
+from clearhead.maps.shown import Shown
 from clearhead.masks import Mask
 from clearhead.shapes import ShapeError, describe
 
 
-class AttentionMap(Places):
+class AttentionMap(Shown):
     """Attention weights (batch, heads, queries, keys) that are computed when they are looked at.
 
     Args:
@@ -167,12 +167,12 @@ class AttentionMap(Places):
             bias = bias[b] if bias.shape[0] > 1 else bias
             bias = bias[:, h] if bias.shape[1] > 1 else bias
         return AttentionMap(
-            self._scores.q[b[:, None], h],
-            self._scores.k[b[:, None], h // shared],
+            _choose(self._scores.q, b, h),
+            _choose(self._scores.k, b, h // shared),
             None if mask is None else mask.select(b, h),
             scale=self._scores.scale,
             bias=bias,
-            lse=None if lse is None else lse[b[:, None], h],
+            lse=None if lse is None else _choose(lse, b, h),
             detach=False,
         )
 
@@ -365,6 +365,13 @@ class AttentionMap(Places):
 
     def _dense_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def _choose(x: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    """x[b, h]; of one sequence and one head it is the same memory."""
+    if len(b) == len(h) == 1:
+        return x[int(b) : int(b) + 1, int(h) : int(h) + 1]
+    return x[b[:, None], h]
 
 
 def _given(value: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from clearhead.watching import NothingSeen, watch
+from clearhead.watching import NothingSeen, Seen, watch
 from clearhead.watching.heads import HeadTable
 
 _WEIGHTS = "*.safetensors"
@@ -50,6 +50,19 @@ class Checkpoint:
         if not ids.numel():
             raise ValueError("TEXT has no tokens: there is nothing to look at.")
         return ids
+
+    def tokens(self, ids: Int[Tensor, "1 tokens"]) -> list[str]:
+        """The text of each token, with the space before it."""
+        numbers = ids[0].tolist()
+        different = sorted(set(numbers))
+        raw = self.tokenizer.convert_ids_to_tokens(different)
+        texts = {}
+        for number, token in zip(different, raw, strict=True):
+            text = self.tokenizer.decode([number], clean_up_tokenization_spaces=False)
+            # SentencePiece writes the space as ▁ and drops it from a text's first token.
+            lost = str(token).startswith("\u2581") and not text.startswith(" ")
+            texts[number] = f" {text}" if lost else text
+        return [texts[number] for number in numbers]
 
 
 def load(folder: str | Path) -> Checkpoint:
@@ -93,6 +106,11 @@ def load(folder: str | Path) -> Checkpoint:
     return Checkpoint(model.eval(), tokenizer, folder.resolve().name)
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether there are files of a tokenizer in this folder."""
+    return any(file for pattern in _TOKENIZER for file in folder.glob(pattern))
+
+
 def _check(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError(
@@ -111,7 +129,7 @@ def _check(folder: Path) -> None:
                 "Load them where you trust them, then model.save_pretrained(folder)."
             )
         raise ValueError(f"{folder}: no weights in it ({_WEIGHTS}).\n  {hint}")
-    if not any(file for pattern in _TOKENIZER for file in folder.glob(pattern)):
+    if not has_tokenizer(folder):
         raise ValueError(
             f"{folder}: no tokenizer in it.\n"
             f"  Save it there: tokenizer.save_pretrained({str(folder)!r})."
@@ -128,6 +146,11 @@ def heads(
 
     A model with encoder and decoder is shown its text in the encoder; that is what is measured.
     """
+    return see(checkpoint, ids).heads(ids, on_progress=on_progress)
+
+
+def see(checkpoint: Checkpoint, ids: Int[Tensor, "1 tokens"]) -> Seen:
+    """The maps of the model while it reads these tokens."""
     model = checkpoint.model
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         model = model.get_encoder()  # type: ignore[operator]  # transformers' own method
@@ -136,4 +159,4 @@ def heads(
             model(input_ids=ids)
     except NothingSeen as error:
         raise ValueError(f"{checkpoint.name}: {error}") from None
-    return seen.heads(ids, on_progress=on_progress)
+    return seen

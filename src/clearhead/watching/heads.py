@@ -18,16 +18,8 @@ from torch import Tensor
 
 from clearhead import drawing
 from clearhead.maps import AttentionMap
+from clearhead.pages import in_words
 from clearhead.shapes import ShapeError, describe
-
-# A pattern is named when it takes at least this share of a head's weight.
-_NAMED = 0.4
-_PATTERNS = {
-    "previous": "previous token",
-    "sink": "first token",
-    "same_token": "same token",
-    "induction": "after a copy",
-}
 
 
 @dataclass(frozen=True)
@@ -133,7 +125,7 @@ def measure(
         scores = _scores(maps, ids, report)
         for head in range(maps[0].shape[1]):
             one = {key: None if math.isnan(s[head]) else s[head] for key, s in scores.items()}
-            rows.append(Head(name, head, **one, looks_at=_in_words(one)))
+            rows.append(Head(name, head, **one, looks_at=in_words(one)))
     return HeadTable(tuple(rows), model)
 
 
@@ -145,7 +137,7 @@ def _check_ids(layers: Mapping[str, Sequence[AttentionMap]], ids: Tensor) -> Non
             "  Give the ids that the model was given; after generation, all of them."
         )
     for name, maps in layers.items():
-        if sum(_fits(m, ids) for m in maps) > 1 and not _continues(maps):
+        if sum(_fits(m, ids) for m in maps) > 1 and not continues(maps):
             raise ValueError(
                 f"ids: {name} was called {len(maps)} times with different texts, "
                 "and ids belong to one of them.\n"
@@ -158,7 +150,7 @@ def _fits(m: AttentionMap, ids: Tensor) -> bool:
     return ids.ndim == 2 and ids.shape[0] == batch and queries <= keys <= ids.shape[1]
 
 
-def _continues(maps: Sequence[AttentionMap]) -> bool:
+def continues(maps: Sequence[AttentionMap]) -> bool:
     """Whether each call added its queries to the keys of the one before, as a cache does."""
     return all(b.shape[3] == a.shape[3] + b.shape[2] for a, b in pairwise(maps))
 
@@ -171,7 +163,7 @@ def _scores(
     heads = maps[0].shape[1]
     sums = {name: torch.zeros(heads, dtype=torch.float64) for name in names}
     counts = {name: torch.zeros(heads, dtype=torch.float64) for name in names}
-    going_on = _continues(maps)
+    going_on = continues(maps)
     first = None
     for place, m in enumerate(maps):
 
@@ -214,15 +206,3 @@ def _first_token(received: Tensor | None) -> Int[Tensor, " batch"]:
     """The first key that anybody looks at: with filling on the left it is not key 0."""
     assert received is not None
     return (received > 0).any(1).int().argmax(-1)
-
-
-def _in_words(scores: Mapping[str, float | None]) -> str:
-    """The strongest pattern, or how many tokens it looks at, and how far away."""
-    best = max(_PATTERNS, key=lambda name: scores[name] or 0.0)
-    share = scores[best] or 0.0
-    if share >= _NAMED:
-        return f"{_PATTERNS[best]} {share:.2f}"
-    if scores["entropy"] is None or scores["distance"] is None:
-        return "nothing"
-    wide = math.exp(scores["entropy"])
-    return f"{wide:.0f} token{'s' if round(wide) > 1 else ''}, {scores['distance']:.0f} away"

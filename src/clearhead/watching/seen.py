@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +17,13 @@ from jaxtyping import Int
 from safetensors.torch import save_file
 from torch import Tensor
 
+from clearhead.drawing.page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
+from clearhead.drawing.saving import save
 from clearhead.maps import AttentionMap
 from clearhead.masks import Mask
 from clearhead.version import __version__
 from clearhead.watching.heads import HeadTable, measure
+from clearhead.watching.showing import page_of
 
 
 class Call(NamedTuple):
@@ -104,23 +107,64 @@ class Seen(Mapping[str, AttentionMap]):
                 followed these. Layers whose keys are not these tokens have no such numbers.
             on_progress: Called with the share that is done, now and then.
         """
+        self._check_something()
+        return measure(self._by_name, ids, model=self.model, on_progress=on_progress)
+
+    def _check_something(self) -> None:
         if not self.calls:
             raise ValueError("No attention was seen yet: run the model inside the block.")
-        return measure(self._by_name, ids, model=self.model, on_progress=on_progress)
 
     # Files.
 
-    def save(self, path: str | os.PathLike[str], *, text: str | None = None) -> None:
-        """Write all maps to one file.
+    def page(
+        self, *, tokens: Sequence[str] | None = None, batch: int = 0, title: str | None = None
+    ) -> Page:
+        """Every weight of one sequence in all layers, as a page or a figure shows them.
+
+        The calls of a layer that continue each other, as in generation with a cache, are shown
+        as one map; else the last call is shown.
 
         Args:
-            path: The file; it ends in `.safetensors`.
-            text: What the model read; its hash is stored, so that it can be recognised.
+            tokens: A label for each token; t0, t1, ... by default.
+            batch: Which sequence.
+            title: What stands at the head of the page; the model by default.
         """
-        path = Path(path)
-        _check_suffix(path)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"{path}: there is no folder {path.parent}. Make it first.")
+        self._check_something()
+        return page_of(self._by_name, tokens, batch, self.model if title is None else title)
+
+    def _repr_html_(self) -> str:
+        cells = sum(math.prod(maps[-1].shape[1:]) for maps in self._by_name.values())
+        if not self.calls or cells > 2 * MOST_CELLS_IN_A_NOTEBOOK:
+            return too_large_for_a_notebook(repr(self), cells)
+        return self.page(title=repr(self)).frame()
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        text: str | None = None,
+        tokens: Sequence[str] | None = None,
+        batch: int = 0,
+        title: str | None = None,
+    ) -> None:
+        """Write all maps to one file: to load them again, or to look at.
+
+        Args:
+            path: The file; its end decides: `.safetensors` keeps everything; `.html`, `.svg`,
+                `.png` and `.pdf` show one sequence.
+            text: What the model read; its hash is stored in a `.safetensors` file, so that it can
+                be recognised.
+            tokens: For what shows: see `page`.
+            batch: For what shows: see `page`.
+            title: For what shows: see `page`.
+        """
+
+        def page() -> Page:
+            return self.page(tokens=tokens, batch=batch, title=title)
+
+        save(path, page, tensors=lambda file: self._write(file, text))
+
+    def _write(self, file: Path, text: str | None) -> None:
         tensors: list[Tensor] = []
         places: dict[tuple[int, torch.Size], int] = {}
 
@@ -153,7 +197,7 @@ class Seen(Mapping[str, AttentionMap]):
             "calls": calls,
         }
         named = {str(i): t for i, t in enumerate(tensors)}
-        _write_beside(path, named, {"clearhead.seen": json.dumps(about)})
+        save_file(named, file, {"clearhead.seen": json.dumps(about)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Seen:
@@ -252,11 +296,3 @@ def _check_suffix(path: Path) -> None:
             f"{path}: the end of the name decides the format, and {path.suffix or 'no end'!r} is "
             f"none that is known here.\n  Try {path.with_suffix('.safetensors').name}."
         )
-
-
-def _write_beside(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write beside, then rename: a reader sees the old file or the whole new one."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        whole = Path(folder) / path.name
-        save_file(tensors, whole, metadata)
-        os.replace(whole, path)

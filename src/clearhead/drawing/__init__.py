@@ -1,0 +1,39 @@
+r"""Arrays and labels -> terminal, figures, pages. Nothing here knows what the numbers mean.
+
+What cannot be shown harmlessly is shown as an escape (`\x1b`, `\n`). For the terminal, arrays come
+from torch or numpy, and neither is imported; pages and figures take numpy's.
+"""
+
+from clearhead.drawing.colours import VIRIDIS, shade, text_on
+from clearhead.drawing.terminal import Flow, Indent, Matrix, console, html, plain, table
+from clearhead.drawing.writing import (
+    HIDDEN,
+    Array,
+    excerpt,
+    harmless,
+    number,
+    shorten,
+    vector,
+    visible,
+)
+
+__all__ = [
+    "HIDDEN",
+    "VIRIDIS",
+    "Array",
+    "Flow",
+    "Indent",
+    "Matrix",
+    "console",
+    "excerpt",
+    "harmless",
+    "html",
+    "number",
+    "plain",
+    "shade",
+    "shorten",
+    "table",
+    "text_on",
+    "vector",
+    "visible",
+]

@@ -1,0 +1,128 @@
+// Heads: every head as a small picture, with what it does.
+
+const SORTS = {
+  place: ["in place", null],
+  words: ["by what they do", null],
+  sink: ["by weight on the first token", -1],
+  previous: ["by weight on the token before", -1],
+  same_token: ["by weight on copies of the token", -1],
+  induction: ["by weight on what followed a copy", -1],
+  entropy: ["most focused first", 1],
+  distance: ["looking furthest first", -1],
+};
+const SMALL = 64; // pixels of a picture, each way
+
+/** A map made small: in each cell of a grid the mean of the weights that can be seen. */
+function thumbnail(from, head) {
+  const rows = from.rows.length, columns = from.columns.length;
+  const high = Math.min(rows, SMALL), wide = Math.min(columns, SMALL);
+  const sums = new Float32Array(high * wide), counts = new Uint32Array(high * wide);
+  const down = Uint32Array.from({ length: rows }, (_, i) => Math.floor((i * high) / rows) * wide);
+  const across = Uint32Array.from({ length: columns }, (_, j) => Math.floor((j * wide) / columns));
+  from.each(head, (place, weight) => {
+    const row = Math.floor(place / columns), at = down[row] + across[place - row * columns];
+    sums[at] += weight;
+    counts[at] += 1;
+  });
+  for (let i = 0; i < sums.length; i++) sums[i] = counts[i] ? sums[i] / counts[i] : NaN;
+  // The first query of a causal map can look at itself only: its 1 must not make all else dark.
+  const seen = sums.filter((mean) => mean > 0).sort();
+  const top = seen[Math.floor(seen.length * (seen.length > 200 ? 0.98 : 1)) - (seen.length > 200 ? 0 : 1)] || 0;
+  return { weights: sums, width: wide, height: high, top };
+}
+
+const headsView = {
+  build(root) {
+    this.pictures = new Map();
+    const scores = layers[0].said.scores;
+    const measured = (name) => (scores[name] || []).some((score) => score !== null);
+    const options = Object.entries(SORTS)
+      .filter(([name]) => name === "place" || name === "words" || measured(name))
+      .map(([name, [text]]) => [name, text]);
+    this.sort = select("Order", options, state.sort, (sort) => change({ sort }));
+    this.scale = scaleChoice();
+    this.grid = el("div", { class: "heads", onkeydown: (event) => this.move(event) });
+    root.append(
+      el("div", { class: "controls" }, this.sort, this.scale),
+      el("p", { class: "lead" },
+        "Each picture is one head: a row for each query, a column for each key, bright where it looks. ",
+        "Choose one to look closer."),
+      this.grid);
+  },
+
+  update() {
+    this.sort.mark(state.sort);
+    this.scale.mark(state.scale);
+    if (this.sorted !== state.sort) this.arrange();
+    for (const card of this.cards) {
+      this.paint(card);
+      const here = Number(card.dataset.layer) === state.layer && Number(card.dataset.head) === state.head;
+      card.tabIndex = here ? 0 : -1;
+      if (here) card.setAttribute("aria-current", "true");
+      else card.removeAttribute("aria-current");
+    }
+  },
+
+  /** Put a card for every head into the order that is wanted. */
+  arrange() {
+    this.sorted = state.sort;
+    const all = layers.flatMap((from) => from.said.words.map((words, head) => ({ from, head, words })));
+    const size = all.length <= 6 ? "cards few" : all.length <= 36 ? "cards some" : "cards";
+    const [, sign] = SORTS[state.sort] || SORTS.place;
+    const score = ({ from, head }) => from.said.scores[state.sort]?.[head] ?? Infinity * (sign || 1);
+    if (state.sort === "words") all.sort((a, b) => compareWords(a.words, b.words));
+    else if (sign) all.sort((a, b) => sign * (score(a) - score(b)) || 0);
+    this.cards = [];
+    const groups = [];
+    const inPlace = !sign && state.sort !== "words" && layers.length > 1;
+    for (const { from, head, words } of all) {
+      const card = this.card(from, head, words, inPlace);
+      this.cards.push(card);
+      if (inPlace && head === 0) groups.push(el("h3", { class: "layer" }, shorten(from.name, 48)));
+      if (!groups.length || (inPlace && head === 0)) groups.push(el("div", { class: size }));
+      groups[groups.length - 1].append(card);
+    }
+    this.grid.replaceChildren(...groups);
+  },
+
+  /** Draw the picture of a card, once its layer is unpacked. */
+  paint(card) {
+    const from = layers[card.dataset.layer], head = Number(card.dataset.head);
+    if (!from.ready || card.dataset.scale === state.scale) return;
+    card.dataset.scale = state.scale;
+    const key = `${from.index}.${head}`;
+    if (!this.pictures.has(key)) this.pictures.set(key, thumbnail(from, head));
+    const { weights, width, height, top } = this.pictures.get(key);
+    const picture = pixels(weights, width, height, scaleTo(top, state.scale));
+    picture.setAttribute("aria-hidden", "true");
+    card.firstChild.replaceChildren(picture);
+  },
+
+  card(from, head, words, inPlace) {
+    const name = inPlace || layers.length === 1 ? `Head ${head}` : `${shorten(from.name, 18)}, head ${head}`;
+    return button(
+      {
+        class: "card",
+        "data-layer": from.index,
+        "data-head": head,
+        onclick: () => change({ layer: from.index, head, view: "matrix" }),
+        onfocus: () => change({ layer: from.index, head }),
+      },
+      el("span", { class: "picture hatched" }),
+      el("span", { class: "name" }, name),
+      el("span", { class: "does" }, words));
+  },
+
+  move(event) {
+    const first = this.cards[0]?.offsetTop;
+    const columns = this.cards.filter((card) => card.offsetTop === first).length;
+    roving(this.cards, event, { columns });
+  },
+};
+
+/** The same pattern together, the strongest first. */
+function compareWords(a, b) {
+  const [x, y] = [a, b].map((words) => /^(\D+) ([\d.]+)$/.exec(words));
+  if (!x || !y) return x ? -1 : y ? 1 : a.localeCompare(b, "en", { numeric: true });
+  return x[1].localeCompare(y[1], "en") || Number(y[2]) - Number(x[2]);
+}

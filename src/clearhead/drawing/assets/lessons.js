@@ -1,0 +1,178 @@
+// What each step says and shows, by its number. Each gives a list of elements.
+
+const bold = (text) => el("b", {}, text);
+
+const lessons = {
+  1(step, at) {
+    return [
+      explain(
+        "Every token comes in as a list of numbers, called ", el("code", {}, "x"),
+        ". Three tables of learned numbers turn it into three new lists. The ", bold("query"),
+        " says what this token is looking for, the ", bold("key"), " what it can be found by, and the ",
+        bold("value"), " is what it gives to others."),
+      vectorStrip("x", at),
+      arrow("times the learned tables"),
+      ...Object.keys(step.dims).map((made) => vectorStrip(made, at)),
+    ];
+  },
+
+  2(step, at) {
+    const [heads, width] = step.dims.queries_split.slice(-2).map(([, size]) => size);
+    return [
+      explain(
+        `The ${heads * width} numbers are cut into ${plural(heads, "piece")} of ${width}, one for each head. `,
+        "Nothing is computed: the numbers stay as they are. Each head will look at the text in its own way."),
+      strip("queries", vectorOf("queries", 0, at.i), at.label, { piece: width }),
+      arrow("cut"),
+      ...pieces("queries_split", heads, at),
+      quiet("Keys and values are cut in the same way."),
+    ];
+  },
+
+  3(step, at) {
+    const near = at.from.rows.map((label, i) => ({ label, i })).filter(({ i }) => i < 2 || Math.abs(i - at.i) < 8);
+    const rest = at.from.rows.length - near.length;
+    return [
+      explain(
+        "Only the order changes. Before, each token held the pieces of all heads; now each head holds the ",
+        "pieces of all tokens, as one table. From here on every head works alone."),
+      el("h3", {}, at.many ? `The queries of head ${at.head}` : "The queries"),
+      ...near.map(({ label, i }) =>
+        strip(null, vectorOf("queries_heads", at.head, i), label, { strong: i === at.i })),
+      rest > 0 ? quiet(`and ${plural(rest, "more token")}`) : null,
+    ];
+  },
+
+  "3a": (step, at) => beforeAfter(step, at,
+    "Every query and every key is brought to the same length. ",
+    "So no match can become large only because a list has large numbers in it."),
+
+  "3b": (step, at) => beforeAfter(step, at,
+    "Queries and keys are turned by an angle that grows with their place in the text. ",
+    "After this a match depends on how far apart two tokens stand."),
+
+  "3c": (step, at) => beforeAfter(step, at,
+    "There are fewer heads for keys and values than for queries, so each of them serves several query heads."),
+
+  "4a"(step, at) {
+    const most = Math.max(...at.shown.map((j) => Math.abs(at.scores[j])), 1e-9);
+    const rows = at.shown.map((j) => [keyName(at, j), bar(at.scores[j] / most, true), fixed(at.scores[j], 4)]);
+    return [
+      explain(
+        "How well does the query of ", token(at.label, 24, true),
+        ` match each ${walk.keys === "x" ? "token" : "key"}? Multiply the two lists number by number, and add up. `,
+        "The larger the sum, the better the match."),
+      product(at, vectorOf(walk.keys, at.head, state.key)),
+      table(["key", "", "score"], rows, at),
+      more(at),
+    ];
+  },
+
+  "4b"(step, at) {
+    const count = at.hidden.filter(Boolean).length;
+    const rows = at.shown.map((j) => {
+      const score = fixed(at.scores[j], 4);
+      return [keyName(at, j), score, at.hidden[j] ? hatchedCell(fixed(-Infinity)) : score];
+    });
+    const some = [
+      `This token may not look at ${plural(count, "token")}. `,
+      "A hidden score becomes minus infinity, so that its weight will be exactly 0.",
+    ];
+    const none = [
+      "From this token nothing is hidden, so its scores stay as they are. ",
+      "Choose an earlier token to see the mask at work.",
+    ];
+    return [
+      explain(...(count ? some : none)),
+      table(["key", "score", "after the mask"], rows, at),
+      more(at),
+    ];
+  },
+
+  "4c"(step, at) {
+    const scaled = Boolean(walk.width);
+    const root = `\u221a${walk.width}`;
+    const power = at.shift ? `e^(.. \u2212 ${fixed(at.shift)})` : scaled ? "e^that" : "e^score";
+    const columns = (key, score, part, raised, drawn, weight) =>
+      [key, score, ...(scaled ? [part] : []), raised, drawn, weight];
+    const rows = at.shown.map((j) => {
+      if (at.hidden[j]) {
+        const nothing = el("span", { class: "gauge hatched", "aria-hidden": "true" });
+        return columns(keyName(at, j), fixed(-Infinity), fixed(-Infinity), fixed(0, 4), nothing, fixed(0, 4));
+      }
+      const [score, part, raised, weight] =
+        [at.scores, at.scaled, at.powers, at.weights].map((list) => fixed(list[j], 4));
+      return columns(keyName(at, j), score, part, raised, bar(at.weights[j]), weight);
+    });
+    const sum = at.weights.reduce((a, b) => a + b, 0);
+    return [
+      explain(
+        "The scores become shares that add up to 1. ",
+        scaled ? `Each is divided by ${root} = ${fixed(at.scale)}, ` : "",
+        scaled ? "so that longer lists do not give larger scores. " : "",
+        "Then ", el("i", {}, "e"), " is raised to it, which makes it positive and large differences larger, ",
+        "and each result is divided by the sum of all."),
+      table(columns("key", "score", `\u00f7 ${root}`, power, "", "weight"), rows, at,
+        columns("sum", "", "", fixed(at.sum, 4), "", fixed(sum, 4))),
+      more(at),
+    ];
+  },
+
+  "4d"(step, at) {
+    const rows = at.shown.map((j) => [
+      keyName(at, j),
+      at.hidden[j] ? hatchedCell("hidden") : fixed(at.weights[j], 4),
+      "\u00d7",
+      numbers(vectorOf(walk.values, at.head, j), { faint: at.hidden[j] }),
+    ]);
+    const made = vectorOf(Object.keys(step.dims)[0], at.head, at.i);
+    return [
+      explain(
+        "Each value is multiplied by its weight, and all of them are added up. The more weight a token has, ",
+        "the more of its value goes in. The sum is the new list of numbers for ", token(at.label, 24, true),
+        at.many ? ` in head ${at.head}.` : "."),
+      table(["key", "weight", "", walk.values === "x" ? "x" : "value"], rows, at, ["sum", "", "=", numbers(made)]),
+      more(at),
+    ];
+  },
+
+  5(step, at) {
+    const width = walk.tensors.context_heads.shape[2], heads = at.from.heads, all = heads * width;
+    return [
+      explain(
+        "The results of all heads are put side by side: ",
+        `${heads} \u00d7 ${width} = ${all} numbers for this token.`),
+      ...pieces("context_heads", heads, at),
+      arrow("side by side"),
+      strip("context_vec", vectorOf("context_vec", 0, at.i), at.label, { piece: width }),
+    ];
+  },
+
+  6(step, at) {
+    const gap = walk.gap === null ? "" : `; the largest difference is ${exact(walk.gap)}`;
+    return [
+      explain(
+        "One more table of learned numbers mixes what the heads found. This is the output for ",
+        token(at.label, 24, true), ": the same token, which now knows of the tokens that it looked at."),
+      vectorStrip("context_vec", at),
+      arrow("times the learned table"),
+      vectorStrip("output", at),
+      quiet(`All tokens are computed at once. ${walk.form} itself gives the same numbers${gap}.`),
+    ];
+  },
+
+  other: (step, at) => beforeAfter(step, at, step.formula),
+};
+
+/** Vectors as they were, and as a step leaves them. */
+function beforeAfter(step, at, ...words) {
+  const earlier = walk.steps.slice(0, walk.steps.indexOf(step)).flatMap(({ dims }) => Object.keys(dims));
+  const stem = (name) => name.split("_")[0];
+  return [
+    explain(...words),
+    ...Object.keys(step.dims).flatMap((made) => {
+      const before = earlier.filter((name) => stem(name) === stem(made)).pop();
+      return before ? [vectorStrip(before, at), arrow("becomes"), vectorStrip(made, at)] : [vectorStrip(made, at)];
+    }),
+  ];
+}

@@ -1,0 +1,258 @@
+// Sentence: the tokens in a line; point at one and see where it looks, or who looks at it.
+
+const CURVES = 24; // no more tokens than this: curves between many are only a tangle
+const SPACE = "\u00a0";
+
+const sentenceView = {
+  build(root) {
+    this.hover = null;
+    this.controls = headControls();
+    const shows = [["one", "One head"], ["several", "Several"], ["all", "All"]];
+    this.show = choice("Heads", shows, state.show, (show) => {
+      const first = show === "several" && !state.several.length;
+      change({ show, several: first ? [state.head, (state.head + 1) % layer().heads] : state.several });
+    });
+    const ways = [["from", "Where it looks"], ["to", "Who looks at it"]];
+    this.way = choice("Direction", ways, state.way, (way) => change({ way }));
+    this.chips = el("div", { class: "chips", role: "group", "aria-label": "Heads to compare" });
+    this.lead = el("p", { class: "lead" });
+    this.curves = svgEl("svg", { class: "curves", "aria-hidden": "true" });
+    this.lines = el("div", { class: "lines" });
+    this.aside = el("aside", { "aria-label": "The strongest" });
+    this.stage = el("div", { class: "stage" }, this.curves, this.lines);
+    root.append(
+      el("div", { class: "controls" }, this.controls, this.show, this.way),
+      this.chips,
+      this.lead,
+      el("div", { class: "beside" }, this.stage, this.aside));
+    new ResizeObserver(() => { if (state.view === "sentence") this.drawCurves(); }).observe(this.stage);
+  },
+
+  update() {
+    this.controls.update();
+    this.show.mark(state.show);
+    this.show.hidden = layer().heads < 2;
+    this.way.mark(state.way);
+    if (!layer().ready) return;
+    if (this.drawn !== state.layer) {
+      this.drawn = state.layer;
+      this.hover = null;
+      this.drawTokens();
+      this.drawChips();
+    }
+    for (const chip of this.chips.children) {
+      const place = state.several.indexOf(Number(chip.dataset.head));
+      chip.setAttribute("aria-pressed", String(place >= 0));
+      chip.firstChild.style.setProperty("background-color", place < 0 ? "transparent" : `var(--c${place})`);
+    }
+    this.chips.hidden = state.show !== "several" || layer().heads < 2;
+    this.drawWeights();
+  },
+
+  heads() {
+    if (layer().heads < 2) return [0];
+    if (state.show === "all") return ["all"];
+    return state.show === "several" && state.several.length ? state.several : [state.head];
+  },
+
+  drawChips() {
+    this.chips.replaceChildren(...layer().said.words.map((words, head) => button(
+      { "data-head": head, title: words, onclick: () => this.compare(head) },
+      el("span", { class: "dot" }), `Head ${head}`)));
+  },
+
+  compare(head) {
+    const others = state.several.filter((each) => each !== head);
+    if (others.length < state.several.length) change({ several: others });
+    else if (others.length < MOST_HEADS) change({ several: [...others, head] });
+    else say(`${MOST_HEADS} heads at a time.`);
+  },
+
+  drawTokens() {
+    const from = layer();
+    if (from.same) {
+      this.rowLine = this.columnLine = this.line(from.rows, from.said.rows, "both", "Tokens");
+      this.lines.replaceChildren(this.rowLine);
+      return;
+    }
+    const titles = ["Queries: who looks", "Keys: what is looked at"];
+    this.rowLine = this.line(from.rows, from.said.rows, "row", titles[0]);
+    this.columnLine = this.line(from.columns, from.said.columns, "column", titles[1]);
+    this.lines.replaceChildren(el("h3", {}, titles[0]), this.rowLine, el("h3", {}, titles[1]), this.columnLine);
+  },
+
+  /** The tokens of the queries, of the keys, or of both. */
+  line(labels, which, side, name) {
+    const items = labels.map((label, i) => button(
+      {
+        class: "token",
+        tabindex: -1,
+        onpointerenter: (event) => { if (event.pointerType !== "touch") this.point(side, i); },
+        onfocus: () => this.choose(side, i),
+        onclick: () => this.pin(side, i),
+      },
+      token(label), el("span", { class: "meter", "aria-hidden": "true" }), el("span", { class: "amount" })));
+    const size = labels.length > 60 ? "many" : labels.length <= 14 ? "large" : "";
+    const list = el("div", {
+      class: `tokens ${size}`,
+      role: "group",
+      "aria-label": name,
+      dir: about.rtl[which] ? "rtl" : "ltr",
+      onkeydown: (event) => { if (!["ArrowUp", "ArrowDown"].includes(event.key)) roving(items, event); },
+      onpointerleave: () => this.point(null),
+    }, items);
+    list.items = items;
+    return list;
+  },
+
+  /** The chosen token, as far as nothing is pointed at. */
+  at() {
+    const index = state.way === "from" ? state.query : state.key;
+    return this.hover && !state.pin ? this.hover : { way: state.way, index };
+  },
+
+  wayOf(side) {
+    return side === "both" ? state.way : side === "row" ? "from" : "to";
+  },
+
+  point(side, i) {
+    this.hover = side === null ? null : { way: this.wayOf(side), index: i };
+    if (!state.pin) this.drawWeights();
+  },
+
+  choose(side, i) {
+    if (state.pin) return;
+    const way = this.wayOf(side);
+    this.hover = null;
+    change(way === "from" ? { way, query: i } : { way, key: i });
+    say(this.inWords());
+  },
+
+  pin(side, i) {
+    const way = this.wayOf(side), here = way === "from" ? state.query : state.key;
+    const off = state.pin && state.way === way && here === i;
+    change({ pin: !off, way, ...(way === "from" ? { query: i } : { key: i }) });
+    say(state.pin ? `Pinned. ${this.inWords()}` : "Not pinned any more.");
+  },
+
+  weightsOf(head, { way, index }) {
+    return way === "from" ? layer().row(head, index) : layer().column(head, index);
+  },
+
+  inWords() {
+    const at = this.at(), from = layer();
+    const weights = this.weightsOf(this.heads()[0], at);
+    let best = -1;
+    for (let i = 0; i < weights.length; i++) if (weights[i] > (weights[best] ?? 0)) best = i;
+    const [mine, theirs] = at.way === "from" ? [from.rows, from.columns] : [from.columns, from.rows];
+    if (best < 0) return `${mine[at.index]}: nothing can be seen.`;
+    const [who, whom] = at.way === "from" ? [mine[at.index], theirs[best]] : [theirs[best], mine[at.index]];
+    return `${who} looks most at ${whom}: ${fixed(weights[best])}`;
+  },
+
+  drawLead(at, heads) {
+    const from = layer();
+    const label = token((at.way === "from" ? from.rows : from.columns)[at.index], 40, true);
+    let what = from.heads > 1 ? `head ${heads[0]}` : "one head";
+    if (heads[0] === "all") what = "the mean of all heads";
+    if (heads.length > 1) what = `${heads.length} heads, each in a colour`;
+    this.lead.replaceChildren(
+      ...(at.way === "from" ? ["Where ", label, " looks: "] : ["Who looks at ", label, ": "]),
+      `${what}. `,
+      state.pin ? "Pinned; choose it again to let go." : "Point at a token, or choose one to pin it.");
+  },
+
+  drawWeights() {
+    const from = layer(), at = this.at(), heads = this.heads();
+    const all = heads.map((head) => this.weightsOf(head, at));
+    const lines = [this.rowLine, this.columnLine];
+    const [own, other] = at.way === "from" ? lines : lines.reverse();
+    this.drawLead(at, heads);
+    const look = {
+      coloured: heads.length > 1,
+      many: other.classList.contains("many"),
+      top: Math.max(0.1, ...all.map(largest)),
+    };
+    for (const line of new Set(lines)) {
+      line.items.forEach((item, i) => {
+        const source = line === own && i === at.index;
+        item.classList.toggle("source", source);
+        item.tabIndex = source || (line !== own && i === 0) ? 0 : -1;
+        item.setAttribute("aria-pressed", String(source && state.pin));
+        this.drawToken(item, line === other ? all.map((weights) => weights[i]) : null, look);
+      });
+    }
+    this.drawCurves();
+    this.drawAside(heads, all, at, from);
+  },
+
+  /** The weights of a token in each chosen head; null for one that is not looked at. */
+  drawToken(item, weights, { coloured, many, top }) {
+    const [, meter, amount] = item.children;
+    const hidden = weights !== null && weights.every(Number.isNaN);
+    const best = weights === null || hidden ? 0 : Math.max(...weights.map((weight) => weight || 0));
+    item.classList.toggle("hidden", hidden);
+    item.style.setProperty("--tint", coloured ? "0%" : `${Math.round(48 * Math.sqrt(best / top))}%`);
+    const bars = weights === null || hidden || (many && !coloured) ? [] : weights;
+    meter.replaceChildren(...bars.map((weight, k) => el("span", { class: "tube" }, el("span", {
+      class: "fill",
+      style: {
+        height: `${100 * (weight || 0)}%`,
+        "background-color": coloured ? `var(--c${k})` : "var(--accent)",
+      },
+    }))));
+    const silent = weights === null || coloured || (many && (hidden || best < 0.005));
+    amount.textContent = hidden && !many ? "hidden" : silent ? SPACE : fixed(best);
+  },
+
+  /** Curves from the chosen token to where it looks, while all stand on one line. */
+  drawCurves() {
+    this.curves.replaceChildren();
+    if (!this.rowLine || !layer().same) return;
+    const at = this.at(), items = this.rowLine.items;
+    const first = items[0].offsetTop;
+    const oneLine = items.length <= CURVES && items.every((item) => item.offsetTop === first);
+    this.stage.classList.toggle("arched", oneLine);
+    if (!oneLine) return;
+    const bounds = this.stage.getBoundingClientRect();
+    const places = items.map((item) => item.getBoundingClientRect());
+    const middles = places.map((box) => box.left - bounds.left + box.width / 2);
+    const base = places[0].top - bounds.top - 4;
+    const heads = this.heads();
+    heads.forEach((head, k) => {
+      const shift = (k - (heads.length - 1) / 2) * 5;
+      const x = middles[at.index] + shift;
+      this.weightsOf(head, at).forEach((weight, i) => {
+        if (!(weight >= 0.01)) return;
+        const y = middles[i] + shift, rise = Math.min(18 + Math.abs(y - x) * 0.3, base - 4);
+        const path = i === at.index
+          ? `M${x - 9} ${base}C${x - 18} ${base - 26} ${x + 18} ${base - 26} ${x + 9} ${base}`
+          : `M${x} ${base}C${x} ${base - rise} ${y} ${base - rise} ${y} ${base}`;
+        const style = {
+          stroke: heads.length > 1 ? `var(--c${k})` : "var(--accent)",
+          "stroke-width": `${1 + 9 * weight}px`,
+          opacity: String(0.25 + 0.7 * weight),
+        };
+        this.curves.append(svgEl("path", { d: path, fill: "none", "stroke-linecap": "round", style }));
+      });
+    });
+  },
+
+  drawAside(heads, all, at, from) {
+    const labels = at.way === "from" ? from.columns : from.rows;
+    const most = heads.length > 2 ? 3 : heads.length > 1 ? 5 : 8;
+    const pick = (i) => {
+      this.hover = null;
+      change({ view: "matrix", ...(at.way === "from" ? { query: at.index, key: i } : { query: i, key: at.index }) });
+    };
+    this.aside.replaceChildren(...heads.map((head, k) => {
+      const colour = { style: { "background-color": `var(--c${k})` } };
+      const dot = heads.length > 1 ? el("span", { class: "dot", ...colour }) : null;
+      const heading = el("h3", {}, dot, from.title(head));
+      const list = ranking(heading, all[k], labels, -1, pick, most);
+      if (head !== "all") heading.after(quiet(from.said.words[head]));
+      if (heads.length > 1) list.style.setProperty("--accent", `var(--c${k})`);
+      return list;
+    }));
+  },
+};

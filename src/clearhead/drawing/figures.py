@@ -1,0 +1,354 @@
+r"""Arrays and labels -> figures for papers, through matplotlib: vector, labelled, reproducible.
+
+The same array gives the same file, byte for byte: no dates, no random names inside. Labels are
+shown as they are (`$x$` is no formula), and what has no glyph is shown as an escape (`\u4e2d`).
+matplotlib is imported when the first figure is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from clearhead.drawing.axes import Axis
+from clearhead.drawing.colours import VIRIDIS, text_on
+from clearhead.drawing.saving import FIGURES, beside
+from clearhead.drawing.writing import number, shorten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from clearhead.drawing.page import Page
+
+_FEW = 10  # so many rows and columns at most: the number is written into each cell
+_LABELS = 64  # more positions than these have numbers instead of labels; in a grid fewer
+_LABELS_IN_GRID = 16
+_LABEL_WIDTH = 16
+_VECTOR_SIDE = 64  # larger arrays are stored as an image, and so are many panels
+_VECTOR_CELLS = 20_000
+_IMAGE_SIDE = 768  # dots of such an image at least: viewers that blur it do little harm then
+_DECADES = 4  # how far down the logarithmic colours go
+# Tried in this order for what the first one has no glyph for.
+_FONTS = (
+    "DejaVu Sans",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans CJK KR",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Microsoft YaHei",
+    "Noto Sans Arabic",
+    "Noto Sans Hebrew",
+    "Noto Sans Devanagari",
+    "Arial Unicode MS",
+)
+_STYLE: dict[str, Any] = {
+    "axes.linewidth": 0.6,
+    "axes.labelsize": 8.0,
+    "axes.titlesize": 8.0,
+    "axes.titlepad": 4.0,
+    "font.size": 8.0,
+    "hatch.linewidth": 0.5,
+    "pdf.fonttype": 42,  # letters stay letters: they can be searched, and edited
+    "svg.fonttype": "none",
+    "svg.hashsalt": "clearhead",
+    "text.usetex": False,
+    "xtick.labelsize": 7.0,
+    "ytick.labelsize": 7.0,
+    "xtick.major.width": 0.5,
+    "ytick.major.width": 0.5,
+    "xtick.major.size": 2.0,
+    "ytick.major.size": 2.0,
+    "xtick.major.pad": 2.0,
+    "ytick.major.pad": 2.0,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One array to draw.
+
+    Attributes:
+        values: The numbers, rows × columns.
+        rows: What the rows are.
+        columns: What the columns are.
+        hidden: True where the cell is hatched instead; None = nowhere. NaN is hatched, too.
+        title: What stands above it.
+    """
+
+    values: Any
+    rows: Axis
+    columns: Axis
+    hidden: Any = None
+    title: str = ""
+
+
+def figure(
+    panels: Sequence[Panel],
+    *,
+    wide: int | None = None,
+    legend: str = "",
+    log: bool = False,
+    show: bool = False,
+) -> Figure:
+    """A figure of these panels: one alone, or several as a grid with one scale of colours.
+
+    Args:
+        panels: What to draw, row by row.
+        wide: How many panels stand side by side; about as many as one below the other if None.
+        legend: What the colours mean.
+        log: Logarithmic colours.
+        show: Whether pyplot knows of it, so that notebooks and `plt.show()` show it.
+    """
+    _need_matplotlib()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    if not panels:
+        raise ValueError("There is nothing to draw: no panels were given.")
+    wide = wide or (4 if 6 < len(panels) <= 16 else math.ceil(math.sqrt(len(panels))))
+    high = math.ceil(len(panels) / wide)
+    width, height = _size(panels, wide)
+    with mpl.rc_context(_style()):
+        if show:
+            from matplotlib import pyplot
+
+            made = pyplot.figure(figsize=(wide * width + 0.8, high * height + 0.4))
+        else:
+            made = Figure(figsize=(wide * width + 0.8, high * height + 0.4))
+        made.set_layout_engine("constrained")
+        grid = made.subplots(high, wide, squeeze=False)
+        top, vector = _top(panels), sum(_shown(each).size for each in panels) <= _VECTOR_CELLS
+        image: Any = None
+        for place, axes in enumerate(grid.flat):
+            if place >= len(panels):
+                axes.set_axis_off()
+                continue
+            alone = len(panels) == 1
+            image = draw(axes, panels[place], top=top, log=log, alone=alone, vector=vector)
+            if len(panels) > 1:  # labels at the outer sides only: the eye needs them once
+                axes.set(xlabel="", ylabel="")
+                axes.tick_params(labelleft=place % wide == 0)
+                axes.tick_params(labelbottom=place + wide >= len(panels))
+        if len(panels) > 1:
+            made.supxlabel(panels[0].columns.title, fontsize=8, parse_math=False)
+            made.supylabel(panels[0].rows.title, fontsize=8, parse_math=False)
+        bar = made.colorbar(image, ax=grid, shrink=min(1.0, 2.4 / (high * height)), aspect=24)
+        bar.outline.set_linewidth(0.5)
+        bar.ax.tick_params(length=2, width=0.5)
+        bar.set_label(legend, parse_math=False)
+    return made
+
+
+def draw(
+    axes: Axes,
+    panel: Panel,
+    *,
+    top: float | None = None,
+    log: bool = False,
+    alone: bool = True,
+    vector: bool = True,
+) -> Any:
+    """Draw one panel into the axes of a figure; gives what a colour bar needs.
+
+    Args:
+        axes: Where to draw.
+        panel: What to draw.
+        top: The value of the brightest colour; the largest number if None.
+        log: Logarithmic colours.
+        alone: Whether there is room for many labels, and for numbers in few cells.
+        vector: Whether each cell of a small array is a shape of its own.
+    """
+    _need_matplotlib()
+    import numpy
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+    from matplotlib.patches import Rectangle
+
+    rows, columns = panel.rows, panel.columns
+    values = _shown(panel)
+    top = _top([panel]) if top is None else top
+    norm = LogNorm(top / 10**_DECADES, top, clip=True) if log else Normalize(0.0, top, clip=True)
+    points = [tuple(channel / 255 for channel in point) for point in VIRIDIS]
+    colours = LinearSegmentedColormap.from_list("clearhead", points)
+    # What is hidden is not drawn, and the hatched ground shows.
+    ground = Rectangle((0, 0), columns.size, rows.size, facecolor="white", edgecolor="0.75")
+    ground.set(hatch="/////", linewidth=0, zorder=0)
+    axes.add_patch(ground)
+    high, wide = values.shape
+    across = numpy.linspace(0, columns.size, wide + 1)
+    down = numpy.linspace(0, rows.size, high + 1)
+    look: dict[str, Any] = {"cmap": colours, "norm": norm, "zorder": 1}
+    if vector and max(high, wide) <= _VECTOR_SIDE:
+        image: Any = axes.pcolormesh(across, down, values, **look)
+    else:
+        extent, each = (0, columns.size, rows.size, 0), -(-_IMAGE_SIDE // max(high, wide))
+        dots = values.repeat(each, 0).repeat(each, 1)
+        image = axes.imshow(dots, extent=extent, interpolation="none", aspect="auto", **look)
+    axes.set(xlim=(0, columns.size), ylim=(rows.size, 0), aspect="equal")
+    if max(rows.size, columns.size) > 8 * min(rows.size, columns.size):
+        axes.set_aspect("auto")
+    for spine in axes.spines.values():  # below the cells: the first row and column may matter
+        spine.set(zorder=0.5, linewidth=1.0)
+    _ticks(axes, columns, "x", alone=alone)
+    _ticks(axes, rows, "y", alone=alone)
+    if panel.title:
+        axes.set_title(_with_glyphs(panel.title), parse_math=False)
+    few = alone and max(high, wide) <= _FEW and (high, wide) == (rows.size, columns.size)
+    for i, j in numpy.ndindex(high, wide) if few else ():
+        if values[i, j] is not numpy.ma.masked:
+            text = number(float(values[i, j]), 2)
+            colour = text_on(float(norm(values[i, j])))
+            axes.text(j + 0.5, i + 0.5, text, color=colour, ha="center", va="center", fontsize=6)
+    return image
+
+
+def save(path: str | os.PathLike[str], page: Page, *, log: bool = False) -> None:
+    """Write what a page shows as a figure; the end of the name says as what.
+
+    Args:
+        path: The file: `.svg`, `.png` or `.pdf`.
+        page: Its layers become panels: a row a layer, or the heads of one as a grid.
+        log: Logarithmic colours.
+    """
+    several = len(page.layers) > 1
+    panels = [
+        Panel(
+            layer.weights[head],
+            Axis("query", len(layer.rows), layer.rows),
+            Axis("key", len(layer.columns), layer.columns),
+            None if layer.hidden is None else layer.hidden[head],
+            f"{layer.name} {head}" if several else f"head {head}",
+        )
+        for layer in page.layers
+        for head in range(len(layer.weights))
+    ]
+    alike = {len(layer.weights) for layer in page.layers}
+    wide = alike.pop() if several and len(alike) == 1 else None
+    write(figure(panels, wide=wide, legend="attention weight", log=log), path)
+
+
+def write(made: Figure, path: str | os.PathLike[str]) -> None:
+    """Write a figure; the same figure gives the same bytes."""
+    path = Path(path)
+    check_path(path)
+    import matplotlib as mpl
+
+    dateless: dict[str, dict[str, Any]] = {
+        ".svg": {"Date": None, "Creator": None},
+        ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+        ".png": {"Software": None},
+    }
+    kind = path.suffix.lower()
+    # In a vector file each cell is drawn over its border: else viewers show hairlines between them.
+    border = {"edgecolor": "face", "linewidth": 0.5} if kind != ".png" else {}
+    with beside(path) as whole, mpl.rc_context(_style()):
+        for axes in made.axes:
+            for cells in axes.collections:
+                cells.set(**border)
+        made.savefig(whole, dpi=300, format=kind[1:], metadata=dateless[kind], facecolor="white")
+
+
+def check_path(path: Path) -> None:
+    """Raise unless a figure can be written there."""
+    if path.suffix.lower() not in FIGURES:
+        raise ValueError(
+            f"{path}: the end of the name decides the format, and {path.suffix or 'no end'!r} is "
+            f"none that a figure can have.\n  Try {', '.join(FIGURES)}."
+        )
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}. Make it first.")
+
+
+def _need_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401  # whether it is there
+    except ImportError:
+        raise ImportError(
+            "Drawing a figure needs matplotlib, which is not installed.\n"
+            "  Install it: pip install 'clearhead[plot]'"
+        ) from None
+
+
+def _style() -> Any:
+    return {**_STYLE, "font.family": list(_families())}
+
+
+def _size(panels: Sequence[Panel], wide: int) -> tuple[float, float]:
+    """Width and height of a panel in inches: what its labels need, within what a page can take."""
+    if len(panels) > 1:
+        each = min(max(7.0 / wide, 0.7), 1.7)
+        return each, each + 0.15
+    inches = []
+    for axis in (panels[0].columns, panels[0].rows):
+        labelled = axis.labels is not None and axis.size <= _LABELS
+        inches.append(min(max(axis.size * 0.16, 2.2), 6.5) if labelled else 3.6)
+    return inches[0] + 0.5, inches[1] + 0.5
+
+
+def _shown(panel: Panel) -> Any:
+    """The numbers, masked where they are hidden or none."""
+    import numpy
+
+    values = numpy.ma.masked_invalid(numpy.asarray(panel.values, dtype=float))
+    if panel.hidden is not None:
+        values = numpy.ma.masked_where(numpy.asarray(panel.hidden, dtype=bool), values)
+    return values
+
+
+def _top(panels: Sequence[Panel]) -> float:
+    """The largest number that is shown anywhere."""
+    largest = [float(values.max()) for values in map(_shown, panels) if values.count()]
+    return max(largest, default=1.0) or 1.0
+
+
+def _ticks(axes: Axes, axis: Axis, side: Literal["x", "y"], *, alone: bool) -> None:
+    """Labels where they fit, numbers where they do not."""
+    from matplotlib.ticker import MaxNLocator
+
+    one = axes.xaxis if side == "x" else axes.yaxis
+    one.set_label_text(axis.title, parse_math=False)
+    if axis.labels is not None and axis.size <= (_LABELS if alone else _LABELS_IN_GRID):
+        places = [place + 0.5 for place in range(axis.size)]
+        labels = [_with_glyphs(shorten(label, _LABEL_WIDTH)) for label in axis.labels]
+        size = (7.0 if axis.size <= 32 else 5.0) if alone else 5.0
+        one.set_ticks(places, labels, parse_math=False, fontsize=size)
+        axes.tick_params(axis=side, length=0)
+        if side == "x":
+            axes.tick_params(axis="x", rotation=90)
+        return
+    one.set_major_locator(MaxNLocator(nbins=6 if alone else 3, integer=True))
+    one.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+@lru_cache(maxsize=1)
+def _families() -> tuple[str, ...]:
+    """The fonts of the list that are here; the first comes with matplotlib."""
+    from matplotlib import font_manager
+
+    here = {font.name for font in font_manager.fontManager.ttflist}
+    return tuple(name for name in _FONTS if name in here)
+
+
+@lru_cache(maxsize=1)
+def _glyphs() -> frozenset[int]:
+    """What these fonts can draw."""
+    from matplotlib import font_manager
+
+    found: set[int] = set()
+    for name in _families():
+        path = font_manager.findfont(name, fallback_to_default=False)
+        found.update(font_manager.get_font(path).get_charmap())
+    return frozenset(found)
+
+
+def _with_glyphs(label: str) -> str:
+    known = _glyphs()
+    return "".join(
+        c if ord(c) in known else c.encode("unicode_escape").decode("ascii") for c in label
+    )

@@ -1,0 +1,234 @@
+"""A coloured map for the terminal, as large as the window lets it be.
+
+With few rows and columns every one has its label; with many, neighbours share a cell, and numbers
+stand at the sides. Without colour a cell is a character: the fuller, the larger the number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.cells import cell_len
+from rich.style import Style
+from rich.text import Text
+
+from clearhead.drawing.axes import Axis
+from clearhead.drawing.colours import shade
+from clearhead.drawing.writing import HIDDEN, number, shorten
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+# Numbers of `rows` × `columns` cells; None or NaN where a cell is hidden.
+Source = Callable[[int, int], Sequence[Sequence[float | None]]]
+
+RAMP = " .:-=+*#%@"
+_UPPER = "▀"  # its own colour above, the ground's colour below: two cells in one character
+_LABEL_WIDTH = 12
+_TOP_HEIGHT = 8  # letters of a label that is written downwards
+_MOST_LABELLED = 40
+_MOST_LINES = 64
+_DECADES = 4  # how far down the logarithmic colours go
+
+
+class Heatmap:
+    """A map that asks for as many cells as the window has room for.
+
+    >>> from clearhead.drawing import plain
+    >>> cells = [[1.0, None], [0.4, 0.6]]
+    >>> tokens = ["the", "cat"]
+    >>> print(plain(Heatmap(lambda *_: cells, Axis("query", 2, tokens), Axis("key", 2, tokens))))
+         t c
+         h a
+         e t
+    the  @@··
+    cat  ==**
+    0.00 [ .:-=+*#%@] 1.00, · hidden
+
+    Args:
+        source: Gives the numbers of so many rows and columns of cells.
+        rows: What the rows are.
+        columns: What the columns are.
+        title: What stands above it.
+        log: Logarithmic colours.
+    """
+
+    def __init__(
+        self, source: Source, rows: Axis, columns: Axis, *, title: str = "", log: bool = False
+    ) -> None:
+        self._source, self._rows, self._columns = source, rows, columns
+        self._title, self._log = title, log
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The title, the labels, the cells, and what the colours mean."""
+        coloured = console.color_system is not None
+        window = options.height or options.size.height
+        lines = max(4, min(window - 6, _MOST_LINES))
+        if self._title:
+            yield Text(self._title, style="bold", no_wrap=True, overflow="ellipsis")
+        labels = [shorten(label, _LABEL_WIDTH) for label in self._rows.labels or ()]
+        first = max(map(cell_len, labels), default=0) + 2
+        fits = self._columns.size * 2 + first <= options.max_width
+        few = self._rows.size <= max(lines, _MOST_LABELLED) and fits
+        if self._rows.labels is not None and self._columns.labels is not None and few:
+            cells = self._source(self._rows.size, self._columns.size)
+            low, top = self._range(cells)
+            yield from self._labelled(cells, labels, first, low, top, coloured)
+        else:
+            first = len(f"{self._rows.size:,}") + 2
+            room = max(1, options.max_width - first)
+            # A character is twice as high as wide: two cells of a column share one, or, without
+            # colour, a cell is as wide as two.
+            high = min(self._rows.size, lines * 2 if coloured else lines)
+            wide = min(self._columns.size, room, lines * 2)
+            each = 2 if not coloured and wide <= min(high, room // 2) else 1
+            cells = self._source(high, wide)
+            low, top = self._range(cells)
+            yield from self._numbered(cells, first, low, top, coloured, each)
+        yield self._legend(cells, low, top, coloured)
+
+    def _range(self, cells: Sequence[Sequence[float | None]]) -> tuple[float, float]:
+        top = max((value for row in cells for value in row if _shown(value)), default=0.0) or 1.0
+        return (top / 10**_DECADES if self._log else 0.0), top
+
+    def _share(self, value: float, low: float, top: float) -> float:
+        if self._log:
+            return math.log(max(value, low) / low) / math.log(top / low)
+        return value / top
+
+    def _labelled(
+        self,
+        cells: Sequence[Sequence[float | None]],
+        labels: Sequence[str],
+        first: int,
+        low: float,
+        top: float,
+        coloured: bool,
+    ) -> Iterable[Text]:
+        """One row a line, with its label; those of columns are written downwards."""
+        above = [shorten(label, _TOP_HEIGHT) for label in self._columns.labels or ()]
+        for place in range(max(map(len, above), default=0)):
+            letters = (label[place] if place < len(label) else " " for label in above)
+            # A wide letter fills its cell alone.
+            row = "".join(letter + " " * (2 - cell_len(letter)) for letter in letters)
+            yield _line([(" " * first, Style()), (row.rstrip(), Style(dim=True))])
+        for label, row_cells in zip(labels, cells, strict=True):
+            parts = [(label + " " * (first - cell_len(label)), Style())]
+            for value in row_cells:
+                if not _shown(value):
+                    parts.append((HIDDEN * 2, Style(dim=True)))
+                    continue
+                share = self._share(value, low, top)
+                if coloured:
+                    parts.append(("  ", Style(bgcolor=shade(share))))
+                else:
+                    parts.append((_character(share) * 2, Style()))
+            yield _line(parts)
+
+    def _numbered(
+        self,
+        cells: Sequence[Sequence[float | None]],
+        first: int,
+        low: float,
+        top: float,
+        coloured: bool,
+        each: int,
+    ) -> Iterable[Text]:
+        """Numbers of positions at the side and above; a cell is `each` characters wide."""
+        step = 16 // each
+        wide = len(cells[0]) if cells else 0
+        marks = ""
+        for place in range(0, wide, step):
+            mark = f"{place * self._columns.size // wide:,}"
+            fits = place * each + len(mark) <= wide * each
+            marks = marks.ljust(place * each) + (mark if fits else "")
+        yield _line([(" " * first + marks.rstrip(), Style(dim=True))])
+        rows_a_line = 2 if coloured else 1
+        for line, start in enumerate(range(0, len(cells), rows_a_line)):
+            mark = f"{start * self._rows.size // len(cells):,}" if line % 4 == 0 else ""
+            parts = [(mark.rjust(first - 2) + "  ", Style(dim=True))]
+            upper = cells[start]
+            lower = cells[start + 1] if coloured and start + 1 < len(cells) else None
+            for j, value in enumerate(upper):
+                if not coloured:
+                    shown = _character(self._share(value, low, top)) if _shown(value) else HIDDEN
+                    parts.append((shown * each, Style()))
+                    continue
+                above = self._colour(value, low, top)
+                below = None if lower is None else self._colour(lower[j], low, top)
+                parts.append(_two(above, below))
+            yield _line(parts)
+
+    def _colour(self, value: float | None, low: float, top: float) -> str | None:
+        return shade(self._share(value, low, top)) if _shown(value) else None
+
+    def _legend(
+        self, cells: Sequence[Sequence[float | None]], low: float, top: float, coloured: bool
+    ) -> Text:
+        """The two ends of the scale, and what lies between."""
+        words = [number(low, 2) if low == 0 else f"{low:.0e}", number(top, 2)]
+        if top < 0.1:
+            words[1] = f"{top:.1e}"
+        parts = [(f"{words[0]} ", Style())]
+        if coloured:
+            parts += [(" ", Style(bgcolor=shade(place / 15))) for place in range(16)]
+        else:
+            parts.append((f"[{RAMP}]", Style()))
+        hidden = any(not _shown(value) for row in cells for value in row)
+        blank = "blank" if coloured and len(cells) != self._rows.size else HIDDEN
+        text = f" {words[1]}" + (", logarithmic" if self._log else "")
+        parts.append((text + (f", {blank} hidden" if hidden else ""), Style()))
+        return _line(parts)
+
+
+def blocks(values: Any, hidden: Any = None) -> Source:
+    """An array as a source: its numbers as they are, or in as many blocks as fit.
+
+    A block is added up across and averaged down, so that rows keep their sums.
+
+    >>> blocks([[0.25, 0.75], [0.5, 0.5]])(1, 2), blocks([[0.25, 0.75], [0.5, 0.5]])(2, 1)
+    ([[0.375, 0.625]], [[1.0], [1.0]])
+    """
+    array = np.asarray(values, dtype=float)
+    seen = np.ones(array.shape) if hidden is None else 1.0 - np.asarray(hidden, dtype=float)
+    array = np.where(seen > 0, array, 0.0)
+
+    def source(high: int, wide: int) -> list[list[float | None]]:
+        rows, cols = (
+            -(-np.arange(n) * s // n) for n, s in zip((high, wide), array.shape, strict=True)
+        )
+
+        def added(x: NDArray[np.float64]) -> NDArray[np.float64]:
+            return np.add.reduceat(np.add.reduceat(x, rows, axis=0), cols, axis=1)
+
+        heights = np.diff(rows, append=array.shape[0])[:, None]
+        found = np.where(added(seen) > 0, added(array) / heights, np.nan)
+        return found.tolist()  # type: ignore[no-any-return]  # numpy does not say what is inside
+
+    return source
+
+
+def _shown(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
+def _character(share: float) -> str:
+    """The fuller, the larger; only nothing at all is a blank."""
+    if share <= 0:
+        return RAMP[0]
+    return RAMP[max(1, min(math.ceil(share * (len(RAMP) - 1)), len(RAMP) - 1))]
+
+
+def _two(above: str | None, below: str | None) -> tuple[str, Style]:
+    """Two cells in one character."""
+    if above is None:
+        return (" ", Style()) if below is None else ("▄", Style(color=below))
+    return _UPPER, Style(color=above, bgcolor=below)
+
+
+def _line(parts: Sequence[tuple[str, Style]]) -> Text:
+    return Text.assemble(*parts, no_wrap=True, overflow="crop", end="\n")

@@ -1,0 +1,59 @@
+"""save(): the end of a file's name decides what is written."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from clearhead.drawing.page import Page
+
+FIGURES = (".svg", ".png", ".pdf")
+
+
+def save(
+    path: str | os.PathLike[str],
+    page: Callable[[], Page],
+    *,
+    tensors: Callable[[Path], None] | None = None,
+) -> None:
+    """Write a page, a figure or tensors, as the end of the name says.
+
+    Args:
+        path: The file: `.html`, `.svg`, `.png`, `.pdf`, or `.safetensors` where there is `tensors`.
+        page: Makes what a page or a figure shows; called when one is wanted.
+        tensors: Writes a safetensors file.
+    """
+    path = Path(path)
+    known = (".html", *FIGURES, *((".safetensors",) if tensors is not None else ()))
+    if path.suffix not in known:
+        raise ValueError(
+            f"{path}: the end of the name decides the format, and {path.suffix or 'no end'!r} is "
+            f"none that is known here.\n  There are {', '.join(known)}: "
+            f"try {path.with_suffix(known[-1 if tensors else 0]).name}."
+        )
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {path.parent}. Make it first.")
+    if path.suffix == ".html":
+        text = page().html()
+        with beside(path) as file:
+            file.write_text(text, encoding="ascii", newline="\n")
+    elif path.suffix in FIGURES:
+        from clearhead.drawing import figures
+
+        figures.save(path, page())
+    else:
+        assert tensors is not None
+        with beside(path) as file:
+            tensors(file)
+
+
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """A file to write to; it takes the place of `path` when the block ends without an error."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        whole = Path(folder) / path.name
+        yield whole
+        os.replace(whole, path)

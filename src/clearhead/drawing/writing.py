@@ -1,0 +1,128 @@
+r"""Numbers and strange text as people can read them: `0.9544`, `\x1b[31m`, `␣cat`."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from rich.cells import cell_len, set_cell_size
+
+HIDDEN = "·"
+
+
+class Array(Protocol):
+    """A torch tensor, a numpy array, or anything else with a shape and `tolist`."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """The size of each axis."""
+
+    def tolist(self) -> Any:
+        """The numbers as nested lists."""
+
+
+def visible(text: str) -> str:
+    r"""The text with everything made visible that would move the cursor or hide itself.
+
+    Spaces at either end become `␣`; control and invisible characters become escapes.
+
+    >>> visible(" cat"), visible("\x1b[31m"), visible("a\nb")
+    ('␣cat', '\\x1b[31m', 'a\\nb')
+    """
+    inner = text.strip(" ")
+    before = len(text) - len(text.lstrip(" "))
+    after = len(text) - before - len(inner)
+    return "␣" * before + "".join(map(_visible_character, inner)) + "␣" * after
+
+
+def harmless(text: str) -> str:
+    r"""The text with its lines and spaces as they are, and control characters as escapes.
+
+    >>> harmless("a b\n  \x1b[31m")
+    'a b\n  \\x1b[31m'
+    """
+    return "".join(c if c == "\n" else _visible_character(c) for c in text)
+
+
+def _visible_character(character: str) -> str:
+    # C: control, format (also right-to-left marks), surrogates, private. Z: separators.
+    category = unicodedata.category(character)
+    if character != " " and category[0] in "CZ":
+        return character.encode("unicode_escape").decode("ascii")
+    return character
+
+
+def shorten(text: str, width: int) -> str:
+    """The text, made visible and cut to `width` columns with `…` at the end.
+
+    >>> shorten("internationalisation", 8)
+    'interna…'
+    """
+    text = visible(text)
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, max(width - 1, 0)).rstrip() + "…"
+
+
+def number(value: float, decimals: int = 4) -> str:
+    """One number as people write it.
+
+    >>> number(0.95442), number(float("-inf")), number(-0.00001), number(7)
+    ('0.9544', '-inf', '0.0000', '7')
+    """
+    if isinstance(value, int):
+        return str(value)
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 1e6:
+        return f"{value:.{decimals}e}"
+    text = f"{value:.{decimals}f}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def vector(values: Iterable[float], *, limit: int = 6, decimals: int = 4) -> str:
+    """The first few numbers of a vector.
+
+    >>> vector([0.55, 0.87, 0.66])
+    '[0.5500, 0.8700, 0.6600]'
+    >>> vector([1.0, 2.0, 3.0], limit=2, decimals=1)
+    '[1.0, 2.0, ...]'
+    """
+    cells = [number(value, decimals) for value in values]
+    return "[" + ", ".join(cells[:limit] + ["..."] * (len(cells) > limit)) + "]"
+
+
+def excerpt(name: str, array: Array, *, rows: int = 3, columns: int = 6, decimals: int = 4) -> str:
+    """The first few numbers of an array of any rank, and which part of it they are.
+
+    >>> import numpy
+    >>> print(excerpt("scores", numpy.eye(4)[None], rows=2, columns=3, decimals=1))
+    scores[0, :2, :3]
+      [1.0, 0.0, 0.0, ...]
+      [0.0, 1.0, 0.0, ...]
+      ...
+    """
+    shape = tuple(array.shape)
+    values = array.tolist()
+    if not shape:
+        return f"{name}\n  {number(values, decimals)}"
+    if 0 in shape:
+        return f"{name}\n  (empty)"
+    index = ["0"] * (len(shape) - 2)
+    for _ in index:
+        values = values[0]
+    if len(shape) == 1:
+        values = [values]
+    else:
+        index.append(f":{rows}" if shape[-2] > rows else ":")
+    index.append(f":{columns}" if shape[-1] > columns else ":")
+
+    cells = [[number(value, decimals) for value in row[:columns]] for row in values[:rows]]
+    width = max(len(cell) for row in cells for cell in row)
+    more = ["..."] * (shape[-1] > columns)
+    lines = [name if set(index) == {":"} else f"{name}[{', '.join(index)}]"]
+    lines += ["  [" + ", ".join([cell.rjust(width) for cell in row] + more) + "]" for row in cells]
+    lines += ["  ..."] * (len(values) > rows)
+    return "\n".join(lines)

@@ -1,0 +1,134 @@
+"""Pictures of a map: figures for papers, and the terminal.
+
+A small map is shown weight by weight. Of a large one a cell is the share of their attention that
+its queries give to its keys: the sum of the weights divided by the number of queries.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from clearhead.drawing.axes import Axis
+from clearhead.drawing.heatmap import Heatmap
+from clearhead.maps.indexing import Index, numbers
+from clearhead.maps.looking import weights_or_nan, whole
+from clearhead.pages import labels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from clearhead.maps.attention_map import AttentionMap
+
+_EXACT = 1024  # tokens; of more than these a figure shows shares: it has no dots for them
+_CELLS = 512  # of a figure of shares, each way
+_CELLS_IN_GRID = 192  # of a figure of many heads, whose pictures are small
+_QUICK = 2**22  # weights that are computed while somebody waits for `print`
+
+
+def plot(
+    m: AttentionMap,
+    head: Index | None,
+    batch: int,
+    ax: Axes | None,
+    tokens: Sequence[str] | None,
+    context_tokens: Sequence[str] | None,
+    log: bool,
+    show: bool = True,
+) -> Figure:
+    """See `AttentionMap.plot`."""
+    from clearhead.drawing import figures
+
+    chosen, rows_columns = _heads(m, head), _axes(m, tokens, context_tokens)
+    _, _, queries, keys = m.shape
+    alone = len(chosen) == 1
+    exact = max(queries, keys) <= (_EXACT if alone else _CELLS_IN_GRID)
+    most = _CELLS if alone else _CELLS_IN_GRID
+    grid = (queries, keys) if exact else (min(queries, most), min(keys, most))
+    cells = _cells(m, batch, chosen, grid).numpy()
+    panels = [
+        figures.Panel(values, *rows_columns, title=f"head {one}")
+        for one, values in zip(chosen, cells, strict=True)
+    ]
+    if ax is not None:
+        if len(panels) > 1:
+            raise ValueError(
+                f"ax: one set of axes takes one head, got {len(panels)} heads.\n"
+                "  Say which: m.plot(head=0, ax=ax), or leave ax out for a grid."
+            )
+        figures.draw(ax, panels[0], log=log)
+        return ax.figure  # type: ignore[return-value]  # a subfigure serves as well
+    legend = "attention weight" if exact else "share of attention"
+    return figures.figure(panels, legend=legend, log=log, show=show)
+
+
+def save_figure(
+    m: AttentionMap,
+    path: str | os.PathLike[str],
+    head: Index | None,
+    batch: int,
+    tokens: Sequence[str] | None,
+    context_tokens: Sequence[str] | None,
+    log: bool,
+) -> None:
+    """Write the figure that `plot` draws."""
+    from clearhead.drawing import figures
+
+    figures.check_path(Path(path))
+    figures.write(plot(m, head, batch, None, tokens, context_tokens, log, show=False), path)
+
+
+def draw(
+    m: AttentionMap,
+    head: int,
+    batch: int,
+    tokens: Sequence[str] | None,
+    context_tokens: Sequence[str] | None,
+    log: bool,
+) -> Heatmap:
+    """See `AttentionMap.draw`."""
+    chosen, (rows, columns) = _heads(m, head), _axes(m, tokens, context_tokens)
+
+    def source(high: int, wide: int) -> Any:
+        return _cells(m, batch, chosen, (high, wide))[0].tolist()
+
+    return Heatmap(source, rows, columns, title=f"head {chosen[0]}", log=log)
+
+
+def is_quick(m: AttentionMap) -> bool:
+    """Whether drawing one head takes no noticeable time."""
+    return 0 < m.shape[2] * m.shape[3] <= _QUICK and m.device.type != "meta"
+
+
+@torch.no_grad()
+def _cells(m: AttentionMap, batch: int, heads: list[int], grid: tuple[int, int]) -> Tensor:
+    """The cells of some heads of one sequence, (heads, rows, columns); NaN where hidden."""
+    one = int(numbers(batch, m.shape[0], "batch")[0])
+    _, _, queries, keys = m.shape
+    if grid != (queries, keys):
+        return whole(m.select(batch=one, heads=heads), grid)[0].cpu()
+    rows, cols = slice(0, queries), slice(0, keys)
+    found = [weights_or_nan(m, one, head, rows, cols) for head in heads]
+    return torch.stack(found).cpu()
+
+
+def _heads(m: AttentionMap, head: Index | None) -> list[int]:
+    if head is None:
+        return list(range(m.shape[1]))
+    return [int(one) for one in numbers(head, m.shape[1], "head")[0]]
+
+
+def _axes(
+    m: AttentionMap, tokens: Sequence[str] | None, context_tokens: Sequence[str] | None
+) -> tuple[Axis, Axis]:
+    _, _, queries, keys = m.shape
+    if tokens is None and context_tokens is None:
+        return Axis("query", queries), Axis("key", keys)
+    rows, columns = labels(queries, keys, tokens, context_tokens)
+    return Axis("query", queries, rows), Axis("key", keys, columns)

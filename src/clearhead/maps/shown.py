@@ -1,0 +1,142 @@
+"""Shown: what a map looks like in a page, in a figure, in a notebook and in the terminal."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clearhead.drawing import plain
+from clearhead.drawing.heatmap import Heatmap
+from clearhead.drawing.page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
+from clearhead.drawing.saving import FIGURES, save
+from clearhead.maps import pictures, showing
+from clearhead.maps.indexing import Index
+from clearhead.maps.places import Places
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from clearhead.maps.attention_map import AttentionMap
+
+
+class Shown(Places):
+    """The ways to look at a map; `AttentionMap` has them all."""
+
+    @property
+    def _map(self) -> AttentionMap:
+        return self  # type: ignore[return-value]  # which is the only class that stands on this one
+
+    def page(
+        self,
+        *,
+        tokens: Sequence[str] | None = None,
+        context_tokens: Sequence[str] | None = None,
+        batch: int = 0,
+        title: str = "Attention map",
+    ) -> Page:
+        """Every weight of one sequence, with labels, as a page or a figure shows it.
+
+        Args:
+            tokens: A label for each token; t0, t1, ... by default.
+            context_tokens: A label for each key, where the keys are not the same tokens.
+            batch: Which sequence.
+            title: What stands at the head of the page.
+        """
+        layer = showing.layer(self._map, tokens=tokens, context_tokens=context_tokens, batch=batch)
+        return Page(title, (layer,))
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        head: Index | None = None,
+        tokens: Sequence[str] | None = None,
+        context_tokens: Sequence[str] | None = None,
+        batch: int = 0,
+        title: str = "Attention map",
+        log: bool = False,
+    ) -> None:
+        """Write one sequence of the map as a page to look at, or as a figure.
+
+        Args:
+            path: The file; its end decides: `.html`, `.svg`, `.png` or `.pdf`.
+            head: Which head, or several; all by default. For a figure.
+            tokens: See `page`.
+            context_tokens: See `page`.
+            batch: See `page`.
+            title: See `page`.
+            log: Logarithmic colours. For a figure.
+        """
+        if Path(path).suffix in FIGURES:
+            pictures.save_figure(self._map, path, head, batch, tokens, context_tokens, log)
+            return
+
+        def page() -> Page:
+            return self.page(tokens=tokens, context_tokens=context_tokens, batch=batch, title=title)
+
+        save(path, page)
+
+    def _repr_html_(self) -> str:
+        cells = math.prod(self.shape[1:])
+        if cells > 2 * MOST_CELLS_IN_A_NOTEBOOK:
+            return too_large_for_a_notebook(repr(self), cells)
+        return self.page(title=repr(self)).frame()
+
+    def plot(
+        self,
+        head: Index | None = None,
+        *,
+        batch: int = 0,
+        ax: Axes | None = None,
+        tokens: Sequence[str] | None = None,
+        context_tokens: Sequence[str] | None = None,
+        log: bool = False,
+    ) -> Figure:
+        """Draw it with matplotlib: weight by weight, or in blocks if there are too many for that.
+
+        A block is the share of their attention that its queries give to its keys. One head is drawn
+        in blocks from 1,025 tokens on, and several from 193 on.
+
+        Args:
+            head: Which head, or several as a grid; all by default.
+            batch: Which sequence.
+            ax: Axes of your own to draw one head into; a new figure by default.
+            tokens: A label for each token; numbers by default.
+            context_tokens: A label for each key, where the keys are not the same tokens.
+            log: Logarithmic colours: one strong weight does not leave the others dark.
+        """
+        return pictures.plot(self._map, head, batch, ax, tokens, context_tokens, log)
+
+    def draw(
+        self,
+        head: int = 0,
+        *,
+        batch: int = 0,
+        tokens: Sequence[str] | None = None,
+        context_tokens: Sequence[str] | None = None,
+        log: bool = False,
+    ) -> Heatmap:
+        """One head for the terminal, as large as the window: `rich.print(m.draw(3))`.
+
+        Args:
+            head: Which head.
+            batch: Which sequence.
+            tokens: A label for each token; numbers by default.
+            context_tokens: A label for each key, where the keys are not the same tokens.
+            log: Logarithmic colours.
+        """
+        return pictures.draw(self._map, head, batch, tokens, context_tokens, log)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """What it is; of a map that is not too large, also its first head."""
+        yield repr(self)
+        if pictures.is_quick(self._map):
+            yield self.draw()
+
+    def __str__(self) -> str:
+        return plain(self) if pictures.is_quick(self._map) else repr(self)

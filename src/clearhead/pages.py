@@ -1,0 +1,263 @@
+"""Weights and steps -> what a page or a figure shows of them.
+
+Everything is said about one sequence. Nothing here computes attention: the weights come as they
+are, and a few words about each head are measured from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from clearhead.drawing.page import Layer, Walk
+from clearhead.shapes import ShapeError
+
+# A pattern is named when it takes at least this share of a head's weight.
+_NAMED = 0.4
+_PATTERNS = {
+    "previous": "previous token",
+    "sink": "first token",
+    "same_token": "same token",
+    "induction": "after a copy",
+}
+# Fewer repeated tokens than this say nothing about what a head does with copies.
+_REPEATED = 8
+# These have a number a query and key: the page computes them from queries and keys.
+_SQUARE = ("attn_scores", "masked_scores", "scaled_scores", "attn_weights")
+
+
+class AnyStep(Protocol):
+    """One step of a trace; see `clearhead.steps.Step`."""
+
+    @property
+    def number(self) -> str:
+        """Such as "4a"."""
+
+    @property
+    def title(self) -> str:
+        """Such as "ATTENTION: scores"."""
+
+    @property
+    def operation(self) -> str:
+        """The PyTorch that does it, in short."""
+
+    @property
+    def formula(self) -> str:
+        """The same in mathematics."""
+
+    @property
+    def before(self) -> tuple[tuple[str, int], ...]:
+        """Named dimensions of what goes in."""
+
+    @property
+    def dims(self) -> dict[str, tuple[tuple[str, int], ...]]:
+        """Named dimensions of each tensor that comes out."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What comes out, by name."""
+
+    @property
+    def code(self) -> str:
+        """The PyTorch lines."""
+
+
+def layer(
+    name: str,
+    weights: Float[Tensor, "heads queries keys"],
+    hidden: Bool[Tensor, "#heads queries keys"] | None,
+    tokens: Sequence[str] | None = None,
+    context_tokens: Sequence[str] | None = None,
+) -> Layer:
+    """One layer, with what each of its heads looks at.
+
+    Args:
+        name: What the layer is called.
+        weights: The weights of one sequence.
+        hidden: True where a query may not look at a key; None without a mask.
+        tokens: A label a query; t0, t1, ... by default.
+        context_tokens: A label a key. By default those of the queries, where there are as many.
+    """
+    heads, queries, keys = weights.shape
+    if weights.numel() == 0:
+        raise ValueError(f"There is nothing to show in {heads} heads × {queries} × {keys} weights.")
+    rows, columns = labels(queries, keys, tokens, context_tokens)
+    if hidden is not None:
+        hidden = hidden.expand(heads, queries, keys)
+        hidden = hidden if bool(hidden.any()) else None
+    ids = None
+    if tokens is not None or context_tokens is not None:
+        known = {token: place for place, token in enumerate(dict.fromkeys(columns))}
+        if rows == columns[keys - queries :]:
+            ids = torch.tensor([known[token] for token in columns])
+    scores = measure(weights, hidden, ids)
+    one_each = [{key: numbers[head] for key, numbers in scores.items()} for head in range(heads)]
+    return Layer(
+        name,
+        weights.detach().cpu().numpy(),
+        None if hidden is None else hidden.cpu().numpy(),
+        rows,
+        columns,
+        tuple(map(in_words, one_each)),
+        scores,
+    )
+
+
+def labels(
+    queries: int,
+    keys: int,
+    tokens: Sequence[str] | None,
+    context_tokens: Sequence[str] | None = None,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A label a query and a label a key.
+
+    With more keys than queries (a cache), one label a key is enough: the queries are the last.
+
+    >>> labels(1, 3, ["the", "cat", "sat"])
+    (('sat',), ('the', 'cat', 'sat'))
+    """
+    for name, given in (("tokens", tokens), ("context_tokens", context_tokens)):
+        if isinstance(given, str):
+            raise ShapeError(f"{name}: expected a list of labels, got one string.")
+    if tokens is not None and context_tokens is None and len(tokens) == keys:
+        context_tokens, tokens = tokens, tokens[max(0, keys - queries) :]
+    if tokens is None:
+        aligned = context_tokens is not None and queries <= keys == len(context_tokens)
+        shift = max(0, keys - queries)
+        tokens = (
+            context_tokens[shift:]
+            if aligned and context_tokens is not None
+            else [f"t{shift + i}" for i in range(queries)]
+        )
+    if context_tokens is None:
+        context_tokens = tokens if queries == keys else [f"t{i}" for i in range(keys)]
+    for name, given, count in (
+        ("tokens", tokens, queries),
+        ("context_tokens", context_tokens, keys),
+    ):
+        if len(given) != count:
+            what = "query" if name == "tokens" else "key"
+            raise ShapeError(
+                f"{name}: expected one label a {what}, {count} of them, got {len(given)}.\n"
+                "  Were the labels made by the same tokenizer as the ids?"
+            )
+    return tuple(map(str, tokens)), tuple(map(str, context_tokens))
+
+
+def measure(
+    weights: Float[Tensor, "heads queries keys"],
+    hidden: Bool[Tensor, "heads queries keys"] | None,
+    ids: Tensor | None = None,
+) -> dict[str, list[float | None]]:
+    """What `Seen.heads` says of a map, from its weights: each a mean over the queries, a head.
+
+    Args:
+        weights: The weights of one sequence.
+        hidden: True where a query may not look at a key.
+        ids: The tokens as numbers, one a key; None if queries and keys are different texts.
+    """
+    _, queries, keys = weights.shape
+    position = torch.arange(queries)[:, None] + keys - queries
+    key = torch.arange(keys)
+    far = (position - key).abs()
+    before = position[:, 0] - 1
+    without = (before < 0) | (before >= keys)
+    first = int((weights.nan_to_num(0.0).sum((0, 1)) > 0).int().argmax())
+    copies = None
+    if ids is not None and queries <= keys:
+        copies = (ids[keys - queries :, None] == ids) & (key < position)
+        if int(copies.any(-1).sum()) < _REPEATED:
+            copies = None
+    found: list[dict[str, Tensor]] = []
+    for head, one in enumerate(weights.detach()):  # head by head: a map may be large
+        w = one.double().cpu().nan_to_num(0.0)
+        blind = w.sum(-1) <= 0 if hidden is None else hidden[head].cpu().all(-1)
+        previous = w[torch.arange(queries), before.clamp(0, keys - 1)]
+        rows = {
+            "entropy": -torch.special.xlogy(w, w).sum(-1),
+            "distance": (w * far).sum(-1),
+            "previous": previous.masked_fill(without, math.nan),
+            "sink": w[:, first],
+        }
+        if copies is not None:
+            new = ~copies.any(-1)
+            rows["same_token"] = (w * copies).sum(-1).masked_fill(new, math.nan)
+            rows["induction"] = (w[:, 1:] * copies[:, :-1]).sum(-1).masked_fill(new, math.nan)
+        found.append({k: v.masked_fill(blind, math.nan).nanmean() for k, v in rows.items()})
+    return {
+        name: [None if each[name].isnan() else each[name].item() for each in found]
+        for name in found[0]
+    }
+
+
+def in_words(scores: Mapping[str, float | None]) -> str:
+    """The strongest pattern, or how many tokens it looks at, and how far away.
+
+    >>> in_words({"previous": 0.93, "sink": 0.02, "entropy": 0.3, "distance": 1.2})
+    'previous token 0.93'
+    >>> in_words({"previous": 0.1, "sink": 0.1, "entropy": 1.6, "distance": 3.3})
+    '5 tokens, 3 away'
+    """
+    best = max(_PATTERNS, key=lambda name: scores.get(name) or 0.0)
+    share = scores.get(best) or 0.0
+    if share >= _NAMED:
+        return f"{_PATTERNS[best]} {share:.2f}"
+    entropy, distance = scores.get("entropy"), scores.get("distance")
+    if entropy is None or distance is None:
+        return "nothing"
+    wide = math.exp(entropy)
+    return f"{wide:.0f} token{'s' if round(wide) > 1 else ''}, {distance:.0f} away"
+
+
+def walk(x: Tensor, steps: Sequence[AnyStep], form: str, gap: float) -> Walk:
+    """The steps of a trace, with the numbers of the first sequence.
+
+    Tables of queries × keys are left out: the page computes them from queries and keys, term by
+    term, and shows the terms.
+
+    Args:
+        x: The input.
+        steps: The steps.
+        form: What was traced.
+        gap: How far the trace is from the module's own forward pass.
+    """
+    tensors = {"x": x}
+    for step in steps:
+        tensors |= {name: t for name, t in step.tensors.items() if name not in _SQUARE}
+    # What meets in step 4: queries, keys and values in the last form that they took.
+    last = {
+        which: [name for name in ("x", *tensors) if name.split("_")[0] in ("x", which)][-1]
+        for which in ("queries", "keys", "values")
+    }
+    width = tensors[last["keys"]].shape[-1]
+    scaled = any("scaled_scores" in step.tensors for step in steps)
+    arrays = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim > 2:  # the first sequence
+            tensor = tensor[0]
+        arrays[name] = tensor.detach().float().cpu().numpy()
+    texts: dict[str, Any] = {
+        **last,
+        "form": form,
+        "gap": gap if math.isfinite(gap) else None,
+        "width": width if scaled else None,
+        "masked": any("masked_scores" in step.tensors for step in steps),
+    }
+    return Walk([_texts(step) for step in steps], arrays, texts)
+
+
+def _texts(step: AnyStep) -> dict[str, Any]:
+    return {
+        "number": step.number,
+        "title": step.title,
+        "operation": step.operation,
+        "formula": step.formula,
+        "before": [list(dim) for dim in step.before],
+        "dims": {name: [list(dim) for dim in dims] for name, dims in step.dims.items()},
+        "code": step.code,
+    }

@@ -1,0 +1,93 @@
+"""A real Chromium, one for all tests; what a page asks for and complains about is written down."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@dataclass
+class Visit:
+    """A page that is open, and what it asked for and complained about.
+
+    Attributes:
+        page: The page.
+        requests: The addresses that it asked for, the first one left out.
+        complaints: Messages in the console, errors, dialogs.
+    """
+
+    page: Page
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        message = f"no Chromium is installed ({', '.join(NAMES)})"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        sandbox = [] if os.getuid() else ["--no-sandbox"]
+        browser = playwright.chromium.launch(executable_path=found, args=sandbox)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
+    """visit(path, "view=matrix", width=390, dark=True) opens a file or an address."""
+    contexts = []
+
+    def open_it(
+        where: Path | str,
+        fragment: str = "",
+        *,
+        width: int = 1280,
+        height: int = 800,
+        dark: bool = False,
+        **options: Any,
+    ) -> Visit:
+        context = browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+            **options,
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        made = Visit(page)
+
+        def dismiss(dialog: Any) -> None:
+            made.complaints.append(f"dialog: {dialog.message}")
+            dialog.dismiss()
+
+        page.on("request", lambda request: made.requests.append(request.url))
+        page.on("console", lambda message: made.complaints.append(message.text))
+        page.on("pageerror", lambda error: made.complaints.append(str(error)))
+        page.on("dialog", dismiss)
+        address = where.as_uri() if isinstance(where, Path) else where
+        page.goto(f"{address}#{fragment}" if fragment else address)
+        if isinstance(where, Path):
+            page.wait_for_selector("html[data-ready=yes]")
+        del made.requests[:1]
+        return made
+
+    yield open_it
+    for context in contexts:
+        context.close()
