@@ -1,0 +1,340 @@
+// The viewer: what is chosen, and what mouse, fingers and keys do.
+
+class App {
+  constructor(about) {
+    this.about = about;
+    this.tile = about.tile;
+    this.table = makeColours(about.colours);
+    this.place = { layer: 0, batch: 0, head: 0 };
+    this.layer = about.layers[0];
+    this.scale = { log: true, top: 1 };
+    this.cursor = null;
+    this.found = { places: [], at: -1 };
+    this.level = 0;
+    this.camera = new Camera();
+    this.tiles = new Tiles(() => this.draw());
+    this.labels = new Labels(() => this.draw());
+    this.panel = new Panel(this);
+    this.canvas = document.getElementById("map");
+    this.painter = new Painter(this.canvas, this);
+    this.fields();
+    this.pointers();
+    this.keys();
+    this.painter.resize();
+    this.camera.fit(this.layer);
+    this.read();
+    new ResizeObserver(() => {
+      const whole = this.camera.zoom <= this.camera.least(this.layer) * 1.001;
+      this.painter.resize();
+      if (whole) this.camera.fit(this.layer);
+      else this.camera.clamp(this.layer);
+      this.draw();
+    }).observe(this.canvas);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.painter.resize(); this.draw(); });
+    addEventListener("hashchange", () => this.read());
+    this.poll();
+  }
+
+  draw() {
+    if (this.waiting) return;
+    this.waiting = requestAnimationFrame(() => {
+      this.waiting = 0;
+      this.painter.paint();
+      this.panel.readout();
+    });
+  }
+
+  onScale() {
+    const text = (value) => value >= 0.01 ? String(Number(value.toPrecision(2))) : value.toExponential(0);
+    document.getElementById("low").textContent = this.scale.log ? text(this.scale.top / 10 ** DECADES) : "0";
+    document.getElementById("high").textContent = text(this.scale.top);
+    const bar = document.getElementById("bar"), c = bar.getContext("2d"), image = c.createImageData(bar.width, bar.height);
+    const pixels = new Uint32Array(image.data.buffer);
+    for (let i = 0; i < pixels.length; i++) pixels[i] = this.table[Math.floor((i % bar.width) / bar.width * 256)];
+    c.putImageData(image, 0, 0);
+  }
+
+  // Choosing.
+
+  choose(change) {
+    const before = this.layer;
+    this.place = { ...this.place, ...change };
+    this.layer = this.about.layers[this.place.layer];
+    this.place.batch = Math.min(this.place.batch, this.layer.batch - 1);
+    this.place.head = Math.min(this.place.head, this.layer.heads - 1);
+    if (before.queries !== this.layer.queries || before.keys !== this.layer.keys) {
+      this.camera.fit(this.layer);
+      this.cursor = null;
+    }
+    document.getElementById("layer").value = this.place.layer;
+    document.getElementById("batch").value = this.place.batch;
+    document.getElementById("batch-label").hidden = this.layer.batch < 2;
+    document.getElementById("row-list").replaceChildren();
+    document.getElementById("row-words").textContent = "Click a row, or press Enter on it.";
+    const same = before === this.layer && change.batch === undefined;
+    if (same && this.state) this.panel.heads(this.state);
+    this.poll();
+    this.write();
+    this.draw();
+  }
+
+  go(query, key) {
+    this.cursor = { query, key };
+    this.camera.zoom = Math.max(this.camera.zoom, 16);
+    this.camera.query = query + 0.5;
+    this.camera.key = key + 0.5;
+    this.camera.clamp(this.layer);
+    this.write();
+    this.draw();
+  }
+
+  zoom(factor) {
+    const { camera, cursor } = this;
+    let x = camera.x(camera.key), y = camera.y(camera.query);
+    if (cursor) { x = camera.x(cursor.key + 0.5); y = camera.y(cursor.query + 0.5); }
+    camera.zoomAt(factor, x, y, this.layer);
+    this.write();
+    this.draw();
+  }
+
+  whole() {
+    this.camera.fit(this.layer);
+    this.write();
+    this.draw();
+  }
+
+  setLog(log) {
+    this.scale.log = log;
+    document.getElementById("log").checked = log;
+    this.onScale();
+    if (this.state) this.panel.heads(this.state);
+    this.write();
+    this.draw();
+  }
+
+  // What the server is doing; asked for until everything of this layer is known.
+
+  async poll() {
+    clearTimeout(this.timer);
+    const { layer, batch, head } = this.place, turn = this.turn = (this.turn || 0) + 1;
+    try {
+      const state = await askJson("state", { layer, batch, head });
+      if (turn !== this.turn) return;
+      const before = this.state && this.state.at === `${layer}/${batch}/${head}` && this.state.heads[head].ready;
+      this.state = { ...state, at: `${layer}/${batch}/${head}` };
+      this.panel.heads(this.state);
+      this.progress(state, head);
+      if (state.heads[head].ready && !before) {
+        this.draw();
+        this.panel.again();
+      }
+      const known = state.heads.every((each) => each.error || (each.ready && each.scores));
+      if (!known) this.timer = setTimeout(() => this.poll(), state.heads[head].ready ? 700 : 250);
+    } catch (error) {
+      problem(error);
+    }
+  }
+
+  progress({ progress, heads }, head) {
+    const box = document.getElementById("progress"), error = heads[head].error;
+    box.hidden = !progress && !error && heads[head].ready;
+    box.classList.toggle("small", heads[head].ready);
+    const words = document.getElementById("progress-words"), bar = document.getElementById("progress-bar");
+    bar.hidden = Boolean(error);
+    if (error) words.textContent = error;
+    else if (progress) {
+      const what = { picture: "Walking over the map of", scores: "Measuring" }[progress.what];
+      words.textContent = `${what} head ${progress.head}`;
+      if (progress.share > 0) bar.value = progress.share;
+      else bar.removeAttribute("value");  // it has begun, and nobody knows how far it is
+    } else words.textContent = "Waiting for the map";
+    bar.setAttribute("aria-label", words.textContent);
+  }
+
+  // The address: a link to this head and place.
+
+  write() {
+    clearTimeout(this.writing);
+    this.writing = setTimeout(() => {
+      const { place, camera, scale } = this;
+      const parts = { ...place, query: camera.query.toFixed(2), key: camera.key.toFixed(2), zoom: camera.zoom.toPrecision(6), log: Number(scale.log) };
+      this.written = `#${new URLSearchParams(parts)}`;
+      history.replaceState(null, "", this.written);
+    }, 150);
+  }
+
+  read() {
+    if (location.hash === this.written) return;
+    const given = new URLSearchParams(location.hash.slice(1));
+    const whole = (name, below) => {
+      const value = Number(given.get(name));
+      return Number.isInteger(value) && value >= 0 && value < below ? value : 0;
+    };
+    const layer = whole("layer", this.about.layers.length), chosen = this.about.layers[layer];
+    this.choose({ layer, batch: whole("batch", chosen.batch), head: whole("head", chosen.heads) });
+    for (const name of ["query", "key", "zoom"]) {
+      const value = Number(given.get(name));
+      if (given.has(name) && Number.isFinite(value) && value >= 0) this.camera[name] = value;
+    }
+    this.camera.clamp(this.layer);
+    this.setLog(given.get("log") !== "0");
+  }
+
+  // Fields and buttons.
+
+  fields() {
+    const on = (id, event, act) => document.getElementById(id).addEventListener(event, act);
+    const select = document.getElementById("layer");
+    select.replaceChildren(...this.about.layers.map((layer, i) => {
+      const option = element("option", layer.name);
+      option.value = i;
+      return option;
+    }));
+    const batches = Math.max(...this.about.layers.map((layer) => layer.batch));
+    document.getElementById("batch").replaceChildren(...Array.from({ length: batches }, (_, i) => {
+      const option = element("option", String(i));
+      option.value = i;
+      return option;
+    }));
+    on("layer", "change", () => this.choose({ layer: Number(select.value) }));
+    on("batch", "change", (event) => this.choose({ batch: Number(event.target.value) }));
+    on("in", "click", () => this.zoom(2));
+    on("out", "click", () => this.zoom(0.5));
+    on("whole", "click", () => this.whole());
+    on("log", "change", (event) => this.setLog(event.target.checked));
+    on("order", "change", () => this.state && this.panel.heads(this.state));
+    on("search", "submit", (event) => {
+      event.preventDefault();
+      this.panel.search(document.getElementById("words").value).catch(problem);
+    });
+    on("before", "click", () => this.panel.step(-1));
+    on("after", "click", () => this.panel.step(1));
+  }
+
+  pointers() {
+    const { canvas, camera } = this, down = new Map();
+    let moved = 0;
+    const at = (event) => {
+      const box = canvas.getBoundingClientRect();
+      return { x: event.clientX - box.left, y: event.clientY - box.top };
+    };
+    canvas.addEventListener("pointerdown", (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      canvas.focus({ preventScroll: true });
+      down.set(event.pointerId, at(event));
+      moved = 0;
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const here = at(event), before = down.get(event.pointerId);
+      if (before) {
+        const others = [...down].filter(([id]) => id !== event.pointerId).map(([, place]) => place);
+        camera.key -= (here.x - before.x) / camera.zoom / (others.length + 1);
+        camera.query -= (here.y - before.y) / camera.zoom / (others.length + 1);
+        if (others.length) {
+          const far = (a, b) => Math.hypot(a.x - b.x, a.y - b.y) || 1;
+          const x = (here.x + others[0].x) / 2, y = (here.y + others[0].y) / 2;
+          camera.zoomAt(far(here, others[0]) / far(before, others[0]), x, y, this.layer);
+        }
+        moved += Math.hypot(here.x - before.x, here.y - before.y);
+        down.set(event.pointerId, here);
+        camera.clamp(this.layer);
+        this.write();
+      }
+      if (!before || moved < 4) this.point(here);
+      this.draw();
+    });
+    const up = (event) => {
+      const here = at(event);
+      const tapped = down.delete(event.pointerId) && moved < 4 && event.type === "pointerup";
+      if (tapped && this.point(here)) this.strongest();
+      this.draw();
+    };
+    canvas.addEventListener("pointerup", up);
+    canvas.addEventListener("pointercancel", up);
+    canvas.addEventListener("dblclick", (event) => {
+      const { x, y } = at(event);
+      camera.zoomAt(4, x, y, this.layer);
+      this.write();
+      this.draw();
+    });
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      const { x, y } = at(event), lines = event.deltaMode ? 16 : 1;
+      camera.zoomAt(Math.exp(-Math.max(-200, Math.min(200, event.deltaY * lines)) / 300), x, y, this.layer);
+      this.write();
+      this.draw();
+    }, { passive: false });
+  }
+
+  point({ x, y }) {
+    const key = this.camera.keyAt(x), query = this.camera.queryAt(y);
+    const inside = x >= LEFT && y >= TOP && key >= 0 && query >= 0 && key < this.layer.keys && query < this.layer.queries;
+    if (inside) this.cursor = { query: Math.floor(query), key: Math.floor(key) };
+    return inside;
+  }
+
+  strongest() {
+    const [, , rowScale] = this.layer.grids[this.level];
+    const row = Math.floor(this.cursor.query * rowScale / this.layer.queries + 1e-9);
+    const query = isExact(this.layer, this.level) ? this.cursor.query : span(row, rowScale, this.layer.queries)[0];
+    this.panel.row(query).catch(problem);
+  }
+
+  move(down, right) {
+    const { layer, camera } = this, [, , rowScale, colScale] = layer.grids[this.level];
+    const high = Math.max(1, layer.queries / rowScale), wide = Math.max(1, layer.keys / colScale);
+    const start = this.cursor || { query: Math.floor(camera.query), key: Math.floor(camera.key) };
+    const to = (value, step, size) => Math.floor(Math.max(0, Math.min(size - 1, value + step)));
+    this.cursor = { query: to(start.query, down * high, layer.queries), key: to(start.key, right * wide, layer.keys) };
+    const x = camera.x(this.cursor.key + 0.5), y = camera.y(this.cursor.query + 0.5), edge = 24;
+    if (x < LEFT + edge) camera.key -= (LEFT + edge - x) / camera.zoom;
+    if (x > camera.width - edge) camera.key += (x - camera.width + edge) / camera.zoom;
+    if (y < TOP + edge) camera.query -= (TOP + edge - y) / camera.zoom;
+    if (y > camera.height - edge) camera.query += (y - camera.height + edge) / camera.zoom;
+    camera.clamp(layer);
+    this.write();
+    this.draw();
+  }
+
+  keys() {
+    const far = (event) => event.shiftKey ? 16 : 1;
+    const step = (name, by, size) => this.choose({ [name]: (this.place[name] + by + size) % size });
+    const onMap = {
+      ArrowUp: (event) => this.move(-far(event), 0),
+      ArrowDown: (event) => this.move(far(event), 0),
+      ArrowLeft: (event) => this.move(0, -far(event)),
+      ArrowRight: (event) => this.move(0, far(event)),
+      Enter: () => { if (!this.cursor) this.move(0, 0); this.strongest(); },
+    };
+    const anywhere = {
+      "+": () => this.zoom(2),
+      "=": () => this.zoom(2),
+      "-": () => this.zoom(0.5),
+      "0": () => this.whole(),
+      "[": () => step("head", -1, this.layer.heads),
+      "]": () => step("head", 1, this.layer.heads),
+      ",": () => step("layer", -1, this.about.layers.length),
+      ".": () => step("layer", 1, this.about.layers.length),
+      "/": () => document.getElementById("words").focus(),
+      n: () => this.panel.step(1),
+      p: () => this.panel.step(-1),
+      l: () => this.setLog(!this.scale.log),
+      d: () => {
+        const query = Math.floor(this.cursor ? this.cursor.query : this.camera.query);
+        this.go(query, Math.max(0, query + this.layer.keys - this.layer.queries));
+      },
+    };
+    document.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const field = event.target.matches("input, select");
+      if (field && event.key === "Escape") { this.canvas.focus(); return; }
+      if (field) return;
+      const act = (event.target === this.canvas ? onMap[event.key] : undefined) || anywhere[event.key];
+      if (!act) return;
+      event.preventDefault();
+      act(event);
+    });
+  }
+}
+
+askJson("about").then((about) => new App(about)).catch(problem);

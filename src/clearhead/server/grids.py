@@ -1,0 +1,167 @@
+"""Grids: one head of a map at every zoom, from one small picture down to single weights.
+
+A cell of any grid is a share of attention: the sum of its weights divided by the number of its
+queries. So a row of cells adds up to 1 at every zoom, and a first token that all look at stays as
+bright as it is.
+
+    overview    the whole map in one pass (`looking.whole`), at most 2,048 or 4,096 cells each way
+    coarser     two by two cells of the next finer grid
+    finer       twice as many cells each way, computed when somebody looks; the last is exact
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clearhead.maps import AttentionMap
+from clearhead.maps.looking import heights, normalise, shares, whole
+
+TILE = 256  # cells each way
+
+_OVERVIEW = 2048
+_OVERVIEW_OF_LONG = 4096
+_LONG = 2**15  # tokens; beyond these the finer overview, and steps that can be stopped
+_MOST_TOKENS = 2048  # of a tile each way, that are computed while somebody waits
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One zoom of a map.
+
+    Attributes:
+        rows: How many cells it is high.
+        cols: How many cells it is wide.
+        row_scale: Cells for all queries together; not always whole, since the last may stick out.
+        col_scale: The same for the keys.
+        halvings: How often the overview was halved for it; below 0 it is finer than the overview.
+    """
+
+    rows: int
+    cols: int
+    row_scale: float
+    col_scale: float
+    halvings: int
+
+    def tiles(self) -> tuple[int, int]:
+        """How many tiles it is high and wide."""
+        return math.ceil(self.rows / TILE), math.ceil(self.cols / TILE)
+
+
+def grids(queries: int, keys: int) -> list[Grid]:
+    """All zooms of a map, coarsest first. Tiles of very large blocks of tokens are left out."""
+    longest = max(queries, keys)
+    most = _OVERVIEW if longest <= _LONG else _OVERVIEW_OF_LONG
+    base = tuple(max(1, min(size, round(size * most / longest))) for size in (queries, keys))
+    found: list[Grid] = []
+    halvings = 0
+    while True:
+        side = 2**halvings
+        grid = Grid(
+            math.ceil(base[0] / side),
+            math.ceil(base[1] / side),
+            base[0] / side,
+            base[1] / side,
+            halvings,
+        )
+        found.insert(0, grid)
+        if max(grid.rows, grid.cols) <= TILE:
+            break
+        halvings += 1
+    doublings = 0
+    while (found[-1].rows, found[-1].cols) != (queries, keys):
+        doublings += 1
+        rows, cols = min(queries, base[0] * 2**doublings), min(keys, base[1] * 2**doublings)
+        if max(queries / rows, keys / cols) * TILE <= _MOST_TOKENS:
+            found.append(Grid(rows, cols, rows, cols, -doublings))
+        elif (rows, cols) == (queries, keys):
+            break
+    return found
+
+
+class Pyramid:
+    """One head: its overview, everything coarser, and finer tiles on demand.
+
+    Args:
+        one: A map of one sequence and one head.
+        on_progress: Called with the share that is done, now and then; may raise to stop.
+    """
+
+    def __init__(
+        self, one: AttentionMap, on_progress: Callable[[float], None] | None = None
+    ) -> None:
+        _, _, queries, keys = one.shape
+        self.map = one
+        self.grids = grids(queries, keys)
+        base = next(grid for grid in self.grids if grid.halvings == 0)
+        counts = heights(queries, base.rows).float()
+        with torch.no_grad():
+            if max(queries, keys) > _LONG and on_progress is not None and one.device.type == "cpu":
+                normalise(one, on_progress)
+            cells = whole(one, (base.rows, base.cols), on_progress)[0, 0].float().cpu()
+        self._levels = [cells]
+        while max(cells.shape) > TILE:
+            cells, counts = _halved(cells, counts)
+            self._levels.append(cells)
+
+    @property
+    def nbytes(self) -> int:
+        """What its pictures take; the map itself is shared."""
+        return sum(level.nbytes for level in self._levels) + self.map.lse.nbytes
+
+    def tile(self, level: int, row: int, col: int) -> NDArray[np.float32]:
+        """The cells of one tile; NaN where hidden. Tiles at the edge are smaller."""
+        grid = self.grids[level]
+        rows = slice(row * TILE, min((row + 1) * TILE, grid.rows))
+        cols = slice(col * TILE, min((col + 1) * TILE, grid.cols))
+        if grid.halvings >= 0:
+            found = self._levels[grid.halvings][rows, cols]
+        else:
+            with torch.no_grad():
+                found = shares(self.map, 0, 0, rows, cols, (grid.rows, grid.cols)).cpu()
+        return np.ascontiguousarray(found.numpy(), dtype="<f4")
+
+
+@torch.no_grad()
+def strongest(one: AttentionMap, query: int, count: int) -> tuple[list[int], list[float]]:
+    """The keys that a query looks at most, and its weights on them; a part of the keys at a time.
+
+    Args:
+        one: A map of one sequence and one head.
+        query: Which query.
+        count: How many keys at most.
+    """
+    keys = one.shape[3]
+    best, where = torch.zeros(0, dtype=one.dtype), torch.zeros(0, dtype=torch.int64)
+    for start in range(0, keys, 2**16):
+        stop = min(start + 2**16, keys)
+        weights = one[0, 0, query, start:stop].cpu()
+        best = torch.cat([best, weights])
+        where = torch.cat([where, torch.arange(start, stop)])
+        best, kept = best.topk(min(count, len(best)))
+        where = where[kept]
+    real = best > 0
+    return where[real].tolist(), best[real].tolist()
+
+
+def _halved(
+    cells: Float[Tensor, "rows cols"], counts: Float[Tensor, " rows"]
+) -> tuple[Tensor, Tensor]:
+    """Two by two cells as one: weighted by their queries downwards, added up across."""
+    rows, cols = cells.shape
+    pad = (0, cols % 2, 0, rows % 2)
+    padded = torch.nn.functional.pad(cells, pad, value=torch.nan)
+    counts = torch.nn.functional.pad(counts, (0, rows % 2))
+    hidden = padded.isnan()
+    sums = (padded.nan_to_num(0.0) * counts[:, None]).view(len(counts) // 2, 2, -1).sum(1)
+    sums = sums.view(len(sums), -1, 2).sum(2)
+    hidden = hidden.view(len(sums), 2, -1).all(1).view(len(sums), -1, 2).all(2)
+    counts = counts.view(-1, 2).sum(1)
+    return (sums / counts[:, None]).masked_fill(hidden, torch.nan), counts

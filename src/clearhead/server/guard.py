@@ -1,0 +1,103 @@
+"""Guard: who may ask. Everything that reaches the server's pages goes through here first.
+
+The server listens on this machine only, but every page in the browser can send requests there, and
+a stranger's name can be made to point to 127.0.0.1. So a request must name this server as its host,
+must not come from another page, and must carry the token that was printed at the start.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+TOKEN_HEADER = b"x-clearhead-token"
+_MOST_QUERY = 2048  # bytes
+
+
+class Guard:
+    """ASGI middleware that lets only the owner's own page in.
+
+    Args:
+        app: What is guarded.
+        token: The secret; in the address of the page, and in a header of all its requests.
+        port: Where the server listens.
+        policy: The page's Content-Security-Policy.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str, port: int, policy: str) -> None:
+        self._app = app
+        self._token = token.encode("ascii")
+        self._hosts = {f"{name}:{port}".encode() for name in ("127.0.0.1", "localhost")}
+        self._origins = {b"http://" + host for host in self._hosts}
+        self._headers = [
+            (b"content-security-policy", policy.encode("ascii")),
+            (b"cache-control", b"no-store"),
+            (b"cross-origin-opener-policy", b"same-origin"),
+            (b"cross-origin-resource-policy", b"same-origin"),
+            (b"referrer-policy", b"no-referrer"),
+            (b"x-content-type-options", b"nosniff"),
+            (b"x-frame-options", b"DENY"),
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is refused; pass on the rest."""
+        if scope["type"] != "http":
+            return
+        refused = self._refusal(scope)
+        if refused is None:
+            await self._app(scope, receive, self._with_headers(send))
+            return
+        status, reason = refused
+        body = f"{reason}\n".encode()
+        headers = [
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        start: Message = {"type": "http.response.start", "status": status, "headers": headers}
+        await self._with_headers(send)(start)
+        await send({"type": "http.response.body", "body": body})
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """Status and reason, or None for a request that may pass."""
+        headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.lower(), []).append(value)
+        hosts = headers.get(b"host", [])
+        if len(hosts) != 1 or hosts[0] not in self._hosts:
+            return 403, "This server answers to its own address only."
+        if any(origin not in self._origins for origin in headers.get(b"origin", [])):
+            return 403, "This server answers to its own page only."
+        site, aim = (headers.get(b"sec-fetch-" + name, []) for name in (b"site", b"dest"))
+        followed = scope["path"] == "/" and aim == [b"document"]  # a link, from a notebook perhaps
+        if not followed and any(each not in (b"same-origin", b"none") for each in site):
+            return 403, "This server answers to its own page only."
+        if scope["method"] != "GET":
+            return 405, "Only GET."
+        if len(scope["query_string"]) > _MOST_QUERY:
+            return 414, "The address is too long."
+        if not self._knows_token(scope, headers.get(TOKEN_HEADER, [])):
+            return 403, (
+                "The token is missing or wrong. "
+                "Open the whole address that was printed when the server started."
+            )
+        return None
+
+    def _knows_token(self, scope: Scope, given: list[bytes]) -> bool:
+        """In the page's address, and in a header of everything else."""
+        if scope["path"] == "/":
+            query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=64)
+            given = [text.encode("utf-8") for text in query.get("token", [])]
+        # Compared in constant time: how long it takes says nothing about the token.
+        return len(given) == 1 and hmac.compare_digest(given[0], self._token)
+
+    def _with_headers(self, send: Send) -> Send:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *self._headers]}
+            await send(message)
+
+        return sending

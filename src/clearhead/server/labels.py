@@ -1,0 +1,57 @@
+"""Labels: the tokens of a text, some of them or where a word stands."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+from clearhead.drawing import shorten
+
+WIDTH = 40  # columns of a label; longer ones are cut
+
+
+class Labels:
+    """The tokens of each sequence.
+
+    Args:
+        tokens: One list of tokens a sequence.
+    """
+
+    def __init__(self, tokens: Sequence[Sequence[str]] = ()) -> None:
+        self._tokens = [list(map(str, each)) for each in tokens]
+        self._texts: dict[int, tuple[str, list[int]]] = {}
+
+    def count(self, batch: int) -> int:
+        """How many tokens a sequence has; 0 if they are not known."""
+        return len(self._tokens[batch]) if batch < len(self._tokens) else 0
+
+    def some(self, batch: int, start: int, stop: int) -> list[str]:
+        """Some labels, with everything invisible made visible."""
+        return [shorten(token, WIDTH) for token in self._tokens[batch][start:stop]]
+
+    def find(self, batch: int, words: str, most: int = 1000) -> tuple[list[int], int]:
+        """The tokens in which `words` begin, the first `most` of them, and how many there are.
+
+        Capitals do not matter, and a word may be spread over several tokens.
+        """
+        if not words or not self.count(batch):
+            return [], 0
+        if batch not in self._texts:
+            pieces = [token.casefold() for token in self._tokens[batch]]
+            starts, length = [], 0
+            for piece in pieces:
+                starts.append(length)
+                length += len(piece)
+            self._texts[batch] = "".join(pieces), starts
+        text, starts = self._texts[batch]
+        wanted = words.casefold()
+        found: list[int] = []
+        count, last, at = 0, -1, text.find(wanted)
+        while at >= 0:
+            token = bisect.bisect_right(starts, at) - 1
+            if token != last:
+                count, last = count + 1, token
+                if count <= most:
+                    found.append(token)
+            at = text.find(wanted, at + 1)
+        return found, count
