@@ -120,7 +120,7 @@ def test_the_printed_program_runs(folder, run):
         (["--model", "{folder}", "a", "--tokenizer", "gpt2"], "leave out --variant"),
         (["--model", "{folder}", "a" + " a" * 31], "TEXT has 32 tokens, and this model takes 31."),
         (["--model", "no/such/folder", "a"], "there is no such file or folder"),
-        (["--model", "{odd}", "a"], "no tokenizer for it. It knows 97 tokens"),
+        (["--model", "{odd}", "a"], "it has 50,257 tokens, the model 97."),
     ],
 )
 def test_errors_of_explain(folder, run, tmp_path, arguments, message):
