@@ -6,10 +6,15 @@ packages. `.pth` files inside that folder are not read then, so the editable ins
 is not seen there: only the wheel provides clearhead.
 """
 
+import hashlib
+import itertools
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -75,3 +80,42 @@ def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> Non
     assert run(command, "--version", cwd=tmp_path) == f"clearhead {__version__}"
     code = "from clearhead import MultiHeadAttention as M; print(M(4, 4, 4, 0.0, 2).head_dim)"
     assert run(python, "-c", code, cwd=tmp_path) == "2"
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_building_again_gives_the_same_bytes(kind: str, tmp_path: Path) -> None:
+    digests = set()
+    for time in ("first", "second"):
+        build = [sys.executable, "-m", "build", "--no-isolation", f"--{kind}"]
+        run(*build, "--outdir", tmp_path / time, ROOT, cwd=tmp_path)
+        (built,) = (tmp_path / time).iterdir()
+        digests.add(hashlib.sha256(built.read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+def test_the_licence_of_every_dependency_is_listed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    names = {re.match(r"[\w.-]+", one)[0] for one in asked} - {"clearhead"}
+    page = (ROOT / "docs" / "licences.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| ([\w.-]+) \| \w", page, re.MULTILINE))
+    assert names <= listed, f"not in docs/licences.md: {sorted(names - listed)}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_installs_from_the_index(version: str, wheel: Path, tmp_path: Path) -> None:
+    """With its real dependencies, by pip, into an environment of another Python."""
+    python = shutil.which(f"python{version}")
+    if (
+        python is None
+        or subprocess.run([python, "-V"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip(f"no Python {version} here")
+    run(python, "-m", "venv", tmp_path / "fresh", cwd=tmp_path)
+    pip = tmp_path / "fresh" / "bin" / "pip"
+    run(pip, "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
+    run(pip, "check", cwd=tmp_path)
+    clearhead = tmp_path / "fresh" / "bin" / "clearhead"
+    assert run(clearhead, "--version", cwd=tmp_path) == f"clearhead {__version__}"
+    assert "Who attends to whom" in run(clearhead, "explain", "the cat sat", cwd=tmp_path)
