@@ -457,7 +457,12 @@ def test_random_right_programs_are_never_flagged(sizes: Any, mask: str, strided:
     assert best.ids == ()
 
 
-UNTURNED = [option for option in OPTIONS if "turn" not in option.touches()]
+# Heads that see each other have no causal form.
+UNTURNED = [
+    option
+    for option in OPTIONS
+    if "turn" not in option.touches() and ("split", "token-heads") not in option.change
+]
 
 
 @settings(max_examples=60)

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -200,3 +202,17 @@ def test_no_other_finding_can_be_emitted():
     found |= {id for option in OPTIONS for id in option.id.split("+")}
     assert len(found) > 60
     assert found <= emitted()
+
+
+def test_a_class_that_was_typed_at_pythons_prompt():
+    """It has no file: `check` failed with "source code not available"."""
+    program = (
+        "import clearhead\n"
+        "from clearhead.ladder import SelfAttention\n"
+        "exec('class Mine(SelfAttention): pass')\n"
+        "print(clearhead.check(Mine).verdict)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-"], input=program, capture_output=True, text=True, check=False
+    )
+    assert ran.stdout == "correct\n", ran.stderr

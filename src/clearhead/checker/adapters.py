@@ -36,6 +36,8 @@ class Subject:
         d_in: The width of its inputs, as its weights tell.
         weights: The random weights it carries now.
         arguments: Positional-only arguments of the constructor.
+        d_kv: The width of the keys' and values' own input, if it is another one; else 0.
+        ids: The embedding's weights, where forward takes token ids; else "".
     """
 
     info: ClassInfo
@@ -50,6 +52,8 @@ class Subject:
     d_in: int = 0
     weights: dict[str, Tensor] = field(default_factory=dict)
     arguments: tuple[object, ...] = ()
+    d_kv: int = 0
+    ids: str = ""
 
     @property
     def takes_mask(self) -> str:
@@ -118,6 +122,18 @@ def width_in(built: Built, sizes: Sizes) -> int:
         if "Linear" in built.modules.get(name.rpartition(".")[0], ""):
             return shape[1]
     return sizes.d_out if sizes.d_in not in {n for s in shapes.values() for n in s} else sizes.d_in
+
+
+def width_of_memory(built: Built, d_in: int) -> int:
+    """The width that key and value layers take, where it is another one than the queries'."""
+    widths = {
+        shape[1]
+        for name, shape in built.parameters.items()
+        if role_of(name) in ("k", "v", "kv")
+        and len(shape) == 2
+        and "Linear" in built.modules.get(name.rpartition(".")[0], "")
+    }
+    return widths.pop() if len(widths) == 1 and d_in not in widths else 0
 
 
 def _takes_all(shapes: dict[str, tuple[int, ...]], sizes: Sizes) -> bool:
@@ -293,18 +309,47 @@ def _one(
     seed: int,
     mask: Tensor | None,
 ) -> Tensor | Failure:
+    shape = inputs[0].shape
+    if subject.ids:
+        ids = ids_for(session, subject, inputs[0])
+        if isinstance(ids, Failure):
+            return ids
+        inputs = (ids, ids, ids)
     positional, keywords = arguments_for(subject, inputs, mask)
     output = session.forward(positional, keywords, train=train, seed=seed)
     if isinstance(output, Failure):
         return output
-    chosen = pick(output, inputs[0].shape)
+    chosen = pick(output, shape)
     if chosen is None:
         return Failure("exception", "NoTensor", "forward returned no tensor")
     result = output.tensors[chosen]
-    if result.ndim != inputs[0].ndim or not result.is_floating_point():
-        shapes = f"{tuple(result.shape)} for inputs {tuple(inputs[0].shape)}"
+    if result.ndim != len(shape) or not result.is_floating_point():
+        shapes = f"{tuple(result.shape)} for inputs {tuple(shape)}"
         return Failure("exception", "ShapeError", f"forward returned {shapes}")
     return result.to(torch.float64)
+
+
+def ids_for(
+    session: Session, subject: Subject, x: Tensor, filling: int | None = None
+) -> Tensor | Failure:
+    """Ids whose embeddings are the vectors x: those are written into the embedding's last rows.
+
+    Args:
+        session: Who answers for the class.
+        subject: The class.
+        x: The vectors, (..., d_in).
+        filling: The id of the filling, whose embedding becomes the last vector.
+    """
+    table = subject.weights[subject.ids].clone()
+    flat = x.reshape(-1, x.shape[-1])
+    first = len(table) - len(flat)
+    if first < 1 or (filling is not None and filling >= first):
+        return Failure("exception", "IndexError", f"{len(table)} ids are too few to try it")
+    table[first:] = flat.to(table)
+    if filling is not None:
+        table[filling] = flat[-1].to(table)
+    failed = session.load({subject.ids: table.to(subject.dtype)})
+    return failed or torch.arange(first, len(table)).view(x.shape[:-1])
 
 
 def pick(output: Output, shape: Sequence[int]) -> int | None:
@@ -332,6 +377,9 @@ def inputs_for(
     generator = torch.Generator().manual_seed(seed)
     shape = (batch or subject.sizes.batch, tokens, subject.d_in)
     q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    if subject.d_kv and subject.separate:
+        wide = (*shape[:2], subject.d_kv)
+        k, v = (torch.randn(wide, generator=generator, dtype=torch.float64) for _ in range(2))
     q, k, v = q.to(subject.dtype), k.to(subject.dtype), v.to(subject.dtype)
     roles = {role for _, role in subject.feed}
     if "k" in roles and "v" in roles:

@@ -85,6 +85,7 @@ class ClassInfo:
     forward: tuple[Parameter, ...]
     methods: tuple[str, ...]
     bases: tuple[str, ...]
+    fields: tuple[tuple[str, object], ...] = ()  # read from a configuration, with any defaults
 
 
 @dataclass(frozen=True)

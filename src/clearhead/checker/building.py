@@ -18,15 +18,21 @@ from clearhead.checker.adapters import (
     inputs_for,
     random_weights,
     width_in,
+    width_of_memory,
 )
 from clearhead.checker.case import Case
 from clearhead.checker.isolate import Built, Failure
 from clearhead.checker.layouts import role_of
 from clearhead.checker.loud import SIZE_MISMATCH, only_with_equal_widths, translate
-from clearhead.checker.names import Sizes, constructors, meaning_of
+from clearhead.checker.names import Sizes, constructors, likely_meaning, meaning_for, meaning_of
 from clearhead.checker.report import Finding, Report
 from clearhead.checker.simulator import difference
 
+ADAPTER = (
+    "If your class wants another kind of input (a picture, say) or other arguments, an adapter "
+    "says how to build and call it: clearhead check FILE --write-adapter adapter.py writes one to "
+    "complete, and --adapter adapter.py uses it."
+)
 _GONE = ("timeout", "memory", "died", "protocol")
 
 
@@ -35,7 +41,8 @@ def could_not_run(filename: str, name: str, failure: Failure, stage: str) -> Rep
     said = f"{failure.type}: {failure.message}" if failure.type else failure.message
     text = f"It failed at {stage}, {failure.kind}: {said}"
     evidence = (failure.traceback or "").strip()[-600:]
-    found = Finding("cannot-run", "wrong", text, evidence, "", failure.line)
+    fix = "" if stage == "import" or failure.kind != "exception" else ADAPTER
+    found = Finding("cannot-run", "wrong", text, evidence, fix, failure.line)
     return Report(filename, name, "error", (found,))
 
 
@@ -88,7 +95,8 @@ def _unregistered(built: Built) -> list[str]:
 def settle(case: Case, subject: Subject) -> Subject | Failure:
     """Give it random weights and find how it is called."""
     session = case.session
-    subject = replace(subject, d_in=width_in(subject.built, subject.sizes))
+    d_in = width_in(subject.built, subject.sizes)
+    subject = replace(subject, d_in=d_in, d_kv=width_of_memory(subject.built, d_in))
     if any("Lazy" in kind for kind in subject.built.modules.values()):
         calm = replace(subject, dtype=torch.float32)
         call(session, calm, inputs_for(calm, subject.sizes.tokens))
@@ -107,6 +115,10 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
         if isinstance(got, Failure) and "NoneType" in got.message:
             fed = replace(trial, feed=feeds(case.info, optional=True))
             got = _ways(case, fed) if fed.feed != trial.feed else got
+        if isinstance(got, Failure) and re.search(r"indices|Long, Int|embedding", got.message):
+            tables = [p for p, kind in trial.built.modules.items() if kind == "Embedding"]
+            if len(tables) == 1 and trial.weights[f"{tables[0]}.weight"].shape[1] == trial.d_in:
+                got = _ways(case, replace(trial, ids=f"{tables[0]}.weight"))
         if not isinstance(got, Failure):
             return got
         first = first or got
@@ -127,7 +139,7 @@ def without_dropout(case: Case, subject: Subject) -> Subject | None:
             elif isinstance(value, dict) and "__config__" in value:
                 inner = value["__config__"].items()
                 keywords[name] = {
-                    "__config__": {n: 0.0 if meaning_of(n) == "p" else v for n, v in inner}
+                    "__config__": {n: 0.0 if likely_meaning(n) == "p" else v for n, v in inner}
                 }
         built = case.session.build(case.info.name, arguments, keywords)
         if isinstance(built, Failure):
@@ -193,7 +205,7 @@ def rotary_ways(subject: Subject) -> tuple[str, ...]:
 
 def head_counts(subject: Subject) -> list[int]:
     """How many heads the class may have: one number where it is told, else the likely ones."""
-    meanings = {meaning_of(p.name) for p in subject.info.init}
+    meanings = {meaning_for(p) for p in subject.info.init}
     attributes = subject.built.plain.items()
     told = [v for n, v in attributes if meaning_of(n) == "heads" and isinstance(v, int) and v > 0]
     if told:

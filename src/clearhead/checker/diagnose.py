@@ -36,6 +36,7 @@ from clearhead.checker.hints import Text, hints_of, text_of
 from clearhead.checker.isolate import ClassInfo, Failure, InProcess, Isolated, Limits
 from clearhead.checker.layouts import Candidate, candidates, role_of
 from clearhead.checker.loud import misspelled
+from clearhead.checker.names import with_configs
 from clearhead.checker.naming import is_causal, name_mistakes, question_of_causality
 from clearhead.checker.report import Finding, Report
 from clearhead.checker.search import Search
@@ -102,7 +103,7 @@ def check_object(subject: type | nn.Module) -> Report:
         source = ""
     try:
         filename = inspect.getsourcefile(cls) or ""
-    except TypeError:
+    except (OSError, TypeError):  # typed at Python's prompt: there is no file
         filename = ""
     given = isinstance(subject, nn.Module)
     return check_class(session, classes[0], source, filename or cls.__module__, given=given)
@@ -127,7 +128,9 @@ def check_class(
         given: Whether it is unknown what it is built with; see `Case`.
         text: The source to look at, if it is not that of `info`.
     """
-    case = Case(session, info, text or text_of(source, info), filename, given=given)
+    text = text or text_of(source, info)
+    info = with_configs(info, text.code, source)
+    case = Case(session, info, text, filename, given=given)
     wrong_name = misspelled(info)
     if wrong_name is not None:
         id, name = wrong_name

@@ -7,15 +7,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clearhead.checker import probes
-from clearhead.checker.adapters import Subject, arguments_for, call, inputs_for, pick
+from clearhead.checker import cached, probes, uses
+from clearhead.checker.adapters import Subject, call, inputs_for
 from clearhead.checker.building import without_dropout
 from clearhead.checker.case import Case
 from clearhead.checker.hints import dropped_mask, made_without, may_make_on_cpu
 from clearhead.checker.isolate import Failure
 from clearhead.checker.layouts import role_of
 from clearhead.checker.loud import translate
-from clearhead.checker.names import constructors, meaning_of
+from clearhead.checker.names import constructors, meaning_for
 from clearhead.checker.search import Explanation, Search
 from clearhead.checker.simulator import Program, Switches, difference
 
@@ -25,17 +25,19 @@ Inputs = probes.Inputs
 def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation) -> None:
     """Everything that the plain run could not show."""
     _stray(case, subject)
-    _lengths(case, subject)
+    uses.batch_axis(case, subject, inputs)
+    uses.lengths(case, subject, best)
     _gradients(case, subject, inputs, out, best)
     _training(case, subject, inputs, out, best)
     _large_scores(case, subject, inputs, best)
-    if subject.takes_mask and not subject.polarity:
+    of_tokens = uses.padding(case, subject, inputs, out, best)
+    if subject.takes_mask and not subject.polarity and subject.takes_mask not in of_tokens:
         _mask_argument(case, subject, inputs, out, best)
-    _padding(case, subject, inputs, best)
     _alone(case, subject, inputs, out)
     _device(case, subject)
     _other_dtypes(case, subject)
-    _bias_flag(case, subject)  # these two build anew, so they come last
+    cached.decoding(case, subject, inputs, out, best)  # these build anew, so they come last
+    _bias_flag(case, subject)
     _training_differs(case, subject, inputs)
 
 
@@ -58,22 +60,10 @@ def _stray(case: Case, subject: Subject) -> None:
             case.add("scale-is-stray-tensor", evidence, line)
 
 
-def _lengths(case: Case, subject: Subject) -> None:
-    if subject.sizes.tokens == subject.sizes.context or subject.axes != "batch":
-        return
-    known = {meaning_of(p.name) for p in case.info.init}
-    for tokens, failure in probes.other_lengths(case.session, subject).items():
-        told = known & {"context", "config"} and not case.given
-        if tokens == subject.sizes.context and not told:
-            continue
-        evidence = f"With {tokens} tokens: {failure.type}: {failure.message}"[:300]
-        case.add("fails-at-some-lengths", evidence, failure.line)
-
-
 def _gradients(
     case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
 ) -> None:
-    if not subject.built.parameters:
+    if not subject.built.parameters or subject.ids:
         return
     got = probes.gradients(case.session, subject, inputs, out)
     if isinstance(got, Failure):
@@ -135,8 +125,8 @@ def _gradient_of(best: Explanation, cotangent: Tensor, subject: Subject) -> Tens
 
 def _training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation) -> None:
     layers = [p for p, kind in subject.built.modules.items() if "Dropout" in kind]
-    asked = any(meaning_of(p.name) == "p" for p in case.info.init)
-    told = any(meaning_of(p.name) == "config" for p in case.info.init)
+    asked = any(meaning_for(p) == "p" for p in case.info.init)
+    told = any(meaning_for(p) == "config" for p in case.info.init)
     if subject.sizes.p == 0 or not (asked or layers or (told and case.text.has(r"[Dd]rop"))):
         return
     if case.given or not (asked or told):
@@ -234,7 +224,7 @@ def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
     """With dropout 0, or without any, training must compute what evaluation does."""
     if case.given or case.findings:
         return
-    meanings = {meaning_of(p.name) for p in case.info.init}
+    meanings = {meaning_for(p) for p in case.info.init}
     layers = any("Dropout" in kind for kind in subject.built.modules.values())
     if "p" in meanings or "config" in meanings:
         calm = without_dropout(case, subject)
@@ -259,7 +249,7 @@ def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
 
 
 def _bias_flag(case: Case, subject: Subject) -> None:
-    flags = [p.name for p in case.info.init if meaning_of(p.name) == "bias"]
+    flags = [p.name for p in case.info.init if meaning_for(p) == "bias"]
     flags = [name for name in flags if name not in ("add_bias_kv", "proj_bias", "out_bias")]
     if case.given or not flags or flags[0] not in subject.keywords:
         return
@@ -336,53 +326,6 @@ def _explain_mask(
                 case.add(id, evidence)
             return
     case.notes.append("Forward takes a mask; no usual meaning of it reproduces the output.")
-
-
-def _padding(case: Case, subject: Subject, inputs: Inputs, best: Explanation) -> None:
-    """A (batch, tokens) mask whose name says that it marks the filling: does it hide that?"""
-    names = [p.name for p in case.info.forward if "pad" in p.name.lower()]
-    masks = {"none": "given", "causal": "given-and-causal"}
-    if not names or subject.axes != "batch" or best.switches.mask not in masks:
-        return
-    batch, tokens = inputs[0].shape[:2]
-    real = torch.ones(batch, tokens, dtype=torch.bool)
-    real[-1, tokens - 2 :] = False
-    given = real[:, None, None, :].expand(batch, 1, tokens, tokens)
-    kind = masks[best.switches.mask]
-    program = Program(best.program.weights, best.program.inputs, given)
-    right = program.run(best.switches._replace(mask=kind))
-    positional, keywords = arguments_for(subject, inputs, None)
-    answers = []
-    for marked in (~real, real):
-        output = case.session.forward(positional, {**keywords, names[0]: marked})
-        if isinstance(output, Failure) or right is None:
-            return
-        chosen = pick(output, inputs[0].shape)
-        if chosen is None or output.tensors[chosen].shape != right.shape:
-            return
-        answers.append(output.tensors[chosen].to(torch.float64))
-    rows = real  # what stands at the filling does not matter
-    assert right is not None
-    if difference(answers[0][rows], right[rows]) < 1e-5:
-        return
-    if difference(answers[1][rows], right[rows]) < 1e-5 and not _marks_real(case, names[0]):
-        evidence = (
-            f"With {names[0]} True at two filling tokens, the output is what you get when only "
-            "the filling is seen; with True at the real tokens it is right."
-        )
-        case.add("padding-inverted", evidence)
-
-
-def _marks_real(case: Case, name: str) -> bool:
-    """Whether the source says that 1 or True marks the real tokens."""
-    return bool(
-        re.search(
-            r"(1|True|ones?)\s*(=|:|means?|for|is|are|->|marks?)+\s*(the |a )?"
-            r"(real|valid|keep|kept|token|attend|visible|not pad|may|non-?pad)|"
-            r"0\s*(=|for|means?)\s*pad",
-            case.text.source,
-        )
-    )
 
 
 def _polarities(keep: Tensor, dtype: torch.dtype) -> list[Tensor]:

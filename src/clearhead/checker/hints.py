@@ -89,6 +89,12 @@ _LINES: dict[str, tuple[str, ...]] = {
     "in-place-breaks-autograd": (r"[*/+-]=|_\(",),
     "weights-transposed": (_SCORES,),
     "kv-heads-in-other-order": (r"repeat|expand|tile",),
+    "kv-heads-do-not-match": (r"\.(repeat|tile|expand)\(", r"repeat_interleave|unsqueeze"),
+    "breaks-with-length": (r"for \w+ in range\(", r"arange|tri[lu]", r"\[[^\]]*:", _MASK),
+    "padding-on-queries": (r"\[:, None, :, None\]|unsqueeze|None\]", _MASK),
+    "attends-across-batch": (r"MultiheadAttention\(", r"transpose\(0, 1\)|permute", _SCORES),
+    "cached-mask-misaligned": (r"is_causal\s*=", r"tri[lu]\(", r"arange", _MASK),
+    "cache-differs": (r"(cat|concat)\(", r"cache|past"),
 }  # fmt: skip
 _ASSIGNED = {"key-from-query-weights": "k", "value-from-keys": "v", "query-from-key-weights": "q",
              "value-from-queries": "v", "key-from-value-weights": "k", "value-not-projected": "v",

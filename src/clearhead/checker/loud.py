@@ -5,7 +5,7 @@ import re
 
 from clearhead.checker.hints import Text
 from clearhead.checker.isolate import ClassInfo, Failure
-from clearhead.checker.names import Sizes, meaning_of
+from clearhead.checker.names import Sizes, meaning_for
 
 _IN_PLACE = r"in-?place|leaf Variable that requires grad"
 SIZE_MISMATCH = r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)"
@@ -71,7 +71,7 @@ def _shapes(message: str, text: Text, sizes: Sizes) -> str | None:
 
 def only_with_equal_widths(failure: Failure, text: Text, info: ClassInfo) -> str | None:
     """The mistake of a class that fails when d_in and d_out differ, and only then."""
-    meanings = {meaning_of(p.name) for p in info.init}
+    meanings = {meaning_for(p) for p in info.init}
     if "d_out" not in meanings or not meanings & {"d_in", "d"}:
         return None
     if re.search(

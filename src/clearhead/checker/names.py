@@ -1,7 +1,8 @@
 """What constructors call their parameters, and the sizes to give them."""
 
+import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from clearhead.checker.isolate import ClassInfo, Parameter
@@ -68,6 +69,7 @@ _NAMES = {
     "config": "config cfg args conf hparams options opts params configuration hp model_args "
     "model_config settings hparam conf_dict",
     "batch_first": "batch_first",
+    "vocab": "vocab vocab_size n_vocab num_embeddings voc_size ntoken vocabulary_size vocab_len",
     "causal": "causal is_causal masked use_mask use_causal_mask causal_mask autoregressive "
     "use_causal is_decoder is_masked apply_causal_mask",
     "rope": "rope use_rope rotary",
@@ -88,6 +90,79 @@ def meaning_of(name: str) -> str:
     return MEANING.get(small) or MEANING.get(small.replace("_", "")) or ""
 
 
+def meaning_for(parameter: Parameter) -> str:
+    """What a constructor's parameter stands for; "config" where `with_configs` has found so."""
+    return "config" if parameter.annotation == _CONFIG else meaning_of(parameter.name)
+
+
+def likely_meaning(name: str) -> str:
+    """What a field of a configuration stands for, if a part of its name tells; else "".
+
+    >>> [likely_meaning(name) for name in ("p_attn", "modelWidth", "kv_head_count", "colour")]
+    ['p', 'd', 'kv_heads', '']
+    """
+    small = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    return meaning_of(name) or next((m for m, part in _PARTS if re.search(part, small)), "")
+
+
+_PARTS = (
+    ("p", r"drop|^p_|_p$|_prob"),
+    ("kv_heads", r"(kv|key|value|group).*head|head.*(kv|group)"),
+    ("head_dim", r"head.*(dim|size|width|features|channels)|(dim|size|width).*(per_)?head"),
+    ("heads", r"head"),
+    ("bias", r"bias"),
+    ("causal", r"causal|autoregress|decoder"),
+    ("context", r"context|ctx|block|seq|length|position|max_?len|tokens"),
+    ("d", r"dim|width|emb|hidden|model|size|channels|features"),
+)
+_CONFIG = "a configuration"  # in place of an annotation
+_NO_FIELDS = {"shape", "dtype", "device", "weight", "bias", "training"}
+
+
+def with_configs(info: ClassInfo, code: str, file: str) -> ClassInfo:
+    """The class with those parameters marked that are configurations, whatever their name.
+
+    A parameter is one if __init__ reads fields from it: `c.n_head`, `settings["n_head"]`.
+
+    Args:
+        info: The class.
+        code: Its source.
+        file: The whole file, in which a configuration's own defaults may stand.
+    """
+    body = re.search(r"def __init__.*?(?=\n\s*def |\Z)", code, re.DOTALL)
+    marked = tuple(
+        replace(p, annotation=_CONFIG)
+        if meaning_of(p.name) == "config" or (body and _may_be_config(p) and _read(p.name, body[0]))
+        else p
+        for p in info.init
+    )
+    names = {f for p in marked if p.annotation == _CONFIG for f in _read(p.name, code)}
+    fields = tuple((name, _default_in(file, name)) for name in sorted(names))
+    return replace(info, init=marked, fields=fields)
+
+
+def _may_be_config(parameter: Parameter) -> bool:
+    plain = re.fullmatch(r"(int|float|bool|str)\b.*", parameter.annotation)
+    return not (parameter.kind.startswith("VAR") or parameter.has_default or plain)
+
+
+def _read(name: str, code: str) -> set[str]:
+    """The fields that are read from a name, or from an attribute of that name; calls are none."""
+    start = rf"(?<![\w.])(?:self\.)?{re.escape(name)}"
+    found = re.findall(rf"{start}(?:\.(\w+)\b(?!\()|\[['\"](\w+))", code)
+    return {one or other for one, other in found} - _NO_FIELDS
+
+
+def _default_in(file: str, name: str) -> object:
+    """The plain value that a field has in the file, if it has one: `rope_base: float = 1e4`."""
+    given = re.search(rf"(?m)^\s+{name}\s*(?::[^=\n]+)?=\s*([\w.+-]+)\s*(?:#.*)?$", file)
+    try:
+        value = ast.literal_eval(given[1]) if given else None
+    except (SyntaxError, ValueError):
+        return None
+    return value if isinstance(value, bool | int | float) else None
+
+
 def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
     """What to pass for a meaning, given which others the constructor takes."""
     single = "head_dim" in meanings and "heads" not in meanings
@@ -103,6 +178,7 @@ def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
         "p": sizes.p,
         "bias": sizes.bias,
         "batch_first": True,
+        "vocab": 211,
         "rope": False,
         "causal": True,
         "device": None,
@@ -112,7 +188,7 @@ def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
 
 def constructors(info: ClassInfo) -> Iterator[tuple[Sizes, list[object], dict[str, object]]]:
     """Ways to build a class, likely ones first, a handful at most."""
-    meanings = {p.name: meaning_of(p.name) for p in info.init}
+    meanings = {p.name: meaning_for(p) for p in info.init}
     present = set(meanings.values())
     attempts: list[Sizes] = list(ATTEMPTS)
     if present & {"kv_heads", "kv_groups"}:
@@ -126,7 +202,10 @@ def constructors(info: ClassInfo) -> Iterator[tuple[Sizes, list[object], dict[st
         unknown += [sizes.heads] if "heads" not in present else []
         unknown += [sizes.context]
         for parameter in info.init:
-            value = _argument(parameter, meanings[parameter.name], sizes, present, unknown)
+            meaning = meanings[parameter.name]
+            value: object = {"__config__": config(sizes, info.fields)}
+            if meaning != "config":
+                value = _argument(parameter, meaning, sizes, present, unknown)
             if value is _SKIP:
                 continue
             if parameter.kind == "POSITIONAL_ONLY":
@@ -144,8 +223,6 @@ def _argument(
 ) -> object:
     if parameter.kind.startswith("VAR"):
         return _SKIP
-    if meaning == "config":
-        return {"__config__": config(sizes)}
     if meaning == "causal" and parameter.has_default and parameter.default is None:
         return _SKIP  # a mask itself, it may be
     if meaning and not (parameter.has_default and meaning in _LEFT_ALONE):
@@ -169,11 +246,12 @@ def asks_for_causal(keywords: dict[str, object]) -> bool:
     return any(meaning_of(name) == "causal" and value is True for name, value in keywords.items())
 
 
-def config(sizes: Sizes) -> dict[str, object]:
-    """A configuration that answers to every name we know."""
-    values: dict[str, object] = {}
-    for name, meaning in MEANING.items():
-        if meaning in ("config", "device", "dtype", "kv_groups", "causal"):
+def config(sizes: Sizes, fields: Sequence[tuple[str, object]] = ()) -> dict[str, object]:
+    """A configuration that answers to every name we know, and to fields that tell what they are."""
+    guessed = {name: likely_meaning(name) for name, _ in fields if name not in MEANING}
+    values = {n: default for n, default in fields if default is not None and not guessed.get(n)}
+    for name, meaning in {**MEANING, **guessed}.items():
+        if not meaning or meaning in ("config", "device", "dtype", "kv_groups", "causal"):
             continue
         value = value_of(meaning, replace(sizes, d_in=sizes.d_out), {"heads", "head_dim"})
         values[name] = value

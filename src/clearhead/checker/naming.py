@@ -18,7 +18,7 @@ from clearhead.checker.hints import (
     uses_sdpa,
 )
 from clearhead.checker.layouts import role_of
-from clearhead.checker.names import asks_for_causal, meaning_of
+from clearhead.checker.names import asks_for_causal, meaning_for, meaning_of
 from clearhead.checker.search import Explanation, Search
 from clearhead.checker.words import evidence_for
 
@@ -69,7 +69,7 @@ def name_mistakes(
     if set_by == "an argument":
         ids = [id for id in ids if id not in SCALES]
         case.notes.append("The scale is an argument, and what was given is used.")
-    asked = [p.name for p in case.info.init if meaning_of(p.name) == "heads" and not case.given]
+    asked = [p.name for p in case.info.init if meaning_for(p) == "heads" and not case.given]
     if asked and subject.sizes.heads > count == 1 and asked[0] in subject.keywords:
         case.add("heads-ignored", f"With {asked[0]}={subject.sizes.heads} there is one head.")
     for id in ids:

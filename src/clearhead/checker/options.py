@@ -122,6 +122,8 @@ OPTIONS = (
     _option("one-head-only", merge="first"),
     _option("one-head-only", merge="last"),
     _option("kv-heads-in-other-order", group="tile"),
+    _option("kv-heads-do-not-match", group="tile-k"),
+    _option("kv-heads-do-not-match", group="tile-v"),
     _option("dropout-scaled-down", gain="kept"),
     *(
         _option("split-without-transpose", split=f"untransposed-{which}")

@@ -119,16 +119,6 @@ def permutation_gap(session: Session, subject: Subject, inputs: Inputs, out: Ten
     return float((other - out[:, order]).abs().max() / out.abs().max().clamp_min(1e-12))
 
 
-def other_lengths(session: Session, subject: Subject) -> dict[int, Failure]:
-    """The lengths that fail, of one token, three tokens, and as many as the class allows."""
-    failed: dict[int, Failure] = {}
-    for tokens in (1, 3, subject.sizes.context):
-        got = call(session, subject, inputs_for(subject, tokens))
-        if isinstance(got, Failure):
-            failed[tokens] = got
-    return failed
-
-
 def large_score_leak(session: Session, subject: Subject, inputs: Inputs) -> Influence:
     """Whether the future leaks when scores are very large, as after unlucky training."""
     # Scores grow with the square: up to some ten thousands.
@@ -162,7 +152,7 @@ def dtype_failure(session: Session, subject: Subject, dtype: torch.dtype) -> Fai
 
 def device_failure(session: Session, subject: Subject) -> Failure | None:
     """What would happen on a GPU, if two devices met there."""
-    if subject.axes != "batch":
+    if subject.axes != "batch" or subject.ids:
         return None
     inputs = inputs_for(subject, subject.sizes.tokens)
     positional, keywords = arguments_for(subject, inputs, None)

@@ -97,6 +97,8 @@ def _options_for(program: Program, base: Switches, candidate: Candidate) -> list
             "split" in change or "merge" in change or change.get("softmax") == "heads"
         ):
             continue
+        if "group" in change and program.weights.kv_heads in (0, 1, program.weights.heads):
+            continue
         if not candidate.named and option.id in _SWAPS:
             continue
         if program.weights.o is None and change.get("out") == "unused":

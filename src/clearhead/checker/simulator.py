@@ -238,7 +238,7 @@ class Program:
             split = norm.apply(split)
         if heads < w.heads:
             times = w.heads // heads
-            if s.group == "tile":
+            if s.group == "tile" or s.group == f"tile-{'qkv'[position]}":
                 split = split.repeat(1, times, 1, 1)
             else:
                 split = split.repeat_interleave(times, dim=1)

@@ -154,6 +154,39 @@ UNLISTED: dict[str, tuple[str, str, str]] = {
         "Query heads are given to key heads in another order: weights from elsewhere do not fit.",
         "Use repeat_interleave(groups, dim=1), not repeat.",
     ),
+    "kv-heads-do-not-match": (
+        "wrong",
+        "Keys and values are given to the query heads in two different orders, so that a head "
+        "scores with one key head and mixes the values of another.",
+        "Expand both alike: repeat_interleave(groups, dim=1) for the keys and for the values.",
+    ),
+    "breaks-with-length": (
+        "wrong",
+        "It is attention at some lengths of text, and something else at others.",
+        "Count positions from the start of the text, not from the start of a block or a buffer.",
+    ),
+    "padding-on-queries": (
+        "wrong",
+        "The mask of the filling is laid along the queries, so real tokens still see the filling.",
+        "Lay it along the last axis, the keys: mask[:, None, None, :].",
+    ),
+    "attends-across-batch": (
+        "wrong",
+        "Tokens see the same place of the other texts in the batch, and not their own text.",
+        "Give (tokens, batch, d), or write nn.MultiheadAttention(..., batch_first=True).",
+    ),
+    "cached-mask-misaligned": (
+        "wrong",
+        "With a cache the causal mask starts at the first key again, so that a new token sees only "
+        "the beginning of the text.",
+        "Align the mask to the end: query i of n new ones may see key j if j <= past + i; one new "
+        "token alone needs no mask.",
+    ),
+    "cache-differs": (
+        "wrong",
+        "Token by token with the cache, the output is another one than for the whole text.",
+        "Append the new keys and values, and count positions and mask from the past's length.",
+    ),
     "random-in-eval": (
         "wrong",
         "The same input gives different outputs in evaluation.",

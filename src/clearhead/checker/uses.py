@@ -1,0 +1,327 @@
+"""Other uses of the same class: longer texts, filled-up texts, the batch's axis, a cache.
+
+The plain run has shown which form the class has. Here that form is held against what the class
+gives when it is used as a model uses it.
+"""
+
+import re
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from clearhead.checker import probes
+from clearhead.checker.adapters import Subject, arguments_for, call, ids_for, inputs_for, pick
+from clearhead.checker.case import Case
+from clearhead.checker.hints import Text, uses_sdpa
+from clearhead.checker.isolate import Failure
+from clearhead.checker.names import meaning_for, meaning_of
+from clearhead.checker.search import Explanation
+from clearhead.checker.simulator import Program, difference
+
+Inputs = probes.Inputs
+
+LENGTHS = (1, 2, 3, 19, 67)  # one token, few, more than a usual block of 16, more than 64
+BREAKS = 1e-3  # angles in float32 differ by less, another mask by more
+_SPARSE = r"(?i)window|local|sliding|sparse|dilat|stride|band\b|yarn|ntk|\blog\(|log2"
+
+
+def longest(case: Case, subject: Subject) -> int:
+    """The longest text that the class has promised to take."""
+    names = {meaning_for(p) for p in case.info.init}
+    read = {meaning_of(name) for name, _ in case.info.fields}
+    limited = "context" in names or ("config" in names and "context" in read)
+    return subject.sizes.context if limited and not case.given else max(LENGTHS)
+
+
+def lengths(case: Case, subject: Subject, best: Explanation) -> None:
+    """Whether it runs at other lengths, and is the same attention there."""
+    if subject.sizes.tokens == subject.sizes.context or subject.axes != "batch":
+        return
+    known = {meaning_for(p) for p in case.info.init}
+    told = bool(known & {"context", "config"}) and not case.given
+    most = longest(case, subject)
+    judged = not any(found.severity == "wrong" for found in case.findings)
+    for tokens in sorted({*LENGTHS, subject.sizes.context}):
+        if tokens > most:
+            break
+        got = call(case.session, subject, inputs_for(subject, tokens))
+        if isinstance(got, Failure):
+            if tokens <= 3 or (tokens == subject.sizes.context and told):
+                evidence = f"With {tokens} tokens: {got.type}: {got.message}"[:300]
+                case.add("fails-at-some-lengths", evidence, got.line)
+            elif tokens > subject.sizes.context:
+                break
+        elif judged and _parts(subject, best, tokens, got) > BREAKS:
+            windowed = _windowed(case, subject, best, tokens, got)
+            if windowed is None:
+                _name_length(case, subject, best, tokens)
+                return
+            best = windowed
+
+
+def _parts(subject: Subject, best: Explanation, tokens: int, got: Tensor) -> float:
+    """How far the output for so many tokens is from the form that was found."""
+    q, k, v = (t.to(torch.float64) for t in inputs_for(subject, tokens))
+    inputs = (q, k, v) if subject.separate else (q, q, q)
+    right = Program(best.program.weights, inputs).run(best.switches)
+    return difference(got, right) if right is not None and right.shape == got.shape else 0.0
+
+
+def _windowed(
+    case: Case, subject: Subject, best: Explanation, tokens: int, got: Tensor
+) -> Explanation | None:
+    """The same form with a window too wide for the plain run, where the source has a window."""
+    if best.switches.mask != "causal" or not case.text.has(r"(?i)window|local|sliding"):
+        return None
+    for width in range(subject.sizes.tokens, tokens):
+        mask = f"window{width}"
+        trial = replace(best, switches=best.switches._replace(mask=mask))
+        if _parts(subject, trial, tokens, got) < BREAKS:
+            case.notes.append(f"In longer texts it sees a window of {width} tokens.")
+            return trial
+    return None
+
+
+def _name_length(case: Case, subject: Subject, best: Explanation, tokens: int) -> None:
+    """Say from which length on it breaks."""
+    fine = subject.sizes.tokens
+    low, high = min(fine, tokens), max(fine, tokens)
+    gap = 0.0
+    while high - low > 1:
+        middle = (low + high) // 2
+        got = call(case.session, subject, inputs_for(subject, middle))
+        bad = isinstance(got, Failure) or _parts(subject, best, middle, got) > BREAKS
+        low, high = (low, middle) if bad == (fine < tokens) else (middle, high)
+    broken = high if fine < tokens else low
+    got = call(case.session, subject, inputs_for(subject, broken))
+    if isinstance(got, Tensor):
+        gap = _parts(subject, best, broken, got)
+    evidence = (
+        f"With {low} tokens the output is that of attention; from {high} tokens on"
+        if fine < tokens
+        else f"With {high} tokens the output is that of attention; with {low} or fewer"
+    )
+    evidence += f" it is not, and differs by {gap:.2g} of its size."
+    if case.text.has(_SPARSE):
+        evidence += " Is it meant to see only a part of a long text? Then it is right."
+        case.add("breaks-with-length", evidence, severity="edge")
+    else:
+        case.add("breaks-with-length", evidence)
+
+
+_BATCH = r"b|bs|bsz|batch\w*|n_?batch\w*|num_batch\w*"
+_TOKENS = r"t|l|s|seq\w*|len\w*|time\w*|tok\w*|length|\w+_len|n_tok\w*|num_tok\w*|sequence\w*"
+
+
+def order_said(source: str) -> str:
+    """Which axis a source says comes first: "batch", "tokens", "both" or "".
+
+    >>> order_said("B, T, C = x.shape"), order_said("# (seq, batch, d)"), order_said("y = x")
+    ('batch', 'tokens', '')
+    """
+    between = r"\s*,\s*"
+    end = rf"{between}[\w*/ ]+(\)|\]|=)"
+    batch = rf"(?i)[(\[\s](({_BATCH}){between}\w+|n{between}({_TOKENS})){end}"
+    tokens = rf"(?i)[(\[\s]({_TOKENS}|n){between}({_BATCH}){end}"
+    batch += r"|batch[ -]first|batch_first\s*=\s*True"
+    tokens += r"|(seq\w*|tokens?|time)[ -]first"
+    patterns = {"batch": batch, "tokens": tokens}
+    found = [name for name, pattern in patterns.items() if re.search(pattern, f" {source}")]
+    return found[0] if len(found) == 1 else "both" if found else ""
+
+
+def batch_axis(case: Case, subject: Subject, inputs: Inputs) -> None:
+    """The first axis is that of the tokens: does the source mean it so?"""
+    if subject.axes != "first":
+        return
+    said = order_said(case.text.source)
+    if "tokens" in (said, said or order_said(case.text.file)):
+        return
+    plain = replace(subject, axes="batch")
+    out = call(case.session, plain, inputs)
+    if isinstance(out, Failure):
+        return
+    leak = probes.batch_leak(case.session, plain, inputs, out)
+    evidence = (
+        f"With an input (batch, tokens, d), changing text 0 changed the output of text 1 by "
+        f"{leak:.2g}, and no token saw another one of its own text."
+    )
+    if said == "batch":
+        case.add("attends-across-batch", f"{evidence} The source says that the batch comes first.")
+    else:
+        question = "Is the input meant to be (tokens, batch, d)? Then it is right."
+        case.add("attends-across-batch", f"{evidence} {question}", severity="edge")
+
+
+_MASK = re.compile(r"mask|pad|keep|valid|real")
+_NO_MASK = r"cache|past|state|pos|layer|return|need|output|use|train|context|memory$|bias|scale"
+
+
+def padding(
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
+) -> set[str]:
+    """A (batch, tokens) argument that marks the filling, or the real tokens: is it hidden?
+
+    Any argument may be such a mask that runs with one and then gives another output.
+
+    Returns:
+        The arguments that are such a mask.
+    """
+    understood: set[str] = set()
+    masks = {"none": "given", "causal": "given-and-causal"}
+    if subject.axes != "batch" or best.switches.mask not in masks:
+        return understood
+    if subject.ids:
+        _filling_in_ids(case, subject, inputs, best, masks[best.switches.mask])
+        return understood
+    fed = {name for name, role in subject.feed if role != "mask"}
+    for parameter in case.info.forward:
+        name = parameter.name.lower()
+        named = _MASK.search(name)
+        usable = parameter.has_default and parameter.default is None
+        if parameter.name in fed or re.search(_NO_MASK, name) or not (usable or named):
+            continue
+        if re.match(r"q(uery)?_|.*_q$", name) or (subject.polarity and "mask" in name):
+            continue
+        kind = masks[best.switches.mask]
+        if _padding_of(case, subject, inputs, out, best, parameter.name, kind):
+            understood.add(parameter.name)
+    return understood
+
+
+def _padding_of(
+    case: Case,
+    subject: Subject,
+    inputs: Inputs,
+    out: Tensor,
+    best: Explanation,
+    name: str,
+    kind: str,
+) -> bool:
+    """Whether the argument is a mask of tokens, which is judged then."""
+    batch, tokens = inputs[0].shape[:2]
+    real = torch.ones(batch, tokens, dtype=torch.bool)
+    hidden = [1, 3] if kind == "given-and-causal" else [tokens - 2, tokens - 1]
+    real[-1, hidden] = False  # where it is causal, no one sees filling at the end anyway
+    given = real[:, None, None, :].expand(batch, 1, tokens, tokens)
+    program = Program(best.program.weights, best.program.inputs, given)
+    right = program.run(best.switches._replace(mask=kind))
+    if right is None or right.shape != out.shape:
+        return False
+    answers = [_with_mask(case, subject, inputs, name, marks) for marks in (real, ~real)]
+    runs = [got for got in answers if got is not None and got.shape == out.shape]
+    if len(runs) < 2 or all(difference(got, out) < 1e-12 for got in runs):
+        return False
+    keeps, hides = runs
+    if difference(hides[real], right[real]) < 1e-5:
+        return True
+    if difference(keeps[real], right[real]) < 1e-5:
+        if "pad" in name.lower() and not _marks_real(case.text):
+            case.add(
+                "padding-inverted",
+                f"With {name} True at two filling tokens, the output is what you get when only "
+                "the filling is seen; with True at the real tokens it is right.",
+            )
+        return True
+    if best.ids:
+        return False
+    idle = all(difference(got, out) < 1e-5 for got in runs)  # a number added to a whole row
+    for got in runs:
+        if difference(got[real], out[real]) > 1e-5:
+            continue
+        if difference(got[~real], out[~real]) < 1e-5 and not (idle and _MASK.search(name.lower())):
+            continue
+        moved = _seen_filling(case, subject, inputs, name, real if got is keeps else ~real, real)
+        if moved > 1e-3:
+            zeros = bool((got[~real] == 0).all())
+            only = "no output is" if idle else "only the outputs at the filling itself are"
+            evidence = (
+                f"With {name} given, changing two filling tokens changed the output of a real one "
+                f"by {moved:.2g}; {only} changed by {name}."
+            )
+            case.add("padding-on-queries", evidence, severity="edge" if zeros else "")
+            return True
+    return False
+
+
+def _filling_in_ids(
+    case: Case, subject: Subject, inputs: Inputs, best: Explanation, kind: str
+) -> None:
+    """Token ids with filling among them: is it hidden, or is only the filling seen?"""
+    told = [v for n, v in subject.built.plain.items() if "pad" in n.lower() and type(v) is int]
+    if not told and not case.text.has(r"padding_idx\s*=\s*0|[!=]=\s*0"):
+        return
+    filling = told[0] if told else 0
+    x = inputs[0].clone()
+    batch, tokens = x.shape[:2]
+    real = torch.ones(batch, tokens, dtype=torch.bool)
+    real[:, [1, tokens - 1]] = False
+    x[~real] = x[-1, -1].clone()
+    ids = ids_for(case.session, subject, x, filling)
+    if isinstance(ids, Failure):
+        return
+    ids[~real] = filling
+    positional, keywords = arguments_for(subject, (ids, ids, ids), None)
+    output = case.session.forward(positional, keywords)
+    chosen = None if isinstance(output, Failure) else pick(output, x.shape)
+    if isinstance(output, Failure) or chosen is None:
+        return
+    got = output.tensors[chosen].to(torch.float64)
+    given = real[:, None, None, :].expand(batch, 1, tokens, tokens)
+    wide = x.to(torch.float64)
+    program = Program(best.program.weights, (wide, wide, wide), given)
+    right, plain = (program.run(best.switches._replace(mask=m)) for m in (kind, best.switches.mask))
+    inverted = program.run(best.switches._replace(mask="given-inverted"))
+    if right is None or plain is None or inverted is None or got.shape != right.shape:
+        return
+    if difference(got[real], right[real]) < 1e-5 or difference(got[real], plain[real]) < 1e-5:
+        return
+    if difference(got[real], inverted[real]) < 1e-5:
+        case.add(
+            "sdpa-mask-polarity" if uses_sdpa(case.text) else "padding-inverted",
+            f"With two tokens of each text replaced by id {filling}, the filling, your output is "
+            "what you get when only the filling is seen.",
+        )
+
+
+def _with_mask(
+    case: Case, subject: Subject, inputs: Inputs, name: str, marks: Tensor
+) -> Tensor | None:
+    """The output when one argument marks tokens: as (batch, tokens), or with more axes."""
+    positional, keywords = arguments_for(subject, inputs, None)
+    for shape in (marks.shape, (len(marks), 1, 1, marks.shape[1])):
+        for dtype in (torch.bool, torch.int64, subject.dtype):
+            marked = marks.reshape(shape).to(dtype)
+            output = case.session.forward(positional, {**keywords, name: marked})
+            if isinstance(output, Failure):
+                continue
+            chosen = pick(output, inputs[0].shape)
+            if chosen is not None:
+                return output.tensors[chosen].to(torch.float64)
+    return None
+
+
+def _seen_filling(
+    case: Case, subject: Subject, inputs: Inputs, name: str, marks: Tensor, real: Tensor
+) -> float:
+    """How much the filling changes what comes out at real tokens."""
+    others = inputs
+    for token in (~real[-1]).nonzero().flatten().tolist():
+        others = probes.changed(others, -1, token)
+    before, after = (_with_mask(case, subject, each, name, marks) for each in (inputs, others))
+    if before is None or after is None or before.shape != after.shape:
+        return 0.0
+    return float((before - after)[real].abs().max())
+
+
+def _marks_real(text: Text) -> bool:
+    """Whether the source says that 1 or True marks the real tokens."""
+    return bool(
+        re.search(
+            r"(1|True|ones?)\s*(=|:|means?|for|is|are|where|->|marks?)+\s*(there is )?(the |a )?"
+            r"(real|valid|keep|kept|token|attend|visible|not pad|may|non-?pad)|"
+            r"0\s*(=|for|means?)\s*pad",
+            text.source,
+        )
+    )
