@@ -304,11 +304,11 @@ def test_hostile_text(ok):
         (["explain", "a", "--variant", "self", "--heads", "2"], "the variant self has one head."),
         (
             ["explain", SENTENCE, "--query", "dog"],
-            "no token is called so.\n  The tokens are: 0 the",
+            "there is no such token.\n  The tokens are: 0 the",
         ),
         (["explain", SENTENCE, "--query", "the:3"], "'the' is there 2 times."),
-        (["explain", SENTENCE, "--query", "6"], "no token is called so."),
-        (["explain", SENTENCE, "--query", ""], "no token is called so."),
+        (["explain", SENTENCE, "--query", "6"], "there is no such token."),
+        (["explain", SENTENCE, "--query", ""], "there is no such token."),
         (["explain", "a", "--step", "7"], "has no such step.\n  Its steps are 1, 2, 3, 3b, 4a"),
         (
             ["explain", "a b", "--untrained", "--step", "3b"],
@@ -316,7 +316,7 @@ def test_hostile_text(ok):
         ),
         (
             ["explain", "quantum gravity is \x1b[31m hard"],
-            "words are not among the 256 of the lab's model (quantum, gravity, ",
+            "are not among the 256 English words of the lab's model (quantum, gravity, ",
         ),
         (
             ["explain", "cat" + " cat" * 64],
@@ -332,7 +332,7 @@ def test_hostile_text(ok):
             "the book's vectors have 3 numbers",
         ),
         (["explain", "--variant", "encoder", "--heads", "2"], "d_out (3) must be divisible"),
-        (["explain", "--untrained", "w " * 1025], "TEXT has 1026 tokens;"),
+        (["explain", "--untrained", "w " * 1025], "TEXT has 1025 tokens;"),
         (["explain", "a", "--variant", "rnn"], "'multihead'"),
         (["explain", "a", "--heads", "0"], "--heads"),
         (["explain", "a", "--seed", "x"], "--seed"),

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib import resources
 
 import pytest
 import safetensors
 import torch
 
-from clearhead import cli
+from clearhead import cli, lab
 from clearhead.lab import grammar, runs
 from clearhead.lab.model import load_model, save_model
 from clearhead.lab.train import (
@@ -279,3 +280,14 @@ def test_fresh_sentences_are_not_the_training_ones():
     first = {s.words for s in itertools.islice(grammar.sentences(0), 50)}
     fresh = {s.words for s in itertools.islice(grammar.sentences(1_000_001), 50)}
     assert len(first & fresh) < 10
+
+
+def test_what_train_wrote_is_loaded_by_its_folder(tmp_path):
+    model, tokens = lab.load()
+    shipped = resources.files("clearhead.lab") / "data" / "model.safetensors"
+    (tmp_path / "model.safetensors").write_bytes(shipped.read_bytes())
+    for path in (tmp_path, str(tmp_path / "model.safetensors")):
+        again, words = lab.load(path)
+        assert words.encode("the cat") == tokens.encode("the cat")
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(again.state_dict()[name], tensor)

@@ -33,13 +33,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(bench_app, name="bench")
-app.command(epilog='Example: clearhead generate --model gpt2 "The cat sat" --top-p 0.9')(generate)
-app.command(epilog="Example: clearhead view --model my-model --text book.txt")(view)
-app.command(epilog="Example: clearhead export --model my-model model.onnx")(export)
-app.command(epilog='Example: clearhead heads "the cat sat on the mat"')(heads)
-app.command(epilog="Example: clearhead train --seeds 3 --out my-lab")(train)
-app.command(epilog="Example: clearhead claims mask-after-softmax")(claims)
 
 
 class Variant(StrEnum):
@@ -364,6 +357,15 @@ def check(
         return 0
     options = checker.Options(as_json, hint, adapter, csv, html, policy, jobs)
     return checker.check(target, options)
+
+
+app.command(epilog='Example: clearhead heads "the cat sat on the mat"')(heads)
+app.command(epilog="Example: clearhead claims mask-after-softmax")(claims)
+app.command(epilog="Example: clearhead train --seeds 3 --out my-lab")(train)
+app.command(epilog='Example: clearhead generate --model gpt2 "The cat sat" --top-p 0.9')(generate)
+app.command(epilog="Example: clearhead view --model my-model --text book.txt")(view)
+app.command(epilog="Example: clearhead export --model my-model model.onnx")(export)
+app.add_typer(bench_app, name="bench")
 
 
 def _compare(

@@ -113,6 +113,8 @@ def build(
     else:
         heads = heads or 2
         width = d_out = 8 if d_model is None else d_model
+        if tokenizer == "word":
+            text = " ".join(text.split())  # how words are spaced does not count
         words = GPT2Tokenizer() if tokenizer == "gpt2" else WordTokenizer.from_text(text)
         ids, tokens = words.encode(text), words.tokens(text)
         _check_count(len(ids))
@@ -191,12 +193,13 @@ def build_from_lab(text: str, *, layer: int | None = None) -> Example:
     layer = layers - 1 if layer is None else layer
     if not 0 <= layer < layers:
         raise ValueError(f"--layer: expected 0 to {layers - 1}, got {layer}.")
+    _check_count(len(text.split()))
     read = typed.read(text, words)
-    _check_count(len(read.ids))
     if len(read.ids) > (most := model.config["context_length"]):
         raise ValueError(
             f"TEXT has {len(read.ids)} tokens, and the lab's model takes {most}.\n"
-            "  Another model: --model DIR_OR_NAME. Any length, with random weights: --untrained."
+            "  Another model: --model DIR_OR_NAME. "
+            f"Up to {MOST_TOKENS} tokens, with random weights: --untrained."
         )
     with torch.no_grad():
         x = reading.layer_input(model, torch.tensor([read.ids]), layer)

@@ -37,7 +37,7 @@ def find_query(tokens: Sequence[str], word: str) -> tuple[int, str | None]:
     if word.isdecimal() and int(word) < len(tokens):
         return int(word), None
     what = f"--query {drawing.visible(word)}: "
-    what += f"{stem!r} is there {len(places)} times." if places else "no token is called so."
+    what += f"{stem!r} is there {len(places)} times." if places else "there is no such token."
     listed = "  ".join(f"{i} {drawing.shorten(token, 20)}" for i, token in enumerate(tokens[:40]))
     more = f"  and {len(tokens) - 40} more" if len(tokens) > 40 else ""
     raise ValueError(f"{what}\n  The tokens are: {listed}{more}")

@@ -184,12 +184,17 @@ def row_of(
         texts = [f.evidence or f.says for r in lost for f in r.findings]
         note = texts[0][:300] if texts else "" if reports else "no attention class was found"
     findings = [finding for report in reports for finding in report.findings]
+    severities = [
+        "-" if report.verdict in ("error", "unsure") else finding.severity
+        for report in reports
+        for finding in report.findings
+    ]
     row = Row(
         file=name,
         cls=" ".join(report.cls for report in reports),
         verdict=verdict,
         findings=" ".join(finding.id for finding in findings),
-        severities=" ".join(finding.severity for finding in findings),
+        severities=" ".join(severities),
         seconds=f"{seconds:.1f}",
         note=note,
         sha256=digest,
@@ -297,7 +302,8 @@ def summary(rows: Sequence[Row]) -> "RenderableType":
 
     verdicts, findings = counts(rows)
     words = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
-    parts: list[RenderableType] = [Text(f"{len(rows)} submissions: {words or 'none'}")]
+    many = "submission" if len(rows) == 1 else "submissions"
+    parts: list[RenderableType] = [Text(f"{len(rows)} {many}: {words or 'none'}")]
     if findings:
         cells = [
             [drawing.shorten(id, 40), str(count), f"{count / len(rows):.0%}"]

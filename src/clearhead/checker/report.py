@@ -182,6 +182,8 @@ class Report:
 
     def _finding(self, finding: Finding) -> list[RenderableType]:
         severity = _MEANS.get(finding.severity, finding.severity)
+        if self.verdict == "error":  # nothing was judged
+            severity = "not judged"
         title = Text.assemble(
             (drawing.shorten(finding.id, 80), "bold"), f" ({drawing.shorten(severity, 80)})"
         )

@@ -8,6 +8,7 @@ Importing this does not import torch; `load` does.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,13 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-def load() -> tuple[GPT2, WordTokenizer]:
+def load(path: str | Path | None = None) -> tuple[GPT2, WordTokenizer]:
     """The trained model that comes with Clearhead, in eval mode, and its tokenizer.
+
+    Args:
+        path: Another one: the folder or the file that `clearhead train` wrote.
 
     >>> model, tokenizer = load()
     >>> tokenizer.tokens("the cat sat on the mat")
     ['the', 'cat', 'sat', 'on', 'the', 'mat']
     """
-    from clearhead.lab.model import shipped
+    from clearhead.lab.model import load_model, shipped
 
-    return shipped()
+    if path is None:
+        return shipped()
+    path = Path(path)
+    return load_model(path / "model.safetensors" if path.is_dir() else path)

@@ -73,6 +73,7 @@ def train(
         print(error, file=sys.stderr)
     else:
         screen.print(f"\nThe curves: {picture}")
+    screen.print(f"In Python: model, words = clearhead.lab.load({str(folders[0])!r})")
 
 
 def heads(

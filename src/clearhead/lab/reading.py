@@ -40,6 +40,7 @@ def read(text: str, tokens: WordTokenizer) -> Reading:
     ids: list[int] = []
     labels: list[str] = []
     unknown: list[str] = []
+    text = " ".join(text.split())  # whole words: how they are spaced does not count
     for piece in WordTokenizer.from_text(text).tokens(text):
         forms = (piece, piece.lower(), piece.capitalize())
         found = [number for form in forms for number in tokens.encode(form)[:1]]
@@ -62,9 +63,11 @@ def read(text: str, tokens: WordTokenizer) -> Reading:
 def _check(unknown: list[str], count: int, size: int) -> None:
     if len(unknown) <= _MOST_UNKNOWN * count:
         return
-    some = ", ".join(list(dict.fromkeys(unknown))[:5])
+    different = list(dict.fromkeys(unknown))
+    some = ", ".join(different[:5]) + (", ..." if len(different) > 5 else "")
     raise ValueError(
-        f"TEXT: {len(unknown)} of its {count} words are not among the {size} of the lab's model "
-        f"({some}): its attention would say nothing of them.\n"
-        "  Another model: --model DIR_OR_NAME. Any words, with random weights: --untrained."
+        f"TEXT: of its {count} words, {len(unknown)} are not among the {size} English words of the "
+        f"lab's model ({some}): its attention would say nothing of them.\n"
+        "  Another model: --model DIR_OR_NAME. Any words, with random weights: "
+        "clearhead explain --untrained."
     )

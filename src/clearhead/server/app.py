@@ -43,13 +43,14 @@ def view(
     from rich.progress import BarColumn, Progress, TextColumn
 
     from clearhead import drawing, server
+    from clearhead.gpt2 import reading
     from clearhead.watching import checkpoints
 
     err = drawing.console(sys.stderr)
     columns = TextColumn("{task.description}"), BarColumn()
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("Loading the model", total=None)
-        loaded = checkpoints.load(model)
+        loaded = reading.load(model)
         ids = loaded.encode(given)
         tokens = ids.shape[1]
         if loaded.longest is not None:
