@@ -471,3 +471,11 @@ def test_info_of_your_own_size(ok):
     out = ok("info", "--d-model", "512", "--heads", "8")
     assert "your own size (from gpt2-small: num_layers 12, context_length 1024)" in out
     assert "8 heads × head_dim 64" in out
+
+
+@pytest.mark.parametrize("options", [[], ["--untrained"]], ids=["trained", "untrained"])
+def test_how_words_are_spaced_does_not_count(options, run):
+    """A space at the end was a token, and an unknown word of the trained model."""
+    status, out, err = run("explain", " the  cat\nsat ", *options, "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["tokens"] == ["the", "cat", "sat"]

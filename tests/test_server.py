@@ -21,7 +21,7 @@ import torch
 
 import clearhead
 import view_cases
-from clearhead import AttentionMap, Mask, Seen, ShapeError, cli
+from clearhead import GPT2, GPT2_CONFIGS, AttentionMap, Mask, Seen, ShapeError, cli, server
 from clearhead.server import grids, site, work
 from clearhead.server.labels import Labels
 from clearhead.server.work import Kept, Place, Work
@@ -797,3 +797,18 @@ def test_the_benchmark_measures_and_checks(tmp_path, capsys):
         times = found[f"tiles_{way}_ms"]
         assert times["tiles"] == 20
         assert 0 < times["median"] <= times["p95"] <= times["largest"]
+
+
+def test_a_gpt2_folder_needs_no_tokenizer(tmp_path, monkeypatch):
+    """`view` refused what `save_pretrained` writes; the other commands took it."""
+    tiny = {**GPT2_CONFIGS["gpt2-small"], "d_model": 12, "num_heads": 3, "num_layers": 1}
+    GPT2(tiny).save_pretrained(tmp_path / "tiny")
+    (tmp_path / "text.txt").write_text("the cat sat", encoding="utf-8")
+    shown = {}
+    monkeypatch.setattr(server, "view", lambda seen, **options: shown.update(options, seen=seen))
+    words = ["view", "--model", str(tmp_path / "tiny"), "--text", str(tmp_path / "text.txt")]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert not ended.value.code
+    assert shown["tokens"] == ["the", " cat", " sat"]
+    assert len(shown["seen"].layers) == 1

@@ -153,7 +153,8 @@ def explain(
     step: Annotated[
         str | None,
         typer.Option(
-            metavar="N", help="Show one step, 1 to 6 or 4a to 4d, with the PyTorch that gives it."
+            metavar="N",
+            help="Show one step, as numbered there (4c, say), with the PyTorch that gives it.",
         ),
     ] = None,
     tokenizer: Annotated[

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import page_cases
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -91,3 +93,16 @@ def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
     yield open_it
     for context in contexts:
         context.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Path:
+    """The page of a small model, all its layers and heads."""
+    path = folder / "model.html"
+    page_cases.model().save(path, tokens=page_cases.words(40))
+    return path

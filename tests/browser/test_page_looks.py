@@ -40,22 +40,10 @@ LINES = """() => {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("looks")
-
-
-@pytest.fixture(scope="module")
 def sentence(folder):
     example = page_cases.sentence()
     path = folder / "sentence.html"
     example.trace.save(path, title=example.text, notes=["Untrained: how attention works."])
-    return path
-
-
-@pytest.fixture(scope="module")
-def model(folder):
-    path = folder / "model.html"
-    page_cases.model().save(path, tokens=page_cases.words(40))
     return path
 
 

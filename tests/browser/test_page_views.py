@@ -14,11 +14,6 @@ WAYS = pytest.mark.parametrize("way", ["linear", "log"])
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("pages")
-
-
-@pytest.fixture(scope="module")
 def example():
     return page_cases.sentence()
 
@@ -27,13 +22,6 @@ def example():
 def sentence(folder, example):
     path = folder / "sentence.html"
     example.trace.save(path, title=example.text)
-    return path
-
-
-@pytest.fixture(scope="module")
-def model(folder):
-    path = folder / "model.html"
-    page_cases.model().save(path, tokens=page_cases.words(40))
     return path
 
 

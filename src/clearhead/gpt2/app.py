@@ -66,7 +66,7 @@ def generate(
         ),
     ] = None,
 ) -> int:
-    """Let a GPT-2 write on from a text.
+    """Continue a text with a GPT-2.
 
     The text appears as it is written, on stdout and nothing else there. Ctrl-C ends it.
     """
