@@ -144,6 +144,64 @@ def test_gradients_with_options_equal_the_eager_kernel(options, kernel):
     torch.testing.assert_close(actual, expected)
 
 
+# One product for queries, keys and values: what a GPU does, here on the CPU.
+
+
+@pytest.fixture
+def one_product(monkeypatch):
+    monkeypatch.setattr("clearhead.attention._one_product_is_faster", lambda x: True)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_one_product_equals_three(monkeypatch, bias, kv_heads):
+    module = MultiHeadAttention(5, 24, 13, 0.0, 4, bias, num_kv_heads=kv_heads)
+    randomise(module)
+    x = random_x()
+    expected = gradients(module, module, x)
+    called = []
+    original = torch.nn.functional.linear
+    monkeypatch.setattr("clearhead.attention._one_product_is_faster", lambda x: True)
+    monkeypatch.setattr(
+        "clearhead.attention.F.linear",
+        lambda x, weight, bias=None: called.append(weight.shape) or original(x, weight, bias),
+    )
+    torch.testing.assert_close(gradients(module, module, x), expected)
+    head_dim = 24 // 4
+    assert called[0] == (24 + 2 * kv_heads * head_dim, 5)
+
+
+@pytest.mark.parametrize("kind", ["hook", "pre-hook", "backward hook", "subclass", "parametrized"])
+def test_a_projection_that_does_more_is_called(one_product, kind):
+    module = build(qkv_bias=True)
+    calls = []
+
+    class Adapted(nn.Linear):
+        def forward(self, x):
+            calls.append(1)
+            return 2 * super().forward(x)
+
+    class Doubled(nn.Module):
+        def forward(self, weight):
+            calls.append(1)
+            return 2 * weight
+
+    if kind == "hook":
+        module.W_key.register_forward_hook(lambda *_: calls.append(1))
+    elif kind == "pre-hook":
+        module.W_key.register_forward_pre_hook(lambda *_: calls.append(1))
+    elif kind == "backward hook":
+        module.W_key.register_full_backward_hook(lambda *_: calls.append(1))
+    elif kind == "subclass":
+        adapted = Adapted(module.d_in, module.d_out).to(module.W_key.weight)
+        module.W_key = adapted
+    else:
+        nn.utils.parametrize.register_parametrization(module.W_key, "weight", Doubled())
+        calls.clear()
+    module(random_x().requires_grad_()).sum().backward()
+    assert calls
+
+
 # Properties.
 
 

@@ -8,7 +8,9 @@ import json
 import threading
 import types
 import warnings
+from functools import partial
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -19,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from clearhead import MultiHeadAttention, cli, ladder
+from clearhead import MultiHeadAttention, ladder
 from clearhead.masks import Mask
 from clearhead.watching import NothingSeen, Seen, dispatcher, watch
 from clearhead.watching.recorder import uncompiled
@@ -392,7 +394,8 @@ def test_one_mask_for_all_layers_is_kept_once(inference):
     model = Calls(call)
     with torch.inference_mode(inference), watch(model) as seen:
         model(torch.randn(2, 2, 50, 3), torch.ones(1, 1, 50, 50, dtype=torch.bool).tril())
-    assert seen.nbytes == 5 * 2 * (2 * 2 * 50 * 3 * 4) + 2 * 50 * 50
+    held = 1 if not inference else 5 * 2  # the queries, which are the keys, are shared; or copied
+    assert seen.nbytes == held * (2 * 2 * 50 * 3 * 4) + 2 * 50 * 50
     assert seen["Calls", 3][0, 0, 9, 0] > 0
     assert seen["Calls", 4][0, 0, 9, 0] == 0
 
@@ -415,10 +418,23 @@ def test_gradients_end_at_a_map_unless_asked():
     assert_close(found, told)
 
 
-def test_a_checkpointed_forward_is_seen_once():
-    """It is repeated in the backward pass, which runs out of the mode's sight."""
-    attention = MultiHeadAttention(6, 6, 16, 0.0, 2)
-    model = Calls(lambda x: checkpoint(attention, x, use_reentrant=False))
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    "attention",
+    [
+        MultiHeadAttention(6, 6, 16, 0.0, 2),
+        MultiHeadAttention(6, 6, 16, 0.0, 2, kernel="blocked"),
+        nn.MultiheadAttention(6, 2),
+    ],
+    ids=["sdpa", "blocked", "torch"],
+)
+def test_a_checkpointed_forward_is_seen_once(attention, reentrant):
+    """It is repeated in the backward pass, which is not listened to."""
+
+    def run(x):
+        return attention(x, x, x)[0] if type(attention) is nn.MultiheadAttention else attention(x)
+
+    model = Calls(lambda x: checkpoint(run, x, use_reentrant=reentrant))
     model.attention = attention
     with watch(model) as seen:
         model(torch.randn(1, 5, 6, requires_grad=True)).sum().backward()
@@ -548,7 +564,8 @@ def test_masks_of_torch_modules_are_kept_once():
     causal = torch.ones(40, 40, dtype=torch.bool).triu(1)
     with watch(model) as seen:
         model(x, mask=causal, src_key_padding_mask=padding)
-    assert seen.nbytes == 5 * 2 * (3 * 40 * 4 * 4) + 3 * 2 * 40 * 40 * 4
+    # Queries, keys and values are one tensor.
+    assert seen.nbytes == 5 * 3 * (3 * 40 * 4 * 4) + 3 * 2 * 40 * 40 * 4
 
 
 @pytest.mark.parametrize("ran_before", [False, True])
@@ -804,10 +821,70 @@ def test_memory_is_counted():
     model = build(transformers.GPT2LMHeadModel, gpt2())
     with watch(model) as seen:
         model(IDS)
-    assert seen.nbytes == 2 * 2 * IDS.numel() * 12 * 4
-    for m in seen.values():
-        assert m._scores.q.untyped_storage().nbytes() == IDS.numel() * 12 * 4
+    # Queries, keys and values are one tensor; the model copies the keys into its cache.
+    assert seen.nbytes == 2 * (3 + 1) * IDS.numel() * 12 * 4
     assert repr(seen) == "Seen(GPT2LMHeadModel: 2 layers, 2 calls, 0.0 MiB held)"
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_a_copy_is_made_when_somebody_writes(detach):
+    """The model's tensor and ours share their memory until one of them changes."""
+
+    def call(qkv):
+        q, k, v = (x.unflatten(-1, (2, 7)).transpose(1, 2) for x in qkv.chunk(3, -1))
+        F.scaled_dot_product_attention(q, k, v)
+        with torch.no_grad():
+            qkv.zero_()
+
+    made = torch.randn(1, 5, 42)
+    q, k, _ = (x.unflatten(-1, (2, 7)).transpose(1, 2) for x in made.clone().chunk(3, -1))
+    m = see(call, made, detach=detach)
+    assert not made.any()
+    assert torch.equal(m._scores.q, q)
+    assert torch.equal(m._scores.k, k)
+    assert torch.equal(m.dense(), see(F.scaled_dot_product_attention, q, k, k).dense())
+
+
+def test_a_part_of_a_large_tensor_does_not_hold_all_of_it():
+    large = torch.randn(3, 2, 10, 2**18)
+    q, k = large[0:1, :, :5], large[1:2, :, 5:]
+    m = see(F.scaled_dot_product_attention, q, k, k)
+    assert {x.untyped_storage().nbytes() for x in (m._scores.q, m._scores.k)} == {q.nbytes}
+
+
+def test_memory_that_torch_borrows():
+    q = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 1, 3, 2)).astype("float32"))
+    told = weights_of(q, q)
+    assert_close(see(F.scaled_dot_product_attention, q, q, q).dense(), told)
+
+
+def test_a_cache_keeps_its_address():
+    """A CUDA graph may know it."""
+    cache = torch.zeros(1, 2, 5, 7)
+    cache.copy_(torch.randn(1, 2, 5, 7))
+    address = cache.data_ptr()
+
+    def call(k):
+        F.scaled_dot_product_attention(k, k, k)
+        k.zero_()
+
+    told = weights_of(cache, cache)
+    assert_close(see(call, cache).dense(), told)
+    assert cache.data_ptr() == address
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_saved_parts_of_one_tensor(tmp_path, detach):
+    def call(qkv):
+        q, k, v = (x.unflatten(-1, (2, 7)).transpose(1, 2) for x in qkv.chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v)
+
+    model = Calls(call)
+    with watch(model, detach=detach) as seen:
+        model(torch.randn(1, 5, 42))
+    seen.save(tmp_path / "a.safetensors")
+    loaded = Seen.load(tmp_path / "a.safetensors")
+    assert torch.equal(loaded.calls[0].map.dense(), seen.calls[0].map.dense())
 
 
 def test_offloading_copies_to_the_cpu():
@@ -1072,7 +1149,7 @@ def test_masks_are_saved_by_name_and_once(tmp_path):
         shared(torch.randn(1, 1, 64, 1))
     seen.save(tmp_path / "b.safetensors")
     assert (tmp_path / "b.safetensors").stat().st_size < 2 * 64 * 64
-    assert Seen.load(tmp_path / "b.safetensors").nbytes == seen.nbytes
+    assert Seen.load(tmp_path / "b.safetensors").nbytes == 64 * 64 + 64 * 4
 
 
 def rewrite(path, change):
@@ -1164,16 +1241,9 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
+def run(command_line, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            cli.main(["heads", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return end.value.code, out, err
-
-    return run
+    return partial(command_line, "heads")
 
 
 def test_heads_of_a_checkpoint(folder, run, tmp_path):

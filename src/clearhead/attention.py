@@ -5,9 +5,11 @@ the ladder does not have: fewer key heads than query heads (GQA, MQA), windows, 
 normed queries and keys, cross-attention, padding, and a cache for decoding token by token.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -26,6 +28,9 @@ from clearhead.shapes import (
     check_vectors,
     describe,
 )
+
+_CAUSAL = Mask.causal()
+_MANY_TOKENS = 256  # from here on queries, keys and values are one product on a GPU
 
 
 class KVCache:
@@ -246,12 +251,11 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
         """Steps 1 to 3: queries, keys and values (batch, heads, tokens, head_dim), and the mask."""
         self._check(x, context, mask, cache)
-        source = x if context is None else context
-        queries = self._split(
-            self.W_query(x)
-        )  # (batch, tokens, d_in) -> (batch, heads, tokens, ..)
-        keys = self._split(self.W_key(source))
-        values = self._split(self.W_value(source))
+        if context is None:
+            queries, keys, values = self._project_together(x)
+        else:
+            queries = self._split(self.W_query(x))
+            keys, values = self._split(self.W_key(context)), self._split(self.W_value(context))
         if self.qk_norm:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
         if self.rope is not None:
@@ -272,7 +276,7 @@ class MultiHeadAttention(nn.Module):
 
     def mask_for(self, mask: Mask | None = None) -> Mask | None:
         """The module's own causality and window, and `mask` on top."""
-        parts = [Mask.causal()] if self.causal else []
+        parts = [_CAUSAL] if self.causal else []
         if self.window is not None:
             parts.append(Mask.window(self.window, 0 if self.causal else self.window - 1))
         if mask is not None:
@@ -369,6 +373,23 @@ class MultiHeadAttention(nn.Module):
         words += [f'kernel="{self.kernel}"'] if self.kernel != "auto" else []
         return ", ".join(words)
 
+    def _project_together(self, x: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values of the same tokens, (batch, heads, tokens, head_dim) each.
+
+        On a GPU one large product is faster than three, above all backward. The weights are put
+        together for it each time, which costs little unless there are few tokens.
+        """
+        linears = (self.W_query, self.W_key, self.W_value)
+        if not _one_product_is_faster(x) or not all(map(_is_plain, linears)):
+            return [self._split(linear(x)) for linear in linears]
+        weight = torch.cat([linear.weight for linear in linears])
+        bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+        batch, tokens, _ = x.shape
+        together = F.linear(x, weight, bias).view(batch, tokens, -1, self.head_dim)
+        # (batch, tokens, all heads, head_dim) -> three times (batch, heads, tokens, head_dim)
+        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        return [part.transpose(1, 2) for part in torch.split_with_sizes(together, sizes, dim=2)]
+
     def _split(self, x: Tensor) -> Tensor:
         """(batch, tokens, heads × head_dim) -> (batch, heads, tokens, head_dim), no copy."""
         batch, tokens, _ = x.shape
@@ -437,6 +458,25 @@ class MultiHeadAttention(nn.Module):
         # Checkpoints of the book's class carry their mask; ours needs none.
         state_dict.pop(prefix + "mask", None)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _one_product_is_faster(x: Tensor) -> bool:
+    if x.device.type != "cuda" or torch.compiler.is_exporting():
+        return False
+    # A compiled graph is to serve all lengths, so it must not ask for them.
+    return torch.compiler.is_compiling() or x.shape[0] * x.shape[1] >= _MANY_TOKENS
+
+
+def _is_plain(linear: nn.Linear) -> bool:
+    """Whether calling it is its product and nothing else: no hook, no adapter, no shards."""
+    return (
+        type(linear) is nn.Linear
+        and type(linear.weight) is nn.Parameter
+        and not linear._forward_hooks
+        and not linear._forward_pre_hooks
+        and not linear._backward_hooks
+        and not linear._backward_pre_hooks
+    )
 
 
 def _gpt2_attention(name: str, dropout: float) -> MultiHeadAttention:

@@ -6,8 +6,13 @@
 
 `attend(..., kernel="auto")` chooses; `choose` says what and why. A kernel named explicitly runs or
 raises with the reason. A query with nothing to attend to gets zeros from all, and no gradient.
+
+Statistics over the weights are computed in `statistics` (torch, in tiles) and `triton_statistics`
+(CUDA; its device code is `triton_device`).
 """
 
+import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Literal, NamedTuple
 
@@ -24,6 +29,19 @@ KERNELS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "blocked": block
 
 # A mask that SDPA cannot be told in words is built as queries × keys: up to this many cells.
 _SMALL_MASK = {"cpu": 2**16, "cuda": 2**26}
+
+
+class Told(threading.local):
+    """Who is told of every `attend` of this thread, whichever kernel runs; it must call `run`."""
+
+    def __init__(self) -> None:
+        self.listener: (
+            Callable[[Tensor, Tensor, Mask | None, float | None, Callable[[], Tensor]], Tensor]
+            | None
+        ) = None
+
+
+told = Told()
 
 
 class Choice(NamedTuple):
@@ -75,11 +93,18 @@ def attend(
         dropout: The probability of dropping a weight. The caller knows whether it is training.
         kernel: "auto", or the one that must run.
     """
-    if has_torch_function((q, k, v)):  # so that `watch` sees the call, whichever kernel runs
+    if has_torch_function((q, k, v)):  # modes see one call, whichever kernel runs
         return handle_torch_function(
             attend, (q, k, v), q, k, v, mask, scale=scale, dropout=dropout, kernel=kernel
         )
-    return _pick(q, k, mask, dropout, kernel).attend(q, k, v, mask, _scale(q, scale), dropout)  # type: ignore[no-any-return]  # a module is not typed
+
+    def run() -> Tensor:
+        chosen = _pick(q, k, mask, dropout, kernel)
+        return chosen.attend(q, k, v, mask, _scale(q, scale), dropout)  # type: ignore[no-any-return]  # a module is not typed
+
+    if not torch.compiler.is_compiling() and told.listener is not None:
+        return told.listener(q, k, mask, scale, run)
+    return run()
 
 
 def attend_with_lse(

@@ -5,7 +5,8 @@
     seen["transformer.h.3.attn"][0, 2]      # head 2 of layer 3, exact
 
 While the block runs, we listen to torch's dispatcher. Every call goes through unchanged, and of
-each attention call the queries, the keys and the mask are copied: all that an `AttentionMap` needs.
+each attention call the queries, the keys and the mask are kept: all that an `AttentionMap` needs.
+They share the model's memory until somebody writes to it. The map is made when it is looked at.
 Which module is running is read from Python's own call stack, so no hook is ever put into the model.
 What counts as attention:
 
@@ -15,7 +16,9 @@ What counts as attention:
   while watched: the output is equal to 1e-6, not bit for bit, and an encoder's output at filled-up
   places is no longer zero.
 
-A model with one of the last two is seen through a `TorchFunctionMode`, which costs more.
+A model with the last one is seen through a `TorchFunctionMode`, which costs more.
+
+The backward pass is not listened to: a checkpointed forward that it repeats is no call.
 
 A compiled model runs uncompiled while watched (anywhere in the process: compiling is not a matter
 of threads), and its compiled form is untouched afterwards. Only the thread that opened the block is

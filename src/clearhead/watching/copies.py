@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from clearhead.maps import AttentionMap
+from clearhead.masks import Mask
+
+# So many bytes may be held for a part of them: the time to copy that part is worth more.
+_LITTLE = 2**25
 
 # How many masks are remembered, to keep one copy for all layers.
 _SHARED_MASKS = 8
 
 
-@dataclass(frozen=True)
-class Arguments:
+class Arguments(NamedTuple):
     """What a call of `scaled_dot_product_attention` says of its weights."""
 
     q: Tensor
@@ -23,14 +28,21 @@ class Arguments:
     scale: float | None
     enable_gqa: bool
 
+    def map(self) -> AttentionMap:
+        """The weights."""
+        q, k, attn_mask = self.four_axes()
+        mask = Mask.causal("start") if self.is_causal else None
+        bias = None
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                mask = Mask.custom(attn_mask)
+            else:
+                bias = attn_mask
+        return AttentionMap(q, k, mask, scale=self.scale, bias=bias, detach=False)
+
     def four_axes(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Queries, keys and mask with the axes batch, heads, tokens, and the last one."""
         q, k, mask = self.q, self.k, self.attn_mask
-        if q.is_nested or k.is_nested:
-            raise TypeError(
-                "watch: nested tensors have no common length, so they have no map.\n"
-                "  Give the model a filled-up batch with a mask instead."
-            )
         if q.ndim == k.ndim == 4 and q.shape[0] == k.shape[0] and not q.shape[1] % k.shape[1]:
             return q, k, None if mask is None else mask[(None,) * (4 - mask.ndim)]
         axes = max(q.ndim, k.ndim)
@@ -72,29 +84,98 @@ def arguments(
     return Arguments(query, key, attn_mask, is_causal, scale, enable_gqa)
 
 
+class OurArguments(NamedTuple):
+    """What a call of our own `attend` says of its weights."""
+
+    q: Tensor
+    k: Tensor
+    mask: Mask | None
+    scale: float | None
+
+    def map(self) -> AttentionMap:
+        """The weights."""
+        return AttentionMap(self.q, self.k, self.mask, scale=self.scale, detach=False)
+
+
 class Keeper:
     """Copies what a model computes: its own tensors may be overwritten, as a cache's are.
 
-    A mask is often the same tensor in all layers, so the last few are remembered.
+    Most never are, so a copy shares their memory until somebody writes to it (copy on write); the
+    writer then gets memory of its own. Where queries, keys and values are parts of one tensor, the
+    values stay in memory with them. Tensors that were written to before are copied at once: they
+    are caches, whose address a CUDA graph may know. So are tensors of inference mode, which do not
+    tell. A mask is often the same tensor in all layers, so the last few are remembered.
     """
 
     def __init__(self, detach: bool, offload: str | None) -> None:
         self._detach, self._offload = detach, offload
         self._masks: dict[object, tuple[tuple[Tensor, ...], Tensor]] = {}
 
+    def keep(self, call: Arguments, sources: tuple[Tensor, ...] | None) -> Arguments:
+        """A call's own copy. `sources` are what its mask was made from, when not itself."""
+        q, k, mask, is_causal, scale, enable_gqa = call
+        if q.is_nested or k.is_nested:
+            raise TypeError(
+                "watch: nested tensors have no common length, so they have no map.\n"
+                "  Give the model a filled-up batch with a mask instead."
+            )
+        q, k = self.pair(as_computed(q), as_computed(k))
+        if mask is not None:
+            mask = self.mask(mask, sources or (mask,))
+        return Arguments(q, k, mask, is_causal, scale, enable_gqa)
+
+    def keep_ours(
+        self, q: Tensor, k: Tensor, mask: Mask | None, scale: float | None
+    ) -> OurArguments:
+        """The same for our own `attend`, whose mask has a name."""
+        if mask is not None:
+            tensors: list[Tensor] = []
+            text = mask.encode(tensors)
+            mask = Mask.decode(text, [self.mask(t, (t,)) for t in tensors])
+        return OurArguments(*self.pair(q, k), mask, scale)
+
+    def pair(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys; views of one tensor, as after one projection for all, stay that."""
+        base = q._base
+        if base is not None and base is k._base and self._detach:
+            whole = self._share(base, q.nbytes + k.nbytes)
+            if whole is not None:
+                return (
+                    whole.as_strided(q.shape, q.stride(), q.storage_offset()),
+                    whole.as_strided(k.shape, k.stride(), k.storage_offset()),
+                )
+        return self.copy(q), self.copy(k)
+
     def copy(self, x: Tensor) -> Tensor:
-        """The same numbers in memory of our own."""
+        """The same numbers, whatever happens to the model's tensor."""
+        shared = self._share(x, x.nbytes)
+        if shared is not None:
+            return shared
         x = x.detach() if self._detach else x
         with torch.inference_mode(False) if x.is_inference() else nullcontext():
             if self._offload is not None:
                 return x.to(self._offload, copy=True).contiguous()
             return x.clone(memory_format=torch.contiguous_format)
 
+    def _share(self, x: Tensor, wanted: int) -> Tensor | None:
+        """A copy that is made when somebody writes; None where that is not possible or not wise.
+
+        It holds the memory that `x` is a part of: little, or at most twice the bytes wanted of it.
+        """
+        if self._offload is not None or type(x) is not Tensor or x.is_inference() or x._version:
+            return None
+        if x.untyped_storage().nbytes() > max(2 * wanted, _LITTLE):
+            return None
+        try:
+            return torch._lazy_clone(x.detach() if self._detach and x.requires_grad else x)
+        except RuntimeError:  # memory that torch only borrows, as numpy's, cannot be shared so
+            return None
+
     def mask(self, x: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
         """A copy of a mask, or the copy that was made when it came from the same tensors before."""
         x = as_computed(x) if x.is_floating_point() else x
-        if x.ndim == 4:  # an axis that repeats itself is kept once; maps broadcast it
-            x = x[tuple(slice(None) if step else slice(0, 1) for step in x.stride())]
+        # An axis that repeats itself is kept once; maps broadcast it.
+        x = x[tuple(slice(None) if step else slice(0, 1) for step in x.stride())]
         key = (x.shape, *(_identity(source) for source in sources))
         known = self._masks.pop(key, None)
         # Tensors of inference mode do not say whether they were changed in place.
@@ -111,13 +192,30 @@ class Keeper:
         self._masks.clear()
 
 
+def address(x: Tensor) -> int:
+    """Where the memory begins that `x` is a part of. `data_ptr()` would count as a write."""
+    # torch's stubs lack it.
+    found: int = torch._C._data_address(x)  # type: ignore[attr-defined]
+    return found
+
+
 def _identity(x: Tensor) -> object:
     version = -1 if x.is_inference() else x._version
-    return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device, version
+    return (
+        address(x),
+        x.storage_offset(),
+        x.shape,
+        x.stride(),
+        x.dtype,
+        x.device,
+        version,
+    )
 
 
 def as_computed(x: Tensor) -> Tensor:
     """In the dtype that autocast gives to attention, which happens out of our sight."""
+    if not torch._C._is_any_autocast_enabled():
+        return x
     kind = x.device.type
     if x.dtype != torch.float64 and torch.is_autocast_enabled(kind):
         return x.to(torch.get_autocast_dtype(kind))

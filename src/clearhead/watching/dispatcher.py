@@ -5,6 +5,8 @@ kernel of the highest one. One key is left over for experiments. Kernels for it 
 attention and softmax only; for every other operator the dispatcher skips the key before it looks.
 The key is switched on for one thread, for the time of a block. A `TorchFunctionMode` sees the same
 calls and is called for every function besides: on a GPU that made a watched GPT-2 1.7x slower.
+
+Our own `kernels.attend` is heard as a whole, with its mask by name, and what it calls is not.
 """
 
 # torch.library carries no types of its own.
@@ -13,15 +15,19 @@ calls and is called for every function besides: on a GPU that made a watched GPT
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.library import Library, fallthrough_kernel
 
+from clearhead.kernels import told
+from clearhead.masks import Mask
 from clearhead.watching.copies import Arguments, arguments
 
 _KEY = "TESTING_ONLY_GenericMode"
+_KEYS = torch._C.DispatchKeySet(torch._C._parse_dispatch_key(_KEY))  # type: ignore[arg-type]  # it is known
 
 
 class Listener(Protocol):
@@ -29,6 +35,9 @@ class Listener(Protocol):
 
     def hear_attention(self, call: Arguments) -> None:
         """A call of `scaled_dot_product_attention` has been made."""
+
+    def hear_ours(self, q: Tensor, k: Tensor, mask: Mask | None, scale: float | None) -> None:
+        """A call of `clearhead.kernels.attend` has been made."""
 
     def hear_softmax(self) -> None:
         """A softmax is about to be made."""
@@ -52,17 +61,19 @@ def listen(listener: Listener) -> None:
         if not _kernels:
             _register()
     _here.listeners.append(listener)
-    _switch(True)
+    _switch()
 
 
 def leave(listener: Listener) -> None:
     """It hears nothing more."""
     _here.listeners.remove(listener)
-    _switch(bool(_here.listeners))
+    _switch()
 
 
-def _switch(on: bool) -> None:
+def _switch() -> None:
+    on = bool(_here.listeners)
     torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
+    told.listener = _ours if on else None
 
 
 def _register() -> None:
@@ -74,25 +85,40 @@ def _register() -> None:
     _kernels.extend([others, heard])
 
 
+def _unheard() -> Any:
+    """Inside, torch's dispatcher does what it does when nobody listens."""
+    return torch._C._ExcludeDispatchKeyGuard(_KEYS)
+
+
+def _in_backward() -> bool:
+    """Whether a checkpointed forward is being repeated, which is no call of the model's."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def _attention(*args: Any, **kwargs: Any) -> Tensor:
-    output: Tensor = _below(torch.ops.aten.scaled_dot_product_attention.default, args, kwargs)
-    call = arguments(*args, **kwargs)
-    for listener in _here.listeners:
-        listener.hear_attention(call)
+    with _unheard(), torch._C.DisableTorchFunction():  # modes have seen the call already
+        output: Tensor = torch._C._nn.scaled_dot_product_attention(*args, **kwargs)
+    if not _in_backward():
+        call = arguments(*args, **kwargs)
+        for listener in _here.listeners:
+            listener.hear_attention(call)
     return output
 
 
 def _softmax(*args: Any, **kwargs: Any) -> Tensor:
     for listener in _here.listeners:
         listener.hear_softmax()
-    output: Tensor = _below(torch.ops.aten.softmax.int, args, kwargs)
+    with _unheard():
+        output: Tensor = torch.ops.aten.softmax.int(*args, **kwargs)
     return output
 
 
-def _below(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What torch does with the call when nobody listens."""
-    _switch(False)
-    try:
-        return operator(*args, **kwargs)
-    finally:
-        _switch(True)
+def _ours(
+    q: Tensor, k: Tensor, mask: Mask | None, scale: float | None, run: Callable[[], Tensor]
+) -> Tensor:
+    with _unheard():
+        output = run()
+    if not _in_backward():
+        for listener in _here.listeners:
+            listener.hear_ours(q, k, mask, scale)
+    return output

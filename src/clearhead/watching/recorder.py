@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from clearhead import kernels
-from clearhead.attention import MultiHeadAttention
-from clearhead.maps import AttentionMap
 from clearhead.masks import Mask
 from clearhead.watching import dispatcher
-from clearhead.watching.copies import Arguments, Keeper, arguments, as_computed
+from clearhead.watching.copies import Arguments, Keeper, arguments
 from clearhead.watching.seen import Seen
 
 Selector = str | int | Callable[[str], bool]
@@ -36,9 +34,9 @@ class NothingSeen(RuntimeError):
 class Recorder(TorchFunctionMode):
     """Copies what attention gets, and lets every call through.
 
-    It hears of `scaled_dot_product_attention` from torch's dispatcher. A model with attention that
-    does not end there (`nn.MultiheadAttention`, our own module) is seen through the function mode,
-    which is called for every torch function of its thread.
+    It hears of `scaled_dot_product_attention` from torch's dispatcher, and of our own module from
+    itself. A model with `nn.MultiheadAttention`, whose attention does not always end there, is seen
+    through the function mode, which is called for every torch function of its thread.
     """
 
     def __init__(
@@ -48,17 +46,14 @@ class Recorder(TorchFunctionMode):
         self.seen = Seen(type(model).__name__)
         self.keeper = keeper
         self._model = model
-        self._names = {module: name for name, module in model.named_modules()}
-        self._names[model] = type(model).__name__  # "" would be a strange name for a layer
+        self._names = _names(model)
         self._selectors = selectors
         self._unused = set(range(len(selectors or ())))
         self._chosen: dict[str, bool] = {}  # every attention layer in order: is it kept?
         self._elsewhere = 0
         self._softmax: list[str] = []  # where a model without fused attention has its softmax
-        self._through_mode = any(
-            isinstance(module, nn.MultiheadAttention | MultiHeadAttention)
-            for module in model.modules()
-        )
+        kinds = {type(module) for module in self._names}
+        self._through_mode = any(issubclass(kind, nn.MultiheadAttention) for kind in kinds)
 
     def start(self) -> None:
         """Begin to see what this thread does."""
@@ -93,6 +88,11 @@ class Recorder(TorchFunctionMode):
         """A call of `scaled_dot_product_attention`."""
         self._record(call, None)
 
+    def hear_ours(self, q: Tensor, k: Tensor, mask: Mask | None, scale: float | None) -> None:
+        """A call of `clearhead.kernels.attend`, which knows its mask by name."""
+        if (name := self._layer()) is not None:
+            self.seen.add(name, self.keeper.keep_ours(q, k, mask, scale))
+
     def hear_softmax(self) -> None:
         """A softmax: where no attention is seen, it tells where the model hides it."""
         if not self._chosen and len(self._softmax) < 3:
@@ -117,12 +117,7 @@ class Recorder(TorchFunctionMode):
         """A call of `clearhead.kernels.attend`, which knows its mask by name."""
         output = func(*args, **kwargs)
         q, k, _, mask = args
-        if (name := self._layer()) is not None:
-            if mask is not None:
-                tensors: list[Tensor] = []
-                text = mask.encode(tensors)
-                mask = Mask.decode(text, [self.keeper.mask(t, (t,)) for t in tensors])
-            self._add(name, q, k, mask, None, kwargs["scale"])
+        self.hear_ours(q, k, mask, kwargs["scale"])
         return output
 
     def multihead(
@@ -163,31 +158,8 @@ class Recorder(TorchFunctionMode):
     # Keeping it.
 
     def _record(self, call: Arguments, sources: tuple[Tensor, ...] | None) -> None:
-        name = self._layer()
-        if name is None:
-            return
-        q, k, attn_mask = call.four_axes()
-        mask = Mask.causal("start") if call.is_causal else None
-        bias = None
-        if attn_mask is not None:
-            kept = self.keeper.mask(attn_mask, sources or (attn_mask,))
-            if kept.dtype == torch.bool:
-                mask = Mask.custom(kept)
-            else:
-                bias = kept
-        self._add(name, as_computed(q), as_computed(k), mask, bias, call.scale)
-
-    def _add(
-        self,
-        name: str,
-        q: Tensor,
-        k: Tensor,
-        mask: Mask | None,
-        bias: Tensor | None,
-        scale: float | None,
-    ) -> None:
-        q, k = self.keeper.copy(q), self.keeper.copy(k)
-        self.seen.add(name, AttentionMap(q, k, mask, scale=scale, bias=bias, detach=False))
+        if (name := self._layer()) is not None:
+            self.seen.add(name, self.keeper.keep(call, sources))
 
     def _layer(self) -> str | None:
         """The name of the layer that is running, if it is one to keep."""
@@ -278,6 +250,21 @@ class Recorder(TorchFunctionMode):
                 "flash-attn and flex attention cannot be watched."
             )
         return "\n  ".join(lines)
+
+
+def _names(model: nn.Module) -> dict[nn.Module, str]:
+    """The modules and their names, as `named_modules` has them; three times as fast."""
+    names = {model: type(model).__name__}  # "" would be a strange name for a layer
+
+    def walk(module: nn.Module, prefix: str) -> None:
+        for name, child in module._modules.items():
+            if child is not None and child not in names:
+                names[child] = prefix + name
+                if child._modules:
+                    walk(child, f"{prefix}{name}.")
+
+    walk(model, "")
+    return names
 
 
 # nn.MultiheadAttention.

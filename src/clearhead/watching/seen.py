@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import safetensors
 import torch
@@ -22,11 +22,19 @@ from clearhead.drawing.saving import save
 from clearhead.maps import AttentionMap
 from clearhead.masks import Mask
 from clearhead.version import __version__
+from clearhead.watching.copies import address
 from clearhead.watching.heads import HeadTable, measure
 from clearhead.watching.showing import page_of
 
 
-class Call(NamedTuple):
+class Makes(Protocol):
+    """What a map can be made of."""
+
+    def map(self) -> AttentionMap:
+        """The map."""
+
+
+class Call:
     """One attention call.
 
     Attributes:
@@ -35,9 +43,22 @@ class Call(NamedTuple):
         map: The weights.
     """
 
-    name: str
-    step: int
-    map: AttentionMap
+    __slots__ = ("_map", "name", "step")
+
+    def __init__(self, name: str, step: int, weights: AttentionMap | Makes) -> None:
+        self.name = name
+        self.step = step
+        self._map = weights
+
+    @property
+    def map(self) -> AttentionMap:
+        """The weights; the map is made when it is first asked for."""
+        if not isinstance(self._map, AttentionMap):
+            self._map = self._map.map()
+        return self._map
+
+    def __repr__(self) -> str:
+        return f"Call({self.name!r}, {self.step}, {self.map!r})"
 
 
 class Seen(Mapping[str, AttentionMap]):
@@ -50,13 +71,14 @@ class Seen(Mapping[str, AttentionMap]):
     def __init__(self, model: str = "") -> None:
         self.model = model
         self.calls: list[Call] = []
-        self._by_name: dict[str, list[AttentionMap]] = {}
+        self._by_name: dict[str, list[Call]] = {}
 
-    def add(self, name: str, weights: AttentionMap) -> None:
+    def add(self, name: str, weights: AttentionMap | Makes) -> None:
         """Append a call of the layer `name`."""
-        maps = self._by_name.setdefault(name, [])
-        self.calls.append(Call(name, len(maps), weights))
-        maps.append(weights)
+        calls = self._by_name.setdefault(name, [])
+        call = Call(name, len(calls), weights)
+        calls.append(call)
+        self.calls.append(call)
 
     @property
     def layers(self) -> list[str]:
@@ -66,20 +88,23 @@ class Seen(Mapping[str, AttentionMap]):
     @property
     def nbytes(self) -> int:
         """The bytes that all maps hold together; what they share is counted once."""
-        held = {t.data_ptr(): t.nbytes for call in self.calls for t in _parts(call.map)[0]}
-        return sum(held.values())
+        storages = {}
+        for call in self.calls:
+            for t in _parts(call.map)[0]:
+                storages[address(t)] = t.untyped_storage().nbytes()
+        return sum(storages.values())
 
     def __getitem__(self, key: str | tuple[str, int]) -> AttentionMap:
         name, step = key if isinstance(key, tuple) and len(key) == 2 else (key, -1)
         if not isinstance(name, str) or name not in self._by_name:
             raise _NotSeen(self._unknown(name))
-        maps = self._by_name[name]
-        if not -len(maps) <= step < len(maps):
+        calls = self._by_name[name]
+        if not -len(calls) <= step < len(calls):
             raise _NotSeen(
-                f"{name} was called {len(maps)} time{'s' if len(maps) > 1 else ''}, "
+                f"{name} was called {len(calls)} time{'s' if len(calls) > 1 else ''}, "
                 f"so {step} is not one of its calls: they count from 0."
             )
-        return maps[step]
+        return calls[step].map
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_name)
@@ -108,7 +133,10 @@ class Seen(Mapping[str, AttentionMap]):
             on_progress: Called with the share that is done, now and then.
         """
         self._check_something()
-        return measure(self._by_name, ids, model=self.model, on_progress=on_progress)
+        return measure(self._maps(), ids, model=self.model, on_progress=on_progress)
+
+    def _maps(self) -> dict[str, list[AttentionMap]]:
+        return {name: [call.map for call in calls] for name, calls in self._by_name.items()}
 
     def _check_something(self) -> None:
         if not self.calls:
@@ -130,10 +158,10 @@ class Seen(Mapping[str, AttentionMap]):
             title: What stands at the head of the page; the model by default.
         """
         self._check_something()
-        return page_of(self._by_name, tokens, batch, self.model if title is None else title)
+        return page_of(self._maps(), tokens, batch, self.model if title is None else title)
 
     def _repr_html_(self) -> str:
-        cells = sum(math.prod(maps[-1].shape[1:]) for maps in self._by_name.values())
+        cells = sum(math.prod(self[name].shape[1:]) for name in self)
         if not self.calls or cells > 2 * MOST_CELLS_IN_A_NOTEBOOK:
             return too_large_for_a_notebook(repr(self), cells)
         return self.page(title=repr(self)).frame()
@@ -166,10 +194,10 @@ class Seen(Mapping[str, AttentionMap]):
 
     def _write(self, file: Path, text: str | None) -> None:
         tensors: list[Tensor] = []
-        places: dict[tuple[int, torch.Size], int] = {}
+        places: dict[tuple[object, ...], int] = {}
 
         def store(t: Tensor) -> int:
-            key = (t.data_ptr(), t.shape)
+            key = (address(t), t.storage_offset(), t.shape, t.stride())
             if key not in places or not t.numel():
                 places[key] = len(tensors)
                 tensors.append(t.detach().contiguous())
