@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from clearhead.attention import KVCache, MultiHeadAttention
 from clearhead.embedding import Embedding
+from clearhead.kernels import told
 
 if TYPE_CHECKING:
     from clearhead.gpt2.model import GPT2, TransformerBlock
@@ -267,7 +268,8 @@ def unusual(model: GPT2) -> str | None:
     """Why only the modules themselves may run; None where their arithmetic is known."""
     from clearhead.gpt2 import model as parts  # it imports this file's neighbours
 
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+    modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+    if modes or told.listener is not None:
         return "somebody watches what torch does"
     weight = model.embedding.token.weight
     if torch.is_autocast_enabled(weight.device.type):
