@@ -1,6 +1,7 @@
 """Shared set-up: deterministic hypothesis, one thread a worker, the same tolerance everywhere."""
 
 import os
+from collections.abc import Callable
 
 import hypothesis
 import pytest
@@ -15,6 +16,20 @@ hypothesis.settings.load_profile("default")
 
 if os.environ.get("PYTEST_XDIST_WORKER"):
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def command_line(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[object, str, str]]:
+    """Run `clearhead ARGUMENTS`; give back exit status, output and errors."""
+    from clearhead import cli
+
+    def run(*arguments: object) -> tuple[object, str, str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main([*map(str, arguments)])
+        out, err = capsys.readouterr()
+        return end.value.code, out, err
+
+    return run
 
 
 @pytest.fixture(autouse=True)

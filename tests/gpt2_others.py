@@ -25,9 +25,9 @@ def randomize(model, seed=0):
     return model
 
 
-def hugging_face(config=TINY, dtype=torch.float64, **options):
-    """A GPT2LMHeadModel of this size with random weights."""
-    sizes = transformers.GPT2Config(
+def hugging_face_config(config, **options):
+    """Our sizes as those of transformers."""
+    return transformers.GPT2Config(
         vocab_size=config["vocab_size"],
         n_positions=config["context_length"],
         n_embd=config["d_model"],
@@ -40,6 +40,11 @@ def hugging_face(config=TINY, dtype=torch.float64, **options):
         eos_token_id=None,
         **options,
     )
+
+
+def hugging_face(config=TINY, dtype=torch.float64, **options):
+    """A GPT2LMHeadModel of this size with random weights."""
+    sizes = hugging_face_config(config, **options)
     return randomize(transformers.GPT2LMHeadModel(sizes)).to(dtype).eval()
 
 

@@ -26,6 +26,7 @@ ORDER = [
     "kernels",
     "pages",
     "maps",
+    "cache",
     "attention",
     "steps",
     "tracing",

@@ -182,6 +182,39 @@ def test_html_is_escaped_and_coloured(monkeypatch):
     assert page.endswith("</pre>")
 
 
+def test_a_narrow_window_leaves_out_columns_and_cuts_no_number():
+    """At 50 columns the heads' numbers were cut in two: "0.2…"."""
+    rows = [["0", "first token", "1.25", "0.99"], ["10", "all", "12.50", "0.01"]]
+    made = drawing.FittingTable(
+        ["head", "looks at", "entropy", "same"],
+        rows,
+        left=2,
+        drop=[3, 2],
+        titles={0: "one", 1: "two"},
+        more="--json has all.",
+    )
+    whole = drawing.plain(made, width=32).splitlines()
+    assert whole == [
+        "head  looks at     entropy  same",
+        "one",
+        "0     first token     1.25  0.99",
+        "two",
+        "10    all            12.50  0.01",
+    ]
+    assert drawing.plain(made, width=31).splitlines() == [
+        "head  looks at     entropy",
+        "one",
+        "0     first token     1.25",
+        "two",
+        "10    all            12.50",
+        "Too narrow for: same. --json",
+        "has all.",
+    ]
+    narrow = drawing.plain(made, width=20).splitlines()
+    assert narrow[2] == "0     first token"
+    assert "same" in " ".join(narrow[5:])
+
+
 def test_indent_and_table_leave_no_spaces_at_the_ends():
     file = io.StringIO()
     drawing.console(file, width=40).print(

@@ -124,7 +124,7 @@ def test_what_is_there_no_head_or_sequence_of(six):
         six.plot(head=3)
     with pytest.raises(IndexError, match="batch: index 2 is out of range for 2"):
         six.plot(head=0, batch=2)
-    with pytest.raises(ValueError, match="expected one label a query, 6 of them, got 2"):
+    with pytest.raises(ValueError, match="expected one label per query, 6 of them, got 2"):
         six.plot(tokens=["a", "b"])
 
 

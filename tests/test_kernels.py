@@ -111,6 +111,33 @@ def test_rows_that_see_nothing_where_the_kernel_does_not_zero_them(name, monkeyp
     torch.testing.assert_close(run("sdpa", q, k, v, mask), run("eager", q, k, v, mask))
 
 
+@pytest.mark.parametrize("queries", [5, 13])
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_that_are_kept(name, queries, monkeypatch):
+    """What is done on CUDA: a mask without tensors is built once, also for later training."""
+    monkeypatch.setattr(sdpa, "_may_keep", lambda q: True)
+    monkeypatch.setattr(sdpa, "_zeroes_empty_rows", lambda q: False)
+    q, k, v = random_qkv(queries=queries, keys=13)
+    mask = MASKS[name](queries, 13)
+    expected = run("eager", q, k, v, mask)
+    with torch.inference_mode():
+        torch.testing.assert_close(attend(q, k, v, mask, kernel="sdpa"), expected[0])
+    for _ in "ab":
+        torch.testing.assert_close(run("sdpa", q, k, v, mask), expected)
+
+
+def test_a_mask_is_built_once(monkeypatch):
+    monkeypatch.setattr(sdpa, "_may_keep", lambda q: True)
+    sdpa._kept.cache_clear()
+    q, k, v = random_qkv()
+    for _ in range(3):
+        attend(q, k, v, Mask.causal() & Mask.window(3), kernel="sdpa")
+    attend(q, k, v, Mask.causal() & Mask.window(2), kernel="sdpa")
+    assert sdpa._kept.cache_info().misses == 2
+    attend(q, k, v, Mask.padding([5, 7]), kernel="sdpa")  # a tensor may change: never kept
+    assert sdpa._kept.cache_info().misses == 2
+
+
 @pytest.mark.parametrize("name", ["causal", "window", "left padding"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kernel", FAST)

@@ -447,7 +447,7 @@ def test_errors_teach():
         m.top(6)
     with pytest.raises(ValueError, match="thumbnail: expected at most 5 rows and 5 columns"):
         m.thumbnail(6, 2)
-    with pytest.raises(ShapeError, match=r"one id a key, \(batch=2, keys=5\), got \(2, 4\)"):
+    with pytest.raises(ShapeError, match=r"one id per key, \(batch=2, keys=5\), got \(2, 4\)"):
         m.same_token(torch.zeros(2, 4, dtype=torch.int64))
     with pytest.raises(ShapeError, match=r"pairs: expected \(pairs, 2\)"):
         m.relation(torch.zeros(3))

@@ -160,9 +160,9 @@ def test_labels():
     assert pages.labels(2, 3, ["a", "b"]) == (("a", "b"), ("t0", "t1", "t2"))
     assert pages.labels(1, 2, None, ["a", "b"]) == (("b",), ("a", "b"))
     assert pages.labels(3, 2, None, ["a", "b"])[0] == ("t0", "t1", "t2")
-    with pytest.raises(ShapeError, match="tokens: expected one label a query, 2 of them, got 1"):
+    with pytest.raises(ShapeError, match="tokens: expected one label per query, 2 of them, got 1"):
         pages.labels(2, 5, ["a"])
-    with pytest.raises(ShapeError, match="context_tokens: expected one label a key, 5"):
+    with pytest.raises(ShapeError, match="context_tokens: expected one label per key, 5"):
         pages.labels(2, 5, ["a", "b"], ["a"])
     with pytest.raises(ShapeError, match="tokens: expected a list of labels, got one string"):
         pages.labels(2, 2, "ab")
@@ -325,7 +325,7 @@ def test_explain_writes_a_page(tmp_path, capsys):
     with pytest.raises(SystemExit) as done:
         main(arguments)
     assert done.value.code == 0
-    assert capsys.readouterr().out == f"Wrote {file}\n"
+    assert capsys.readouterr() == ("", f"Wrote {file}\n")
     about, _ = blocks(file.read_text())
     assert about["title"] == "the cat sat on the mat"
     assert about["start"] == {"view": "steps", "query": 2}
@@ -337,8 +337,28 @@ def test_explain_writes_a_page(tmp_path, capsys):
         assert said in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["explain", "a b", "--untrained", "--json", "--step", "4c", "-o", str(file)])
-    assert json.loads(capsys.readouterr().out)["text"] == "a b"
+    assert capsys.readouterr() == ("", f"Wrote {file}; for JSON: --out FILE.json\n")
     assert blocks(file.read_text())[0]["start"]["step"] == "4c"
+
+
+def test_explain_writes_its_json_to_the_file_and_nowhere_else(tmp_path, capsys):
+    """`--json -o a.html` printed the whole JSON, too, and `-o a.json` was refused."""
+    file = tmp_path / "cat.json"
+    words = ["explain", "a b", "--untrained", "--step", "4c"]
+    for each in ([], ["--json"]):
+        with pytest.raises(SystemExit) as done:
+            main([*words, *each, "-o", str(file)])
+        assert done.value.code == 0
+        assert capsys.readouterr() == ("", f"Wrote {file}\n")
+        written = file.read_text()
+        file.unlink()
+    with pytest.raises(SystemExit):
+        main([*words, "--json"])
+    assert capsys.readouterr().out == written
+    with pytest.raises(SystemExit) as done:
+        main([*words, "-o", str(tmp_path / "no" / "cat.json")])
+    assert done.value.code == 2
+    assert "--out" in capsys.readouterr().err
 
 
 def test_a_title_with_every_kind_of_character():

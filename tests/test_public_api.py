@@ -29,7 +29,7 @@ def signature(function: object) -> str:
         return "(...)"
     text = re.sub(r"""(: |-> )(["'])(.*?)\2(?=$|, | =|\))""", r"\1\3", text)
     return re.sub(
-        r"\b(clearhead\.(?!ladder)\w+|collections\.abc|torch|jaxtyping)\.(?=\w)", "", text
+        r"\b(clearhead(\.(?!ladder)[a-z]\w*)+|collections\.abc|torch|jaxtyping)\.(?=\w)", "", text
     )
 
 
@@ -127,6 +127,10 @@ def test_quotes_and_places_are_left_out_of_a_signature():
         signature(function)
         == f"(a: int, b: str | None = 'x', *, c: pathlib.Path = {Path()!r}) -> None"
     )
+
+    def deeper(mask: clearhead.Mask) -> None: ...
+
+    assert signature(deeper) == "(mask: Mask) -> None"  # which is clearhead.masks.mask.Mask
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
@@ -635,7 +636,7 @@ def test_what_cannot_be_viewed():
     with pytest.raises(ValueError, match="No attention was seen yet"):
         clearhead.view(Seen())
     one = view_cases.structured(7, heads=1, head_dim=4)
-    with pytest.raises(ShapeError, match="expected one label a key, 7 of them, got 6"):
+    with pytest.raises(ShapeError, match="expected one label per key, 7 of them, got 6"):
         clearhead.view(one, tokens=list("abcdef"))
     with pytest.raises(TypeError, match="got one string"):
         clearhead.view(one, tokens="abcdefg")
@@ -773,7 +774,7 @@ def test_errors_of_the_command(tmp_path, capsys, arguments, message):
 
 def test_a_long_map_is_normalised_in_steps_that_can_be_stopped(monkeypatch):
     monkeypatch.setattr(grids, "_LONG", 50)
-    monkeypatch.setattr("clearhead.maps.looking._STEP", 1500)
+    monkeypatch.setattr("clearhead.maps.cells._STEP", 1500)
     one = view_cases.structured(97, heads=1, head_dim=8)
     expected = view_cases.structured(97, heads=1, head_dim=8).lse
     shares = []
@@ -812,3 +813,19 @@ def test_a_gpt2_folder_needs_no_tokenizer(tmp_path, monkeypatch):
     assert not ended.value.code
     assert shown["tokens"] == ["the", " cat", " sat"]
     assert len(shown["seen"].layers) == 1
+
+
+def test_the_model_in_the_box_and_one_of_train_are_viewed(tmp_path, monkeypatch):
+    shipped = resources.files("clearhead.lab") / "data" / "model.safetensors"
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "model.safetensors").write_bytes(shipped.read_bytes())
+    (tmp_path / "text.txt").write_text("The cat sat. the blue cat", encoding="utf-8")
+    shown = {}
+    monkeypatch.setattr(server, "view", lambda seen, **options: shown.update(options, seen=seen))
+    for model in ([], ["--model", str(tmp_path)], ["--model", str(tmp_path / "seed-0")]):
+        shown.clear()
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["view", "--text", str(tmp_path / "text.txt"), *model])
+        assert not ended.value.code
+        assert shown["tokens"] == ["the", "cat", "sat", ".", "the", "<unk>", "cat"]
+        assert len(shown["seen"].layers) == 3

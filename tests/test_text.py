@@ -224,7 +224,7 @@ def test_a_folder_without_the_files(tmp_path):
 def test_a_changed_package_is_an_error_and_nothing_else_is_tried(tmp_path, monkeypatch):
     for name in ("vocab.bpe", "encoder.json"):
         (tmp_path / name).write_text("not a vocabulary")
-    monkeypatch.setattr("clearhead.text._package_folder", lambda: tmp_path)
+    monkeypatch.setattr("clearhead.text.byte_pairs._package_folder", lambda: tmp_path)
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: pytest.fail("downloaded"))
     with pytest.raises(ValueError, match="not GPT-2's file"):
         GPT2Tokenizer()

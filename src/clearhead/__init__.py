@@ -12,13 +12,13 @@ from clearhead.version import __version__
 if TYPE_CHECKING:
     from clearhead import lab, ladder
     from clearhead.attention import (
-        KVCache,
         MultiHeadAttention,
         create_gpt2_large_attention,
         create_gpt2_medium_attention,
         create_gpt2_small_attention,
         create_gpt2_xl_attention,
     )
+    from clearhead.cache import KVCache
     from clearhead.checker import assert_attention, check
     from clearhead.checker.report import Report
     from clearhead.configs import GPT2_CONFIGS
@@ -45,7 +45,7 @@ _HOME = {
     "ladder": "ladder",
     "AttentionMap": "maps",
     "MultiHeadAttention": "attention",
-    "KVCache": "attention",
+    "KVCache": "cache",
     "create_gpt2_small_attention": "attention",
     "create_gpt2_medium_attention": "attention",
     "create_gpt2_large_attention": "attention",

@@ -23,7 +23,7 @@ from clearhead.drawing.page import Page
 from clearhead.drawing.saving import save
 from clearhead.masks import Mask
 from clearhead.shapes import ShapeError, describe
-from clearhead.steps import LINEARS, PAPER_LINEARS, Path, Step
+from clearhead.steps import LINEARS, PAPER_LINEARS, Computation, Step
 
 MaskTensor = Bool[Tensor, "..."] | Int[Tensor, "..."] | Float[Tensor, "..."]
 
@@ -99,7 +99,7 @@ class Trace:
         return weights, hidden
 
     def draw_weights(self, *, limit: int = 16) -> RenderableType:
-        """One table a head: each row a query, each column a key, the first sequence only."""
+        """One table per head: each row a query, each column a key, the first sequence only."""
         weights, hidden = self._weights()
         sequences = weights.shape[0]
         parts: list[RenderableType] = []
@@ -121,7 +121,7 @@ class Trace:
         return Group(*parts)
 
     def draw_maps(self) -> RenderableType:
-        """One map a head, as large as the window; the first sequence only."""
+        """One map per head, as large as the window; the first sequence only."""
         weights, hidden = self._weights()
         rows = Axis("query", len(self.tokens), self.tokens)
         columns = Axis("key", len(self.context_tokens), self.context_tokens)
@@ -138,7 +138,7 @@ class Trace:
         )
 
     def draw_output(self, *, limit: int = 16) -> RenderableType:
-        """The context vectors, one row a token, the first sequence only."""
+        """The context vectors, one row per token, the first sequence only."""
         output = self.output if self.output.ndim == 2 else self.output[:1].flatten(0, 1)
         columns = [str(i) for i in range(output.shape[-1])]
         return drawing.Matrix(output, self.tokens, columns, decimals=4, heat=False, limit=limit)
@@ -255,36 +255,36 @@ def trace(
             key_labels = _labels("context_tokens", context_tokens, context)
         elif context_tokens is not None:
             raise ValueError("context_tokens: there is no context for them to name.")
-        path = Path(x if context is None else context)
+        made = Computation(x if context is None else context)
         if module is ladder.simplified_attention:
-            path.simplified(x)
+            made.simplified(x)
         elif isinstance(module, ladder.SelfAttention):
-            path.one_head(module, x)
+            made.one_head(module, x)
         elif isinstance(module, ladder.CausalAttention):
-            path.hide_future(x)
-            path.one_head(module, x)
+            made.hide_future(x)
+            made.one_head(module, x)
         elif isinstance(module, ladder.MultiHeadAttentionWrapper):
-            path.hide_future(x)
-            path.wrapper(module, x)
+            made.hide_future(x)
+            made.wrapper(module, x)
         elif isinstance(module, ladder.MultiHeadAttention):
-            path.hide_future(x)
-            path.multi_head(module, x, LINEARS)
+            made.hide_future(x)
+            made.multi_head(module, x, LINEARS)
         elif isinstance(module, ladder.EncoderAttention):
-            path.hide_encoder(module, x, mask)
-            path.multi_head(module, x, PAPER_LINEARS)
+            made.hide_encoder(module, x, mask)
+            made.multi_head(module, x, PAPER_LINEARS)
         else:
             assert isinstance(module, attention.MultiHeadAttention)
             assert not isinstance(mask, Tensor)
-            path.hide(module.mask_for(mask), x)
-            path.multi_head(module, x, LINEARS)
-        result = list(path.steps[-1].tensors.values())[-1]
+            made.hide(module.mask_for(mask), x)
+            made.multi_head(module, x, LINEARS)
+        result = list(made.steps[-1].tensors.values())[-1]
         gap = (result - own).abs().max().item() if own.numel() else 0.0
-    notes = list(path.notes)
+    notes = list(made.notes)
     rates = {part.p for part in _modules(module) if isinstance(part, nn.Dropout) and part.p > 0}
     for rate in sorted(rates):
         notes.append(f"dropout ({rate:g}) is off: this is the forward pass of eval mode.")
     return Trace(
-        form, x.detach(), tuple(path.steps), labels, key_labels, path.hidden, gap, tuple(notes)
+        form, x.detach(), tuple(made.steps), labels, key_labels, made.hidden, gap, tuple(notes)
     )
 
 
@@ -334,7 +334,7 @@ def _labels(name: str, labels: Sequence[str] | None, x: Tensor) -> tuple[str, ..
         )
     if len(labels) != count:
         raise ShapeError(
-            f"{name}: expected one label a token, {count} of them, got {len(labels)}.\n"
+            f"{name}: expected one label per token, {count} of them, got {len(labels)}.\n"
             "  Were the labels made by the same tokenizer as the ids?"
         )
     return tuple(map(str, labels))

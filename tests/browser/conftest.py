@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import chromium
 import page_cases
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 @dataclass
@@ -36,17 +34,16 @@ class Visit:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    found = next(filter(None, map(shutil.which, NAMES)), None)
+    found = chromium.find()
     if found is None:
-        message = f"no Chromium is installed ({', '.join(NAMES)})"
+        message = f"no Chromium is installed ({', '.join(chromium.NAMES)})"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        sandbox = [] if os.getuid() else ["--no-sandbox"]
-        browser = playwright.chromium.launch(executable_path=found, args=sandbox)
+        browser = chromium.launch(playwright, found)
         yield browser
         browser.close()
 

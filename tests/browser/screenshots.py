@@ -1,16 +1,19 @@
-"""Take the two pictures of the page that the README shows.
+"""Take the pictures that the README and the documentation show: of the page, and of the viewer.
 
 python tests/browser/screenshots.py [FOLDER]     (docs/images by default)
 """
 
-import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import chromium
+import clearhead
+import view_cases
 from clearhead.explaining import build_from_lab, save
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
@@ -18,10 +21,11 @@ PICTURES = {
     "page-steps.png": ("view=steps&query=4&key=1&head=1&step=4c", "light", (1280, 860)),
     "page-matrix.png": ("view=matrix&query=5&key=2&head=0", "dark", (1280, 800)),
 }
+TOKENS = 4096
 
 
-def take(browser: Browser, folder: Path) -> None:
-    """Write the pictures into a folder."""
+def take_page(browser: Browser, folder: Path) -> None:
+    """Write the pictures of the page into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "page.html"
@@ -36,12 +40,30 @@ def take(browser: Browser, folder: Path) -> None:
             page.close()
 
 
+def take_viewer(browser: Browser, folder: Path) -> None:
+    """Write the picture of the viewer, with a made-up map, into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = view_cases.tokens(TOKENS)
+    seen = view_cases.seen(TOKENS, 2, heads=4, head_dim=32)
+    ids = view_cases.ids(tokens)
+    with clearhead.view(seen, tokens=tokens, ids=ids, browser=False, wait=False) as viewer:
+        page = browser.new_page(viewport={"width": 1280, "height": 800}, device_scale_factor=1)
+        page.goto(f"{viewer.url}#head=2&query=2007&key=2000&zoom=14")
+        page.get_by_text("Head 3: ").wait_for(timeout=120_000)
+        page.wait_for_selector('#map[data-complete="true"]')
+        box = page.locator("#map").bounding_box()
+        assert box is not None
+        page.mouse.click(box["x"] + 475, box["y"] + 520)
+        page.locator("#row-list button").first.wait_for()
+        page.wait_for_timeout(300)
+        page.screenshot(path=folder / "view.png")
+        page.close()
+
+
 if __name__ == "__main__":
-    names = ("chromium", "chromium-browser", "google-chrome")
+    chosen = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(
-            executable_path=next(filter(None, map(shutil.which, names))),
-            args=[] if os.getuid() else ["--no-sandbox"],
-        )
-        take(opened, Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+        opened = chromium.launch(playwright, chromium.find())
+        take_page(opened, chosen)
+        take_viewer(opened, chosen)
         opened.close()

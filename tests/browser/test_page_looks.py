@@ -197,7 +197,7 @@ def test_hostile_strings_do_nothing(visit, folder):
 
 def test_the_screenshots_for_the_readme(browser, tmp_path):
     script = Path(__file__).with_name("screenshots.py")
-    runpy.run_path(str(script))["take"](browser, tmp_path)
+    runpy.run_path(str(script))["take_page"](browser, tmp_path)
     pictures = sorted(tmp_path.iterdir())
     assert [each.name for each in pictures] == ["page-matrix.png", "page-steps.png"]
     assert all(20_000 < each.stat().st_size < 200_000 for each in pictures)

@@ -302,8 +302,8 @@ def test_a_stopped_server_is_said(visit):
 
 @pytest.mark.slow
 def test_the_screenshot_for_the_documentation(browser, tmp_path):
-    script = Path(__file__).with_name("view_screenshot.py")
-    runpy.run_path(str(script))["take"](browser, tmp_path)
+    script = Path(__file__).with_name("screenshots.py")
+    runpy.run_path(str(script))["take_viewer"](browser, tmp_path)
     assert 20_000 < (tmp_path / "view.png").stat().st_size < 300_000
 
 

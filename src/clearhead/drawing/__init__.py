@@ -5,7 +5,16 @@ from torch or numpy, and neither is imported; pages and figures take numpy's.
 """
 
 from clearhead.drawing.colours import VIRIDIS, shade, text_on
-from clearhead.drawing.terminal import Flow, Indent, Matrix, console, html, plain, table
+from clearhead.drawing.terminal import (
+    FittingTable,
+    Flow,
+    Indent,
+    Matrix,
+    console,
+    html,
+    plain,
+    table,
+)
 from clearhead.drawing.writing import (
     HIDDEN,
     Array,
@@ -21,6 +30,7 @@ __all__ = [
     "HIDDEN",
     "VIRIDIS",
     "Array",
+    "FittingTable",
     "Flow",
     "Indent",
     "Matrix",

@@ -213,7 +213,7 @@ def save(path: str | os.PathLike[str], page: Page, *, log: bool = False) -> None
 
     Args:
         path: The file: `.svg`, `.png` or `.pdf`.
-        page: Its layers become panels: a row a layer, or the heads of one as a grid.
+        page: Its layers become panels: one row per layer, or the heads of one as a grid.
         log: Logarithmic colours.
     """
     several = len(page.layers) > 1

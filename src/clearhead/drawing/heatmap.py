@@ -109,7 +109,7 @@ class Heatmap:
         top: float,
         coloured: bool,
     ) -> Iterable[Text]:
-        """One row a line, with its label; those of columns are written downwards."""
+        """One row on each line, with its label; those of columns are written downwards."""
         above = [shorten(label, _TOP_HEIGHT) for label in self._columns.labels or ()]
         for place in range(max(map(len, above), default=0)):
             letters = (label[place] if place < len(label) else " " for label in above)

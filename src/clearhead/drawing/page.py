@@ -4,7 +4,7 @@ The file holds the page (`assets/`), a JSON block with every text, and a binary 
 asks the network for nothing, and its own policy forbids it to. What stands in a binary block:
 
     deflate( masks | numbers )      as base64
-    masks     a bit a cell, rows × columns, 1 where it can be seen; each mask once
+    masks     a bit per cell, rows × columns, 1 where it can be seen; each mask once
     numbers   of the cells that can be seen, head by head, row by row: first the lowest byte of
               every number, then the next one. Bytes alike stand together, so they pack better.
 
@@ -14,19 +14,18 @@ Numbers are float32 while there are few, else float16.
 from __future__ import annotations
 
 import base64
-import hashlib
 import html
 import json
 import unicodedata
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clearhead.drawing.inline import asset, only
 from clearhead.drawing.writing import visible
 
 MOST_CELLS = 2**25  # of a file; about 90 MB
@@ -48,8 +47,8 @@ class Layer:
         name: What the layer is called.
         weights: The numbers, (heads, rows, columns).
         hidden: True where there is no number to be seen; None if all can be seen.
-        rows: A label a row.
-        columns: A label a column.
+        rows: One label per row.
+        columns: One label per column.
         words: What each head does, such as "previous token 0.93".
         scores: Numbers to sort the heads by, one list a score; None where there is no number.
     """
@@ -121,10 +120,8 @@ class Page:
             raise TooLarge(self.cells)
         about, blocks = _pack(self)
         style, script = _asset("page.css"), _script()
-        policy = (
-            f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-            "img-src data: blob:; base-uri 'none'; form-action 'none'"
-        )
+        policy = only(script, style)
+        policy += "img-src data: blob:; base-uri 'none'; form-action 'none'"
         data = [f'<script type="application/json" id="about">{_json(about)}</script>']
         data += [
             f'<script type="application/octet-stream" id="{name}">{text}</script>'
@@ -291,12 +288,8 @@ def _json(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
-
-
 def _asset(name: str) -> str:
-    return files("clearhead.drawing").joinpath("assets", name).read_text(encoding="ascii")
+    return asset("clearhead.drawing", name)
 
 
 def _script() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.cells import cell_len
@@ -115,8 +115,8 @@ class Matrix:
 
         Args:
             values: The numbers, rows × columns.
-            rows: A label a row.
-            columns: A label a column.
+            rows: One label per row.
+            columns: One label per column.
             hidden: True where a `·` stands instead of the number.
             corner: What stands above the row labels.
             decimals: Digits after the point.
@@ -212,6 +212,62 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) 
         ]
         lines.append(_line("  ".join(cells).rstrip(), Style(dim=place == 0)))
     return Group(*lines)
+
+
+class FittingTable:
+    """A table that leaves out whole columns where the window is too narrow, and says which.
+
+    >>> table = FittingTable(["head", "key", "other"], [["2.0", "0.98", "0.00"]], drop=[2, 1])
+    >>> print(plain(table, width=12))
+    head   key
+    2.0   0.98
+    Too narrow
+    for: other.
+    """
+
+    def __init__(
+        self,
+        head: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        left: int = 1,
+        drop: Sequence[int] = (),
+        titles: Mapping[int, str] | None = None,
+        more: str = "",
+    ) -> None:
+        """Keep what is to be drawn.
+
+        Args:
+            head: What stands above each column.
+            rows: The cells; they are printed as they are, so make strange text `visible` first.
+            left: How many columns, counted from the first, are aligned to the left.
+            drop: The columns that may be left out; the first of them goes first.
+            titles: A line of its own before a row, by the row's place.
+            more: What to say of how to see them all.
+        """
+        self._head, self._rows, self._left = head, rows, left
+        self._drop, self._titles, self._more = drop, titles or {}, more
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """As many columns as fit."""
+        widths = [max(map(cell_len, each)) for each in zip(self._head, *self._rows, strict=True)]
+        shown = list(range(len(widths)))
+        for place in self._drop:
+            if sum(widths[j] for j in shown) + 2 * (len(shown) - 1) <= options.max_width:
+                break
+            shown.remove(place)
+        head = [self._head[j] for j in shown]
+        rows = [[row[j] for j in shown] for row in self._rows]
+        first, *lines = table(head, rows, left=self._left).renderables
+        yield first
+        for place, line in enumerate(lines):
+            if place in self._titles:
+                yield Text(self._titles[place], style=Style(bold=True))
+            yield line
+        gone = [name for j, name in enumerate(self._head) if j not in shown]
+        if gone:
+            names = ", ".join(dict.fromkeys(gone))
+            yield Text(f"Too narrow for: {names}. {self._more}".rstrip(), style=Style(dim=True))
 
 
 class Indent:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from clearhead.attention import KVCache, MultiHeadAttention
+from clearhead.attention import MultiHeadAttention
+from clearhead.cache import KVCache
 from clearhead.gpt2 import GPT2, TransformerBlock
 
 What = Literal["model", "step"]

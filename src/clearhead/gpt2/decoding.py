@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.attention import KVCache, MultiHeadAttention
+from clearhead.attention import MultiHeadAttention
+from clearhead.cache import KVCache
 from clearhead.embedding import Embedding
 from clearhead.kernels import told
 

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from clearhead.attention import KVCache
+from clearhead.cache import KVCache
 from clearhead.gpt2.decoding import head_weight, read, unusual
 from clearhead.gpt2.sampling import Sampling, is_bad, refuse_bad
 

@@ -21,7 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from clearhead.attention import KVCache, MultiHeadAttention
+from clearhead.attention import MultiHeadAttention
+from clearhead.cache import KVCache
 from clearhead.configs import GPT2Config, read_config
 from clearhead.embedding import Embedding, Rope
 from clearhead.gpt2 import generate as writing

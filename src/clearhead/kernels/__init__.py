@@ -7,8 +7,8 @@
 `attend(..., kernel="auto")` chooses; `choose` says what and why. A kernel named explicitly runs or
 raises with the reason. A query with nothing to attend to gets zeros from all, and no gradient.
 
-Statistics over the weights are computed in `statistics` (torch, in tiles) and `triton_statistics`
-(CUDA; its device code is `triton_device`).
+Statistics over the weights: `scores` gives tiles of them, `statistics` walks over the tiles, and on
+CUDA `triton_statistics` does both at once (its device code is `triton_device`).
 """
 
 import threading

@@ -1,5 +1,7 @@
 """PyTorch's own fused attention, told about the mask in the cheapest way that it understands."""
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,14 +14,18 @@ def attend(
 ) -> Tensor:
     """See `clearhead.kernels.attend`."""
     queries, keys = q.shape[-2], k.shape[-2]
-    attn_mask, is_causal = None, False
+    attn_mask, is_causal, may_be_empty = None, False, False
     if mask is not None:
         if mask.is_start_causal(queries, keys):
             is_causal = True
+        elif _may_keep(q) and (text := _in_words(mask)) is not None:
+            attn_mask = _kept(text, queries, keys, q.device, _stream(q.device))
+            may_be_empty = queries != keys  # else everybody sees at least themselves
         else:
             attn_mask = mask.tile(slice(0, queries), slice(0, keys), queries, keys, q.device)
+            may_be_empty = True
     empty = None
-    if attn_mask is not None and not _zeroes_empty_rows(q):
+    if attn_mask is not None and may_be_empty and not _zeroes_empty_rows(q):
         # Let a query that sees nothing see everything, and take its output away afterwards.
         empty = ~attn_mask.any(-1, keepdim=True)
         attn_mask = attn_mask | empty
@@ -34,6 +40,32 @@ def attend(
         enable_gqa=q.shape[1] != k.shape[1],
     )
     return context if empty is None else context.masked_fill(empty, 0.0)
+
+
+def _in_words(mask: Mask) -> str | None:
+    """The mask as a text, if that says all: causality and windows, no tensor of the user's."""
+    tensors: list[Tensor] = []
+    text = mask.encode(tensors)
+    return None if tensors else text
+
+
+def _may_keep(q: Tensor) -> bool:
+    """On a GPU building a mask can take longer than attending; a graph's memory is not ours."""
+    if q.device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    return not torch.cuda.is_current_stream_capturing()
+
+
+def _stream(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+@lru_cache(maxsize=2)
+def _kept(text: str, queries: int, keys: int, device: torch.device, stream: int) -> Tensor | None:
+    """A built mask; the last ones are kept, for the next layer and the next batch."""
+    with torch.inference_mode(False):  # else no later training could use it
+        mask = Mask.decode(text, [])
+        return mask.tile(slice(0, queries), slice(0, keys), queries, keys, device)
 
 
 def _zeroes_empty_rows(q: Tensor) -> bool:

@@ -14,15 +14,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.kernels import statistics
-from clearhead.kernels.statistics import Scores
+from clearhead.kernels.scores import Scores
+from clearhead.maps.display import Display
 from clearhead.maps.indexing import Index, numbers, squeeze, where
-from clearhead.maps.results import Distance, Summary, Top
-from clearhead.maps.shown import Shown
+from clearhead.maps.summary import Distance, Summary, Top
 from clearhead.masks import Mask
 from clearhead.shapes import ShapeError, describe
 
 
-class AttentionMap(Shown):
+class AttentionMap(Display):
     """Attention weights (batch, heads, queries, keys) that are computed when they are looked at.
 
     Args:
@@ -225,7 +225,7 @@ class AttentionMap(Shown):
         return _given(self.summary(thumbnail=(rows, cols)).thumbnail)
 
     def distance(self, levels: tuple[float, ...] = (0.25, 0.5, 0.75)) -> Distance:
-        """How far back (or ahead) the weights look: a mean a query, and quantiles of all weight."""
+        """How far back (or ahead) the weights look: one mean per query, quantiles of all weight."""
         found = self.summary(distance=levels).distance
         assert found is not None
         return found
@@ -354,7 +354,8 @@ class AttentionMap(Shown):
         batch, _, queries, keys = self.shape
         if ids.shape != (batch, keys) or queries > keys:
             raise ShapeError(
-                f"ids: expected one id a key, (batch={batch}, keys={keys}), got {describe(ids)}.\n"
+                f"ids: expected one id per key, (batch={batch}, keys={keys}), got "
+                f"{describe(ids)}.\n"
                 "  Only self-attention has the same tokens as queries and keys."
             )
         return ids.to(self.device)

@@ -1,23 +1,27 @@
-"""Pictures of a map: figures for papers, and the terminal.
+"""Pictures of a map: what a page, a figure and the terminal are given to show.
 
-A small map is shown weight by weight. Of a large one a cell is the share of their attention that
-its queries give to its keys: the sum of the weights divided by the number of queries.
+A page has every weight of one sequence. A figure and the terminal show a small map weight by
+weight; of a large one a cell is the share of their attention that its queries give to its keys: the
+sum of the weights divided by the number of queries.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from clearhead.drawing.axes import Axis
 from clearhead.drawing.heatmap import Heatmap
+from clearhead.drawing.page import MOST_CELLS, TooLarge
+from clearhead.maps.cells import HIDDEN, weights_or_nan, whole
 from clearhead.maps.indexing import Index, numbers
-from clearhead.maps.looking import weights_or_nan, whole
 from clearhead.pages import labels
 
 if TYPE_CHECKING:
@@ -30,6 +34,25 @@ _EXACT = 1024  # tokens; of more than these a figure shows shares: it has no dot
 _CELLS = 512  # of a figure of shares, each way
 _CELLS_IN_GRID = 192  # of a figure of many heads, whose pictures are small
 _QUICK = 2**22  # weights that are computed while somebody waits for `print`
+
+
+def weights_and_hidden(
+    m: AttentionMap, batch: int
+) -> tuple[Float[Tensor, "heads queries keys"], Bool[Tensor, "heads queries keys"]]:
+    """The weights of one sequence, and where there is nothing to be seen."""
+    if not -m.shape[0] <= batch < m.shape[0]:
+        raise IndexError(f"batch: {batch} is not one of the {m.shape[0]} sequences of this map.")
+    check_size([m])
+    one = m.select(batch=[batch])
+    hidden = torch.stack([one.scores(0, head) < HIDDEN for head in range(m.shape[1])])
+    return one[0], hidden
+
+
+def check_size(maps: Sequence[AttentionMap]) -> None:
+    """Refuse what no file could hold, before it is computed."""
+    cells = sum(math.prod(m.shape[1:]) for m in maps)
+    if cells > 2 * MOST_CELLS:  # a causal mask leaves half of them
+        raise TooLarge(cells)
 
 
 def plot(

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -31,7 +30,7 @@ from clearhead import kernels
 from clearhead.embedding import Embedding, Rope
 from clearhead.masks import Mask, as_band
 from clearhead.parallel.tensor import check_mesh
-from clearhead.watching.recorder import uncompiled
+from clearhead.watching.recorder import uncompiled, undispatched
 
 How = Literal["auto", "ring", "gather"]
 
@@ -207,7 +206,7 @@ class ContextParallel(TorchFunctionMode):
             kwargs = {"grad_tensors": kwargs.pop("gradient", None), **kwargs}
         super().__enter__()  # type: ignore[no-untyped-call]  # torch's own
         try:
-            return _undispatched(func)(*args, **kwargs)
+            return undispatched(func)(*args, **kwargs)
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's own
 
@@ -272,17 +271,6 @@ def _visible(
     for each in parts:
         combined = each if combined is None else combined & each
     return keys[:, :, :end], values[:, :, :end], combined
-
-
-def _undispatched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same Python function, except that it does not hand itself to a mode first thing."""
-    assert isinstance(function, FunctionType)
-    names = {**function.__globals__, "has_torch_function": lambda _: False}
-    copy = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return copy
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def view(
     keys = sorted({m.shape[3] for m in layers.values()})
     if sequences and not any(len(each) in keys for each in sequences):
         raise ShapeError(
-            f"tokens: expected one label a key, {' or '.join(map(str, keys))} of them, "
+            f"tokens: expected one label per key, {' or '.join(map(str, keys))} of them, "
             f"got {len(sequences[0])}.\n  Were they made by the same tokenizer as the ids?"
         )
     page = View(Work(layers, ids), Labels(sequences), model=model, port=port)  # type: ignore[arg-type]  # lists of labels by now

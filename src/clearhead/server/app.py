@@ -10,11 +10,16 @@ import typer
 
 
 def view(
-    model: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="A local Hugging Face checkpoint, with its tokenizer."),
-    ],
     text: Annotated[Path, typer.Option(metavar="FILE", help="Read the text from a file.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A local Hugging Face checkpoint, with its tokenizer, or what `clearhead train` "
+            "wrote. [default: the small trained model that comes with Clearhead]",
+            show_default=False,
+        ),
+    ] = None,
     port: Annotated[
         int,
         typer.Option(
@@ -43,14 +48,14 @@ def view(
     from rich.progress import BarColumn, Progress, TextColumn
 
     from clearhead import drawing, server
-    from clearhead.gpt2 import reading
+    from clearhead.lab.model import find_checkpoint
     from clearhead.watching import checkpoints
 
     err = drawing.console(sys.stderr)
     columns = TextColumn("{task.description}"), BarColumn()
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("Loading the model", total=None)
-        loaded = reading.load(model)
+        loaded = find_checkpoint(model)
         ids = loaded.encode(given)
         tokens = ids.shape[1]
         if loaded.longest is not None:

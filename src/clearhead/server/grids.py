@@ -4,7 +4,7 @@ A cell of any grid is a share of attention: the sum of its weights divided by th
 queries. So a row of cells adds up to 1 at every zoom, and a first token that all look at stays as
 bright as it is.
 
-    overview    the whole map in one pass (`looking.whole`), at most 2,048 or 4,096 cells each way
+    overview    the whole map in one pass (`cells.whole`), at most 2,048 or 4,096 cells each way
     coarser     two by two cells of the next finer grid
     finer       twice as many cells each way, computed when somebody looks; the last is exact
 """
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.maps import AttentionMap
-from clearhead.maps.looking import heights, normalise, shares, whole
+from clearhead.maps.cells import heights, normalise, shares, whole
 
 TILE = 256  # cells each way
 

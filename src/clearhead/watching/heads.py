@@ -21,6 +21,9 @@ from clearhead.maps import AttentionMap
 from clearhead.pages import in_words
 from clearhead.shapes import ShapeError, describe
 
+# Of the columns, those that a narrow window misses least: what a head looks at says the rest.
+_LEAST_FIRST = ("away", "entropy", "same", "first", "induction", "previous")
+
 
 @dataclass(frozen=True)
 class Head:
@@ -74,22 +77,20 @@ class HeadTable:
             names += ["same_token", "induction"]
         titles = {"distance": "away", "sink": "first", "same_token": "same"}
         head = ["head", "looks at", *(titles.get(name, name) for name in names)]
-        cells = []
-        for row in self.rows:
+        cells, layers = [], {}
+        for place, row in enumerate(self.rows):
             numbers = [getattr(row, name) for name in names]
             shown = [drawing.HIDDEN if n is None else drawing.number(n, 2) for n in numbers]
             cells.append([f"{row.head:>4}", row.looks_at, *shown])
-        title, *lines = drawing.table(head, cells, left=2).renderables
-        parts, layer = [title], None
-        for row, line in zip(self.rows, lines, strict=True):
-            if row.layer != layer:  # names are long: on a line of their own
-                layer = row.layer
-                parts.append(Text(drawing.visible(layer), style="bold"))
-            parts.append(line)
+            if place == 0 or row.layer != self.rows[place - 1].layer:
+                layers[place] = drawing.visible(row.layer)  # long: on a line of its own
+        drop = [head.index(title) for title in _LEAST_FIRST if title in head]
+        more = "--json has all."
+        fitting = drawing.FittingTable(head, cells, left=2, drop=drop, titles=layers, more=more)
         words = "Means over all queries. entropy in nats, away in tokens; the rest is weight: "
         words += "on the token before, on the first token"
         words += ", on earlier copies, on what followed these." if len(names) > 4 else "."
-        return Group(*parts, Text(words))
+        return Group(fitting, Text(words))
 
     def __str__(self) -> str:
         return drawing.plain(self.__rich__(), width=120)
@@ -133,7 +134,7 @@ def _check_ids(layers: Mapping[str, Sequence[AttentionMap]], ids: Tensor) -> Non
     if not any(_fits(m, ids) for maps in layers.values() for m in maps):
         batch, _, _, keys = next(iter(layers.values()))[-1].shape
         raise ShapeError(
-            f"ids: expected one id a key, (batch={batch}, keys={keys}), got {describe(ids)}.\n"
+            f"ids: expected one id per key, (batch={batch}, keys={keys}), got {describe(ids)}.\n"
             "  Give the ids that the model was given; after generation, all of them."
         )
     for name, maps in layers.items():
@@ -158,7 +159,7 @@ def continues(maps: Sequence[AttentionMap]) -> bool:
 def _scores(
     maps: Sequence[AttentionMap], ids: Tensor | None, on_progress: Callable[[float], None]
 ) -> dict[str, list[float]]:
-    """Each score's mean over batch and queries, a number a head; NaN where there is none."""
+    """Each score's mean over batch and queries, one number per head; NaN where there is none."""
     names = ("entropy", "distance", "previous", "sink", "same_token", "induction")
     heads = maps[0].shape[1]
     sums = {name: torch.zeros(heads, dtype=torch.float64) for name in names}

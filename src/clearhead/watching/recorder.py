@@ -128,7 +128,7 @@ class Recorder(TorchFunctionMode):
         masks = tuple(kwargs[name] for name in names if kwargs.get(name) is not None)
         heads = args[4] if len(args) > 4 else kwargs["num_heads"]
         with _multihead.inside(heads, masks), self:
-            return _opened(func)(*args, **kwargs)
+            return undispatched(func)(*args, **kwargs)
 
     def product(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -302,7 +302,7 @@ class _Multihead(threading.local):
 _multihead = _Multihead()
 
 
-def _opened(func: Callable[..., Any]) -> Callable[..., Any]:
+def undispatched(func: Callable[..., Any]) -> Callable[..., Any]:
     """The same Python function, except that it does not hand itself to a mode.
 
     It would do so first thing, and its inside would run out of the mode's sight.

@@ -8,7 +8,7 @@ import torch
 
 from clearhead import pages
 from clearhead.drawing.page import Layer, Page
-from clearhead.maps import AttentionMap, showing
+from clearhead.maps import AttentionMap, pictures
 from clearhead.shapes import ShapeError
 from clearhead.watching.heads import continues
 
@@ -21,7 +21,7 @@ def page_of(
 ) -> Page:
     """The page of these layers, each with the maps of its calls."""
     chosen = {name: maps if continues(maps) else maps[-1:] for name, maps in layers.items()}
-    showing.check_size([m for maps in chosen.values() for m in maps])
+    pictures.check_size([m for maps in chosen.values() for m in maps])
     if tokens is not None:
         _check_tokens(chosen, tokens)
     made = tuple(_layer(name, maps, tokens, batch) for name, maps in chosen.items())
@@ -38,7 +38,7 @@ def _layer(
     start = 0
     for m in maps:
         part = (slice(None), slice(start, start + m.shape[2]), slice(0, m.shape[3]))
-        weights[part], hidden[part] = showing.dense(m, batch)
+        weights[part], hidden[part] = pictures.weights_and_hidden(m, batch)
         start += m.shape[2]
     fitting = tokens is not None and len(tokens) in (queries, keys)
     return pages.layer(name, weights, hidden, tokens if fitting else None)
@@ -53,6 +53,6 @@ def _check_tokens(layers: Mapping[str, Sequence[AttentionMap]], tokens: Sequence
     if isinstance(tokens, str) or len(tokens) not in sizes:
         got = "one string" if isinstance(tokens, str) else f"{len(tokens)}"
         raise ShapeError(
-            f"tokens: expected {' or '.join(map(str, sorted(sizes)))} labels, one a token, "
+            f"tokens: expected {' or '.join(map(str, sorted(sizes)))} labels, one per token, "
             f"got {got}.\n  Were the labels made by the same tokenizer as the ids?"
         )

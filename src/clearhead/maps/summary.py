@@ -1,4 +1,4 @@
-"""What the statistics of a map give."""
+"""Summary, Top and Distance: what the statistics of a map give."""
 
 from dataclasses import dataclass, fields
 

@@ -1,4 +1,4 @@
-"""Shown: what a map looks like in a page, in a figure, in a notebook and in the terminal."""
+"""Display: what a map looks like in a page, in a figure, in a notebook and in the terminal."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clearhead import pages
 from clearhead.drawing import plain
 from clearhead.drawing.heatmap import Heatmap
 from clearhead.drawing.page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
 from clearhead.drawing.saving import FIGURES, save
-from clearhead.maps import pictures, showing
+from clearhead.maps import pictures
 from clearhead.maps.indexing import Index
-from clearhead.maps.places import Places
+from clearhead.maps.lazy_weights import LazyWeights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from clearhead.maps.attention_map import AttentionMap
 
 
-class Shown(Places):
+class Display(LazyWeights):
     """The ways to look at a map; `AttentionMap` has them all."""
 
     @property
@@ -47,8 +48,8 @@ class Shown(Places):
             batch: Which sequence.
             title: What stands at the head of the page.
         """
-        layer = showing.layer(self._map, tokens=tokens, context_tokens=context_tokens, batch=batch)
-        return Page(title, (layer,))
+        weights, hidden = pictures.weights_and_hidden(self._map, batch)
+        return Page(title, (pages.layer("", weights, hidden, tokens, context_tokens),))
 
     def save(
         self,

@@ -1,4 +1,4 @@
-"""Places: scores, normalisers and weights of a map, at the places that somebody looks at.
+"""LazyWeights: scores, normalisers and weights of a map, computed where somebody looks.
 
 weight_ij = exp(q_i · k_j scale + bias_ij - lse_i)
 """
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.kernels import statistics
-from clearhead.kernels.statistics import Scores
+from clearhead.kernels.scores import Scores
 
 # Scores and log-sum-exp beyond this size are computed in float64: exp(score - lse) in float32 is
 # off by a share of |lse| · 6e-8, so up to here by 4e-6.
@@ -20,7 +20,7 @@ _LARGE = 64.0
 _SWALLOWS = -1e20
 
 
-class Places:
+class LazyWeights:
     """What a map is made of, and its numbers at chosen places; `AttentionMap` stands on it."""
 
     def __init__(self, scores: Scores, lse: Float[Tensor, "batch heads queries"] | None) -> None:

@@ -1,4 +1,4 @@
-"""Looking at a part of one head: exact weights, or their exact sums over blocks of cells.
+"""A map in cells: exact weights, or their exact sums over the blocks of a grid.
 
 A grid of `cells` lies over an axis of `size` positions as in `AttentionMap.thumbnail`: position i
 falls into cell i * cells // size. With as many cells as positions, a cell is one weight.
@@ -14,19 +14,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.kernels import statistics
-from clearhead.maps.places import Places
+from clearhead.kernels.scores import part_of
+from clearhead.maps.lazy_weights import LazyWeights
 
 if TYPE_CHECKING:
     from clearhead.maps.attention_map import AttentionMap
 
 # Scores below this are hidden, whether by -inf or by a very negative number.
-_HIDDEN = -1e20
+HIDDEN = -1e20
 _STRIP = 2**19  # weights at a time: two megabytes stay in the cache of a core
 _STEP = 2**26  # weights between two reports of progress
 
 
 def weights_or_nan(
-    m: Places, batch: int, head: int, rows: slice, cols: slice
+    m: LazyWeights, batch: int, head: int, rows: slice, cols: slice
 ) -> Float[Tensor, "rows cols"]:
     """The exact weights of one tile, NaN where a query may not look."""
     i, j = (torch.arange(part.start, part.stop, device=m.device) for part in (rows, cols))
@@ -34,11 +35,11 @@ def weights_or_nan(
     at = [torch.tensor([place], device=m.device) for place in (batch, head)]
     lse = m._lse_at(at[0], at[1], i)[0, 0, :, None]
     weights = (scores - lse).exp().to(m.dtype)
-    return weights.masked_fill(scores < _HIDDEN, torch.nan)
+    return weights.masked_fill(scores < HIDDEN, torch.nan)
 
 
 def shares(
-    m: Places,
+    m: LazyWeights,
     batch: int,
     head: int,
     rows: slice,
@@ -96,7 +97,7 @@ def shares(
     return found.masked_fill(seen @ by_col.T == 0, torch.nan)
 
 
-def normalise(m: Places, on_progress: Callable[[float], None]) -> None:
+def normalise(m: LazyWeights, on_progress: Callable[[float], None]) -> None:
     """Give a map its row log-sum-exp, some rows at a time: slower than at once, but it can stop.
 
     Args:
@@ -158,12 +159,12 @@ def _belongs(cell: Tensor, cells: int, dtype: torch.dtype) -> Float[Tensor, "cel
     return found
 
 
-def _visible(m: Places, batch: int, head: int, rows: slice, cols: slice) -> Tensor | None:
+def _visible(m: LazyWeights, batch: int, head: int, rows: slice, cols: slice) -> Tensor | None:
     """Where the mask and the bias let these queries look; None = everywhere."""
     s = m._scores
     found = None
     if s.bias is not None:
-        found = _part(s.bias, batch, head, rows, cols) > _HIDDEN
+        found = _part(s.bias, batch, head, rows, cols) > HIDDEN
     if s.mask is not None:
         tile = s.mask.tile(rows, cols, m.shape[2], m.shape[3], m.device)
         if tile is not None:
@@ -173,10 +174,4 @@ def _visible(m: Places, batch: int, head: int, rows: slice, cols: slice) -> Tens
 
 
 def _part(x: Tensor, batch: int, head: int, rows: slice, cols: slice) -> Tensor:
-    """x[batch, head, rows, cols], where an axis of size 1 stands for all."""
-    return x[
-        batch if x.shape[0] > 1 else 0,
-        head if x.shape[1] > 1 else 0,
-        rows if x.shape[2] > 1 else slice(None),
-        cols if x.shape[3] > 1 else slice(None),
-    ]
+    return part_of(x, batch, slice(head, head + 1), rows, cols)[0]
