@@ -34,7 +34,7 @@ unit:
 	$(BIN)/pytest -n 2 -m "not slow"
 
 bench: setup
-	$(BIN)/clearhead bench attention --out bench/results/attention-cpu.json
+	$(BIN)/clearhead bench all
 
 docs: setup
 	$(BIN)/python docs/generate.py

@@ -1,4 +1,4 @@
-"""Write the pages that are made from other files: ladder, speed, the tour as a notebook.
+"""Write the pages that are made from other files: ladder, speed with its charts, the notebook.
 
     python docs/generate.py
 
@@ -12,6 +12,8 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from clearhead.bench import charts, page
 
 ROOT = Path(__file__).parents[1]
 RUNGS = [
@@ -90,148 +92,17 @@ def _readable(node: ast.FunctionDef | ast.ClassDef, source: str) -> str:
     return re.sub(r":\n\n", ":\n", text).strip("\n")
 
 
-def speed() -> str:
-    """Every measured file as a table, the ones where we lose included."""
-    results = {
+def measured() -> dict[str, dict[str, Any]]:
+    """Every measured file, by its name without the end."""
+    return {
         file.stem: json.loads(file.read_text(encoding="utf-8"))
         for file in sorted((ROOT / "bench/results").glob("*.json"))
     }
-    parts = [
-        "# Speed\n\n"
-        "Made from the files in `bench/results`. Equality first: who does not compute the same is\n"
-        "not timed. Contestants take turns in one run, so that a busy machine slows all of them;\n"
-        "what counts is the ratio (median, and its 95 % interval). Memory is the peak beyond\n"
-        "weights and input. `clearhead bench attention`, `bench maps` and `bench generate`\n"
-        "measure again."
-    ]
-    for name, found in results.items():
-        if found.get("benchmark") == "attention":
-            parts += _attention(name, found)
-        elif found.get("benchmark") == "maps":
-            parts += _maps(name, found)
-        elif found.get("benchmark") == "watch":
-            parts += _watch(name, found)
-        elif found.get("benchmark") == "generate":
-            parts += _generate(name, found)
-    return "\n\n".join(parts) + "\n"
 
 
-def _machine(found: dict[str, Any]) -> str:
-    where = found.get("gpu") or f"{found['machine']['cpu']}, {found['machine']['cores']} cores"
-    return f"{where}; torch {found['versions']['torch']}; {found.get('date', '')[:10]}"
-
-
-def _ratio(ratio: dict[str, Any] | None) -> str:
-    if not ratio:
-        return ""
-    low, high = ratio["interval_95"]
-    return f"{ratio['median']:.2f} [{low:.2f}, {high:.2f}]"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in lines
-    )
-
-
-def _attention(name: str, found: dict[str, Any]) -> list[str]:
-    parts = [f"## {name}\n\n{_machine(found)}. Ratios are times of ours: above 1 we are faster."]
-    for case in found["cases"]:
-        if case["section"] == "import":
-            title = "Importing"
-        else:
-            title = f"{case['batch']} × {case['tokens']:,} tokens, {case['d_model']} wide, "
-            title += f"{case['heads']} heads, {case['dtype']}, {case['direction']}"
-            title += f", dropout {case['dropout']}" if case["dropout"] else ""
-            title += f", window {case['window']}" if case["window"] else ""
-            title += f", {case['padding']} of padding" if case["padding"] else ""
-        rows = []
-        for row in case["rows"]:
-            if row["status"] == "timed":
-                memory = row["peak_extra_mib"]
-                rows.append(
-                    [
-                        f"**{row['name']}**" if row["ours"] else row["name"],
-                        f"{row['median_ms']:,.2f}",
-                        "1" if row["ours"] else _ratio(row["ratio_to_ours"]),
-                        "" if memory is None else f"{memory:,.0f}",
-                        (row["kernel"] or "").removeprefix("aten."),
-                    ]
-                )
-            else:
-                rows.append([row["name"], row["status"], row.get("note") or "", "", ""])
-        parts.append(f"### {title}\n\n" + _table(["", "ms", "× ours", "MiB", "kernel"], rows))
-        best = case.get("ours_to_fastest_other")
-        if best and best["median"] > 1.03:
-            parts.append(
-                f"Here we lose: ours takes {_ratio(best)} times as long as the fastest, "
-                f"{best['name']}."
-            )
-    return parts
-
-
-def _maps(name: str, found: dict[str, Any]) -> list[str]:
-    parts = [
-        f"## {name}\n\n{_machine(found)}. Statistics of a whole map beside a forward pass: "
-        f"{found['heads']} heads × {found['head_dim']}, {found['dtype']}, causal."
-    ]
-    for case in found["cases"]:
-        rows = [
-            [row["name"], f"{row['median_ms']:,.1f}", _ratio(row["ratio_to_ours"])]
-            for row in case["rows"]
-            if row["status"] == "timed"
-        ]
-        parts.append(
-            f"### {case['tokens']:,} tokens\n\n" + _table(["", "ms", "× the forward"], rows)
-        )
-        if peak := case.get("peak_gib"):
-            parts.append(
-                f"Peak memory {peak['in_all']:.1f} GiB, of which q, k, v and the log-sum-exp are "
-                f"{peak['of_it_q_k_v_and_log_sum_exp']:.1f}."
-            )
-    if dense := found.get("dense_weights"):
-        rows = [[f"{row['tokens']:,}", "fits" if row["fits"] else "out of memory"] for row in dense]
-        parts.append(
-            "The weights built instead, as eager code does:\n\n" + _table(["tokens", ""], rows)
-        )
-    return parts
-
-
-def _watch(name: str, found: dict[str, Any]) -> list[str]:
-    rows = []
-    for case in found["cases"]:
-        ratio = case["watched_over_plain"]
-        low, high = ratio["quartiles"]
-        rows.append(
-            [
-                f"{case['batch']} × {case['tokens']:,}",
-                f"{case['plain_ms']:.1f}",
-                f"{ratio['median']:.2f} [{low:.2f}, {high:.2f}]",
-            ]
-        )
-    return [
-        f"## {name}\n\n{found['gpu']}; torch {found['versions']['torch']}. {found['model']}, "
-        f"{found['dtype']}: a forward pass watched beside the same one plain (median, quartiles).",
-        _table(["tokens", "plain, ms", "watched, × plain"], rows),
-    ]
-
-
-def _generate(name: str, found: dict[str, Any]) -> list[str]:
-    parts = [f"## {name}\n\n{_machine(found)}. Tokens a second; equality of tokens first."]
-    for case in found["cases"]:
-        rows = [
-            [
-                f"**{row['name']}**" if row["ours"] else row["name"],
-                f"{row['tokens_per_second']:,.0f}"
-                if row.get("tokens_per_second")
-                else row["status"],
-                "1" if row["ours"] else _ratio(row.get("ratio_to_ours")),
-            ]
-            for row in case["rows"]
-        ]
-        parts.append(f"### {case['title']}\n\n" + _table(["", "tokens/s", "× ours, in time"], rows))
-    return parts
+def speed() -> str:
+    """Every measured file as a table, the ones where we lose included."""
+    return page.markdown(measured(), folder="charts")
 
 
 def notebook() -> str:
@@ -263,9 +134,17 @@ PAGES = {"ladder.md": ladder, "speed.md": speed, "tour.ipynb": notebook}
 
 
 def main(folder: Path) -> None:
-    """Write all of them into a folder."""
+    """Write all of them, and the charts, into a folder."""
     for name, make in PAGES.items():
         (folder / name).write_text(make(), encoding="utf-8")
+    pictures = folder / "charts"
+    pictures.mkdir(exist_ok=True)
+    drawn = {chart.file: charts.draw(chart) for chart in charts.charts(measured())}
+    for file in pictures.glob("*.svg"):
+        if file.name not in drawn:  # of a measurement that is gone
+            file.unlink()
+    for name, svg in drawn.items():
+        (pictures / name).write_text(svg, encoding="utf-8")
 
 
 if __name__ == "__main__":

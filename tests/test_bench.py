@@ -18,8 +18,19 @@ from typer.testing import CliRunner
 
 from clearhead import harness
 from clearhead.bench import app as app_module
-from clearhead.bench import attention, contestants, gates, memory
-from clearhead.bench.contestants import ALL, OURS, SDPA, Builder, Case, SdpaAttention
+from clearhead.bench import (
+    attention,
+    cases,
+    contestants,
+    entries,
+    everything,
+    gates,
+    memory,
+    options,
+    room,
+)
+from clearhead.bench.cases import Case
+from clearhead.bench.contestants import ALL, OURS, SDPA, Builder, SdpaAttention
 
 # x-transformers still uses torch.jit.script.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -38,6 +49,8 @@ CASES = {
     "padding, blocked": replace(TINY, section="padding", tokens=300, padding=75),
     "long": replace(TINY, section="long", direction="forward", tokens=300),
     "long, dropout": replace(TINY, section="long", direction="forward", tokens=300, dropout=0.1),
+    "long, backward": replace(TINY, section="long", tokens=300),
+    "long, bfloat16": replace(TINY, section="long", tokens=300, dtype="bfloat16"),
 }
 FAST = attention.Settings(rounds=1, memory=False)
 
@@ -90,6 +103,7 @@ class Planted(SdpaAttention):
     ["scale", "future", "swapped", "detached", "nan", "dropout", "dropout gradient"],
 )
 def test_a_planted_mistake_is_named_and_not_timed(mistake):
+    """The whole output and all gradients are compared."""
     case = CASES["dropout"] if "dropout" in mistake else TINY
     planted = Builder("planted", lambda source, case: Planted(source, case, mistake))
     result = attention.measure_case(case, FAST, builders=(SDPA, planted, OURS))
@@ -101,6 +115,63 @@ def test_a_planted_mistake_is_named_and_not_timed(mistake):
     assert not row.seconds
     assert "median_ms" not in row.as_json()
     json.dumps(row.as_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("mistake", ["scale", "future", "swapped", "detached", "nan"])
+@pytest.mark.parametrize("name", ["long, backward", "long, bfloat16"])
+def test_a_planted_mistake_is_found_where_only_some_rows_are_compared(name, mistake):
+    case = CASES[name]
+    planted = Builder("planted", lambda source, case: Planted(source, case, mistake))
+    result = attention.measure_case(case, FAST, builders=(SDPA, planted, OURS))
+    assert [row.status for row in result.rows] == ["timed", "different", "timed"]
+    assert result.case["rows_checked"] == gates.ROWS_CHECKED < case.tokens
+
+
+def test_what_is_lost_through_the_keys_does_not_hide_behind_the_rows_own_gradient():
+    """At 1,500 tokens the largest gradients are the rows' own; keys without one must still show."""
+    case = replace(CASES["long, bfloat16"], batch=1, tokens=1500)
+    planted = Builder("planted", lambda source, case: Planted(source, case, "detached"))
+    reference = gates.Reference(case)
+    module = planted.module(case)
+    found = gates.answers(module, reference.x, reference.gradient, case, reference.rows)
+    _, own, others, _ = (
+        gates.relative_gap([one], [other])
+        for one, other in zip(found, reference.answers(), strict=True)
+    )
+    assert others > 10 * gates.TOLERANCES["bfloat16"]
+    assert others > 2 * own
+
+
+@pytest.mark.parametrize("name", ["forward+backward", "float64", "window", "padding"])
+def test_too_large_a_reference_is_replaced_by_rows(name, monkeypatch):
+    """The same verdict, and the rows of the dense reference."""
+    case = replace(CASES[name], tokens=97)
+    dense = gates.Reference(case)
+    assert dense.rows is None
+    monkeypatch.setattr(gates, "LARGEST_REFERENCE", 0)
+    reference = gates.Reference(case)
+    assert reference.rows is not None
+    assert reference.rows[0] == case.padding
+    torch.testing.assert_close(
+        reference.answers()[0].to(case.torch_dtype()),
+        dense.answers()[0][:, reference.rows - case.padding].to(case.torch_dtype()),
+    )
+    for builder in contestants.builders_for(case):
+        assert reference.gap(builder, builder.module(case)) <= gates.TOLERANCES[case.dtype]
+
+
+def test_the_gradient_of_rows_is_the_ladders():
+    case = replace(CASES["long, backward"], dtype="float64")
+    reference = gates.Reference(case)
+    rows = reference.rows
+    assert rows is not None
+    only_rows = torch.zeros_like(reference.gradient)
+    only_rows[:, rows] = reference.gradient[:, rows]
+    book = contestants.BOOK.module(replace(case, section="fused"))
+    output, x_gradient, norm = gates.answers(book, reference.x, only_rows, case)
+    others = [i for i in range(case.tokens) if i not in rows.tolist()]
+    expected = [output[:, rows], x_gradient[:, rows], x_gradient[:, others], norm]
+    torch.testing.assert_close(reference.answers(), expected)
 
 
 @pytest.mark.parametrize(("case", "word"), [(TINY, "none"), (CASES["dropout"], "right dropout")])
@@ -125,6 +196,133 @@ def test_a_missing_package_is_a_row_not_a_crash():
     assert "not installed" in _text(result)
 
 
+def test_a_package_that_cannot_be_imported_is_a_row_too():
+    def build(source, case):
+        raise ImportError("No module named 'einops'")
+
+    broken = Builder("broken", build)
+    result = attention.measure_case(TINY, FAST, builders=(broken, OURS))
+    words = "cannot be imported: No module named 'einops'"
+    assert (result.rows[0].status, result.rows[0].note) == ("not run", words)
+
+
+def test_who_does_not_fit_is_not_tried_and_the_number_is_told(monkeypatch):
+    """The first run at 131,072 tokens was killed: masks of 17 GB, and a dense reference."""
+    monkeypatch.setattr(room, "free_mib", lambda device: 0.25)
+    case = replace(TINY, direction="forward", batch=1, tokens=300)
+    result = attention.measure_case(case, FAST, builders=ALL)
+    statuses = {row.name: row.status for row in result.rows}
+    assert statuses["clearhead"] == statuses["fused QKV + SDPA"] == "timed"
+    assert {name for name, status in statuses.items() if status == "not run"} == {
+        builder.name for builder in ALL if builder.squares(case) or builder.masks(case)
+    }
+    assert "would need about 0.0 GiB; of the 0.0 GiB that may be used" in result.rows[0].note
+    long = Case("fused", 1, 131_072, 768, 12, dtype="bfloat16", device="cuda")
+    refuse = room.Room(long, free=139 * 1024).refuse
+    assert "would need about 1,377.1 GiB; of the 139.0 GiB" in refuse(contestants.BOOK)
+    assert refuse(OURS) == refuse(SDPA) == refuse(contestants.FUSED) == ""
+
+
+def test_masks_of_all_and_the_largest_run_share_the_room():
+    case = Case("fused", 1, 4096, 768, 12)
+    stored, _, peak = room.needed_mib(contestants.BOOK, case)
+    assert stored == 64
+    assert peak > 3 * 768
+    shared = room.Room(case, free=peak + 2.5 * stored)
+    assert shared.refuse(contestants.BOOK) == ""
+    assert shared.refuse(contestants.BOOK) == ""
+    assert "are left" in shared.refuse(contestants.BOOK)
+
+
+def test_the_estimates_of_memory_are_those_that_were_measured():
+    """Never far below what a run took; not so far above that it would be kept out for nothing."""
+    checked = 0
+    for file in (Path(__file__).parents[1] / "bench" / "results").glob("attention-*.json"):
+        for found in json.loads(file.read_text())["cases"]:
+            if found["section"] == "import" or found["tokens"] < 1024 or found.get("compiled"):
+                continue
+            fields = Case.__dataclass_fields__.keys() & found.keys()
+            case = Case(**{field: found[field] for field in fields})
+            for row in found["rows"]:
+                if row.get("peak_extra_mib"):
+                    builder = contestants.find_builder(row["name"])
+                    peak = room.needed_mib(builder, case).running
+                    vectors = case.batch * case.tokens * case.d_model * case.element_size() / 2**20
+                    assert peak >= 0.95 * row["peak_extra_mib"] - 4 * vectors, (file.name, row)
+                    assert peak <= 1.6 * row["peak_extra_mib"] + 16 * vectors, (file.name, row)
+                    checked += 1
+    assert checked > 50
+
+
+def test_free_memory(tmp_path):
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal:  9000000 kB\nMemAvailable:    1048576 kB\n")
+    assert room.free_mib("cpu", file) == pytest.approx(0.9 * 1024)
+    file.write_text("MemAvailable:  104857600 kB\n")
+    assert room.free_mib("cpu", file) == room.free_mib("cpu", tmp_path / "none") == room.CPU_MIB
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile's own
+def test_compiled_forms_run_against_each_other():
+    case = replace(TINY, direction="forward", compiled=True)
+    result = attention.measure_case(case, FAST, builders=(SDPA, OURS))
+    assert [row.name for row in result.rows] == [
+        "separate QKV + SDPA, compiled",
+        "clearhead, compiled",
+    ]
+    found = json.loads(json.dumps(result.as_json(), allow_nan=False))
+    assert found["compiled"] is True
+    assert found["ours_to_fastest_other"]["name"] == "separate QKV + SDPA, compiled"
+    for row in found["rows"]:
+        assert row["status"] == "timed"
+        assert row["compile_s"] >= 0
+        assert row["kernel"] == "aten._scaled_dot_product_flash_attention_for_cpu"
+    assert "compiled in" in _text(result)
+
+
+def test_what_cannot_be_compiled_is_a_row_not_a_crash(monkeypatch):
+    def fail(run, case):
+        raise RuntimeError("no C++ compiler\nand a long story")
+
+    monkeypatch.setattr(entries, "_compile", fail)
+    result = attention.measure_case(replace(TINY, compiled=True), FAST, builders=(OURS,))
+    row = result.rows[0]
+    assert (row.status, row.note) == ("not run", "cannot be compiled: no C++ compiler")
+
+
+def test_compiled_cases_come_after_the_eager_ones_and_only_where_they_are_asked_for():
+    settings = attention.Settings(["fused", "window"], [(3, 11, 20, 4)], forms=attention.FORMS)
+    kinds = [(case.section, case.compiled) for case in settings.cases()]
+    assert kinds == [("fused", False)] * 2 + [("fused", True)] * 2 + [("window", False)] * 2
+    alone = replace(settings, forms=("compiled",)).cases()
+    assert [builder.name for builder in contestants.builders_for(next(alone))] == [
+        "book's class (rung 4)",
+        "nn.MultiheadAttention, no weights",
+        "separate QKV + SDPA",
+        "fused QKV + SDPA",
+        "clearhead",
+    ]
+
+
+def test_the_minutes_are_shared_among_the_cases_that_are_left(monkeypatch):
+    now, asked = [0.0], []
+
+    def measure_case(case, settings, say, *, meter):
+        asked.append(settings.seconds)
+        now[0] += 30.0
+        return attention.Result({**case.as_json()}, "", [])
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
+    monkeypatch.setattr(attention, "time", clock)
+    monkeypatch.setattr(attention, "measure_case", measure_case)
+    shapes = [(3, 11, 20, 4), (3, 13, 20, 4)]
+    attention.measure(attention.Settings(["fused"], shapes, minutes=2, seconds=14, memory=False))
+    assert asked == [14, 14, 14, 14]
+    asked.clear()
+    attention.measure(attention.Settings(["fused"], shapes, minutes=1, memory=False))
+    assert asked == [60 / 4 / 2, 30 / 3 / 2, 0, 0]
+
+
 def test_hidden_is_what_the_names_say():
     hidden = Case("window", 1, 4, 4, 1, window=2, padding=1).hidden()
     assert hidden is not None
@@ -132,14 +330,16 @@ def test_hidden_is_what_the_names_say():
     assert TINY.hidden() is None
 
 
-def test_rows_by_hand_are_the_ladders_rows():
+@pytest.mark.parametrize("biases", [True, False])
+def test_rows_by_hand_are_the_ladders_rows(biases):
     case = replace(CASES["long"], dtype="float64")
-    x, _ = contestants.make_input(case)
-    rows = gates._spread_rows(case)
+    reference = gates.Reference(case)
+    rows = reference.rows
+    assert rows is not None
     assert rows[0] == 0
     assert rows[-1] == case.tokens - 1
-    expected = gates.Reference(replace(case, section="fused")).answers()[0]
-    torch.testing.assert_close(gates._rows_by_hand(case, x, rows), expected[:, rows])
+    expected = gates.Reference(replace(case, section="fused")).answers(biases)[0]
+    torch.testing.assert_close(reference.answers(biases)[0], expected[:, rows])
 
 
 def test_relative_gap_keeps_nan_and_refuses_other_shapes():
@@ -152,7 +352,7 @@ def test_relative_gap_keeps_nan_and_refuses_other_shapes():
 
 def test_which_kernel_really_ran():
     def kernel(builder, case):
-        run = gates.make_run(builder.module(case), *contestants.make_input(case), case)
+        run = gates.make_run(builder.module(case), *cases.make_input(case), case)
         return gates.which_kernel(run)
 
     fused = "aten._scaled_dot_product_flash_attention_for_cpu"
@@ -228,6 +428,10 @@ def test_one_disturbed_warm_up_does_not_make_a_contestant_slow(clock):
     assert list(rows[0].seconds) == list(range(8))
 
 
+def _slow(clock):
+    return [harness.Contestant("slow", clock.run("slow", 5.0, []))]
+
+
 def test_the_time_limit_leaves_enough_rounds(clock):
     rows = harness.race(
         [harness.Contestant("a", clock.run("a", 1.0, []))], tolerance=0, rounds=50, seconds=20
@@ -237,6 +441,17 @@ def test_the_time_limit_leaves_enough_rounds(clock):
         [harness.Contestant("a", clock.run("a", 1.0, []))], tolerance=0, rounds=50, seconds=0
     )
     assert len(rows[0].seconds) == harness.FEWEST_ROUNDS
+    log = []
+    rows = harness.race(
+        [harness.Contestant("a", clock.run("a", 1.0, log)), *_slow(clock)],
+        tolerance=0,
+        rounds=50,
+        seconds=0,
+        fewest=5,
+        warm_ups=0,
+    )
+    assert len(log) == len(rows[0].seconds) == 5
+    assert list(rows[1].seconds) == [0, 4], "who is slow is known after the first round"
 
 
 def test_paired_ratio_ignores_what_hits_both():
@@ -330,6 +545,7 @@ def test_default_cases_are_the_ones_asked_for():
         ({"dtype": "int8"}, "dtype: expected one of float64, .* got 'int8'"),
         ({"device": "tpu"}, 'device: expected "cpu" or "cuda", got \'tpu\''),
         ({"rounds": 0}, "rounds: expected at least 1, got 0"),
+        ({"forms": ["fast"]}, "forms: expected some of eager, compiled, got fast"),
         ({"shapes": [(1, 8, 10, 3)]}, "heads dividing d_model, got 1,8,10,3"),
     ],
 )
@@ -343,8 +559,27 @@ def test_peak_extra_memory_of_the_book_grows_with_tokens_squared_and_ours_does_n
     case = Case("fused", batch=1, tokens=1024, d_model=16, heads=4)
     one_map = attention.book_weights_mib(case)
     assert one_map == 16
-    assert memory.peak_extra_mib(case, contestants.BOOK.name) > 2 * one_map
-    assert memory.peak_extra_mib(case, OURS.name) < one_map / 4
+    with memory.Meter() as meter:
+        assert meter.peak_extra_mib(case, contestants.BOOK.name) > 2 * one_map
+        assert meter.peak_extra_mib(case, OURS.name) < one_map / 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_memory_that_cannot_be_measured_leaves_the_times(monkeypatch):
+    broken = replace(TINY, batch=-1)
+    with memory.Meter() as meter:
+        with pytest.raises(RuntimeError, match=r"memory of 'clearhead' failed:\nTraceback"):
+            meter.peak_extra_mib(broken, "clearhead")
+        assert meter.peak_extra_mib(TINY, "clearhead") is not None, "the next one is measured"
+
+        def fail(*_):
+            raise RuntimeError("it failed:\nkilled")
+
+        monkeypatch.setattr(meter, "peak_extra_mib", fail)
+        settings = replace(FAST, memory=True)
+        result = attention.measure_case(TINY, settings, builders=(OURS,), meter=meter)
+    row = result.rows[0]
+    assert (row.status, row.note, row.peak_extra_mib) == ("timed", "memory: killed", None)
 
 
 def test_import_statements_run():
@@ -413,12 +648,16 @@ def test_command_knows_the_sections_and_dtypes():
     assert {dtype.value for dtype in app_module.Dtype} == gates.TOLERANCES.keys()
 
 
-def test_building_the_command_imports_nothing_heavy():
-    source = Path(app_module.__file__).read_text()
+@pytest.mark.parametrize("module", [app_module, everything, options])
+def test_building_the_command_imports_nothing_heavy(module):
     imported = set()
-    for node in ast.parse(source).body:
+    for node in ast.parse(Path(module.__file__).read_text()).body:
         if isinstance(node, ast.Import):
-            imported |= {alias.name.partition(".")[0] for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            imported.add((node.module or "").partition(".")[0])
-    assert imported <= sys.stdlib_module_names | {"typer"}
+            imported.add(node.module or "")
+    ours = {"clearhead.bench.everything", "clearhead.bench.options"}
+    assert {name.partition(".")[0] for name in imported - ours} <= {
+        *sys.stdlib_module_names,
+        "typer",
+    }

@@ -10,6 +10,7 @@ import nbformat
 import pytest
 
 import clearhead
+from clearhead.bench import charts
 
 ROOT = Path(__file__).parents[1]
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
@@ -23,6 +24,14 @@ _spec.loader.exec_module(generate)
 def test_generated_pages_are_up_to_date(name):
     written = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert written == generate.PAGES[name](), "run: python docs/generate.py"
+
+
+def test_charts_show_what_was_measured():
+    """Their numbers are compared: lines may look different with another matplotlib."""
+    folder = ROOT / "docs" / "charts"
+    expected = {chart.file: chart.data() for chart in charts.charts(generate.measured())}
+    found = {file.name: charts.data_in(file.read_text("utf-8")) for file in folder.glob("*.svg")}
+    assert found == expected, "run: python docs/generate.py"
 
 
 def test_every_public_name_is_documented():

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ class Row:
     kernel: str | None = None
     peak_extra_mib: float | None = None
     stored_mask_mib: float | None = None
+    compile_s: float | None = None  # a compiled one's first run, beyond what a run takes
 
     @property
     def median(self) -> float:
@@ -111,6 +113,7 @@ class Row:
                 "peak_extra_mib": self.peak_extra_mib,
                 "stored_mask_mib": self.stored_mask_mib,
             }
+            found |= {} if self.compile_s is None else {"compile_s": round(self.compile_s, 2)}
         return found
 
 
@@ -124,6 +127,8 @@ def race(
     tolerance: float,
     rounds: int,
     seconds: float = float("inf"),
+    fewest: int = FEWEST_ROUNDS,
+    warm_ups: int = 3,
     seed: int = 0,
     synchronize: Callable[[], None] = nothing,
     tick: Callable[[], None] = nothing,
@@ -134,7 +139,10 @@ def race(
         contestants: Who takes part.
         tolerance: The largest gap to the reference that counts as equal.
         rounds: How many rounds.
-        seconds: Stop after this time, but not before `FEWEST_ROUNDS` rounds (or `rounds`).
+        seconds: Stop after this time, but not before `fewest` rounds (or `rounds`).
+        fewest: See there; fewer where a run takes seconds.
+        warm_ups: Runs of each one before the rounds; none where it has just run for seconds, to
+            be compared.
         seed: Decides the order within the rounds and the bootstrap's draws.
         synchronize: Waits until the device is done.
         tick: Called after each round.
@@ -147,9 +155,8 @@ def race(
     }
     best = {}  # each one's shortest time so far: a single disturbed run must not make it slow
     for name, run in running.items():
-        run()
-        synchronize()
-        best[name] = min(_sample(run, 1, synchronize) for _ in range(2))
+        samples = (_sample(run, 1, synchronize) for _ in range(warm_ups))
+        best[name] = min(samples, default=float("inf"))
     repeats = {
         name: max(1, min(MOST_REPEATS, round(SAMPLE_SECONDS / seconds_once)))
         for name, seconds_once in best.items()
@@ -158,7 +165,7 @@ def race(
     by_name = {row.name: row for row in rows}
     started = time.perf_counter()
     for number in range(rounds):
-        if number >= FEWEST_ROUNDS and time.perf_counter() - started > seconds:
+        if number >= fewest and time.perf_counter() - started > seconds:
             break
         limit = SLOW * min(best.values(), default=0.0)
         names = [name for name in running if number % SLOW_EVERY == 0 or best[name] <= limit]
@@ -219,7 +226,11 @@ def environment(packages: Sequence[str]) -> dict[str, Any]:
     versions = {"python": platform.python_version()}
     installed = {distribution.name.lower() for distribution in metadata.distributions()}
     for package in packages:
-        versions[package] = metadata.version(package) if package in installed else "not installed"
+        if package in installed:
+            versions[package] = metadata.version(package)
+        else:  # a folder on the path, perhaps, without a word about its version
+            found = find_spec(package.replace("-", "_"))
+            versions[package] = "not installed" if found is None else "not known"
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {

@@ -1,13 +1,14 @@
 """`clearhead bench`: the command line. Importing this file imports no torch."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from clearhead.bench.everything import everything
+from clearhead.bench.options import Device, Dtype, progress
 
 app = typer.Typer(
     help="Side-by-side measurements: equality first, then interleaved rounds.",
@@ -28,22 +29,6 @@ class Section(StrEnum):
     imports = "import"
 
 
-class Dtype(StrEnum):
-    """The dtypes that have a tolerance."""
-
-    float64 = "float64"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-
-
-class Device(StrEnum):
-    """Where to run."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
 @app.callback()
 def _bench() -> None:
     """Keep `attention` a command of its own, also while it is the only one."""
@@ -60,11 +45,14 @@ def attention(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of each case.")] = 40,
     seconds: Annotated[
-        float, typer.Option(min=0, help="End the rounds of a case after so long (9 at least).")
+        float, typer.Option(min=0, help="End a case after so long, and 5 to 9 rounds.")
     ] = 60.0,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     dtype: Annotated[Dtype, typer.Option(help="The numbers' type.")] = Dtype.float32,
     memory: Annotated[bool, typer.Option(help="Measure peak extra memory, too.")] = True,
+    compiled: Annotated[
+        bool, typer.Option(help="The compiled forms, too, each fused case a second time.")
+    ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="One tiny shape, few rounds, no memory: a trial.")
     ] = False,
@@ -81,7 +69,15 @@ def attention(
     if out is not None and out.is_dir():
         raise typer.BadParameter(f"{out} is a folder; give a file.", param_hint="--out")
 
-    from clearhead.bench.attention import SECTIONS, Result, Settings, check, draw, measure
+    from clearhead.bench.attention import (
+        FORMS,
+        SECTIONS,
+        Result,
+        Settings,
+        check,
+        draw,
+        measure,
+    )
     from clearhead.drawing import console
     from clearhead.harness import write_json
 
@@ -94,6 +90,7 @@ def attention(
         dtype=dtype.value,
         quick=quick,
         memory=memory,
+        forms=FORMS if compiled else FORMS[:1],
     )
     try:
         check(settings)
@@ -102,7 +99,7 @@ def attention(
     screen = console()
     if not screen.is_terminal:
         screen = console(width=_TABLE_WIDTH)
-    with _progress() as say:
+    with progress() as say:
 
         def show(result: Result) -> None:
             screen.print(draw(result))
@@ -146,7 +143,7 @@ def maps(
     settings = Settings(
         tokens or [16384], heads, head_dim, device.value, dtype.value, rounds, dense
     )
-    with _progress() as say:
+    with progress() as say:
         found = measure(settings, say=say)
     screen = console()
     for case in found["cases"]:
@@ -199,7 +196,7 @@ def generate(
     settings = Settings(
         size, batch or [1, 16], device.value, dtype.value, tokens, rounds, prefill, compiled
     )
-    with _progress() as say:
+    with progress() as say:
         found = measure(settings, say=say)
     screen = console()
     for line in draw(found):
@@ -227,7 +224,7 @@ def view(
     from clearhead.drawing import console
     from clearhead.harness import write_json
 
-    with _progress() as say:
+    with progress() as say:
         found = measure(Settings(tokens, heads, head_dim, tiles), say=say)
     screen = console()
     screen.print(
@@ -243,28 +240,46 @@ def view(
     print(json.dumps(found, allow_nan=False))
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int], Callable[[], None]]]:
-    """A progress bar on stderr; gives a function that names the case and its number of steps."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+@app.command(epilog="Example: clearhead bench watch --device cuda --dtype bfloat16")
+def watch(
+    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
+    dtype: Annotated[Dtype, typer.Option(help="The numbers' type.")] = Dtype.float32,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(help="batch,tokens; may be repeated.", metavar="B,N"),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of each case.")] = 20,
+    layers: Annotated[int, typer.Option(min=1, help="The model's layers.")] = 12,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file.")] = None,
+) -> None:
+    """Compare GPT-2 watched with GPT-2 plain: what looking costs.
 
-    errors = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    ) as progress:
-        task = progress.add_task("")
+    The output must be equal bit for bit first. Prints a few lines, then everything as one line of
+    JSON. About five minutes on two cores.
+    """
+    sizes = [_parse_size(text) for text in size or ()]
+    if out is not None and out.is_dir():
+        raise typer.BadParameter(f"{out} is a folder; give a file.", param_hint="--out")
 
-        def say(title: str, steps: int) -> Callable[[], None]:
-            progress.reset(task, description=title, total=steps)
-            return lambda: progress.advance(task)
+    from clearhead.bench.watching import CASES, CUDA_CASES, Settings, draw, measure
+    from clearhead.drawing import console
+    from clearhead.harness import write_json
 
-        yield say
+    usual = CUDA_CASES if device is Device.cuda else CASES
+    settings = Settings(sizes or usual, device.value, dtype.value, rounds, layers=layers)
+    with progress() as say:
+        found = measure(settings, say=say)
+    screen = console()
+    for line in draw(found):
+        screen.print(line, markup=False, highlight=False, soft_wrap=True)
+    if out is not None:
+        write_json(out, found)
+    print(json.dumps(found, allow_nan=False))
+
+
+app.command("all", epilog="Example: clearhead bench all --only sweep-float32 --out my-results")(
+    everything
+)
 
 
 def _parse_shape(text: str) -> tuple[int, int, int, int]:
@@ -277,3 +292,14 @@ def _parse_shape(text: str) -> tuple[int, int, int, int]:
         )
     batch, tokens, d_model, heads = (int(part) for part in parts)
     return batch, tokens, d_model, heads
+
+
+def _parse_size(text: str) -> tuple[int, int]:
+    """(8, 1024) from "8,1024"."""
+    parts = text.split(",")
+    if len(parts) != 2 or not all(part.strip().isdigit() and int(part) for part in parts):
+        raise typer.BadParameter(
+            f"expected batch,tokens, for example 8,1024, got {text!r}.", param_hint="--size"
+        )
+    batch, tokens = (int(part) for part in parts)
+    return batch, tokens

@@ -7,9 +7,15 @@
   it from every real token, and nobody needs a mask.)
 - long: 16,384 tokens, where the book's form would need 12.9 GB for the weights alone.
 - import: what importing the library costs on top of torch.
+
+A case of the section "fused" can be asked for compiled, too: those who go through `torch.compile`
+well run against each other, in a case of their own. Compiling is timed apart.
 """
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,9 +24,13 @@ from rich.table import Table
 
 from clearhead import harness
 from clearhead.bench import gates, memory
-from clearhead.bench.contestants import Builder, Case, Pass, builders_for, make_input
+from clearhead.bench.cases import Case, Pass
+from clearhead.bench.contestants import Builder, builders_for
+from clearhead.bench.entries import enter, synchronize
+from clearhead.bench.room import Room
 
 SECTIONS = ("fused", "dropout", "window", "padding", "long", "import")
+FORMS = ("eager", "compiled")
 Shape = tuple[int, int, int, int]
 
 _SHAPES: dict[str, tuple[Shape, ...]] = {
@@ -35,6 +45,9 @@ _PASSES: tuple[Pass, ...] = ("forward", "forward+backward")
 _PACKAGES = ("torch", "numpy", "clearhead", "transformers", "x-transformers")
 _DROPOUT = 0.1
 _WINDOW = 256
+# batch × tokens × tokens from which runs take long: the gate has warmed up, and few rounds must do.
+_LONG_RUNS = {"cpu": 2048**2, "cuda": 131_072**2}
+_FEWEST_LONG_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -46,10 +59,12 @@ class Settings:
         shapes: (batch, tokens, d_model, heads) for every section; empty = each section's own.
         rounds: Rounds of each case.
         seconds: The rounds of one case end after this time.
+        minutes: All cases together should end after this time; shared among those still to come.
         device: "cpu" or "cuda".
         dtype: "float32" and so on.
         quick: One tiny shape and no memory: to see that it works, not to learn anything.
         memory: Whether to measure memory too.
+        forms: "eager", "compiled" or both; compiled ones take part in the section "fused" only.
         seed: Decides the order within rounds and the bootstrap's draws.
     """
 
@@ -57,10 +72,12 @@ class Settings:
     shapes: Sequence[Shape] = ()
     rounds: int = 40
     seconds: float = 60.0
+    minutes: float = math.inf
     device: str = "cpu"
     dtype: str = "float32"
     quick: bool = False
     memory: bool = True
+    forms: Sequence[str] = ("eager",)
     seed: int = 0
 
     def cases(self) -> Iterator[Case]:
@@ -69,7 +86,11 @@ class Settings:
             if section in self.sections and section != "import":
                 shapes = self.shapes or ([_QUICK_SHAPE] if self.quick else _SHAPES[section])
                 for shape in shapes:
-                    yield from self._cases(section, shape)
+                    cases = list(self._cases(section, shape))
+                    if "eager" in self.forms:
+                        yield from cases
+                    if "compiled" in self.forms and section == "fused":
+                        yield from (replace(case, compiled=True) for case in cases)
 
     def _cases(self, section: str, shape: Shape) -> Iterator[Case]:
         base = Case(section, *shape, dtype=self.dtype, device=self.device)
@@ -125,10 +146,16 @@ def measure(
     check(settings)
     found = harness.environment(_PACKAGES)
     results = []
-    for case in settings.cases():
-        result = measure_case(case, settings, say)
-        results.append(result)
-        show(result)
+    cases = list(settings.cases())
+    end = time.monotonic() + 60 * settings.minutes
+    with memory.Meter() as meter:
+        for number, case in enumerate(cases):
+            # A case's rounds get half of its share: gate, compiling and memory take time as well.
+            share = max(0.0, end - time.monotonic()) / (len(cases) - number) / 2
+            limited = replace(settings, seconds=min(settings.seconds, share))
+            result = measure_case(case, limited, say, meter=meter)
+            results.append(result)
+            show(result)
     if "import" in settings.sections:
         result = measure_import(settings, say)
         results.append(result)
@@ -143,6 +170,7 @@ def measure(
         "settings": {
             "rounds": settings.rounds,
             "seconds": settings.seconds,
+            "minutes": settings.minutes if math.isfinite(settings.minutes) else None,
             "quick": settings.quick,
             "seed": settings.seed,
             "tolerance": gates.TOLERANCES[settings.dtype],
@@ -157,38 +185,48 @@ def measure_case(
     settings: Settings,
     say: Callable[[str, int], Callable[[], None]] = lambda *_: harness.nothing,
     builders: Sequence[Builder] | None = None,
+    meter: memory.Meter | None = None,
 ) -> Result:
     """Gate, race, and the memory of everybody who was timed."""
     builders = builders_for(case) if builders is None else builders
     title = describe(case)
     tick = say(title, settings.rounds + (len(builders) if _with_memory(settings) else 0))
-    reference = gates.Reference(case)
-    x, gradient = make_input(case)
-    modules = {builder.name: builder.module(case) for builder in builders if builder.installed}
-    contestants = []
-    for builder in builders:
-        module = modules.get(builder.name)
-        run = None if module is None else gates.make_run(module, x, gradient, case)
-        gap = None if module is None else _gap(reference, builder, module)
-        contestants.append(harness.Contestant(builder.name, run, gap, builder.note, builder.ours))
+    if case.compiled:
+        torch.compiler.reset()  # or torch would compile for any length, after enough lengths
+    reference, room = gates.Reference(case), Room(case)
+    entries = [enter(builder, case, reference, room) for builder in builders]
+    takes_long = case.batch * case.tokens**2 >= _LONG_RUNS[case.device]
     rows = harness.race(
-        contestants,
+        [entry.contestant for entry in entries],
         tolerance=gates.TOLERANCES[case.dtype],
         rounds=settings.rounds,
         seconds=settings.seconds,
+        fewest=_FEWEST_LONG_ROUNDS if takes_long else harness.FEWEST_ROUNDS,
+        warm_ups=0 if takes_long else 3,
         seed=settings.seed,
-        synchronize=torch.cuda.synchronize if case.device == "cuda" else harness.nothing,
+        synchronize=synchronize(case),
         tick=tick,
     )
-    for row, contestant in zip(rows, contestants, strict=True):
-        if row.status == "timed" and contestant.run is not None:
-            row.kernel = gates.which_kernel(contestant.run)
-            row.stored_mask_mib = gates.stored_mask_mib(modules[row.name])
+    with ExitStack() as stack:
+        if meter is None:
+            meter = stack.enter_context(memory.Meter())
+        for row, entry, builder in zip(rows, entries, builders, strict=True):
+            run = entry.contestant.run
+            if row.status != "timed" or run is None or entry.module is None:
+                continue
+            row.compile_s = entry.compile_s
+            row.kernel = entry.kernel or gates.which_kernel(run, compiled=case.compiled)
+            row.stored_mask_mib = gates.stored_mask_mib(entry.module)
             if _with_memory(settings):
-                row.peak_extra_mib = memory.peak_extra_mib(case, row.name)
+                try:
+                    row.peak_extra_mib = meter.peak_extra_mib(case, builder.name, run)
+                except RuntimeError as error:  # the times are worth keeping without it
+                    words = str(error).splitlines()[-1]
+                    row.note = "; ".join(filter(None, [row.note, f"memory: {words}"]))
                 tick()
     facts = {**case.as_json(), "shape": list(case.shape)}
     facts["book_weights_mib"] = book_weights_mib(case)
+    facts["rows_checked"] = None if reference.rows is None else len(reference.rows)
     return Result(facts, title, rows, settings.seed)
 
 
@@ -215,8 +253,7 @@ def measure_import(
 
 def book_weights_mib(case: Case) -> float:
     """What the attention weights alone need in the book's form: computed, not run."""
-    size = torch.empty((), dtype=case.torch_dtype()).element_size()
-    return case.batch * case.heads * case.tokens**2 * size / 2**20
+    return case.batch * case.heads * case.tokens**2 * case.element_size() / 2**20
 
 
 def describe(case: Case) -> str:
@@ -227,6 +264,7 @@ def describe(case: Case) -> str:
         case.direction.replace("+", " + "),
         f"{case.dtype}, {case.device}",
     ]
+    words += ["compiled"] if case.compiled else []
     words += [f"dropout {case.dropout}, training"] if case.dropout else []
     words += [f"window {case.window}"] if case.window is not None else []
     words += [f"{case.padding} tokens of filling on the left"] if case.padding else []
@@ -235,7 +273,7 @@ def describe(case: Case) -> str:
 
 def draw(result: Result) -> Table:
     """One case as a table."""
-    caption = [_verdict(result)]
+    caption = [verdict(result)]
     if result.case["section"] == "long":
         caption.append(
             "The book's form would need "
@@ -259,13 +297,14 @@ def draw(result: Result) -> Table:
             "1" if row.ours else str(row.ratio_to_ours or "-"),
             _number(row.peak_extra_mib),
             _number(row.stored_mask_mib),
-            "; ".join(word for word in (row.kernel, row.note) if word),
+            "; ".join(word for word in (row.kernel, _compile_words(row), row.note) if word),
             style="bold" if row.ours else "",
         )
     return table
 
 
-def _verdict(result: Result) -> str:
+def verdict(result: Result) -> str:
+    """How ours compares with the fastest other."""
     best = harness.ours_to_fastest(result.rows, seed=result.seed)
     if best is None:
         return "Nobody to compare ours with."
@@ -276,10 +315,8 @@ def _verdict(result: Result) -> str:
     )
 
 
-def _gap(
-    reference: gates.Reference, builder: Builder, module: torch.nn.Module
-) -> Callable[[], float | str]:
-    return lambda: reference.gap(builder, module)
+def _compile_words(row: harness.Row) -> str:
+    return "" if row.compile_s is None else f"compiled in {row.compile_s:.1f} s"
 
 
 def _number(value: float | None) -> str:
@@ -305,6 +342,10 @@ def check(settings: Settings) -> None:
         raise ValueError(f'device: expected "cpu" or "cuda", got {settings.device!r}.')
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: torch sees no CUDA device here. Leave --device out for the CPU.")
+    if unknown := set(settings.forms) - set(FORMS):
+        raise ValueError(
+            f"forms: expected some of {', '.join(FORMS)}, got {', '.join(sorted(unknown))}."
+        )
     if settings.rounds < 1:
         raise ValueError(f"rounds: expected at least 1, got {settings.rounds}.")
     for batch, tokens, d_model, heads in settings.shapes:

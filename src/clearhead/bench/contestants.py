@@ -1,16 +1,15 @@
 """The usual ways to write causal multi-head attention, all with the same weights.
 
 Every builder takes one source of weights and a `Case`, and gives a module that maps x (batch,
-tokens, d_model) to the output. The weights are random, distinct and large enough that attention is
-far from uniform: a wrong scale or a swapped matrix shows.
+tokens, d_model) to the output. `squares` and `masks` say what it builds of size tokens × tokens, so
+that `room` knows, without trying, where it does not fit.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,75 +17,17 @@ from torch import Tensor, nn
 
 from clearhead import ladder
 from clearhead.attention import MultiHeadAttention
+from clearhead.bench.cases import Case, make_weights
 from clearhead.masks import Mask
 
-Pass = Literal["forward", "forward+backward"]
+
+def _no_squares(case: Case) -> float:
+    """Memory O(tokens)."""
+    return 0.0
 
 
-@dataclass(frozen=True)
-class Case:
-    """One thing to compute: the sizes, the pass, and what is special about it.
-
-    Args:
-        section: Which part of the benchmark it belongs to.
-        batch: Sequences.
-        tokens: Tokens of each.
-        d_model: Width of input and output.
-        heads: Heads.
-        direction: Whether gradients are computed too.
-        dtype: "float32" and so on.
-        device: "cpu" or "cuda".
-        dropout: Above 0 the modules run in training mode.
-        window: How many keys a query sees, itself included; None = all before it.
-        padding: So many tokens on the left of each sequence are filling.
-    """
-
-    section: str
-    batch: int
-    tokens: int
-    d_model: int
-    heads: int
-    direction: Pass = "forward"
-    dtype: str = "float32"
-    device: str = "cpu"
-    dropout: float = 0.0
-    window: int | None = None
-    padding: int = 0
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(batch, tokens, d_model, heads)."""
-        return self.batch, self.tokens, self.d_model, self.heads
-
-    @property
-    def training(self) -> bool:
-        """Which mode the modules are timed in."""
-        return self.dropout > 0 or self.direction == "forward+backward"
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data, which `Case(**data)` takes back."""
-        return asdict(self)
-
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype itself."""
-        dtype = getattr(torch, self.dtype)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"dtype: expected a torch dtype, got {self.dtype!r}.")
-        return dtype
-
-    def hidden(self) -> Tensor | None:
-        """True where a key is hidden, (batch or 1, 1, tokens, tokens); None = the future only.
-
-        Written out here, without `Mask`: it is what `Mask` is measured against.
-        """
-        if self.window is None and not self.padding:
-            return None
-        position = torch.arange(self.tokens, device=self.device)
-        query, key = position[:, None], position[None, :]
-        hidden = (key > query) | (key < self.padding)
-        if self.window is not None:
-            hidden = hidden | (key <= query - self.window)
-        return hidden[None, None]
+def _no_masks(case: Case) -> int:
+    return 0
 
 
 @dataclass(frozen=True)
@@ -99,6 +40,8 @@ class Builder:
         package: The package it needs, under the name it is imported by; None = torch alone.
         biases: Whether it has biases. Without, it is compared with biases of zero.
         ours: Whether this is the fast module of this library.
+        squares: How many arrays of (batch, heads, tokens, tokens) a run holds at once, as measured.
+        masks: How many bytes it stores for each pair of tokens.
     """
 
     name: str
@@ -106,6 +49,8 @@ class Builder:
     package: str | None = None
     biases: bool = True
     ours: bool = False
+    squares: Callable[[Case], float] = _no_squares
+    masks: Callable[[Case], int] = _no_masks
 
     @property
     def installed(self) -> bool:
@@ -120,36 +65,14 @@ class Builder:
         return "" if self.biases else "has no biases: compared with biases of zero"
 
     def module(self, case: Case) -> nn.Module:
-        """The contestant, ready to be timed."""
-        module = self.build(make_weights(case, biases=self.biases), case)
-        return module.to(case.device, case.torch_dtype()).train(case.training)
-
-
-def make_weights(case: Case, *, biases: bool = True) -> ladder.MultiHeadAttention:
-    """Rung 4 with random weights, the same every time; it is only a place to copy them from.
-
-    Scores come out with a standard deviation near 1, whatever the width.
-    """
-    # context_length 1: this module is never run, so it needs no tokens × tokens mask.
-    source = ladder.MultiHeadAttention(case.d_model, case.d_model, 1, 0.0, case.heads, True)
-    generator = torch.Generator().manual_seed(20)
-    with torch.no_grad():
-        for name, parameter in source.named_parameters():
-            spread = 0.5 if name.endswith("bias") else 1 / math.sqrt(case.d_model)
-            parameter.normal_(0.0, spread, generator=generator)
-            if name.endswith("bias") and not biases:
-                parameter.zero_()
-    return source.to(case.device, case.torch_dtype())
-
-
-def make_input(case: Case) -> tuple[Tensor, Tensor]:
-    """x, and the gradient that arrives at the output: zero where a token is filling."""
-    generator = torch.Generator().manual_seed(21)
-    size = (case.batch, case.tokens, case.d_model)
-    x, gradient = (torch.randn(size, generator=generator) for _ in range(2))
-    gradient[:, : case.padding] = 0
-    x, gradient = (tensor.to(case.device, case.torch_dtype()) for tensor in (x, gradient))
-    return x.requires_grad_(case.direction == "forward+backward"), gradient
+        """The contestant, ready to be timed; a compiled one compiles in its first run."""
+        weights = make_weights(case, biases=self.biases)
+        with torch.device(case.device):  # masks of many GiB are built where they are used
+            module = self.build(weights, case)
+        module = module.to(case.device, case.torch_dtype()).train(case.training)
+        if case.compiled:  # for this one length, as everybody's best
+            module = cast("nn.Module", torch.compile(module, dynamic=False))
+        return module
 
 
 class EinsumAttention(nn.Module):
@@ -353,29 +276,88 @@ def _ours(source: ladder.MultiHeadAttention, case: Case) -> nn.Module:
     return _WithMask(attention, Mask.padding(real, side="left"))
 
 
-BOOK = Builder("book's class (rung 4)", _book)
-SDPA = Builder("separate QKV + SDPA", lambda s, c: SdpaAttention(s, c, fused=False))
+def _all_heads_at_once(case: Case) -> float:
+    """Scores, masked scores and weights; on CUDA the backward pass holds one more, and dropout."""
+    return 4.5 if case.dropout or (case.training and case.device == "cuda") else 3.5
+
+
+def _head_by_head(case: Case) -> float:
+    return 1.8 if case.training else 3.5 / case.heads
+
+
+def _torch_weights(case: Case) -> float:
+    return _all_heads_at_once(case) if case.training else _torch_fast_path(case)
+
+
+def _torch_no_weights(case: Case) -> float:
+    return 0.0 if case.training else _torch_fast_path(case)
+
+
+def _torch_fast_path(case: Case) -> float:
+    """Scores and weights, and the mask once for each head: a bool and a float32."""
+    return 2.1 + 5 / (case.element_size() * case.batch)
+
+
+def _sdpa_squares(case: Case) -> float:
+    return 4.5 if case.dropout and case.device == "cpu" else 0.0
+
+
+def _sdpa_masks(case: Case) -> int:
+    return int(case.window is not None or case.padding > 0)
+
+
+def _bool_mask(case: Case) -> int:
+    return 1
+
+
+def _float_mask(case: Case) -> int:
+    return case.element_size()
+
+
+BOOK = Builder("book's class (rung 4)", _book, squares=_all_heads_at_once, masks=_float_mask)
+SDPA = Builder(
+    "separate QKV + SDPA",
+    lambda s, c: SdpaAttention(s, c, fused=False),
+    squares=_sdpa_squares,
+    masks=_sdpa_masks,
+)
+FUSED = Builder("fused QKV + SDPA", lambda s, c: SdpaAttention(s, c, fused=True))
+TORCH = Builder(
+    "nn.MultiheadAttention, no weights",
+    lambda s, c: TorchAttention(s, c, need_weights=False),
+    squares=_torch_no_weights,
+    masks=_bool_mask,
+)
 OURS = Builder("clearhead", _ours, ours=True)
 ALL = (
     BOOK,
-    Builder("wrapper of heads (rung 3½)", WrapperAttention),
-    Builder("einsum", EinsumAttention),
-    Builder("nn.MultiheadAttention, weights", lambda s, c: TorchAttention(s, c, need_weights=True)),
     Builder(
-        "nn.MultiheadAttention, no weights", lambda s, c: TorchAttention(s, c, need_weights=False)
+        "wrapper of heads (rung 3½)",
+        WrapperAttention,
+        squares=_head_by_head,
+        masks=lambda case: case.heads * case.element_size(),
     ),
+    Builder("einsum", EinsumAttention, squares=_all_heads_at_once, masks=_bool_mask),
+    Builder(
+        "nn.MultiheadAttention, weights",
+        lambda s, c: TorchAttention(s, c, need_weights=True),
+        squares=_torch_weights,
+        masks=_bool_mask,
+    ),
+    TORCH,
     SDPA,
-    Builder("fused QKV + SDPA", lambda s, c: SdpaAttention(s, c, fused=True)),
+    FUSED,
     Builder("transformers GPT2Attention", HuggingFaceAttention, "transformers"),
     Builder("x-transformers", _x_transformers, "x_transformers", biases=False),
     OURS,
 )
+COMPILED = (BOOK, TORCH, SDPA, FUSED, OURS)
 
 
 def builders_for(case: Case) -> tuple[Builder, ...]:
     """Who takes part."""
     if case.section == "fused":
-        return ALL
+        return COMPILED if case.compiled else ALL
     if case.section == "dropout":
         return (BOOK, SDPA, OURS)
     if case.section == "long" and case.dropout:

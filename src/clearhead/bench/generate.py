@@ -12,6 +12,7 @@ second than the memory's speed divided by the bytes of the weights.
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -45,6 +46,8 @@ class Settings:
         rounds: Interleaved rounds of each case.
         prefill: The length of the prompt whose reading is timed, too; 0 = not.
         compiled: Whether Hugging Face's static cache with torch.compile takes part (CUDA only).
+        seconds: The rounds of one case end after this time.
+        layers: How many layers, if not the model's own number: for a trial.
     """
 
     size: str = "gpt2-small"
@@ -55,6 +58,8 @@ class Settings:
     rounds: int = 9
     prefill: int = 1024
     compiled: bool = True
+    seconds: float = math.inf
+    layers: int | None = None
 
 
 def measure(
@@ -69,6 +74,7 @@ def measure(
         say: Told a title and a number of rounds; gives what to call after each round.
     """
     config = find_config(settings.size)
+    config["num_layers"] = settings.layers or config["num_layers"]
     longest = config["context_length"]
     if _PROMPT + settings.tokens > longest or settings.prefill > longest:
         raise ValueError(
@@ -179,6 +185,7 @@ def _decode(
         contestants,
         tolerance=_HALF.get(settings.dtype, 0.0),
         rounds=settings.rounds,
+        seconds=settings.seconds,
         synchronize=torch.cuda.synchronize if settings.device == "cuda" else harness.nothing,
         tick=tick,
     )
@@ -228,6 +235,7 @@ def _prefill(
         contestants,
         tolerance=tolerance,
         rounds=settings.rounds,
+        seconds=settings.seconds,
         synchronize=torch.cuda.synchronize if settings.device == "cuda" else harness.nothing,
         tick=tick,
     )

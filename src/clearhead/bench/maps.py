@@ -6,6 +6,7 @@ k and v (on CUDA by cuDNN and by flash), and the summary (entropy + received + t
 with the log-sum-exp given by a forward pass, and with it computed inside.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from clearhead.masks import Mask
 
 _PACKAGES = ("torch", "triton", "numpy", "clearhead")
 _TOLERANCE = 1e-4  # of the largest value of a statistic
+_LONG_ON_CPU, _LONG_ON_CUDA = 8_192, 524_288  # tokens from which a run takes a second
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Settings:
         dtype: "float32" and so on.
         rounds: Interleaved rounds at each length.
         dense: Whether to build the weights, too, at growing lengths, until memory runs out.
+        seconds: The rounds of one length end after this time.
     """
 
     tokens: Sequence[int]
@@ -45,6 +48,7 @@ class Settings:
     dtype: str = "float32"
     rounds: int = 9
     dense: bool = False
+    seconds: float = math.inf
 
 
 def summarise(m: AttentionMap) -> Summary:
@@ -129,6 +133,8 @@ def _compare(settings: Settings, tokens: int, tick: Callable[[], None]) -> dict[
         contestants,
         tolerance=_TOLERANCE,
         rounds=settings.rounds,
+        seconds=settings.seconds,
+        warm_ups=1 if tokens >= (_LONG_ON_CUDA if on_gpu else _LONG_ON_CPU) else 3,
         synchronize=torch.cuda.synchronize if on_gpu else harness.nothing,
         tick=tick,
     )

@@ -1,0 +1,45 @@
+"""What the commands of `clearhead bench` share. Importing this file imports no torch."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+
+class Dtype(StrEnum):
+    """The dtypes that have a tolerance."""
+
+    float64 = "float64"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Device(StrEnum):
+    """Where to run."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int], Callable[[], None]]]:
+    """A progress bar on stderr; gives a function that names the case and its number of steps."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    errors = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    ) as progress:
+        task = progress.add_task("")
+
+        def say(title: str, steps: int) -> Callable[[], None]:
+            progress.reset(task, description=title, total=steps)
+            return lambda: progress.advance(task)
+
+        yield say
