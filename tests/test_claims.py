@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -529,7 +530,7 @@ def test_a_head_is_chosen_in_one_half_and_measured_in_the_other():
 def run(*arguments: str) -> str:
     result = CliRunner().invoke(cli.app, ["claims", *arguments])
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def test_one_claim_in_full():
@@ -542,15 +543,18 @@ def test_one_claim_in_full():
 
 
 def test_list_measures_nothing(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(catalogue, "measure", None)
     lines = run("--list").splitlines()
-    assert [line.split()[0] for line in lines] == list(CLAIMS)
+    assert [line.split()[0] for line in lines if line[0] != " "] == list(CLAIMS)
+    assert max(map(len, lines)) <= 80
 
 
 def test_json_out_from_and_page(tmp_path):
     out, text = tmp_path / "claims.json", tmp_path / "claims.md"
-    found = json.loads(run("cat-weights", "minus-1e9", "--json", "--quick", "--out", str(out)))
-    assert found == json.loads(out.read_text(encoding="utf-8"))
+    assert run("cat-weights", "minus-1e9", "--json", "--quick", "--out", str(out)) == ""
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert json.loads(run("--json", "--from", str(out))) == found
     assert found["schema"] == 1
     assert found["settings"] == {"quick": True}
     assert [each["name"] for each in found["claims"]] == ["cat-weights", "minus-1e9"]
@@ -559,6 +563,59 @@ def test_json_out_from_and_page(tmp_path):
     assert "does not hold" in shown
     assert text.read_text(encoding="utf-8") == page.markdown(found)
     assert "minus-1e9" not in run("cat-weights", "--from", str(out))
+
+
+@pytest.mark.parametrize("width", [50, 80, 100, 129])
+def test_a_narrow_window_has_one_claim_below_the_other(width, monkeypatch):
+    """In a pipe the table was 150 columns wide."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run("--from", str(COMMITTED)).splitlines()
+    assert max(map(len, lines)) <= width
+    start = lines.index("rows-sum-to-one")
+    assert lines[start + 1].startswith("  Claim    Each row of the attention weights")
+    text = " ".join(" ".join(lines).split())
+    for each in json.loads(COMMITTED.read_text(encoding="utf-8"))["claims"]:
+        for said in (each["says"], page.words(each), each["figure"]):
+            assert " ".join(said.split()) in text
+    assert "41 claims: 7 hold, 21 hold if ..., 13 do not hold." in text
+    monkeypatch.setenv("COLUMNS", "130")
+    assert run("--from", str(COMMITTED)).split()[:4] == ["id", "claim", "verdict", "figure"]
+
+
+def test_a_stopped_run_keeps_what_was_measured_and_goes_on(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "claims.json"
+    names = ["cat-weights", "gpt2-parameters", "minus-1e9"]
+    real = CLAIMS["gpt2-parameters"].experiment
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    def measure(*more: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main(["claims", *names, "--quick", *more])
+        return end.value.code, capsys.readouterr().err
+
+    stopped = replace(CLAIMS["gpt2-parameters"], experiment=stop)
+    monkeypatch.setitem(CLAIMS, "gpt2-parameters", stopped)
+    status, err = measure("--out", str(out))
+    assert status == 130
+    assert f"Stopped: 1 of 3 claims measured, and kept in {out}." in err
+    assert "the same command with --resume" in err
+    assert [c["name"] for c in json.loads(out.read_text())["claims"]] == names[:1]
+    status, err = measure()
+    assert status == 130
+    assert "Nothing is kept: with --out FILE" in err
+
+    monkeypatch.setitem(CLAIMS, "gpt2-parameters", replace(stopped, experiment=real))
+    first = out.read_text()
+    status, err = measure("--out", str(out), "--resume")
+    assert (status, err) == (0, f"Wrote {out}\n")
+    found = json.loads(out.read_text())
+    assert sorted(c["name"] for c in found["claims"]) == sorted(names)
+    assert json.loads(first)["claims"][0] in found["claims"]
+    with pytest.raises(SystemExit):
+        cli.main(["claims", *names, "--out", str(out), "--resume"])
+    assert "was measured with --quick, and this run is not" in capsys.readouterr().err
 
 
 def test_page_shows_other_machines_for_claims_about_time():
@@ -592,6 +649,8 @@ def test_page_shows_other_machines_for_claims_about_time():
     [
         (["gradient-vanish"], "no claim is called 'gradient-vanish'. Did you mean gradients"),
         (["--out", "no/such/a.json"], "--out no/such/a.json: there is no folder no/such."),
+        (["--resume"], "--resume goes on with what is in --out FILE"),
+        (["--resume", "--out", "no.json"], "give a file that is there"),
         (["--from", "no.json"], "--from no.json: No such file or directory."),
         (["--from", "broken.json"], "--from broken.json: not JSON."),
         (["--from", "other.json"], "--from other.json: not what `clearhead claims --out"),

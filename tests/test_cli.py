@@ -18,19 +18,12 @@ VARIANTS = ["simplified", "self", "causal", "wrapper", "multihead", "encoder"]
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
+def run(command_line, monkeypatch):
     """Run a command; give back exit status, output and errors."""
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            cli.main(list(arguments))
-        out, err = capsys.readouterr()
-        return end.value.code, out, err
-
-    return run
+    return command_line
 
 
 @pytest.fixture
@@ -372,6 +365,20 @@ def test_pipe_and_no_color_have_no_escapes_and_a_terminal_has():
     assert b"\x1b" not in plain.stdout
     assert b"\x1b[" in coloured.stdout
     assert re.sub(rb"\x1b\[[0-9;]*m", b"", coloured.stdout) == plain.stdout
+
+
+def test_help_shows_every_command_in_full(ok):
+    """Their descriptions were cut in the middle."""
+    listed = ok("--help").partition("Commands:")[2]
+    ours = [line for line in listed.splitlines() if line.strip() and " bench " not in line]
+    assert not any(line.endswith("...") for line in ours)
+
+
+def test_wrong_use_points_to_the_help(run):
+    assert run("check") == (
+        2, "", "Error: Missing argument 'TARGET'.\n  Try: clearhead check --help\n"
+    )  # fmt: skip
+    assert run("explian")[2].endswith("\n  Try: clearhead --help\n")
 
 
 def test_terminal_without_unicode():

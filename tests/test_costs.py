@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.configs import GPT2_CONFIGS, GPT3_CONFIG, find_config
 from clearhead.costs import flops, memory, parameters
+from gpt2_others import hugging_face_config
 
 # No two sizes are equal, so that none can stand in for another: heads 3, head_dim 4.
 TINY = {
@@ -21,18 +22,8 @@ TINY = {
 
 
 def hugging_face_model(config):
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=config["vocab_size"],
-            n_positions=config["context_length"],
-            n_embd=config["d_model"],
-            n_head=config["num_heads"],
-            n_layer=config["num_layers"],
-            attn_implementation="eager",
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    ).eval()
+    sizes = hugging_face_config(config, attn_implementation="eager")
+    return transformers.GPT2LMHeadModel(sizes).eval()
 
 
 @pytest.mark.parametrize(

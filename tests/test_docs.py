@@ -135,7 +135,7 @@ def test_right_pages_pass(capsys):
     page = (
         "```python\na = 1\n```\n```python\n>>> a + 1\n2\n```\n```text\n$ clearhead nonsense\n```\n"
         "```console\n$ make test\n$ clearhead info gpt2-small\ngpt2-small\n...\n"
-        "$ clearhead nonsense\nError: No such command 'nonsense'.\n```\n"
+        "$ clearhead nonsense\nError: No such command 'nonsense'.\n...\n```\n"
     )
     check_page(page, "page.md", capsys)
 

@@ -1,8 +1,10 @@
 """Other runtimes: compiled, exported, run in onnxruntime: the numbers stay the module's."""
 
 import copy
+import logging
 import pickle
 import re
+import warnings
 
 import onnx
 import onnxruntime
@@ -290,11 +292,26 @@ def test_the_command_writes_compares_and_tells(tmp_path, capsys):
 
 def test_the_command_takes_the_model_in_the_box(tmp_path, capsys, monkeypatch):
     small = GPT2({**CONFIG, "num_layers": 1, "dropout": 0.0}).eval()
-    monkeypatch.setattr(lab, "load", lambda: (small, None))
+    monkeypatch.setattr(lab, "load", lambda path: (small, None))
     with pytest.raises(SystemExit) as end:
         cli.main(["export", str(tmp_path / "lab.pt2"), "--what", "step"])
     assert end.value.code == 0
     assert "in    ids, past.0.keys, past.0.values\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_torch_keeps_its_warnings_to_itself(verbose):
+    """`torchvision is not installed`, said torch's logger to everyone who exported to ONNX."""
+    theirs = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before = [logging.getLogger(name).level for name in files._TALKATIVE]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with files._only_our_warnings(verbose):
+            warnings.warn("inside", FutureWarning, stacklevel=1)
+            assert theirs.isEnabledFor(logging.WARNING) == verbose
+            assert theirs.isEnabledFor(logging.ERROR)
+    assert len(caught) == verbose
+    assert [logging.getLogger(name).level for name in files._TALKATIVE] == before
 
 
 def test_the_command_says_why_not(tmp_path, capsys):

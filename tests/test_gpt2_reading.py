@@ -14,8 +14,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from clearhead import GPT2, GPT2Tokenizer, Rope, cli, explaining, text, watch
+from clearhead import GPT2, GPT2Tokenizer, Rope, explaining, watch
 from clearhead.gpt2 import reading
+from clearhead.text import byte_pairs
 from gpt2_others import TINY, hugging_face, randomize
 
 TEXT = "the cat sat on the mat and the cat ran"
@@ -44,16 +45,9 @@ def worded(tmp_path_factory):
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
+def run(command_line, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            cli.main([*map(str, arguments)])
-        out, err = capsys.readouterr()
-        return end.value.code, out, err
-
-    return run
+    return command_line
 
 
 # explain
@@ -157,7 +151,7 @@ def test_both_ways_give_the_same_table(folder, run, tmp_path, monkeypatch):
     ours = table(run, folder)
     complete = tmp_path / "small"
     shutil.copytree(folder, complete)
-    merges, vocabulary = text._find_files(text._package_folder())
+    merges, vocabulary = byte_pairs._find_files(byte_pairs._package_folder())
     shutil.copy(merges, complete / "merges.txt")
     shutil.copy(vocabulary, complete / "vocab.json")
     assert type(reading.load(complete).model) is transformers.GPT2Model

@@ -2,20 +2,22 @@
 
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from importlib import resources
 
 import pytest
 import safetensors
 import torch
 
-from clearhead import cli, lab
+from clearhead import GPT2, cli, lab
 from clearhead.lab import grammar, runs
-from clearhead.lab.model import load_model, save_model
+from clearhead.lab.model import load_model, save_model, trained_file
 from clearhead.lab.train import (
     CHECKPOINT,
     Curve,
@@ -217,19 +219,12 @@ def test_a_saved_model_comes_back(tmp_path):
 
 
 @pytest.fixture
-def run(capsys, monkeypatch):
+def run(command_line, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     measure = runs.measure
     monkeypatch.setattr(runs, "measure", lambda folder: measure(folder, sentences=12))
     monkeypatch.setattr(runs, "Settings", lambda seed, steps: replace(TINY, seed=seed, steps=steps))
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            cli.main(["train", *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return end.value.code, out, err
-
-    return run
+    return partial(command_line, "train")
 
 
 def test_the_command_trains_seeds_and_names_the_best(run, tmp_path):
@@ -253,6 +248,40 @@ def test_the_command_trains_seeds_and_names_the_best(run, tmp_path):
     status, again, _ = run("--seeds", 2, "--steps", 4, "--out", out, "--resume")
     assert (status, again) == (0, shown)
     assert (out / "seed-0" / CHECKPOINT).read_bytes() == before
+
+
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(run, tmp_path, monkeypatch):
+    """The command ended without a word about --resume."""
+    out = tmp_path / "lab"
+    one = runs.one
+
+    def stopped(at):
+        def stop(seed, steps, folder, *, resume, on_step):
+            def look(done, curve):
+                if (seed, done) == at:
+                    raise KeyboardInterrupt
+                on_step(done, curve)
+
+            return one(seed, steps, folder, resume=resume, on_step=look)
+
+        return stop
+
+    monkeypatch.setattr(runs, "one", stopped((0, 2)))
+    status, shown, err = run("--seeds", 2, "--steps", 7, "--out", out)
+    assert (status, shown) == (130, "")
+    assert err == f"\nStopped before the first checkpoint: nothing is kept in {out}.\n"
+    monkeypatch.setattr(runs, "one", stopped((1, 5)))
+    status, shown, err = run("--seeds", 2, "--steps", 7, "--out", out)
+    assert (status, shown) == (130, "")
+    assert f"Kept in {out}: seed 0 to step 7 of 7, seed 1 to step 3 of 7.\n" in err
+    again = re.search(r"^Go on: clearhead train (.*)$", err, re.M)[1].split()
+
+    with pytest.raises(ValueError, match=r"not finished: step 3 of 7.\n  Finish it: clearhead tr"):
+        trained_file(out / "seed-1")
+    monkeypatch.setattr(runs, "one", one)
+    status, shown, _ = run(*again)
+    assert status == 0
+    assert "The best: seed " in shown
 
 
 def test_without_matplotlib_the_command_says_so(run, tmp_path, monkeypatch):
@@ -280,6 +309,104 @@ def test_fresh_sentences_are_not_the_training_ones():
     first = {s.words for s in itertools.islice(grammar.sentences(0), 50)}
     fresh = {s.words for s in itertools.islice(grammar.sentences(1_000_001), 50)}
     assert len(first & fresh) < 10
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """What `clearhead train` leaves: here with the model that is shipped."""
+    shipped = resources.files("clearhead.lab") / "data" / "model.safetensors"
+    folder = tmp_path / "my-lab" / "seed-0"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(shipped.read_bytes())
+    return folder
+
+
+def test_a_trained_model_is_known_by_its_file(trained, tmp_path):
+    file = trained / "model.safetensors"
+    assert trained_file(file) == trained_file(trained) == trained_file(trained.parent) == file
+    train(replace(TINY, steps=3), trained)
+    assert trained_file(trained / CHECKPOINT) == file
+    other = trained.parent / "seed-1"
+    other.mkdir()
+    assert trained_file(trained.parent) == file
+    (other / "model.safetensors").write_bytes(file.read_bytes())
+    with pytest.raises(
+        ValueError, match=r"with 2 models.\n  Give one of them: .*seed-0, .*seed-1\."
+    ):
+        trained_file(trained.parent)
+    for none in (tmp_path, tmp_path / "no", "gpt2", trained / "heads.json"):
+        assert trained_file(none) is None
+    file.write_bytes(file.read_bytes()[:100])
+    assert trained_file(trained) is None
+    file.unlink()
+    with pytest.raises(
+        ValueError, match=r"not finished: step 3 of 3.\n  Finish it: clearhead train"
+    ):
+        trained_file(trained)
+    (other / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="is not finished"):
+        trained_file(trained.parent)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["explain", "The cat sat"], "Layer 2 of "),
+        (["explain", "The cat sat", "--layer", "0"], "Layer 0 of "),
+        (["generate", "The cat sat", "--tokens", "3"], "The cat sat. the brave\n"),
+        (["heads", "The cat sat on the mat"], "first token"),
+        (["heads", "--relations", "--sentences", "8"], "What the heads of seed-0 do"),
+        (["export", "lab.pt2"], "equal to the model within"),
+    ],
+)
+def test_every_command_reads_what_train_wrote(arguments, shown, trained, capsys, monkeypatch):
+    """Only `lab.load` did: the others asked for a config.json."""
+    monkeypatch.chdir(trained.parents[1])
+    with pytest.raises(SystemExit) as end:
+        cli.main([*arguments, "--model", "my-lab"])
+    out, err = capsys.readouterr()
+    assert (end.value.code, err) == (0, "")
+    assert shown in out
+    if arguments[0] == "explain":
+        assert f"Layer {arguments[-1] if '0' in arguments else 2} of my-lab/seed-0/" in out
+
+
+def test_the_program_that_explain_prints_reads_it_too(trained, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["explain", "the cat", "--model", str(trained), "--step", "1", "--json"])
+    assert (
+        f"lab.load('{trained / 'model.safetensors'}')"
+        in json.loads(capsys.readouterr().out)["setup"]
+    )
+
+
+def test_gpt2_says_how_such_a_file_is_read(trained):
+    with pytest.raises(ValueError, match=r"wrote is read by clearhead.lab.load\(path\)"):
+        GPT2.from_pretrained(trained)
+
+
+def test_generate_without_a_model_writes_with_the_one_in_the_box(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["generate", "The", "blue cat sat", "--tokens", "4"])
+    out, err = capsys.readouterr()
+    assert end.value.code == 0
+    model, tokens = lab.load()
+    ids = tokens.encode("the blue cat sat")
+    rest = tokens.decode([*ids, *model.stream(ids, 4)]).partition(" sat")[2]
+    assert out == f"The blue cat sat{rest}\n"
+    assert "Note: blue is not among the 256 words of the lab's model" in err
+    with pytest.raises(SystemExit) as end:
+        cli.main(["generate", "the cat. " * 20])  # 60 of the 64 places
+    assert end.value.code == 0
+    assert len(tokens.encode(capsys.readouterr().out.strip())) == 64
+    for text, said in (
+        ("quantum gravity is hard", "are not among the 256 English words"),
+        (" ", "TEXT is empty: there is nothing to go on from."),
+    ):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["generate", text])
+        assert end.value.code == 2
+        assert said in capsys.readouterr().err
 
 
 def test_what_train_wrote_is_loaded_by_its_folder(tmp_path):

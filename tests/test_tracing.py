@@ -276,7 +276,7 @@ def test_values_that_spoil_everything(value):
 
 def test_labels_must_fit():
     x = torch.randn(7, 5)
-    with pytest.raises(ShapeError, match=r"tokens: expected one label a token, 7 of them, got 2"):
+    with pytest.raises(ShapeError, match=r"tokens: expected one label per token, 7 of them, got 2"):
         trace(simplified_attention, x, tokens=["the", "cat"])
     with pytest.raises(ShapeError, match=r"expected a list of 7 labels, got one string"):
         trace(simplified_attention, x, tokens="the cat")

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from clearhead import MultiHeadAttention, ladder
+from clearhead import MultiHeadAttention, drawing, ladder
 from clearhead.masks import Mask
 from clearhead.watching import NothingSeen, Seen, dispatcher, watch
 from clearhead.watching.recorder import uncompiled
@@ -1052,6 +1052,16 @@ def test_the_table_without_ids(seen):
     assert rows[0]["induction"] == ""
 
 
+@pytest.mark.parametrize("width", [30, 50, 60, 80])
+def test_the_table_in_a_narrow_window(seen, width):
+    """Numbers were cut, and nothing said so."""
+    lines = drawing.plain(seen.heads(IDS), width=width).splitlines()
+    assert not any("…" in line for line in lines)
+    assert max(map(len, lines)) <= width
+    assert lines[0].startswith("head  looks at")
+    assert ("--json has all." in " ".join(lines)) == (width < 75)
+
+
 def heads_of(weights, ids=None):
     """The table of a layer that has (almost exactly) these weights."""
     scores = torch.as_tensor(weights).clamp_min(1e-30).log()[None, None]
@@ -1089,7 +1099,7 @@ def test_queries_that_see_nothing_are_left_out():
 
 
 def test_ids_that_do_not_fit(seen):
-    with pytest.raises(ValueError, match=r"expected one id a key, \(batch=2, keys=11\)"):
+    with pytest.raises(ValueError, match=r"expected one id per key, \(batch=2, keys=11\)"):
         seen.heads(IDS[:1])
     model = build(transformers.GPT2LMHeadModel, gpt2())
     with watch(model) as twice:
@@ -1250,7 +1260,7 @@ def test_heads_of_a_checkpoint(folder, run, tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("the cat sat on the mat and the dog ran to the house", encoding="utf-8")
     status, out, err = run("--model", folder, "--text", file, "--csv", tmp_path / "heads.csv")
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, f"Wrote {tmp_path / 'heads.csv'}\n")
     lines = out.splitlines()
     assert lines[0].split()[:3] == ["head", "looks", "at"]
     assert [i for i, line in enumerate(lines) if line.startswith("h.")] == [1, 5]

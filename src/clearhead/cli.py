@@ -13,9 +13,9 @@ import typer
 
 from clearhead.bench.app import app as bench_app
 from clearhead.exporting.app import export
-from clearhead.gpt2.app import generate
 from clearhead.lab.app import heads, train
 from clearhead.lab.claims.app import claims
+from clearhead.lab.generating import generate
 from clearhead.server.app import view
 from clearhead.version import __version__
 
@@ -85,9 +85,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        _fail(message())
+        _fail(message() + _hint(error))
     else:
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _hint(error: Exception) -> str:
+    """Where to look after a wrong option or a missing argument."""
+    context = getattr(error, "ctx", None)
+    return "" if context is None else f"\n  Try: {context.command_path} --help"
 
 
 def _fail(message: str) -> None:
@@ -164,7 +170,8 @@ def explain(
         str | None,
         typer.Option(
             metavar="DIR_OR_NAME",
-            help="Show a layer of this GPT-2: a folder, a file, or a name on the hub. "
+            help="Show a layer of this GPT-2: a folder, a file, a name on the hub, or what "
+            "`clearhead train` wrote. "
             "[default: the small trained model that comes with Clearhead]",
             show_default=False,
         ),
@@ -172,7 +179,8 @@ def explain(
     layer: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Which layer of the model. [default: 0; of our own model the last]"
+            metavar="N",
+            help="Which layer of the model. [default: 0; of a model of the lab's the last]",
         ),
     ] = None,
     untrained: Annotated[
@@ -190,12 +198,16 @@ def explain(
             "--out",
             "-o",
             metavar="FILE",
-            help="Write a page to look at and walk through (.html), or a figure of the weights "
-            "(.svg, .png, .pdf).",
+            help="Write a page to look at and walk through (.html), a figure of the weights "
+            "(.svg, .png, .pdf), or everything for programs (.json).",
         ),
     ] = None,
 ) -> None:
-    """Show attention at work: every step from a text to its context vectors."""
+    """Show attention at work, step by step, with all numbers.
+
+    A text goes in, and every step on its way to context vectors is drawn: in this window, or as a
+    page, a figure or JSON with --out.
+    """
     if query is not None and step is not None:
         raise ValueError("--query shows all steps and --step shows one: choose one of the two.")
     import json
@@ -211,7 +223,7 @@ def explain(
             "--variant, --heads, --d-model, --seed, --tokenizer and --untrained."
         )
     if model is not None:
-        example = explaining.build_from_model(given or "", model=model, layer=layer or 0)
+        example = explaining.build_from_model(given or "", model=model, layer=layer)
     elif given is not None and not random:
         example = explaining.build_from_lab(given, layer=layer)
     elif layer is not None:
@@ -235,13 +247,16 @@ def explain(
     if out is not None:
         first = None if step is None else chosen[0].number
         try:
-            explaining.save(example, out, query=index, step=first)
+            if out.suffix == ".json":
+                explaining.save_json(example, chosen, index, out)
+            else:
+                explaining.save(example, out, query=index, step=first)
         except OSError as error:
             said = f"{out}: {error.strerror}" if error.strerror else str(error)
             raise ValueError(f"--out {said}") from None
-        if not as_json:
-            print(f"Wrote {out}")
-            return
+        other = as_json and out.suffix != ".json"
+        print(f"Wrote {out}" + ("; for JSON: --out FILE.json" if other else ""), file=sys.stderr)
+        return
     if as_json:
         print(json.dumps(explaining.to_json(example, chosen, index), allow_nan=False))
         return
@@ -317,14 +332,15 @@ def check(
         bool, typer.Option("--hint", help="Show what goes wrong and where, but not the fix.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="For programs: an object a class, one a line.")
+        bool,
+        typer.Option("--json", help="For programs: one JSON object per class, each on one line."),
     ] = False,
     csv: Annotated[
         Path | None,
         typer.Option(
             "--csv",
             metavar="FILE",
-            help="Write a row a file, as each one finishes. Run it again to go on.",
+            help="Write one row per file, as each one finishes. Run it again to go on.",
         ),
     ] = None,
     html: Annotated[
@@ -335,7 +351,9 @@ def check(
     ] = 1,
     policy: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What counts in this assignment: a TOML file."),
+        typer.Option(
+            metavar="FILE", help="What counts in this assignment: a TOML file, see docs/check.md."
+        ),
     ] = None,
     adapter: Annotated[
         Path | None,
@@ -343,7 +361,7 @@ def check(
     ] = None,
     write_adapter: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write such an adapter, for you to complete."),
+        typer.Option(metavar="FILE", help="Write such an adapter, from the class's own arguments."),
     ] = None,
 ) -> int:
     """Name the mistake in anyone's attention code.
@@ -363,9 +381,9 @@ def check(
 app.command(epilog='Example: clearhead heads "the cat sat on the mat"')(heads)
 app.command(epilog="Example: clearhead claims mask-after-softmax")(claims)
 app.command(epilog="Example: clearhead train --seeds 3 --out my-lab")(train)
-app.command(epilog='Example: clearhead generate --model gpt2 "The cat sat" --top-p 0.9')(generate)
-app.command(epilog="Example: clearhead view --model my-model --text book.txt")(view)
-app.command(epilog="Example: clearhead export --model my-model model.onnx")(export)
+app.command(epilog='Example: clearhead generate "the cat sat" --top-p 0.9 --seed 1')(generate)
+app.command(epilog="Example: clearhead view --text sentence.txt")(view)
+app.command(epilog="Example: clearhead export model.onnx")(export)
 app.add_typer(bench_app, name="bench")
 
 
@@ -390,12 +408,13 @@ def _compare(
         bill.append([name, *(f"{amount:,.1f}" for amount in mib), f"{work / 1e12:,.2f}"])
     length = "= context" if tokens is None else f"{tokens:,}"
     head = ["model", "layers", "d_model", "heads", "head_dim", "context", "parameters"]
+    bill_head = ["model", "weights", "KV cache", "n × n", "ours", "TFLOPs"]
     return Group(
-        drawing.table(head, shapes),
+        drawing.FittingTable(head, shapes, drop=[5, 4, 1, 3, 2]),
         Text(f"\nMiB, and operations of one forward pass; batch {batch}, tokens {length}, {dtype}"),
-        drawing.table(["model", "weights", "KV cache", "n × n", "ours", "TFLOPs"], bill),
+        drawing.FittingTable(bill_head, bill, drop=[5, 2, 4, 1]),
         Text("n × n: the attention matrices of all layers, if they were built."),
-        Text("ours: what a fused forward pass keeps instead, one number a row."),
+        Text("ours: what a fused forward pass keeps instead, one number per row."),
     )
 
 

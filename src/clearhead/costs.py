@@ -56,7 +56,7 @@ class Flops:
         scores_causal: the scores that causal attention needs, n (n + 1) / 2 pairs.
         weighted_sum_causal: the same for the weighted sum.
         feed_forward: the two matrices of the feed-forward part.
-        head: from the last vector of each token to one score a word of the vocabulary.
+        head: from the last vector of each token to one score per word of the vocabulary.
     """
 
     projections: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from clearhead.embedding import Embedding
 from clearhead.gpt2 import reading, speaking
 from clearhead.gpt2.model import GPT2
 from clearhead.lab import reading as typed
+from clearhead.lab.model import trained_file
 from clearhead.shapes import check_heads
 from clearhead.steps import Step
 from clearhead.text import GPT2Tokenizer, WordTokenizer
@@ -141,14 +143,19 @@ def build(
     )
 
 
-def build_from_model(text: str, *, model: str, layer: int = 0) -> Example:
+def build_from_model(text: str, *, model: str, layer: int | None = None) -> Example:
     """Send a text through a GPT-2, and take what the attention of one layer does.
 
     Args:
         text: The text.
-        model: A folder, a file, or a name on the hub, as `GPT2.from_pretrained` takes it.
-        layer: Which layer, counted from 0.
+        model: A folder, a file, or a name on the hub, as `GPT2.from_pretrained` takes it; or what
+            `clearhead train` wrote.
+        layer: Which layer, counted from 0; if None the first one, of a lab's model the last.
     """
+    file = trained_file(model)
+    if file is not None:
+        return build_from_lab(text, layer=layer, file=file)
+    layer = layer or 0
     loaded = GPT2.from_pretrained(model)
     layers = loaded.config["num_layers"]
     if not 0 <= layer < layers:
@@ -181,14 +188,15 @@ def build_from_model(text: str, *, model: str, layer: int = 0) -> Example:
     )
 
 
-def build_from_lab(text: str, *, layer: int | None = None) -> Example:
+def build_from_lab(text: str, *, layer: int | None = None, file: Path | None = None) -> Example:
     """Send a text through the trained model that comes with Clearhead.
 
     Args:
         text: The text; words that the model does not know are marked.
         layer: Which layer, counted from 0; the last one if None.
+        file: Another model, from `clearhead train`.
     """
-    model, words = lab.load()
+    model, words = lab.load(file)
     layers = len(model.blocks)
     layer = layers - 1 if layer is None else layer
     if not 0 <= layer < layers:
@@ -211,7 +219,7 @@ def build_from_lab(text: str, *, layer: int | None = None) -> Example:
         "from clearhead import lab",
         "",
         "torch.set_grad_enabled(False)",
-        "model, tokenizer = lab.load()",
+        f"model, tokenizer = lab.load({'' if file is None else repr(str(file))})",
         *_layer_lines(read.ids, layer),
     ]
     return Example(
@@ -222,7 +230,7 @@ def build_from_lab(text: str, *, layer: int | None = None) -> Example:
         ids=read.ids,
         trace=replace(seen, notes=(*read.notes, *seen.notes)),
         setup="\n".join(lines),
-        model="the lab's model",
+        model="the lab's model" if file is None else str(file),
         layer=layer,
     )
 
@@ -374,6 +382,13 @@ def save(
     saving.save(path, page)
 
 
+def save_json(example: Example, chosen: Sequence[Step], query: int | None, path: Path) -> None:
+    """Write what `to_json` gives."""
+    with saving.beside(path) as file:
+        text = json.dumps(to_json(example, chosen, query), allow_nan=False)
+        file.write_text(text + "\n", encoding="utf-8")
+
+
 # Drawing.
 
 
@@ -427,7 +442,7 @@ def draw_result(example: Example) -> RenderableType:
         *((Text(), Text("All of it"), seen.draw_maps()) if len(seen.tokens) > SHOWN else ()),
         Text(),
         Text("Context vectors", style="bold"),
-        Text("What attention gives: one vector a token, mixed from the tokens it attends to."),
+        Text("What attention gives: one vector per token, mixed from the tokens it attends to."),
         seen.draw_output(limit=SHOWN),
     ]
     if max(len(seen.tokens), seen.output.shape[-1]) > SHOWN:

@@ -96,7 +96,7 @@ def _draw_step(seen: Trace, step: Step, index: int, limit: int) -> RenderableTyp
 
 
 def _vectors(name: str, tensor: Tensor, index: int) -> str:
-    """This token's vector in a tensor; one line a head."""
+    """This token's vector in a tensor; one line per head."""
     lines = []
     for head, vectors in enumerate(_of_heads(tensor)):
         place = {2: f"{index}", 3: f"0, {index}", 4: f"0, {head}, {index}"}[tensor.ndim]

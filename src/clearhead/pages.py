@@ -27,7 +27,7 @@ _PATTERNS = {
 }
 # Fewer repeated tokens than this say nothing about what a head does with copies.
 _REPEATED = 8
-# These have a number a query and key: the page computes them from queries and keys.
+# These have a number for each query and key: the page computes them from queries and keys.
 _SQUARE = ("attn_scores", "masked_scores", "scaled_scores", "attn_weights")
 
 
@@ -80,8 +80,8 @@ def layer(
         name: What the layer is called.
         weights: The weights of one sequence.
         hidden: True where a query may not look at a key; None without a mask.
-        tokens: A label a query; t0, t1, ... by default.
-        context_tokens: A label a key. By default those of the queries, where there are as many.
+        tokens: One label per query; t0, t1, ... by default.
+        context_tokens: One label per key. By default those of the queries, where there are as many.
     """
     heads, queries, keys = weights.shape
     if weights.numel() == 0:
@@ -114,9 +114,9 @@ def labels(
     tokens: Sequence[str] | None,
     context_tokens: Sequence[str] | None = None,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """A label a query and a label a key.
+    """One label per query and one per key.
 
-    With more keys than queries (a cache), one label a key is enough: the queries are the last.
+    With more keys than queries (a cache), one label per key is enough: the queries are the last.
 
     >>> labels(1, 3, ["the", "cat", "sat"])
     (('sat',), ('the', 'cat', 'sat'))
@@ -143,7 +143,7 @@ def labels(
         if len(given) != count:
             what = "query" if name == "tokens" else "key"
             raise ShapeError(
-                f"{name}: expected one label a {what}, {count} of them, got {len(given)}.\n"
+                f"{name}: expected one label per {what}, {count} of them, got {len(given)}.\n"
                 "  Were the labels made by the same tokenizer as the ids?"
             )
     return tuple(map(str, tokens)), tuple(map(str, context_tokens))

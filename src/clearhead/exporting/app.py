@@ -21,8 +21,9 @@ def export(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH_OR_NAME",
-            help="A folder with config.json and model.safetensors. Default: the lab's model.",
+            metavar="DIR_OR_NAME",
+            help="A GPT-2: a folder, a file, a name on the hub, or what `clearhead train` wrote. "
+            "[default: the small trained model that comes with Clearhead]",
             show_default=False,
         ),
     ] = None,
@@ -32,10 +33,14 @@ def export(
             help="All tokens at once, or only the new ones with earlier keys and values as inputs."
         ),
     ] = What.MODEL,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show the warnings of torch's exporter, too.")
+    ] = False,
 ) -> None:
-    """Write a model as one graph for every batch and every length, and compare it with the model.
+    """Write a model as ONNX or for torch.export, and compare.
 
-    The ONNX file has standard operators only; a large model's weights stand beside it in OUT.data.
+    One graph serves every batch and every length. The ONNX file has standard operators only; a
+    large model's weights stand beside it in OUT.data.
     """
     from rich.console import Console
 
@@ -46,11 +51,16 @@ def export(
         from clearhead.exporting.files import TOLERANCE, UnequalExport
         from clearhead.exporting.files import export as write
         from clearhead.gpt2 import GPT2
+        from clearhead.lab.model import trained_file
 
         status.update(f"reading {model or 'the model in the box'}")
-        loaded = lab.load()[0] if model is None else GPT2.from_pretrained(model).eval()
+        file = None if model is None else trained_file(model)
+        if model is None or file is not None:
+            loaded = lab.load(file)[0]
+        else:
+            loaded = GPT2.from_pretrained(model)
         try:
-            written = write(loaded, out, what=what.value, say=status.update)
+            written = write(loaded, out, what=what.value, say=status.update, verbose=verbose)
         except (ModuleNotFoundError, UnequalExport) as error:
             raise ValueError(str(error)) from error
     out_screen = drawing.console()

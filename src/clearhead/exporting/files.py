@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import tempfile
 import warnings
@@ -21,6 +22,7 @@ from clearhead.gpt2 import GPT2
 from clearhead.version import __version__
 
 TOLERANCE = 1e-5  # of the largest number that comes out, or of 1 if that is larger
+_TALKATIVE = ("torch", "onnxscript", "onnx_ir")  # loggers
 OPSET = 18  # the oldest that torch's exporter writes, so that the most runtimes read it
 
 
@@ -56,6 +58,7 @@ def export(
     *,
     what: What = "model",
     say: Callable[[str], None] | None = None,
+    verbose: bool = False,
 ) -> Exported:
     """Write a module as one graph for every batch and every length up to context_length.
 
@@ -68,6 +71,7 @@ def export(
         what: "model" reads all tokens at once; "step" takes the keys and values of earlier tokens
             as inputs (past.0.keys, past.0.values, ...) and gives those of all (present.0.keys, ..).
         say: Called with what happens next, for a progress line.
+        verbose: Let torch's exporter say what it says of its own insides.
 
     Raises:
         ValueError: The suffix is unknown, or something in the module cannot be exported; the
@@ -100,7 +104,7 @@ def export(
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as beside:
         draft = Path(beside) / path.name
         say("tracing the module")
-        with _only_our_warnings(), torch.no_grad():
+        with _only_our_warnings(verbose), torch.no_grad():
             program = _trace(form)
             say(f"writing {path.name}")
             write(program, form, draft, module)
@@ -230,9 +234,20 @@ def _need(*packages: str) -> None:
 
 
 @contextmanager
-def _only_our_warnings() -> Iterator[None]:
-    """Keep from the user what torch's exporter says about its own insides."""
-    with warnings.catch_warnings():
-        for kind in (FutureWarning, DeprecationWarning, UserWarning):
-            warnings.simplefilter("ignore", kind)
+def _only_our_warnings(verbose: bool = False) -> Iterator[None]:
+    """Keep from the user what torch's exporter says about its own insides, unless it is asked."""
+    if verbose:
         yield
+        return
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(max(logger.level, logging.ERROR))
+    try:
+        with warnings.catch_warnings():
+            for kind in (FutureWarning, DeprecationWarning, UserWarning):
+                warnings.simplefilter("ignore", kind)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

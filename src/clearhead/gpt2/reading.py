@@ -66,7 +66,7 @@ def load(folder: str | Path) -> Checkpoint:
     if said.get("model_type") == "clearhead-gpt2" or (known and not complete):
         model = GPT2.from_pretrained(folder)
         tokenizer, _ = find_tokenizer(folder, model.config["vocab_size"])
-        return Checkpoint(GPT2Model(model).eval(), _Called(tokenizer), folder.resolve().name)
+        return Checkpoint(GPT2Model(model).eval(), Called(tokenizer), folder.resolve().name)
     return checkpoints.load(folder)
 
 
@@ -86,17 +86,20 @@ class GPT2Model(nn.Module):
         return self._model[0].hidden(input_ids)
 
 
-class _Called:
+class Called:
     """A tokenizer under the calls that those of transformers answer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str, **options: Any) -> dict[str, Tensor]:
+        """The ids of a text."""
         return {"input_ids": torch.tensor([self._tokenizer.encode(text)], dtype=torch.long)}
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        """The text of each id."""
         return [self._tokenizer.decode([number]) for number in ids]
 
     def decode(self, ids: Sequence[int], **options: Any) -> str:
+        """The text of all ids."""
         return self._tokenizer.decode(ids)

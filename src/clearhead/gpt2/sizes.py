@@ -65,13 +65,14 @@ def find_sizes(
         known = " and ".join(names.table_names(style))
         raise ValueError(
             f"{known}: expected both, as matrices, since there is no config.json to tell the sizes."
+            "\n  What `clearhead train` wrote is read by clearhead.lab.load(path)."
         )
     vocab_size, d_model = token.shape
     if num_heads is None:
         if d_model % 64:
             raise ValueError(
                 f"{token.file}: how many heads? Shapes do not tell (d_model is {d_model}), there "
-                "is no config.json, and GPT-2's own rule, 64 numbers a head, does not fit.\n"
+                "is no config.json, and GPT-2's own rule, 64 numbers per head, does not fit.\n"
                 "  Say it: from_pretrained(path, num_heads=...)."
             )
         num_heads = d_model // 64

@@ -100,30 +100,39 @@ class Characters:
 
     Args:
         tokenizer: What turns ids into text.
+        before: The ids that stand before them: whether there is a space may depend on the last.
 
     >>> characters = Characters(GPT2Tokenizer())
     >>> [characters.add(token) for token in GPT2Tokenizer().encode(" 猫!")]
     ['', '', ' 猫', '!']
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._before = list(before[-1:])
         self._waiting: list[int] = []
 
     def add(self, token: int) -> str:
         """What can be shown now that this token is there, too."""
         self._waiting.append(token)
-        text = self._tokenizer.decode(self._waiting)
+        text = self._text()
         if text.endswith(_BROKEN) and len(self._waiting) < _MOST_PIECES:
             return ""
-        self._waiting.clear()
+        self._before, self._waiting = self._waiting, []
         return text
 
     def rest(self) -> str:
         """What is left at the end: broken characters, if any."""
-        text = self._tokenizer.decode(self._waiting)
+        text = self._text()
         self._waiting.clear()
         return text
+
+    def _text(self) -> str:
+        """The text of the waiting ids, with the space that parts them from what stands before."""
+        alone = self._tokenizer.decode(self._waiting)
+        before = self._tokenizer.decode(self._before)
+        together = self._tokenizer.decode([*self._before, *self._waiting])
+        return together.removeprefix(before) if together.startswith(before) else alone
 
 
 class Looked(NamedTuple):

@@ -22,15 +22,15 @@ def load(path: str | Path | None = None) -> tuple[GPT2, WordTokenizer]:
     """The trained model that comes with Clearhead, in eval mode, and its tokenizer.
 
     Args:
-        path: Another one: the folder or the file that `clearhead train` wrote.
+        path: Another one: the file or the folder that `clearhead train` wrote.
 
     >>> model, tokenizer = load()
     >>> tokenizer.tokens("the cat sat on the mat")
     ['the', 'cat', 'sat', 'on', 'the', 'mat']
     """
-    from clearhead.lab.model import load_model, shipped
+    from clearhead.lab.model import MODEL, load_model, shipped, trained_file
 
     if path is None:
         return shipped()
-    path = Path(path)
-    return load_model(path / "model.safetensors" if path.is_dir() else path)
+    path = Path(path).expanduser()
+    return load_model(trained_file(path) or (path / MODEL if path.is_dir() else path))

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from clearhead.lab.heads import HeadReport
     from clearhead.lab.train import Curve
-    from clearhead.watching.checkpoints import Checkpoint
+
+_INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
 def train(
@@ -31,11 +32,12 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where a run in this folder was stopped.")
     ] = False,
-) -> None:
-    """Train the lab's small model: attention that knows its grammar, in about two minutes.
+) -> int:
+    """Train the lab's small model, in about two minutes.
 
-    Each seed gives a folder with model.safetensors, a checkpoint and what its heads do. A run may
-    be stopped at any moment; with --resume it goes on and gives the same curve, bit for bit.
+    It learns a small grammar, so that what its heads do can be measured. Each seed gives a folder
+    with model.safetensors, a checkpoint and what its heads do. A run may be stopped at any moment;
+    with --resume it goes on and gives the same curve, bit for bit.
     """
     folders = [out / f"seed-{seed}" for seed in range(seeds)]
     begun = [folder for folder in folders if any(folder.glob("*.safetensors"))]
@@ -49,6 +51,29 @@ def train(
 
     from clearhead import drawing
     from clearhead.lab import pictures, runs
+
+    try:
+        curves = _train_all(folders, steps, resume)
+    except KeyboardInterrupt:
+        print(runs.kept(out, folders, steps), file=sys.stderr)
+        return _INTERRUPTED
+    screen = drawing.console()
+    screen.print(runs.summary(out, curves))
+    picture = out / "training.svg"
+    try:
+        pictures.save_curves(curves, picture)
+    except ImportError as error:
+        print(error, file=sys.stderr)
+    else:
+        screen.print(f"\nThe curves: {picture}")
+    screen.print(f"In Python: model, words = clearhead.lab.load({str(folders[0])!r})")
+    screen.print(f'Next: clearhead explain --model {folders[0]} "the cat sat on the mat"')
+    return 0
+
+
+def _train_all(folders: Sequence[Path], steps: int, resume: bool) -> dict[int, Curve]:
+    """Train each seed in its folder, then look at the heads of all."""
+    from clearhead.lab import runs
 
     with _progress() as progress:
         curves: dict[int, Curve] = {}
@@ -64,16 +89,7 @@ def train(
         for folder in folders:
             runs.measure(folder)
             progress.advance(task)
-    screen = drawing.console()
-    screen.print(runs.summary(out, curves))
-    picture = out / "training.svg"
-    try:
-        pictures.save_curves(curves, picture)
-    except ImportError as error:
-        print(error, file=sys.stderr)
-    else:
-        screen.print(f"\nThe curves: {picture}")
-    screen.print(f"In Python: model, words = clearhead.lab.load({str(folders[0])!r})")
+    return curves
 
 
 def heads(
@@ -89,8 +105,8 @@ def heads(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="A local Hugging Face checkpoint, with its tokenizer. "
-            "[default: the small trained model that comes with Clearhead]",
+            help="A local Hugging Face checkpoint, with its tokenizer, or what `clearhead train` "
+            "wrote. [default: the small trained model that comes with Clearhead]",
             show_default=False,
         ),
     ] = None,
@@ -118,7 +134,11 @@ def heads(
         Path | None, typer.Option("--csv", metavar="FILE", help="Write the table there, too.")
     ] = None,
 ) -> None:
-    """Show what each head of a model looks at: in a text, or where relations are known."""
+    """Show what each head of a model looks at.
+
+    With TEXT: in that text. Without it: in sentences whose relations are known, and what is lost
+    without a head.
+    """
     if relations or (model is None and text is None and file is None):
         if text is not None or file is not None or csv is not None:
             raise ValueError(
@@ -135,14 +155,14 @@ def heads(
 
     from clearhead import drawing
     from clearhead.drawing import saving
-    from clearhead.gpt2 import reading
+    from clearhead.lab.model import find_checkpoint
     from clearhead.watching import checkpoints
 
     err = drawing.console(sys.stderr)
     columns = TextColumn("{task.description}"), BarColumn()
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("Loading the model", total=None)
-        loaded = _checkpoint() if model is None else reading.load(model)
+        loaded = find_checkpoint(model)
         ids = loaded.encode(given)
         tokens = ids.shape[1]
         if loaded.longest is not None:
@@ -161,6 +181,7 @@ def heads(
     if csv is not None:
         with saving.beside(csv) as whole:
             whole.write_text(table.to_csv(), encoding="utf-8")
+        print(f"Wrote {csv}", file=sys.stderr)
     if as_json:
         found = {**table.to_json(), "folder": loaded.name, "tokens": tokens, "tokens_used": used}
         print(json.dumps(found, allow_nan=False))
@@ -204,6 +225,7 @@ def measure_relations(
         from clearhead.lab.pictures import save_grids
 
         save_grids(report, picture)
+        print(f"Wrote {picture}", file=sys.stderr)
     if as_json:
         print(json.dumps(report.to_json(), allow_nan=False))
     else:
@@ -228,13 +250,6 @@ def _check_picture(path: Path) -> None:
         ) from None
 
 
-def _checkpoint() -> Checkpoint:
-    """The model in the box, as `clearhead heads TEXT` reads a text with it."""
-    from clearhead.lab.model import as_checkpoint
-
-    return as_checkpoint()
-
-
 def _measured(model: Path | None, sentences: int, progress: Progress) -> HeadReport:
     task = progress.add_task("Loading the model", total=1.0)
     from clearhead.lab.heads import measure
@@ -242,11 +257,13 @@ def _measured(model: Path | None, sentences: int, progress: Progress) -> HeadRep
     def on_progress(name: str, share: float) -> None:
         progress.update(task, description=f"Measuring: {name}", completed=share)
 
-    if model is None:
-        from clearhead.lab.model import readers, shipped
+    from clearhead.lab.model import load_model, readers, shipped, trained_file
 
-        trained, tokens = shipped()
-        reader, plain = readers(trained, tokens)
+    file = None if model is None else trained_file(model)
+    if model is None or file is not None:
+        trained, tokens = shipped() if file is None else load_model(file)
+        name = "the lab's model" if file is None else file.resolve().parent.name
+        reader, plain = readers(trained, tokens, name)
         return measure(
             reader,
             tokens.vocab_size,

@@ -19,7 +19,6 @@ from typing import Annotated
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 import typer
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -31,6 +30,7 @@ from clearhead.lab.model import save_model
 from clearhead.lab.train import (
     Settings,
     batch,
+    learn,
     learning_rate,
     new_model,
     new_optimiser,
@@ -84,16 +84,9 @@ def train(
     saved = done = begin
     try:
         for step in range(begin, settings.steps):
-            for group in optimiser.param_groups:
-                group["lr"] = learning_rate(settings, step)
             inputs, targets, _ = batch(rows, settings, step)
             inputs, targets = (x.chunk(ranks)[rank].to(device) for x in (inputs, targets))
-            logits = model.train()(inputs)
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-            optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimiser.step()
+            loss = learn(model, optimiser, inputs, targets, learning_rate(settings, step))
             done = step + 1
             if on_step is not None:
                 total = loss.detach()

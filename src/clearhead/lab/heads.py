@@ -332,7 +332,7 @@ def _query_rows(reader: Reader, examples: Examples) -> tuple[Tensor, list[str], 
             reader.run(part.ids, part.real)
         keys = torch.arange(part.ids.shape[1]).expand_as(part.ids)
         queries = part.query[:, None].expand_as(part.ids)
-        # One query a sentence, and all its keys: (batch, heads, keys) of each layer.
+        # One query per sentence, and all its keys: (batch, heads, keys) of each layer.
         rows.append(torch.cat([m._pairs(queries, keys) for m in seen.values()], dim=1))
         sizes = {name: m.shape[1] for name, m in seen.items()}
     return torch.cat(rows).float(), list(sizes), sizes

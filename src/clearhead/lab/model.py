@@ -10,17 +10,17 @@ from typing import Any
 
 import safetensors
 import torch
-from torch import Tensor
 
 from clearhead.embedding import Rope
+from clearhead.gpt2 import reading
 from clearhead.gpt2.model import GPT2
-from clearhead.gpt2.reading import GPT2Model
 from clearhead.lab.reading import read
 from clearhead.lab.relations import WordReader
-from clearhead.lab.train import write_safetensors
-from clearhead.text import WordTokenizer
+from clearhead.lab.train import CHECKPOINT, read_about, write_safetensors
+from clearhead.text import END_OF_TEXT, WordTokenizer
 from clearhead.watching.checkpoints import Checkpoint
 
+MODEL = "model.safetensors"
 _METADATA = "clearhead.lab"
 
 
@@ -57,6 +57,57 @@ def load_model(file: Path) -> tuple[GPT2, WordTokenizer]:
     return model.eval(), WordTokenizer(described["vocabulary"])
 
 
+def trained_file(path: str | Path) -> Path | None:
+    """The model that `clearhead train` wrote under this path; None if something else is there.
+
+    Args:
+        path: The file, the folder of a seed, or the folder of a run with one seed.
+
+    Raises:
+        ValueError: it is a run, but with several models, or not finished.
+    """
+    path = Path(path).expanduser()
+    if path.is_file():
+        if path.name == CHECKPOINT and read_about(path) is not None:
+            return trained_file(path.parent)
+        return path if _is_trained(path) else None
+    if (path / MODEL).is_file():
+        return path / MODEL if _is_trained(path / MODEL) else None
+    if read_about(path / CHECKPOINT) is not None:
+        raise ValueError(_unfinished(path / CHECKPOINT))
+    done = [file for file in sorted(path.glob(f"seed-*/{MODEL}")) if _is_trained(file)]
+    if len(done) > 1:
+        folders = ", ".join(str(file.parent) for file in done)
+        raise ValueError(
+            f"{path}: a run of `clearhead train` with {len(done)} models.\n"
+            f"  Give one of them: {folders}."
+        )
+    begun = [file for file in sorted(path.glob(f"seed-*/{CHECKPOINT}")) if read_about(file)]
+    if not done and begun:
+        raise ValueError(_unfinished(begun[0]))
+    return done[0] if done else None
+
+
+def _is_trained(file: Path) -> bool:
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            return _METADATA in (opened.metadata() or {})
+    except (safetensors.SafetensorError, OSError):
+        return False
+
+
+def _unfinished(checkpoint: Path) -> str:
+    about = read_about(checkpoint)
+    assert about is not None
+    settings, looks = about["settings"], about["looks"]
+    folder = checkpoint.parent
+    return (
+        f"{folder}: a run of `clearhead train` that is not finished: step {looks[-1]['step']:,} of "
+        f"{settings['steps']:,}.\n  Finish it: clearhead train --seeds {settings['seed'] + 1} "
+        f"--steps {settings['steps']} --out {folder.parent} --resume"
+    )
+
+
 def shipped() -> tuple[GPT2, WordTokenizer]:
     """The model that comes with Clearhead, and its tokenizer."""
     with resources.as_file(resources.files("clearhead.lab") / "data" / "model.safetensors") as file:
@@ -72,17 +123,40 @@ def readers(
     return WordReader(model, tokens, name), WordReader(plain, tokens, f"{name}, untrained")
 
 
-class _Encoding:
-    """The lab's tokenizer under the call that a Hugging Face tokenizer answers."""
+class Words:
+    """The lab's tokenizer for what people type, under the calls that GPT-2's answers.
+
+    Attributes:
+        end: The id that ends a text.
+    """
 
     def __init__(self, tokens: WordTokenizer) -> None:
         self._tokens = tokens
+        self.end = tokens.encode(END_OF_TEXT)[0]
 
-    def __call__(self, text: str, **options: Any) -> dict[str, Tensor]:
-        return {"input_ids": torch.tensor([read(text, self._tokens).ids], dtype=torch.long)}
+    def encode(self, text: str) -> list[int]:
+        """Text to ids; "The" is read as "the"."""
+        return read(text, self._tokens).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids to text."""
+        return self._tokens.decode(ids)
 
 
-def as_checkpoint() -> Checkpoint:
-    """The model in the box in the form in which others' checkpoints are read."""
-    model, tokens = shipped()
-    return Checkpoint(GPT2Model(model).eval(), _Encoding(tokens), "the lab's model")
+def find_checkpoint(model: str | Path | None = None) -> Checkpoint:
+    """The model that `--model` names, in the form in which a text is read with any checkpoint.
+
+    Args:
+        model: What `clearhead train` wrote, or somebody else's checkpoint; None for the model in
+            the box.
+    """
+    if model is None:
+        return _as_checkpoint(*shipped(), "the lab's model")
+    file = trained_file(model)
+    if file is None:
+        return reading.load(model)
+    return _as_checkpoint(*load_model(file), file.resolve().parent.name)
+
+
+def _as_checkpoint(model: GPT2, tokens: WordTokenizer, name: str) -> Checkpoint:
+    return Checkpoint(reading.GPT2Model(model).eval(), reading.Called(Words(tokens)), name)

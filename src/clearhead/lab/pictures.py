@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     Where = Callable[[HeadScore], str]
 
+_MORE = "--json has all."  # of the columns
+
 
 def draw_report(report: HeadReport) -> RenderableType:
     """The tables: attention, accuracy without heads, feature values; then the grids."""
@@ -29,15 +31,17 @@ def draw_report(report: HeadReport) -> RenderableType:
         Text(f"What the heads of {drawing.visible(report.model)} do", style="bold"),
         Text("Chosen in one half of the sentences, measured in the other; ± is 95 %.\n"),
         _attention(report, where),
-        Text("head: layer.head, from 0. key: attention on the word that decides; other: on one"),
-        Text("that could be taken for it; shuffled: where the key stands in another sentence;"),
-        Text("untrained: on the key, by the best head of a model before training.\n"),
+        Text(
+            "head: layer.head, from 0. key: attention on the word that decides; other: on one that "
+            "could be taken for it; shuffled: where the key stands in another sentence; untrained: "
+            "on the key, by the best head of a model before training.\n"
+        ),
     ]
     if any(score.accuracy is not None for score in report.relations):
         parts += [_accuracy(report, where), Text("right: how often the right word wins.")]
         if any(score.without_few is not None for score in report.relations):
-            parts += [Text("Then points lost without the head, and without the best few together:")]
-            parts += [Text("their part set to its mean over other sentences, or to zero.")]
+            words = "Then points lost without the head, and without the best few together: their "
+            parts.append(Text(words + "part set to its mean over other sentences, or to zero."))
         parts.append(Text())
     parts += [_values(report, where), Text()]
     for score in report.relations:
@@ -56,7 +60,7 @@ def _attention(report: HeadReport, where: Where) -> RenderableType:
         shown = [drawing.HIDDEN if n is None else drawing.number(n, 2) for n in numbers]
         rows.append([score.relation, where(best), _with_interval(best.key), *shown])
     head = ["Attention", "head", "key", "other", "uniform", "shuffled", "untrained"]
-    return drawing.table(head, rows)
+    return drawing.FittingTable(head, rows, drop=[5, 4, 6, 3, 2], more=_MORE)
 
 
 def _with_interval(value: Estimate) -> str:
@@ -82,7 +86,7 @@ def _accuracy(report: HeadReport, where: Where) -> RenderableType:
         right = drawing.number(score.accuracy.mean, 2)
         rows.append([score.relation, right, where(best), *drops[:2], together, *drops[2:]])
     head = ["Accuracy", "right", "without", "mean", "zero", "together", "mean", "zero"]
-    return drawing.table(head, rows)
+    return drawing.FittingTable(head, rows, drop=[7, 6, 5, 4, 3, 2], more=_MORE)
 
 
 def _values(report: HeadReport, where: Where) -> RenderableType:
@@ -99,11 +103,11 @@ def _values(report: HeadReport, where: Where) -> RenderableType:
             cells.append(drawing.HIDDEN if right is None else f"{right:.2f}")
             rows.append([f"{score.relation}, {value}", where(chosen), *cells])
     head = ["By feature value", "head", "key", "its best", "key", "right"]
-    return drawing.table(head, rows)
+    return drawing.FittingTable(head, rows, drop=[4, 3, 5, 2], more=_MORE)
 
 
 def _grid(score: RelationScore, report: HeadReport) -> RenderableType:
-    """Attention on the key, a row a layer and a column a head."""
+    """Attention on the key, one row per layer and one column per head."""
     values = _matrix(score, report)
     most = max(len(row) for row in values)
     hidden = [[column >= len(row) for column in range(most)] for row in values]
@@ -128,7 +132,7 @@ def _matrix(score: RelationScore, report: HeadReport) -> list[list[float]]:
 
 
 def save_grids(report: HeadReport, path: Path) -> None:
-    """A grid a relation: a row a layer, a column a head, attention on the key.
+    """One grid per relation: a row for each layer, a column for each head, attention on the key.
 
     Raises:
         ImportError: matplotlib is not installed.

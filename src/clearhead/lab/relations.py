@@ -68,7 +68,7 @@ class WordReader:
         return self._model
 
     def read(self, sentence: Sentence) -> tuple[list[int], list[Span]]:
-        """<|endoftext|>, then an id a word."""
+        """<|endoftext|>, then one id per word."""
         ids = [self.piece(word) for word in sentence.words]
         return [self._start, *ids], [(i + 1, i + 2) for i in range(len(ids))]
 
@@ -83,7 +83,7 @@ class WordReader:
         return self._model.hidden(ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """One number a word of the vocabulary."""
+        """One number per word of the vocabulary."""
         return self._model.head(hidden)
 
 

@@ -1,9 +1,9 @@
-"""Runs of `clearhead train`: a folder a seed, what its heads do, and which seed is the best."""
+"""Runs of `clearhead train`: one folder per seed, what its heads do, and which seed is the best."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from clearhead import drawing
 from clearhead.drawing.saving import beside
 from clearhead.lab import grammar, heads
 from clearhead.lab.heads import Estimate, HeadReport, HeadScore, RelationScore
-from clearhead.lab.model import load_model, readers, save_model
-from clearhead.lab.train import Curve, Settings, train
+from clearhead.lab.model import MODEL, load_model, readers, save_model
+from clearhead.lab.train import CHECKPOINT, Curve, Settings, read_about, train
 from clearhead.lab.words import vocabulary
 
-MODEL, HEADS = "model.safetensors", "heads.json"
+HEADS = "heads.json"
 _MOST_BYTES = 800_000
 
 
@@ -150,6 +150,21 @@ def best_seed(out: Path, losses: Mapping[int, float]) -> int:
     return min(losses, key=rank)
 
 
+def kept(out: Path, folders: Sequence[Path], steps: int) -> str:
+    """What a run that was stopped has left, and how to go on with it."""
+    stands = []
+    for seed, folder in enumerate(folders):
+        about = read_about(folder / CHECKPOINT)
+        if about is not None:
+            stands.append(f"seed {seed} to step {about['looks'][-1]['step']:,} of {steps:,}")
+    if not stands:
+        return f"\nStopped before the first checkpoint: nothing is kept in {out}."
+    return (
+        f"\nStopped. Kept in {out}: {', '.join(stands)}.\n"
+        f"Go on: clearhead train --seeds {len(folders)} --steps {steps} --out {out} --resume"
+    )
+
+
 def in_words(curve: Curve) -> str:
     """How training stands, in short lines: loss, floor, and the accuracy of each relation."""
     if not curve.loss:
@@ -164,7 +179,7 @@ def in_words(curve: Curve) -> str:
 
 
 def summary(out: Path, curves: Mapping[int, Curve]) -> RenderableType:
-    """A row a seed, and the bars of the best."""
+    """One row per seed, and the bars of the best."""
     rows = []
     for seed, curve in curves.items():
         look = curve.looks[-1]
@@ -179,9 +194,11 @@ def summary(out: Path, curves: Mapping[int, Curve]) -> RenderableType:
         for bar in reached(out, best)
     ]
     return Group(
-        drawing.table(["seed", "loss", "floor", *names, "bars"], rows),
+        drawing.FittingTable(
+            ["seed", "loss", "floor", *names, "bars"], rows, drop=[*range(9, 2, -1)]
+        ),
         Text(
-            "Loss and floor: nats a token on fresh sentences; then right answers, held-out pairs."
+            "Loss and floor: nats per token on fresh sentences; then right answers, held-out pairs."
         ),
         Text(f"\nThe best: seed {best}, {out / f'seed-{best}' / MODEL}\n"),
         drawing.table(["bar", "asked", "measured", "reached"], shown),

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.lab.heads import HeadReport
-from clearhead.lab.runs import HEADS, MODEL, best_seed, parse_report, reached
+from clearhead.lab.model import MODEL
+from clearhead.lab.runs import HEADS, best_seed, parse_report, reached
 from clearhead.lab.train import Settings
 
 CHOSEN = (

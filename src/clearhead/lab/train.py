@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.configs import GPT2Config
 from clearhead.drawing.saving import beside
@@ -189,6 +189,21 @@ def new_optimiser(model: GPT2, settings: Settings) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98))
 
 
+def learn(
+    model: nn.Module, optimiser: torch.optim.AdamW, inputs: Tensor, targets: Tensor, rate: float
+) -> Tensor:
+    """One step: the weights moved against the gradient of the loss, which is given back."""
+    for group in optimiser.param_groups:
+        group["lr"] = rate
+    logits = model.train()(inputs)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    optimiser.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimiser.step()
+    return loss
+
+
 class Examination:
     """Fresh sentences and held-out pairs, to look at a model while it trains."""
 
@@ -249,15 +264,8 @@ def train(
     examination = Examination(settings)
     rows = write_rows(min(settings.rows, settings.steps * settings.batch), settings.tokens)
     for step in range(len(curve.loss), settings.steps):
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate(settings, step)
         inputs, targets, floor = batch(rows, settings, step)
-        logits = model.train()(inputs)
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        loss = learn(model, optimiser, inputs, targets, learning_rate(settings, step))
         curve.loss.append(loss.item())
         curve.floor.append(floor)
         done = step + 1
@@ -338,6 +346,16 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if about is None:
         raise ValueError(f"{file}: a safetensors file, but not a checkpoint of `clearhead train`.")
     return json.loads(about), tensors
+
+
+def read_about(file: Path) -> dict[str, Any] | None:
+    """What a checkpoint says of itself: "settings", "looks"; None if there is none."""
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            about = (opened.metadata() or {}).get(_METADATA)
+    except (safetensors.SafetensorError, OSError):
+        return None
+    return None if about is None else dict(json.loads(about))
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -39,6 +39,7 @@ def measure(
     *,
     quick: bool = False,
     on_start: Callable[[Claim[...]], None] = lambda claim: None,
+    on_done: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> dict[str, Any]:
     """Run these experiments, one after the other; everything as plain data.
 
@@ -46,6 +47,7 @@ def measure(
         claims: Which ones.
         quick: Smaller sizes and fewer seeds, where an experiment takes long.
         on_start: Called before each.
+        on_done: Called after each with all that was measured so far.
     """
     found: dict[str, Any] = {
         "schema": harness.SCHEMA,
@@ -79,4 +81,5 @@ def measure(
                 "seconds": round(time.perf_counter() - started, 2),
             }
         )
+        on_done(found)
     return found

@@ -268,7 +268,7 @@ def memory_grows_with_n_squared(
     """The most bytes of tensors alive at once, for 256 and for 1,024 tokens, 4 heads.
 
     The plain form keeps the scores and the weights, tokens × tokens each. A fused kernel works
-    through them in small tiles and keeps one number a row. (What a kernel takes for its tiles is
+    through them in small tiles and keeps one number per row. (What a kernel takes for its tiles is
     not in the count; it does not grow with n.)
     """
     torch.manual_seed(seed)

@@ -5,12 +5,13 @@ no torch.
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
+_TABLE_WIDTH = 130  # below it, a table's columns are too narrow to read
 Found = dict[str, Any]
 
 
@@ -20,17 +21,69 @@ def words(claim: Found) -> str:
 
 
 def draw(found: Found) -> "RenderableType":
-    """A table: name, claim, verdict, figure."""
-    from rich import box
-    from rich.table import Table
+    """All claims: a table where there is room for it, else one below the other."""
+    return _Claims(found["claims"])
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
-    table.add_column("id", no_wrap=True)  # to be copied
-    for title, share in (("claim", 4), ("verdict", 3), ("figure", 6)):
-        table.add_column(title, ratio=share, overflow="fold")
-    for claim in found["claims"]:
-        table.add_row(claim["name"], claim["says"], words(claim), claim["figure"])
-    return table
+
+class _Claims:
+    """Name, claim, verdict and figure of each claim, as wide as the window."""
+
+    def __init__(self, claims: Sequence[Found]) -> None:
+        self._claims = claims
+
+    def __rich_console__(
+        self, console: "Console", options: "ConsoleOptions"
+    ) -> "Iterator[RenderableType]":
+        from rich.text import Text
+
+        if options.max_width >= _TABLE_WIDTH:
+            yield self._table()
+        else:
+            for claim in self._claims:
+                yield Text(claim["name"], style="bold")
+                for name, text in (
+                    ("Claim", claim["says"]),
+                    ("Verdict", words(claim)),
+                    ("Figure", claim["figure"]),
+                ):
+                    yield Text(hanging(f"  {name:9}", text, options.max_width))
+                yield Text()
+        count = counted(self._claims)
+        yield Text(
+            f"{len(self._claims)} claims: {count['holds']} hold, {count['holds if']} hold if ..., "
+            f"{count['does not hold']} do not hold. One of them in full: clearhead claims ID"
+        )
+
+    def _table(self) -> "RenderableType":
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+        table.add_column("id", no_wrap=True)  # to be copied
+        for title, share in (("claim", 4), ("verdict", 3), ("figure", 6)):
+            table.add_column(title, ratio=share, overflow="fold")
+        for claim in self._claims:
+            table.add_row(claim["name"], claim["says"], words(claim), claim["figure"])
+        return table
+
+
+def hanging(start: str, text: str, width: int) -> str:
+    """A text after its start, wrapped under itself.
+
+    >>> print(hanging("Claim  ", "Rows sum to one.", 17))
+    Claim  Rows sum
+           to one.
+    """
+    lines = textwrap.wrap(text, max(width - len(start), 8))
+    return "\n".join((start if n == 0 else " " * len(start)) + line for n, line in enumerate(lines))
+
+
+def counted(claims: Sequence[Found]) -> dict[str, int]:
+    """How many claims have each verdict."""
+    return {
+        verdict: sum(claim["verdict"] == verdict for claim in claims)
+        for verdict in ("holds", "holds if", "does not hold")
+    }
 
 
 def describe(claim: Found, width: int = 80) -> str:
@@ -63,10 +116,7 @@ def markdown(found: Found, others: Sequence[Found] = ()) -> str:
         others: The same from other machines, of which the claims about time are shown.
     """
     claims = found["claims"]
-    count = {
-        verdict: sum(claim["verdict"] == verdict for claim in claims)
-        for verdict in ("holds", "holds if", "does not hold")
-    }
+    count = counted(claims)
     lines = [
         "# Claims about attention, measured",
         "",

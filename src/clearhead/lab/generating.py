@@ -1,4 +1,7 @@
-"""`clearhead generate`: the command line. Importing this file imports no torch."""
+"""`clearhead generate`: the command line. Importing this file imports no torch.
+
+It stands in the lab because the lab's model is the one that writes where no other is named.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,35 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from clearhead.gpt2.model import GPT2
     from clearhead.gpt2.speaking import Looked, Tokenizer
 
 _INTERRUPTED = 130  # what a shell reports after Ctrl-C
+_TOKENS = 50
+_EMPTY = "TEXT is empty: there is nothing to go on from."
 
 
 def generate(
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR_OR_NAME", help="A GPT-2: a folder, a file, or a name on the hub."
-        ),
-    ],
     text: Annotated[
         list[str], typer.Argument(metavar="TEXT", help="How it begins.", show_default=False)
     ],
-    tokens: Annotated[int, typer.Option(metavar="N", min=1, help="How many at most.")] = 50,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR_OR_NAME",
+            help="A GPT-2: a folder, a file, a name on the hub, or what `clearhead train` wrote. "
+            "[default: the small trained model that comes with Clearhead]",
+            show_default=False,
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help=f"How many at most. [default: {_TOKENS}, or what the context has room for]",
+        ),
+    ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -66,7 +82,7 @@ def generate(
         ),
     ] = None,
 ) -> int:
-    """Continue a text with a GPT-2.
+    """Continue a text with a GPT-2, or with the lab's small model.
 
     The text appears as it is written, on stdout and nothing else there. Ctrl-C ends it.
     """
@@ -74,18 +90,25 @@ def generate(
         raise ValueError("--layer belongs to --show-attention: give both.")
     import torch
 
-    from clearhead.gpt2.model import GPT2
-    from clearhead.gpt2.speaking import find_tokenizer, look
+    from clearhead.gpt2.speaking import look
+    from clearhead.lab.model import Words
 
     given = " ".join(text)
     if not given:
-        raise ValueError("TEXT is empty: there is nothing to go on from.")
-    loaded = GPT2.from_pretrained(model, device="cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer, end = find_tokenizer(model, loaded.config["vocab_size"])
+        raise ValueError(_EMPTY)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded, tokenizer, end = _load(model, given, device)
+    if isinstance(tokenizer, Words):
+        given = " ".join(given.split())  # how words are spaced does not count
+        if not given:
+            raise ValueError(_EMPTY)
     layers = loaded.config["num_layers"]
     if layer is not None and not 0 <= layer < layers:
         raise ValueError(f"--layer: expected 0 to {layers - 1}, got {layer}.")
     ids = tokenizer.encode(given)
+    if tokens is None:
+        room = loaded.config["context_length"] - len(ids)
+        tokens = _TOKENS if sliding else max(1, min(_TOKENS, room))
     written: Iterator[int] = loaded.stream(  # type: ignore[assignment]  # one prompt: ids
         ids,
         tokens,
@@ -99,16 +122,40 @@ def generate(
     if show_attention:
         looks = look(loaded, ids, written, layer=layers - 1 if layer is None else layer)
         written = _report(looks, list(ids), tokenizer)
-    return _print(given, written, tokenizer, end, at_once=show_attention)
+    return _print(given, ids, written, tokenizer, end, at_once=show_attention)
+
+
+def _load(model: str | None, given: str, device: str) -> tuple[GPT2, Tokenizer, int | None]:
+    """The model, what cuts text for it, and the id that ends a text."""
+    from clearhead.gpt2.model import GPT2
+    from clearhead.gpt2.speaking import find_tokenizer
+    from clearhead.lab.model import Words, load_model, shipped, trained_file
+    from clearhead.lab.reading import read
+
+    file = None if model is None else trained_file(model)
+    if model is not None and file is None:
+        loaded = GPT2.from_pretrained(model, device=device)
+        return loaded, *find_tokenizer(model, loaded.config["vocab_size"])
+    loaded, tokens = shipped() if file is None else load_model(file)
+    for note in read(given, tokens).notes:
+        print(f"Note: {note}", file=sys.stderr)
+    words = Words(tokens)
+    return loaded.to(device), words, words.end
 
 
 def _print(
-    given: str, written: Iterator[int], tokenizer: Tokenizer, end: int | None, *, at_once: bool
+    given: str,
+    ids: list[int],
+    written: Iterator[int],
+    tokenizer: Tokenizer,
+    end: int | None,
+    *,
+    at_once: bool,
 ) -> int:
     """Show the text piece by piece, or all of it at the end; the exit status."""
     from clearhead.gpt2.speaking import Characters
 
-    characters = Characters(tokenizer)
+    characters = Characters(tokenizer, ids)
     pieces = [given]
     status = 0
     try:
