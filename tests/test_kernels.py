@@ -128,14 +128,39 @@ def test_masks_that_are_kept(name, queries, monkeypatch):
 
 def test_a_mask_is_built_once(monkeypatch):
     monkeypatch.setattr(sdpa, "_may_keep", lambda q: True)
-    sdpa._kept.cache_clear()
+    monkeypatch.setattr(sdpa, "_kept", {})
+    built = []
+    original = sdpa._build_anew
+    monkeypatch.setattr(sdpa, "_build_anew", lambda *a: built.append(1) or original(*a))
     q, k, v = random_qkv()
+    real = torch.tensor([5, 7])
+    padding = Mask.padding(real)
+    for mask, times in [(Mask.window(3), 1), (Mask.window(2), 2), (padding, 3)]:
+        for _ in range(3):
+            joined = Mask.causal() & mask
+            actual = attend(q, k, v, joined, kernel="sdpa")
+            torch.testing.assert_close(actual, attend(q, k, v, joined, kernel="eager"))
+        assert len(built) == times
+    assert len(sdpa._kept) == 2
+
+
+def test_a_mask_that_was_changed_is_built_again(monkeypatch):
+    monkeypatch.setattr(sdpa, "_may_keep", lambda q: True)
+    monkeypatch.setattr(sdpa, "_kept", {})
+    q, k, v = random_qkv()
+    visible = torch.rand(7, 7) > 0.3
+    mask = Mask.custom(visible)
     for _ in range(3):
-        attend(q, k, v, Mask.causal() & Mask.window(3), kernel="sdpa")
-    attend(q, k, v, Mask.causal() & Mask.window(2), kernel="sdpa")
-    assert sdpa._kept.cache_info().misses == 2
-    attend(q, k, v, Mask.padding([5, 7]), kernel="sdpa")  # a tensor may change: never kept
-    assert sdpa._kept.cache_info().misses == 2
+        expected = attend(q, k, v, Mask.custom(visible.clone()), kernel="eager")
+        torch.testing.assert_close(attend(q, k, v, mask, kernel="sdpa"), expected)
+        visible.logical_not_()
+    with torch.inference_mode():
+        visible = torch.rand(7, 7) > 0.3
+        mask = Mask.custom(visible)
+        for _ in range(3):
+            expected = attend(q, k, v, Mask.custom(visible.clone()), kernel="eager")
+            torch.testing.assert_close(attend(q, k, v, mask, kernel="sdpa"), expected)
+            visible.logical_not_()
 
 
 @pytest.mark.parametrize("name", ["causal", "window", "left padding"])

@@ -87,6 +87,15 @@ def test_tiles_reach_and_text_agree_with_the_whole(queries, keys, data):
         assert torch.equal(whole[0, 0], torch.ones(queries, keys, dtype=torch.bool).tril())
     if mask.is_same_for_all_queries(queries, keys):
         assert torch.equal(whole, whole[:, :, :1].expand_as(whole))
+    if mask.is_never_empty(queries, keys):
+        assert whole.any(-1).all()
+
+
+def test_which_masks_are_never_empty():
+    window = Mask.causal() & Mask.window(2)
+    assert window.is_never_empty(5, 5)
+    assert not window.is_never_empty(5, 7)
+    assert not (window & Mask.padding([3])).is_never_empty(5, 5)
 
 
 @given(sizes, sizes, st.data())

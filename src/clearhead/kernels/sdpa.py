@@ -1,6 +1,6 @@
 """PyTorch's own fused attention, told about the mask in the cheapest way that it understands."""
 
-from functools import lru_cache
+import threading
 
 import torch
 import torch.nn.functional as F
@@ -8,27 +8,22 @@ from torch import Tensor
 
 from clearhead.masks import Mask
 
+_MOST_KEPT = 2
+_MOST_KEPT_CELLS = 2**26
+_kept: dict[object, tuple[list[Tensor], "Built"]] = {}
+_lock = threading.Lock()
+
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float, dropout: float
 ) -> Tensor:
     """See `clearhead.kernels.attend`."""
-    queries, keys = q.shape[-2], k.shape[-2]
-    attn_mask, is_causal, may_be_empty = None, False, False
+    attn_mask, empty, is_causal = None, None, False
     if mask is not None:
-        if mask.is_start_causal(queries, keys):
+        if mask.is_start_causal(q.shape[-2], k.shape[-2]):
             is_causal = True
-        elif _may_keep(q) and (text := _in_words(mask)) is not None:
-            attn_mask = _kept(text, queries, keys, q.device, _stream(q.device))
-            may_be_empty = queries != keys  # else everybody sees at least themselves
         else:
-            attn_mask = mask.tile(slice(0, queries), slice(0, keys), queries, keys, q.device)
-            may_be_empty = True
-    empty = None
-    if attn_mask is not None and may_be_empty and not _zeroes_empty_rows(q):
-        # Let a query that sees nothing see everything, and take its output away afterwards.
-        empty = ~attn_mask.any(-1, keepdim=True)
-        attn_mask = attn_mask | empty
+            attn_mask, empty = _build(mask, q, k.shape[-2])
     context = F.scaled_dot_product_attention(
         q,
         k,
@@ -42,11 +37,39 @@ def attend(
     return context if empty is None else context.masked_fill(empty, 0.0)
 
 
-def _in_words(mask: Mask) -> str | None:
-    """The mask as a text, if that says all: causality and windows, no tensor of the user's."""
+Built = tuple[Tensor | None, Tensor | None]  # what SDPA is told, and the rows to zero afterwards
+
+
+def _build(mask: Mask, q: Tensor, keys: int) -> Built:
+    """The mask as queries × keys. On a GPU the last ones are kept, for the next layer and batch."""
+    if not _may_keep(q):
+        return _build_anew(mask, q, keys)
     tensors: list[Tensor] = []
     text = mask.encode(tensors)
-    return None if tensors else text
+    if any(t.is_inference() for t in tensors):  # they do not say whether they were changed
+        return _build_anew(mask, q, keys)
+    states = tuple((id(t), t._version) for t in tensors)
+    key = (text, states, q.shape[-2], keys, q.device, _stream(q.device))
+    with _lock:
+        known = _kept.pop(key, None)
+        if known is None:
+            with torch.inference_mode(False):  # else no later training could use it
+                known = (tensors, _build_anew(mask, q, keys))
+        if known[1][0] is None or known[1][0].numel() <= _MOST_KEPT_CELLS:
+            _kept[key] = known  # with its tensors: their ids stay taken
+        while len(_kept) > _MOST_KEPT:
+            _kept.pop(next(iter(_kept)))
+    return known[1]
+
+
+def _build_anew(mask: Mask, q: Tensor, keys: int) -> Built:
+    queries = q.shape[-2]
+    attn_mask = mask.tile(slice(0, queries), slice(0, keys), queries, keys, q.device)
+    if attn_mask is None or _zeroes_empty_rows(q) or mask.is_never_empty(queries, keys):
+        return attn_mask, None
+    # Let a query that sees nothing see everything, and take its output away afterwards.
+    empty = ~attn_mask.any(-1, keepdim=True)
+    return attn_mask | empty, empty
 
 
 def _may_keep(q: Tensor) -> bool:
@@ -58,14 +81,6 @@ def _may_keep(q: Tensor) -> bool:
 
 def _stream(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-
-
-@lru_cache(maxsize=2)
-def _kept(text: str, queries: int, keys: int, device: torch.device, stream: int) -> Tensor | None:
-    """A built mask; the last ones are kept, for the next layer and the next batch."""
-    with torch.inference_mode(False):  # else no later training could use it
-        mask = Mask.decode(text, [])
-        return mask.tile(slice(0, queries), slice(0, keys), queries, keys, device)
 
 
 def _zeroes_empty_rows(q: Tensor) -> bool:

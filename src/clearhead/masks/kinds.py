@@ -49,6 +49,9 @@ class Band(Mask):
         sees_first = self.back is None or _always(queries - 1 + offset - self.back <= 0)
         return sees_last and sees_first
 
+    def is_never_empty(self, queries: int, keys: int) -> bool:
+        return _always(queries == keys)  # then query i stands at key i, and no band leaves it out
+
     def _visible(self, position: Tensor, key: Tensor) -> Tensor:
         visible = torch.ones((), dtype=torch.bool, device=key.device)
         if self.ahead is not None:
@@ -177,6 +180,11 @@ class Pair(Mask):
         return self.left.is_same_for_all_queries(
             queries, keys
         ) and self.right.is_same_for_all_queries(queries, keys)
+
+    def is_never_empty(self, queries: int, keys: int) -> bool:
+        # Only bands are, and these all show a query the key at its own place.
+        left = self.left.is_never_empty(queries, keys)
+        return left and self.right.is_never_empty(queries, keys)
 
     def select(self, batch: Tensor, heads: Tensor) -> Mask:
         return type(self)(self.left.select(batch, heads), self.right.select(batch, heads))

@@ -136,6 +136,10 @@ class Mask:
         """Whether every query sees the same keys, as with padding alone."""
         return False
 
+    def is_never_empty(self, queries: int, keys: int) -> bool:
+        """Whether every query surely sees something: with causality or a window, itself."""
+        return False
+
     def parts(self) -> list["Mask"]:
         """The masks that must all allow it: this one, or what `&` joined."""
         return [self]
