@@ -12,6 +12,8 @@ import batch_stubs
 from clearhead import cli
 from clearhead.checker import app, batch, page
 from clearhead.checker.marks import HEAD, Marks, Row
+from clearhead.checker.notebooks import find_cell, read_notebook
+from clearhead.checker.policy import _KEYS as POLICY_KEYS
 from clearhead.checker.policy import Policy
 from clearhead.checker.report import Finding, Report
 
@@ -83,6 +85,47 @@ def test_a_folder_gives_a_row_a_file(classroom, tmp_path, capsys):
     assert "7 submissions: 3 error, 2 correct, 2 wrong" in out
     assert re.search(r"^missing-scale +2 +29%$", out, re.MULTILINE)
     assert "missing-scale</code>: 2 of 7" in html.read_text(encoding="utf-8")
+    assert "<td>line 1</td>" in html.read_text(encoding="utf-8")
+    assert rows["bo.py"]["places"] == "line 1"
+
+
+def test_the_files_that_were_written_are_named(classroom, tmp_path, capsys):
+    marks, html = tmp_path / "marks.csv", tmp_path / "class.html"
+    mark(classroom, csv=marks, html=html, as_json=True)
+    out, err = capsys.readouterr()
+    assert err.endswith(f"Wrote {marks}\nWrote {html}\n")
+    assert "Wrote" not in out
+
+
+def test_without_a_terminal_lines_say_how_far_it_is(classroom, tmp_path, capsys):
+    """Two hundred files in a job of the night's showed nothing for minutes."""
+    mark(classroom, csv=tmp_path / "marks.csv")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:-1] == [f"{n} of 7 checked" for n in range(1, 8)]
+    advance = app._count(200)
+    for _ in range(200):
+        advance()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"{n} of 200 checked" for n in range(20, 201, 20)]
+
+
+def test_the_note_of_a_crash_is_its_last_line(tmp_path):
+    """The whole traceback stood there, with its line ends written out as \\n."""
+    evidence = 'File "a.py", line 9, in __init__\n    x()\n    ^\nNameError: no x\n'
+    found = Finding("cannot-run", "wrong", "It failed.", evidence, "", 9)
+    answer = {"reports": [Report("a.py", "", "error", (found,)).to_json()]}
+    row, _ = batch.row_of("a.py", "0" * 64, answer, 1.0, Policy())
+    assert (row.note, row.places) == ("NameError: no x", "line 9")
+
+
+def test_where_nothing_was_judged_there_is_no_severity(classroom, tmp_path):
+    """A file that could not be run had the severity "wrong" in the CSV file."""
+    marks = tmp_path / "marks.csv"
+    mark(classroom, csv=marks)
+    rows = rows_in(marks)
+    assert (rows["'=cmd.py"]["findings"], rows["'=cmd.py"]["severities"]) == ("cannot-run", "-")
+    assert rows["bo.py"]["severities"] == "wrong"
+    assert rows["dee.py"]["severities"] == ""
 
 
 def test_it_goes_on_where_it_was_interrupted(classroom, tmp_path, monkeypatch, capsys):
@@ -138,7 +181,7 @@ def test_changed_rules_judge_again(classroom, tmp_path, monkeypatch, capsys):
     assert "7 of 7 were judged before" in capsys.readouterr().out
 
 
-def test_an_interruption_keeps_the_rows_before_it(classroom, tmp_path, monkeypatch):
+def test_an_interruption_keeps_the_rows_before_it(classroom, tmp_path, monkeypatch, capsys):
     marks = tmp_path / "marks.csv"
     real, calls = Marks.add, []
 
@@ -149,9 +192,20 @@ def test_an_interruption_keeps_the_rows_before_it(classroom, tmp_path, monkeypat
         real(self, row)
 
     monkeypatch.setattr(Marks, "add", add)
-    with pytest.raises(KeyboardInterrupt):
-        mark(classroom, csv=marks)
+    assert mark(classroom, csv=marks) == 130
     assert len(rows_in(marks)) == 2
+    err = capsys.readouterr().err
+    assert f"Stopped: 2 of 7 checked, and kept in {marks}." in err
+    assert "The same command again does the rest." in err
+
+
+def test_an_interruption_without_a_csv_says_that_nothing_is_kept(classroom, monkeypatch, capsys):
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "_show", stop)
+    assert mark(classroom) == 130
+    assert "Stopped: 0 of 7 checked. Nothing is kept: with --csv FILE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("torn", ["", "fi", ",".join(HEAD)])
@@ -174,11 +228,13 @@ def test_another_file_of_that_name_is_left_alone(text, tmp_path, classroom):
 def test_cells_are_no_formulas(tmp_path):
     path = tmp_path / "marks.csv"
     marks = Marks(path)
-    marks.add(Row("=f(1)", "+C", "wrong", "-id", "@x", "1.0", 'say "a,b"\r\n=2', "0" * 64, "ab"))
+    marks.add(
+        Row("=f(1)", "+C", "wrong", "-id", "@x", "-", "1.0", 'say "a,b"\r\n=2', "0" * 64, "ab")
+    )
     marks.close()
     (cells,) = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))[1:]
-    assert cells[:5] == ["'=f(1)", "'+C", "wrong", "'-id", "'@x"]
-    assert cells[6] == 'say "a,b"\\r\\n=2'
+    assert cells[:6] == ["'=f(1)", "'+C", "wrong", "'-id", "'@x", "-"]
+    assert cells[7] == 'say "a,b"\\r\\n=2'
     again = Marks(path)
     assert again.done("=f(1)", "0" * 64, "ab")
     assert not again.done("=f(1)", "1" * 64, "ab")
@@ -229,6 +285,59 @@ def test_a_notebook_is_read(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("Correct: ")
 
 
+def notebook(path: Path, *cells: tuple[str, int | None]) -> Path:
+    """A notebook with a heading before its cells of code, each with its number In[..]."""
+    made = [{"cell_type": "markdown", "source": ["# Title"]}]
+    for text, count in cells:
+        source = text.splitlines(keepends=True)
+        made.append({"cell_type": "code", "source": source, "execution_count": count})
+    path.write_text(json.dumps({"cells": made}), encoding="utf-8")
+    return path
+
+
+def test_cells_are_named_as_jupyter_numbers_them(tmp_path):
+    path = notebook(
+        tmp_path / "a.ipynb",
+        ("!pip install x\nimport torch", 3),
+        ("a = 1", None),
+        ("b = 1\n\nc = 2\n", 1),
+        ("d = 1", 1),
+    )
+    text, cells = read_notebook(path)
+    lines = text.split("\n")
+    assert [cell.name for cell in cells] == ["In[3]", "code cell 2", "code cell 3", "code cell 4"]
+    assert [lines[cell.first - 1] for cell in cells] == [
+        "pass  # !pip install x", "a = 1", "b = 1", "d = 1"
+    ]  # fmt: skip
+    assert find_cell(cells, 3) == ("In[3]", 2)
+    assert find_cell(cells, lines.index("c = 2") + 1) == ("code cell 3", 3)
+    assert find_cell(cells, 1) is None
+    assert find_cell(cells, 99) is None
+
+
+def test_a_notebooks_findings_name_the_cell_in_every_form(tmp_path, capsys):
+    folder = tmp_path / "class"
+    folder.mkdir()
+    notebook(
+        folder / "hw.ipynb",
+        ("import torch\nfrom torch import nn", 2),
+        (WRONG[WRONG.index("class") :], 5),
+    )
+    marks, html = tmp_path / "marks.csv", tmp_path / "class.html"
+    words = [[], ["--json"], ["--csv", str(marks), "--html", str(html)]]
+    said = []
+    for each in words:
+        with pytest.raises(SystemExit) as end:
+            cli.main(["check", str(folder / "hw.ipynb"), *each])
+        assert end.value.code == 1
+        said.append(capsys.readouterr().out)
+    assert "Cell      In[5], line 9: scores = self.W_query(x) @ self.W_key(x)" in said[0]
+    found = json.loads(said[1])["findings"][0]
+    assert (found["cell"], found["line"]) == ("In[5]", 9)
+    assert rows_in(marks)["hw.ipynb"]["places"] == "In[5], line 9"
+    assert "<td>In[5], line 9</td>" in html.read_text(encoding="utf-8")
+
+
 # The policy
 
 
@@ -263,6 +372,18 @@ def test_a_policy_says_what_counts(tmp_path):
     assert made.judge("f", [broken]) == [broken]
 
 
+def test_the_docs_show_the_policy_with_all_its_keys(tmp_path):
+    docs = Path(__file__).parents[1] / "docs"
+    text = (docs / "check.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert shown == (docs / "examples" / "policy.toml").read_text(encoding="utf-8")
+    assert policy(tmp_path, shown) == Policy("MultiHead*", True, True, ("wrong", "compat"))
+    table = re.findall(r"^\| `(\w+)` \|", text[text.index("## What counts") :], re.MULTILINE)
+    assert table == list(POLICY_KEYS)
+    columns = text[text.index("The columns of the CSV") : text.index("## What counts")]
+    assert set(re.findall(r"`(\w+)`", columns)) >= set(HEAD)
+
+
 def test_without_a_policy_nothing_changes():
     edge = Finding("mask-not-a-buffer", "edge", "", "", "", None)
     reports = [Report("f", "A", "correct", (edge,)), Report("f", "B", "wrong")]
@@ -291,7 +412,7 @@ def test_a_wrong_policy_explains_itself(text, message, tmp_path):
 
 def test_the_page_is_one_file_and_escaped():
     evil = "<img src=x onerror=alert(1)>"
-    text = page.html([Row(evil, evil, evil, evil, evil, "1.0", evil, "0" * 64, "")], title=evil)
+    text = page.html([Row(*[evil] * 6, "1.0", evil, "0" * 64, "")], title=evil)
     assert "<img" not in text
     assert "&lt;img" in text
     assert not re.search(r"https?://|<script|<link|url\(|@import", text)
@@ -328,9 +449,13 @@ def test_the_command_ends_with_the_right_status(text, status, start, tmp_path, m
 
 
 def test_json_is_an_object_a_line(classroom, monkeypatch, capsys):
-    assert run(monkeypatch, str(classroom / "bo.py:Mine"), "--json") == 1
+    assert run(monkeypatch, str(classroom / "bo.py"), "--json") == 1
     data = json.loads(capsys.readouterr().out)
-    assert (data["class"], data["verdict"], data["findings"][0]["line"]) == ("Mine", "wrong", 1)
+    assert (data["class"], data["verdict"], data["findings"][0]["line"]) == (
+        "Attention",
+        "wrong",
+        1,
+    )
     assert run(monkeypatch, str(classroom), "--json", "--jobs", "2") == 1
     lines = [json.loads(each) for each in capsys.readouterr().out.splitlines()]
     assert len(lines) == 7
@@ -358,23 +483,52 @@ def test_an_adapter_is_passed_on(classroom, tmp_path, monkeypatch, capsys):
     ("words", "message"),
     [
         (["no.py"], "no.py: there is no such file or folder."),
+        (["tow.py"], "tow.py: there is no such file or folder.\n  Did you mean two.py?"),
         (["notes.txt"], "notes.txt: expected a .py file, an .ipynb notebook or a folder of them."),
         (["empty"], "empty: there are no .py files and no .ipynb notebooks in it."),
         (["a.py", "--json", "--hint"], "--json gives everything"),
         (["a.py", "--csv", "no/marks.csv"], "there is no folder no."),
         (["a.py", "--adapter", "no.py"], "--adapter no.py"),
         (["a.py", "--policy", "no.toml"], "--policy no.toml: No such file or directory."),
+        (
+            ["two.py:SelfAtention"],
+            "two.py: there is no class SelfAtention in it.\n"
+            "  Its classes: SelfAttention, Other. Did you mean two.py:SelfAttention?",
+        ),
+        (["two.py:Nope", "--csv", "marks.csv"], "no class Nope in it.\n  Its classes: SelfA"),
+        (["a.py:Nope"], "no class Nope in it.\n  It has no class at all."),
+        (["two.py:Nope", "--write-adapter", "b.py"], "there is no class Nope in it."),
+        (["empty", "--write-adapter", "b.py"], "--write-adapter is for one file, and empty is"),
     ],
 )
 def test_wrong_use_explains_itself(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("a.py").write_text("# correct\n", encoding="utf-8")
     Path("notes.txt").write_text("x", encoding="utf-8")
+    Path("two.py").write_text("class SelfAttention: ...\nclass Other: ...\n", encoding="utf-8")
     Path("empty").mkdir()
     assert run(monkeypatch, *words) == 2
     err = capsys.readouterr().err
     assert err.startswith("Error: ")
     assert message in err
+    assert not Path("marks.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if True:\n    class Mine: ...\n",
+        "from torch.nn import MultiheadAttention as Mine\n",
+        "Mine = type('Mine', (), {})\n",
+        "from elsewhere import *\n",
+        "pattern = '\\d'\ndef Mine(q, k, v): ...\n",
+        "class Mine(:\n",
+    ],
+)
+def test_a_class_that_may_be_there_is_left_to_the_run(text, tmp_path, monkeypatch):
+    file = tmp_path / "mine.py"
+    file.write_text(f"# correct\n{text}", encoding="utf-8")
+    assert run(monkeypatch, f"{file}:Mine") == 0
 
 
 def test_what_is_not_contained_is_said_before_anything_runs(classroom, monkeypatch, capsys):
@@ -426,12 +580,8 @@ def test_the_real_checker_from_file_to_mark(tmp_path, capsys):
         cli.main(["check", target, "--write-adapter", str(adapter)])
     assert not end.value.code
     text = adapter.read_text(encoding="utf-8")
-    assert "SelfAttention(" in text
-    text = text.replace("context_length, dropout, num_heads", "").replace(
-        "(d_out, num_heads)", "(d_in, d_out)"
-    )
-    adapter.write_text(text, encoding="utf-8")
-    capsys.readouterr()
+    assert "self.inner = SelfAttention(d_in=d_in, d_out=d_out)\n" in text
+    assert f"Wrote {adapter}. Now: clearhead check {target}" in capsys.readouterr().err
     with pytest.raises(SystemExit) as end:
         cli.main(["check", str(folder / "wrong.py"), "--adapter", str(adapter), "--json"])
     data = json.loads(capsys.readouterr().out)

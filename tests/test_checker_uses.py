@@ -453,20 +453,20 @@ def test_filling_among_token_ids_must_be_hidden() -> None:
 
 
 def test_what_cannot_be_run_gets_the_way_out() -> None:
-    pictures = (
+    films = (
         HEAD
         + """\
-class PictureAttention(nn.Module):
+class FilmAttention(nn.Module):
     def __init__(self, channels):
         super().__init__()
-        self.q, self.k, self.v = (nn.Conv2d(channels, channels, 1) for _ in range(3))
+        self.q, self.k, self.v = (nn.Conv3d(channels, channels, 1) for _ in range(3))
 
     def forward(self, x):
-        b, c, height, width = x.shape
+        b, c, times, height, width = x.shape
         q, k, v = (f(x).flatten(2) for f in (self.q, self.k, self.v))
-        return (v @ (q.mT @ k * c**-0.5).softmax(-1).mT).view(b, c, height, width)
+        return (v @ (q.mT @ k * c**-0.5).softmax(-1).mT).view(b, c, times, height, width)
 """
     )
-    report = check(pictures)
+    report = check(films)
     assert report.verdict == "error"
     assert "--adapter" in report.findings[0].fix

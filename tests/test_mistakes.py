@@ -39,7 +39,8 @@ ATTENTION = [
 # What is run for a plant in a module, until something is red.
 STAGES = {
     "ladder": [LADDER, ATTENTION],
-    "masks": [MASKS],
+    "masks.mask": [MASKS],
+    "masks.kinds": [MASKS],
     "kernels": [KERNELS],
     "kernels.eager": [KERNELS],
     "kernels.sdpa": [KERNELS],

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from clearhead import drawing
 from clearhead.checker import report as report_module
 from clearhead.checker.mistakes import MISTAKES
+from clearhead.checker.notebooks import Cell, Source
 from clearhead.checker.options import OPTIONS
 from clearhead.checker.report import Finding, Report, exit_status
 from clearhead.checker.unlisted import emitted
@@ -24,10 +26,11 @@ SOFTMAX = Finding(
     "Your output equals, to 4e-07, what you get when softmax runs over queries.",
     "Use dim=-1.",
     3,
+    code="w = s.softmax(dim=-2)",
 )
 ORDER = Finding("heads-interleaved", "compat", "One number a head.", "e", "Merge.", None)
 HALF = Finding("mask-fill-overflows-half", "edge", "Fails in float16.", "e", "Use -inf.", 1)
-SOURCE = "import torch\n\n\tw = s.softmax(dim=-2)\n"
+SOURCE = Source("import torch\n\n\tw = s.softmax(dim=-2)\n")
 
 
 def report(*findings: Finding, verdict: str = "wrong", **rest: object) -> Report:
@@ -35,7 +38,7 @@ def report(*findings: Finding, verdict: str = "wrong", **rest: object) -> Report
 
 
 def test_the_report_in_a_terminal():
-    assert str(report(SOFTMAX, notes=("The network was not closed.",), source=SOURCE)) == (
+    assert str(report(SOFTMAX, notes=("The network was not closed.",))) == (
         "Wrong: mine.py:Attention\n"
         "  4 heads × 8, causal\n"
         "\n"
@@ -52,7 +55,7 @@ def test_the_report_in_a_terminal():
 
 def test_a_hint_gives_the_symptom_and_the_place_but_not_the_answer():
     unlisted = Finding("unexplained", "wrong", "says", "Row 3 is NaN.", "fix me", None)
-    text = drawing.plain(report(SOFTMAX, unlisted, source=SOURCE).draw(hint=True))
+    text = drawing.plain(report(SOFTMAX, unlisted).draw(hint=True))
     assert "do not sum to one" in text
     assert "3: w = s.softmax(dim=-2)" in text
     assert "Row 3 is NaN." in text
@@ -114,7 +117,9 @@ def test_json_has_the_fields_that_programs_rely_on():
                 "says": SOFTMAX.says,
                 "evidence": SOFTMAX.evidence,
                 "fix": "Use dim=-1.",
+                "cell": None,
                 "line": 3,
+                "code": "w = s.softmax(dim=-2)",
             }
         ],
         "form": "4 heads × 8, causal",
@@ -138,8 +143,8 @@ def test_an_unknown_verdict_is_refused():
 def test_text_from_outside_cannot_act():
     """A class name with a newline or an escape code could print a verdict of its own."""
     evil = "\x1b[2J\x1b[32mCorrect: mine.py\x07\u202e"
-    found = Finding(f"id\n{evil}", "wrong", evil, f"a\n{evil}", evil, 1)
-    made = Report(f"f{evil}", f"C\n{evil}", "wrong", (found,), evil, (evil,), source=evil)
+    found = Finding(f"id\n{evil}", "wrong", evil, f"a\n{evil}", evil, 1, evil, evil)
+    made = Report(f"f{evil}", f"C\n{evil}", "wrong", (found,), evil, (evil,))
     for text in (str(made), drawing.plain(made.draw(hint=True))):
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
         assert "\\x1b[32mCorrect" in text
@@ -149,8 +154,8 @@ def test_text_from_outside_cannot_act():
 
 def test_html_is_escaped():
     evil = "<script>alert(1)</script>"
-    found = Finding(evil, "wrong", evil, evil, evil, 1)
-    made = Report(evil, evil, "wrong", (found,), evil, (evil,), source=evil)
+    found = Finding(evil, "wrong", evil, evil, evil, 1, evil, evil)
+    made = Report(evil, evil, "wrong", (found,), evil, (evil,))
     page = made._repr_html_()
     assert "<script" not in page
     assert "&lt;script&gt;" in page
@@ -158,15 +163,65 @@ def test_html_is_escaped():
 
 
 def test_endless_texts_are_cut():
-    text = str(report(Finding("x", "wrong", "a" * 10**6, "b" * 10**6, "", 1), source="c" * 10**6))
+    found = Finding("x", "wrong", "a" * 10**6, "b" * 10**6, "", 1)
+    text = str(report(found).placed(Source("c" * 10**6)))
     assert len(text) < 20_000
     assert "996,000 characters more" in re.sub(r"\s+", " ", text)
 
 
-def test_a_line_outside_the_file_is_only_a_number():
-    assert "Line      3\n" in str(report(SOFTMAX, source="one line")) + "\n"
-    assert "Line      3\n" in str(report(SOFTMAX)) + "\n"
-    assert "Line" not in str(report(ORDER, source=SOURCE))
+def test_the_line_itself_is_shown_where_the_file_is_known():
+    plain = replace(SOFTMAX, code="")
+    assert report(plain).placed(SOURCE).findings == (SOFTMAX,)
+    assert "Line      3\n" in str(report(plain).placed(Source("one line"))) + "\n"
+    assert "Line      3\n" in str(report(plain)) + "\n"
+    assert "Line" not in str(report(ORDER).placed(SOURCE))
+
+
+NOTEBOOK = Source(
+    "# cell 1\nimport torch\n# cell 2\na = 1\nw = s.softmax(dim=-2)\n",
+    (Cell("In[7]", 2, 1), Cell("code cell 2", 4, 2)),
+)
+
+
+def test_a_notebooks_line_is_told_by_its_cell():
+    """The line was that of all cells together, which no one can find in Jupyter."""
+    first, second, outside = (replace(SOFTMAX, line=n, code="") for n in (2, 5, 99))
+    made = report(first, second, outside).placed(NOTEBOOK)
+    assert [finding.place for finding in made.findings] == [
+        "In[7], line 1",
+        "code cell 2, line 2",
+        "line 99",
+    ]
+    text = str(made)
+    assert "    Cell      In[7], line 1: import torch\n" in text
+    assert "    Cell      code cell 2, line 2: w = s.softmax(dim=-2)\n" in text
+    data = made.to_json()["findings"]
+    assert [(found["cell"], found["line"]) for found in data] == [
+        ("In[7]", 1),
+        ("code cell 2", 2),
+        (None, 99),
+    ]
+    assert Report.from_json(made.to_json()) == made
+
+
+def test_a_traceback_of_a_notebook_names_its_cells():
+    rest = 'File "other.py", line 5\nFile "hw.ipynb", line 77'
+    evidence = f'File "hw.ipynb", line 2\nFile "hw.ipynb", line 5, in forward\n{rest}'
+    found = replace(SOFTMAX, evidence=evidence)
+    (placed,) = report(found).placed(NOTEBOOK).findings
+    assert placed.evidence == f"Cell In[7], line 1\ncode cell 2, line 2, in forward\n{rest}"
+    (same,) = report(found).placed(SOURCE).findings
+    assert same.evidence == evidence
+
+
+def test_what_could_not_be_run_was_not_judged():
+    """A file that crashed at import was shown as "cannot-run (wrong)"."""
+    crash = Finding("cannot-run", "wrong", "It failed at import.", "", "", None)
+    text = str(report(crash, HALF, verdict="error"))
+    assert "cannot-run (not judged)" in text
+    assert "mask-fill-overflows-half (not judged)" in text
+    assert "(wrong)" not in text
+    assert "softmax-over-queries (wrong)" in str(report(SOFTMAX))
 
 
 def test_one_status_for_many():

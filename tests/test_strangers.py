@@ -1,4 +1,4 @@
-"""Eighty-four classes that strangers might have written: half of them right, half wrong.
+"""A hundred and fourteen files that strangers might have written: half are right, half wrong.
 
 They were written without looking at how the checker works, in as many styles as there are files;
 the right ones were compared with PyTorch's own attention. The first line of each says what a good
@@ -6,7 +6,10 @@ checker answers: `# expect: correct`, the ids of its mistakes, or `wrong` for on
 
 61 to 84 came later, from someone who had not seen the checker at all. When it first saw them, it
 raised no false alarm on the 12 right ones (8 correct, 4 that it could not run), and found and named
-6 of the 12 wrong ones. The method was mended after that, so the figures below are no longer blind.
+6 of the 12 wrong ones. 85 to 114 came from a third person, who had not seen it either. At first
+sight it raised no false alarm on the 15 right ones (5 correct, 10 not understood), named 5 of the
+15 wrong ones, took 2 for correct and did not understand 8. The method was mended after each of
+these, so the figures below are no longer blind.
 
     python tests/test_strangers.py     prints the table
 """
@@ -18,11 +21,13 @@ from pathlib import Path
 
 import pytest
 
-FILES = sorted((Path(__file__).parent / "strangers").glob("[0-9]*.py"))
+FOLDER = Path(__file__).parent / "strangers"
+FILES = sorted(FOLDER.glob("[0-9]*.py"), key=lambda file: int(file.stem.partition("_")[0]))
 
 # A change of the method may only raise these.
-FOUND = 40  # wrong files that are called wrong, of 42
-NAMED = 33  # of the 33 whose mistakes are in the list: all of them named
+FOUND = 56  # wrong files that are called wrong, of 57
+NAMED = 46  # of the 46 whose mistakes are in the list: all of them named
+UNDERSTOOD = 55  # right files that are called correct, of 57
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,9 @@ def test_the_files_say_what_they_are():
     from clearhead.checker.unlisted import emitted
 
     answers = [expected(file.read_text(encoding="utf-8")) for file in FILES]
-    assert answers.count(frozenset({"correct"})) == 42
+    assert answers.count(frozenset({"correct"})) == 57
     assert answers.count(frozenset({"wrong"})) >= 8
-    assert len(answers) == 84
+    assert len(answers) == 114
     assert frozenset().union(*answers) <= emitted() | {"correct", "wrong"}
 
 
@@ -118,8 +123,10 @@ def test_strangers_are_judged_rightly(capsys):
     with capsys.disabled():
         print(f"\n{table(answers)}")
     assert [a.name for a in answers if a.right and a.called_wrong] == []
+    doubted = [a.name for a in answers if a.right and set(a.verdicts) != {"correct"}]
+    assert 57 - len(doubted) >= UNDERSTOOD, doubted
     missed = [a.name for a in answers if not a.right and not a.called_wrong]
-    assert 42 - len(missed) >= FOUND, missed
+    assert 57 - len(missed) >= FOUND, missed
     listed = [a for a in answers if not a.right and a.expected != {"wrong"}]
     other = [a.name for a in listed if not a.named]
     assert len(listed) - len(other) >= NAMED, other

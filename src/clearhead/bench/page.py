@@ -154,8 +154,8 @@ def _why(case: Case) -> str:
         if case["device"] == "cuda":
             return (
                 "The same kernel; its weights for Q, K and V are one matrix, ours are put together "
-                "in each call. The shorter the call, the more its Python counts: ours checks shapes "
-                "and masks."
+                "in each call. The shorter the call, the more its Python counts: ours checks "
+                "shapes and masks."
             )
         return "The same kernel; it projects Q, K and V in one product of matrices."
     return "The same kernel; the difference is in what is done around it."

@@ -4,10 +4,13 @@ A stranger's class is built, given random weights and run. If a right form of at
 its output, it is right; if a known mistake does, or two or three together, that is the diagnosis.
 
     adapters, names, building, layouts   how a class is built and called, and where its weights are
-    simulator, options, search           attention with a switch for each way to go wrong
+    axes, functions                      channels or tokens first; a class around a function
+    simulator, options, search, norms    attention with a switch for each way to go wrong
+    recovering, terms                    attention weights from outside: what is added to scores
     probes, extras, loud, hints          what is seen from outside, in errors and in the source
     diagnose, naming, words, case        from all that to findings
     isolate, sandbox, confine, child, answers    a stranger's file runs in a process of its own
+    notebooks, skeletons                 cells as one source; an adapter written from a signature
     report, batch, marks, policy, page, app      what students and teachers see
     mistakes, unlisted, plants           the catalogue, what is not in it; plants for our own code
 """

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from clearhead.checker.axes import CHANNELS_FIRST, given, taken
 from clearhead.checker.isolate import Built, ClassInfo, Failure, Output, Submission
-from clearhead.checker.layouts import role_of
+from clearhead.checker.layouts import role_of, takes_last
 from clearhead.checker.names import Sizes, meaning_of
 
 Session = Submission  # a process of its own, or this one
@@ -27,8 +28,7 @@ class Subject:
         sizes: What it was built with.
         keywords: The constructor's arguments.
         built: What came out.
-        axes: "batch" for (batch, tokens, d), "single" for (tokens, d), "first" for
-            (tokens, batch, d), "heads" for (batch, heads, tokens, d).
+        axes: The order of its axes, "batch" for (batch, tokens, d); see axes.py.
         feed: Forward's parameters in order: "q", "k", "v", "x", "kv", "mask" or "none".
         polarity: How a causal mask is given, if it is: "keep", "hide", "int", "added", or "".
         rotary: How the angles of rotary positions are given, if they are: one of ROTARY, or "".
@@ -99,7 +99,7 @@ def random_weights(built: Built, seed: int = 1) -> dict[str, Tensor]:
             is_gain = "Norm" in owner and name.endswith("weight")
             values[name] = 1 + 0.3 * noise if is_gain else 0.4 * noise
         else:
-            fan_in = shape[-1] if "Linear" in owner else max(shape[-2:])
+            fan_in = shape[1] if takes_last(owner) else max(shape[-2:])
             values[name] = noise * 1.3 / max(fan_in, 1) ** 0.5
     return values
 
@@ -112,14 +112,14 @@ def width_in(built: Built, sizes: Sizes) -> int:
         if role_of(name) in ("q", "qkv", "k"):
             if shape == (sizes.head_dim, sizes.head_dim) and _takes_all(shapes, sizes):
                 return sizes.d_out  # a projection inside each head
-            if "Linear" in owner or name.endswith("in_proj_weight"):
+            if takes_last(owner) or name.endswith("in_proj_weight"):
                 return shape[1]
             if "Conv1D" in owner:
                 return shape[0]
             known = [n for n in shape if n in (sizes.d_in, sizes.d_out)]
             return sizes.d_in if sizes.d_in in known else (known or [shape[-2]])[0]
     for name, shape in shapes.items():
-        if "Linear" in built.modules.get(name.rpartition(".")[0], ""):
+        if takes_last(built.modules.get(name.rpartition(".")[0], "")):
             return shape[1]
     return sizes.d_out if sizes.d_in not in {n for s in shapes.values() for n in s} else sizes.d_in
 
@@ -258,18 +258,16 @@ def call(
                 return got
             rows.append(got)
         return torch.stack(rows)
-    if subject.axes == "first":
-        got = _one(session, subject, _each(inputs, lambda t: t.transpose(0, 1)), train, seed, mask)
-        return got if isinstance(got, Failure) else got.transpose(0, 1)
-    if subject.axes == "heads":
-        got = _one(session, subject, _each(inputs, lambda t: t[None]), train, seed, mask)
-        return got if isinstance(got, Failure) else got[0]
-    return _one(session, subject, inputs, train, seed, mask)
+    q, k, v = (given(t, subject.axes) for t in inputs)
+    got = _one(session, subject, (q, k, v), train, seed, mask)
+    return got if isinstance(got, Failure) else taken(got, subject.axes)
 
 
-def _each(inputs: tuple[Tensor, Tensor, Tensor], change: object) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (change(t).contiguous() for t in inputs)  # type: ignore[operator]
-    return q, k, v
+def length_of(x: Tensor, axes: str) -> int:
+    """How many tokens an input has, in the stranger's own order of axes."""
+    if axes in CHANNELS_FIRST:
+        return x[0, 0].numel()
+    return x.shape[{"first": 0, "spread": 1}.get(axes, -2)]
 
 
 def arguments_for(
@@ -278,13 +276,11 @@ def arguments_for(
     """Forward's arguments, positional as far as possible."""
     q, k, v = inputs
     if mask is None and subject.polarity:
-        mask = causal_mask(subject.polarity, k.shape[-2], subject.dtype)
-        if subject.axes == "first":
-            mask = causal_mask(subject.polarity, k.shape[0], subject.dtype)
+        mask = causal_mask(subject.polarity, length_of(k, subject.axes), subject.dtype)
     value: dict[str, object] = {"x": q, "q": q, "k": k, "v": v, "kv": k, "mask": mask, "none": None}
     value |= dict.fromkeys(_ANGLES)
     if subject.rotary:
-        tokens = k.shape[0 if subject.axes == "first" else -2]
+        tokens = length_of(k, subject.axes)
         value |= rotary_tables(subject.rotary, tokens, head_width(subject), subject.dtype)
     kinds = {p.name: p.kind for p in subject.info.forward}
     optional = {p.name for p in subject.info.forward if p.has_default}
@@ -364,6 +360,19 @@ def pick(output: Output, shape: Sequence[int]) -> int | None:
     return 0
 
 
+def others(subject: Subject) -> list[str]:
+    """The parameters that are no projection and no norm: tables, sinks, keys of their own."""
+    modules, found = subject.built.modules, []
+    layers = {role_of(n) for n in subject.built.parameters if modules.get(n.rpartition(".")[0])}
+    for name in subject.built.parameters:
+        kind = modules.get(name.rpartition(".")[0], "")
+        if takes_last(kind) or "Norm" in kind or kind in ("Conv1D", "MultiheadAttention"):
+            continue
+        if kind or role_of(name) in {"", *layers}:
+            found.append(name)
+    return found
+
+
 def head_width(subject: Subject) -> int:
     """The width of one head, as the object says, or as its sizes make likely."""
     told = [v for n, v in subject.built.plain.items() if meaning_of(n) == "head_dim"]
@@ -387,21 +396,3 @@ def inputs_for(
     if "kv" in roles or "k" in roles or "v" in roles:
         return q, k, k
     return q, q, q
-
-
-def template(info: ClassInfo) -> str:
-    """An adapter for a class that cannot be understood, to be completed by a person."""
-    name = info.name
-    return f'''\
-"""How clearhead check shall build and call {name}."""
-from torch import nn
-
-
-class Adapted(nn.Module):
-    def __init__(self, d_in, d_out, context_length, dropout, num_heads):
-        super().__init__()
-        self.inner = {name}(d_out, num_heads)  # change this: build your class
-
-    def forward(self, x):  # x: (batch, tokens, d_in)
-        return self.inner(x)  # change this: return (batch, tokens, d_out)
-'''

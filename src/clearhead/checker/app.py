@@ -1,8 +1,12 @@
 """The body of `clearhead check`. Importing this file imports no torch."""
 
+import ast
+import difflib
+import itertools
 import json
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,8 +15,12 @@ from pathlib import Path
 from clearhead import drawing
 from clearhead.checker import batch, page
 from clearhead.checker.marks import Marks, Row, write
+from clearhead.checker.notebooks import Source
 from clearhead.checker.policy import Policy
 from clearhead.checker.report import Report, exit_status
+
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -20,7 +28,7 @@ class Options:
     """What stands on the command line after the target.
 
     Args:
-        as_json: One JSON object a class, one a line.
+        as_json: One JSON object per class, one on each line.
         hint: Symptoms and places only.
         adapter: A file that says how to build and call the class.
         csv: Where the rows go.
@@ -53,21 +61,54 @@ def check(target: str, options: Options, *, judge: batch.Check = batch.check_tex
     policy = Policy() if options.policy is None else Policy.read(options.policy)
     if options.adapter is not None:
         policy = replace(policy, adapter=read_text("--adapter", options.adapter))
+    source = None if path.is_dir() else _readable(path)
+    if source is not None and only is not None:
+        _check_class(path, source, only, policy.adapter)
     if judge is batch.check_text:
         _warn()
     if path.is_dir() or options.csv is not None or options.html is not None:
         if only is not None:
             policy = replace(policy, cls=only)
         return _many(path, policy, options, judge)
-    source = batch.read_source(path)
+    source = source or batch.read_source(path)
     with _waiting(f"Checking {drawing.shorten(path.name, 40)}"):
-        reports = judge(source, str(path), only, policy.adapter)
+        reports = judge(source.text, str(path), only, policy.adapter)
     judged = policy.judge(str(path), reports) or [
         Report(str(path), only or "", "error", notes=("No attention class was found.",))
     ]
-    reports = [replace(report, source=source) for report in judged]
+    reports = [report.placed(source) for report in judged]
     _show(reports, options)
     return exit_status(reports)
+
+
+def _readable(path: Path) -> Source | None:
+    """The file's Python; None if it cannot be read, which is said later, or is a row."""
+    try:
+        return batch.read_source(path)
+    except ValueError:
+        return None
+
+
+def _check_class(path: Path, source: Source, only: str, adapter: str | None = None) -> None:
+    """Raise ValueError if a file has no class of this name, with the names that it has."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # on a stranger's spelling
+            tree = ast.parse(f"{source.text}\n\n{adapter or ''}")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # the report says why it cannot be run
+    classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    # A name may also be a function's, imported or assigned: then only running the file tells.
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    given = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    given |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    imported = [one for node in ast.walk(tree) if isinstance(node, _IMPORTS) for one in node.names]
+    given |= {one.asname or one.name for one in imported}
+    if only in {*classes, *given} or "*" in given:
+        return
+    near = difflib.get_close_matches(only, classes, n=1, cutoff=0.5)
+    there = f"Its classes: {', '.join(classes)}." if classes else "It has no class at all."
+    meant = f" Did you mean {path}:{near[0]}?" if near else ""
+    raise ValueError(f"{path}: there is no class {only} in it.\n  {there}{meant}")
 
 
 def _warn() -> None:
@@ -84,20 +125,28 @@ def write_adapter(target: str, file: Path) -> None:
         ValueError: If the file is there already, or no class is found.
     """
     path, only = split_target(target)
+    if path.is_dir():
+        raise ValueError(f"--write-adapter is for one file, and {path} is a folder.")
     if file.exists():
         raise ValueError(f"--write-adapter {file}: there is a file of that name; it is left alone.")
-    from clearhead.checker.adapters import choose, template
+    source = batch.read_source(path)
+    if only is not None:
+        _check_class(path, source, only)
+    from clearhead.checker.adapters import choose
     from clearhead.checker.isolate import Failure, Isolated
+    from clearhead.checker.skeletons import adapter_for
 
-    with Isolated(batch.read_source(path), path.name) as session:
+    with Isolated(source.text, path.name) as session:
         classes = session.classes()
     if isinstance(classes, Failure):
         raise ValueError(f"{path}: it cannot be imported. {classes.type}: {classes.message}")
     chosen = choose(classes, only) or classes
     if not chosen:
         raise ValueError(f"{path}: there is no class in it.")
-    write(file, template(chosen[0]).encode())
-    print(f"Complete {file}, then: clearhead check {target} --adapter {file}", file=sys.stderr)
+    made = adapter_for(chosen[0], source.text)
+    write(file, made.text.encode())
+    todo = f"Complete {file} where it says so, then" if made.open else f"Wrote {file}. Now"
+    print(f"{todo}: clearhead check {target} --adapter {file}", file=sys.stderr)
 
 
 def split_target(target: str) -> tuple[Path, str | None]:
@@ -112,10 +161,17 @@ def split_target(target: str) -> tuple[Path, str | None]:
         if found is not None:
             path, only = Path(found[1]), found[2]
     if not path.exists():
-        raise ValueError(f"{path}: there is no such file or folder.")
+        raise ValueError(f"{path}: there is no such file or folder.{_near(path)}")
     if not path.is_dir() and path.suffix not in batch.SUFFIXES:
         raise ValueError(f"{path}: expected a .py file, an .ipynb notebook or a folder of them.")
     return path, only
+
+
+def _near(path: Path) -> str:
+    """A file of nearly that name, if there is one."""
+    there = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, there, n=1)
+    return f"\n  Did you mean {path.with_name(near[0])}?" if near else ""
 
 
 def read_text(option: str, path: Path) -> str:
@@ -142,25 +198,29 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check) -> i
         raise ValueError(f"{path}: there are no .py files and no .ipynb notebooks in it.")
     marks = Marks(options.csv) if options.csv is not None else None
     rows: list[Row] = []
-    again = 0
+    again = finished = 0
     try:
         with _progress(len(files)) as advance:
             done = marks.done if marks is not None else lambda file, sha256, rules: False
             for result in batch.run(
                 files, root, jobs=options.jobs, policy=policy, done=done, check=judge
             ):
-                advance()
                 if result is None:
                     again += 1
-                    continue
-                row, reports = result
-                if marks is not None:
-                    marks.add(row)
                 else:
-                    rows.append(row)
-                    _show(reports or [_nothing(row)], options)
+                    row, reports = result
+                    if marks is not None:
+                        marks.add(row)
+                    else:
+                        rows.append(row)
+                        _show(reports or [_nothing(row)], options)
+                finished += 1
+                advance()
         if marks is not None:
             rows = list(marks.rows.values())
+    except KeyboardInterrupt:
+        _say_what_is_kept(finished, len(files), options)
+        return _INTERRUPTED
     finally:
         if marks is not None:
             marks.close()
@@ -173,8 +233,21 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check) -> i
         if again:
             out.print(f"{again} of {len(files)} were judged before and have not changed.")
         out.print(batch.summary(rows))
+    for file in (options.csv, options.html):
+        if file is not None:
+            print(f"Wrote {file}", file=sys.stderr)
     verdicts = {row.verdict for row in rows}
     return 1 if "wrong" in verdicts else 0 if verdicts == {"correct"} else 2
+
+
+def _say_what_is_kept(finished: int, total: int, options: Options) -> None:
+    words = f"\nStopped: {finished} of {total} checked"
+    if options.csv is not None:
+        kept = f", and kept in {options.csv}" if finished else ""
+        words += f"{kept}. The same command again does the rest."
+    else:
+        words += ". Nothing is kept: with --csv FILE it could go on from here."
+    print(words, file=sys.stderr)
 
 
 def _nothing(row: Row) -> Report:
@@ -194,12 +267,27 @@ def _waiting(words: str) -> Iterator[None]:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, if that is a terminal; gives the function to move it on."""
+    """A bar on standard error, or some lines if that is no terminal; gives what moves it on."""
+    err = drawing.console(sys.stderr)
+    if not err.is_terminal:
+        yield _count(total)
+        return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    err = drawing.console(sys.stderr)
     columns = TextColumn("Checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Bar(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+    with Bar(*columns, console=err, transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda: bar.advance(task)
+
+
+def _count(total: int) -> Callable[[], None]:
+    """Say how many are checked: each one, or about ten times in all."""
+    numbers = itertools.count(1)
+
+    def advance() -> None:
+        done = next(numbers)
+        if done * 10 // total > (done - 1) * 10 // total:
+            print(f"{done} of {total} checked", file=sys.stderr, flush=True)
+
+    return advance

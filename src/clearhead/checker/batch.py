@@ -1,4 +1,4 @@
-"""Many submissions: a row in a CSV file as each one finishes, resumable after an interruption.
+"""Many submissions: one row of a CSV file as each one finishes, resumable after an interruption.
 
 Every submission is judged in a worker process that may crash or hang: that is a row, not the end.
 Importing this file imports no torch; the workers do.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead import drawing
 from clearhead.checker.marks import Row
+from clearhead.checker.notebooks import Source, read_notebook
 from clearhead.checker.policy import Policy
 from clearhead.checker.report import Report
 
@@ -48,7 +49,7 @@ def collect(folder: Path) -> list[Path]:
     return found
 
 
-def read_source(path: Path) -> str:
+def read_source(path: Path) -> Source:
     """The Python of a file or of a notebook.
 
     Raises:
@@ -59,11 +60,10 @@ def read_source(path: Path) -> str:
         if size > LARGEST:
             raise ValueError(f"{path.name}: {size:,} bytes; the most is {LARGEST:,}.")
         if path.suffix == ".ipynb":
-            from clearhead.checker.isolate import notebook_source
-
-            return notebook_source(path)
+            return read_notebook(path)
         # As Python reads it: a byte order mark and a line `# coding:` count.
-        return io.TextIOWrapper(io.BytesIO(path.read_bytes()), encoding=_encoding(path)).read()
+        whole = io.BytesIO(path.read_bytes())
+        return Source(io.TextIOWrapper(whole, encoding=_encoding(path)).read())
     except OSError as error:
         raise ValueError(f"{path.name}: {error.strerror}.") from None
     except (UnicodeDecodeError, SyntaxError) as error:
@@ -103,8 +103,11 @@ def _serve(pipe: Connection, check: Check) -> None:
         except EOFError:
             return
         try:
-            reports = [r.to_json() for r in check(read_source(Path(path)), name, None, adapter)]
-            answer: dict[str, object] = {"reports": reports}
+            source = read_source(Path(path))
+            reports = check(source.text, name, None, adapter)
+            answer: dict[str, object] = {
+                "reports": [report.placed(source).to_json() for report in reports]
+            }
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         pipe.send_bytes(json.dumps(answer).encode())
@@ -181,7 +184,8 @@ def row_of(
         order = ("wrong", "error", "unsure", "correct")
         verdict = next((each for each in order if each in verdicts), "error")
         lost = [r for r in reports if r.verdict in ("error", "unsure")]
-        texts = [f.evidence or f.says for r in lost for f in r.findings]
+        # Of a traceback the last line: what happened; `places` says where.
+        texts = [(f.evidence or f.says).strip().split("\n")[-1] for r in lost for f in r.findings]
         note = texts[0][:300] if texts else "" if reports else "no attention class was found"
     findings = [finding for report in reports for finding in report.findings]
     severities = [
@@ -195,6 +199,7 @@ def row_of(
         verdict=verdict,
         findings=" ".join(finding.id for finding in findings),
         severities=" ".join(severities),
+        places="; ".join(finding.place or "-" for finding in findings),
         seconds=f"{seconds:.1f}",
         note=note,
         sha256=digest,

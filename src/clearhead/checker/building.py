@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -20,11 +21,19 @@ from clearhead.checker.adapters import (
     width_in,
     width_of_memory,
 )
+from clearhead.checker.axes import CHANNELS_FIRST, HEADS_READY
 from clearhead.checker.case import Case
 from clearhead.checker.isolate import Built, Failure
 from clearhead.checker.layouts import role_of
 from clearhead.checker.loud import SIZE_MISMATCH, only_with_equal_widths, translate
-from clearhead.checker.names import Sizes, constructors, likely_meaning, meaning_for, meaning_of
+from clearhead.checker.names import (
+    Sizes,
+    constructors,
+    likely_meaning,
+    may_be_window,
+    meaning_for,
+    meaning_of,
+)
 from clearhead.checker.report import Finding, Report
 from clearhead.checker.simulator import difference
 
@@ -46,10 +55,21 @@ def could_not_run(filename: str, name: str, failure: Failure, stage: str) -> Rep
     return Report(filename, name, "error", (found,))
 
 
+def _constructors(case: Case) -> Iterator[tuple[Sizes, list[object], dict[str, object]]]:
+    """Ways to build the class; with a window of pixels where one number is not enough."""
+    windows = False
+    if any(map(may_be_window, case.info.init)):
+        _, arguments, keywords = next(constructors(case.info))
+        got = case.session.build(case.info.name, arguments, keywords)
+        pair = r"unpack non-iterable int|'int' object is not (subscriptable|iterable)"
+        windows = isinstance(got, Failure) and re.search(pair, got.message) is not None
+    yield from constructors(case.info, windows=windows)
+
+
 def prepare(case: Case) -> Subject | Report:
     """Build and run the class; a report where that is impossible."""
     first: tuple[str, Failure, Sizes] | None = None
-    for sizes, arguments, keywords in constructors(case.info):
+    for sizes, arguments, keywords in _constructors(case):
         built = case.session.build(case.info.name, arguments, keywords)
         if isinstance(built, Failure):
             got, stage = built, "build"
@@ -165,23 +185,39 @@ def _tied(case: Case, subject: Subject) -> Subject:
     return replace(subject, weights={**subject.weights, **real})
 
 
+# In which order axes are tried. Pixels: 3 × 4, so that no other size is the same.
+WITH_WEIGHTS = ("batch", "channels", "picture", "single")
+WITHOUT_WEIGHTS = ("batch", *HEADS_READY, "single")
+PIXELS = 12
+
+
 def _ways(case: Case, subject: Subject) -> Subject | Failure:
     """The first way to call it that works; else what the plainest way answered."""
     session, tokens = case.session, subject.sizes.tokens
     first: Failure | None = None
-    for axes in ("batch", "single") if subject.built.parameters else ("batch", "heads", "single"):
+    first_axes = ""
+    orders: tuple[str, ...] = WITH_WEIGHTS if subject.built.parameters else WITHOUT_WEIGHTS
+    if "Conv2d" in subject.built.modules.values():  # it would take three axes for one picture
+        orders = ("picture", *(one for one in orders if one != "picture"))
+    for axes in orders:
         for polarity, rotary in itertools.product(
             ("", *POLARITIES) if subject.takes_mask else ("",), rotary_ways(subject)
         ):
             trial = replace(subject, axes=axes, polarity=polarity, rotary=rotary)
-            out = call(session, trial, inputs_for(trial, tokens))
+            if axes == "picture":
+                trial = replace(trial, sizes=replace(trial.sizes, tokens=PIXELS))
+            inputs = inputs_for(trial, trial.sizes.tokens)
+            out = call(session, trial, inputs)
             if not isinstance(out, Failure):
-                inputs = inputs_for(trial, tokens)
+                if axes in HEADS_READY and probes.batch_leak(session, trial, inputs, out) > 1e-9:
+                    continue  # the axes stand in another order
+                if axes in CHANNELS_FIRST and out.shape[:2] != inputs[0].shape[:2]:
+                    continue
                 if axes == "batch" and probes.is_sequence_first(session, trial, inputs, out):
                     trial = replace(trial, axes="first")
                 return trial
-            if first is None:
-                first = out
+            if first is None or (first_axes == "picture" and axes == "batch"):
+                first, first_axes = out, axes
             if out.kind in _GONE:
                 return out
             if axes == "batch" and not polarity and re.search(SIZE_MISMATCH, out.message):
@@ -195,7 +231,16 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
                     case.add("mask-not-sliced", evidence, out.line)
                     return full
     assert first is not None
+    two = 2 * subject.sizes.context  # no more tokens than numbers in each: see recovering.py
+    given = subject.sizes.context in subject.keywords.values() and two <= subject.d_in
+    if given and re.search(_MULTIPLE, first.message):
+        blocks = replace(subject, sizes=replace(subject.sizes, tokens=two))
+        if not isinstance(call(session, blocks, inputs_for(blocks, blocks.sizes.tokens)), Failure):
+            return blocks  # it takes whole blocks only
     return first
+
+
+_MULTIPLE = r"(?i)divi|multiple|chunk|shape '\[|evenly"
 
 
 def rotary_ways(subject: Subject) -> tuple[str, ...]:

@@ -88,8 +88,14 @@ def decoding(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Ex
         id = "cache-differs"
     fine = [name for name in gaps if name not in bad]
     evidence += f"; {' and '.join(fine)} it is right." if fine else "."
-    only_edge = any(name in fine for name in steps)
+    only_edge = any(name in fine for name in steps) and not _promises_pieces(case)
     case.add(id, evidence, severity="edge" if only_edge else "")
+
+
+def _promises_pieces(case: Case) -> bool:
+    """Whether the source says that a text may come in pieces of several tokens."""
+    said = r"(?i)\b(in|by|as|several|more|next) (\w+ )?(chunk|piece|segment)s?|chunked|speculative"
+    return re.search(said, case.text.source) is not None
 
 
 def _misaligned(best: Explanation, sizes: Sequence[int], tokens: int) -> Tensor | None:

@@ -21,6 +21,7 @@ class Case:
         findings: What was found.
         notes: What else the reader must know.
         form: One line on what the class is.
+        doubt: Whether something was found that may be right or wrong, and decides the verdict.
         given: Whether we do not know what it was built with: an object that somebody has built, or
             a class inside an adapter.
     """
@@ -33,6 +34,7 @@ class Case:
     notes: list[str] = field(default_factory=list)
     form: str = ""
     given: bool = False
+    doubt: bool = False
 
     def add(self, id: str, evidence: str, line: int | None = None, severity: str = "") -> None:
         """Note a finding, once."""
@@ -45,7 +47,8 @@ class Case:
         order = {"wrong": 0, "compat": 1, "edge": 2}
         ranked = sorted(self.findings, key=lambda f: order.get(f.severity, 3))
         if not verdict:
-            verdict = "wrong" if any(f.severity == "wrong" for f in ranked) else "correct"
+            wrong = any(f.severity == "wrong" for f in ranked)
+            verdict = "wrong" if wrong else "unsure" if self.doubt else "correct"
         return Report(
             self.filename, self.info.name, verdict, tuple(ranked), self.form, tuple(self.notes)
         )

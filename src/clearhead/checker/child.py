@@ -129,6 +129,13 @@ def tensors_below(value: object, path: str, depth: int = 3) -> Iterator[tuple[st
             yield from tensors_below(item, f"{path}[{key!r}]", depth - 1)
 
 
+def kind_of(module: Module) -> str:
+    """A module's class; for a group norm also how many groups it has: "GroupNorm 8"."""
+    name = type(module).__name__
+    groups = json_value(getattr(module, "num_groups", None)) if name == "GroupNorm" else None
+    return f"{name} {groups}" if isinstance(groups, int) else name
+
+
 class Leaves:
     """The tensors and attributes of a built object, found by name.
 
@@ -157,7 +164,7 @@ class Leaves:
         self.buffers.update(module.named_buffers(prefix, remove_duplicate=False))
         for path, inner in module.named_modules(prefix=prefix):
             if path:
-                self.modules[path] = type(inner).__name__
+                self.modules[path] = kind_of(inner)
             if inner is not module or prefix:
                 self.add_attributes(inner, path)
 

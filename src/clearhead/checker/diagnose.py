@@ -23,7 +23,9 @@ from clearhead.checker.adapters import (
     call,
     choose,
     inputs_for,
+    others,
 )
+from clearhead.checker.axes import CHANNELS_FIRST
 from clearhead.checker.building import (
     could_not_run,
     head_counts,
@@ -32,15 +34,23 @@ from clearhead.checker.building import (
     without_dropout,
 )
 from clearhead.checker.case import Case
+from clearhead.checker.functions import wrapped
 from clearhead.checker.hints import Text, hints_of, text_of
 from clearhead.checker.isolate import ClassInfo, Failure, InProcess, Isolated, Limits
 from clearhead.checker.layouts import Candidate, candidates, role_of
 from clearhead.checker.loud import misspelled
 from clearhead.checker.names import with_configs
-from clearhead.checker.naming import is_causal, name_mistakes, question_of_causality
+from clearhead.checker.naming import (
+    is_causal,
+    judge_bias,
+    name_mistakes,
+    question_of_causality,
+)
+from clearhead.checker.recovering import recover
 from clearhead.checker.report import Finding, Report
-from clearhead.checker.search import Search
+from clearhead.checker.search import Explanation, Search
 from clearhead.checker.simulator import Program, Switches, difference
+from clearhead.checker.uses import SPARSE
 from clearhead.checker.words import finding, form_of
 
 LIMITS = Limits()
@@ -72,6 +82,8 @@ def check_source(
         if adapter is not None and only is None and classes:
             only = max(classes, key=lambda info: info.line).name
         chosen = choose(classes, only)
+        if not chosen and only is None and adapter is None and wrapped(source):
+            return check_functions(source, filename, limits)
         if not chosen:
             names = ", ".join(info.name for info in classes) or "none"
             missing = f"no class {only!r}" if only else "no attention class"
@@ -81,6 +93,24 @@ def check_source(
             text = inner_text(source, classes, chosen[0])
             return [check_class(session, chosen[0], source, filename, given=True, text=text)]
         return [check_class(session, info, source, filename) for info in chosen]
+
+
+def check_functions(source: str, filename: str, limits: Limits) -> list[Report]:
+    """Check the attention functions of a file, each inside a class that is written around it."""
+    made = wrapped(source)
+    whole = "\n\n".join([source, *(one.text for one in made)])
+    reports = []
+    with Isolated(whole, filename, limits=limits) as session:
+        classes = session.classes()
+        if isinstance(classes, Failure):
+            return [could_not_run(filename, "", classes, "import")]
+        around = {info.name: info for info in classes}
+        for one in made:
+            lines = "\n".join(source.splitlines()[one.line - 1 : one.end_line])
+            text = Text(lines, one.line, one.name, source)
+            report = check_class(session, around[one.cls], whole, filename, text=text)
+            reports.append(replace(report, cls=one.name))
+    return reports
 
 
 def inner_text(source: str, classes: Sequence[ClassInfo], adapted: ClassInfo) -> Text:
@@ -197,7 +227,7 @@ def _examine(case: Case, subject: Subject) -> Report:
     search = _search(case, subject, inputs, out)
     if subject.polarity or subject.rotary:
         subject, out, search = _right_way(case, subject, inputs, out, search)
-    best = search.best()
+    best = search.best() or _with_terms(case, subject, inputs, out)
     case.form = form_of(subject, best, out)
     if best is None:
         return unexplained(case, subject, inputs, out, search)
@@ -207,17 +237,41 @@ def _examine(case: Case, subject: Subject) -> Report:
     return case.report()
 
 
-def _search(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> Search:
-    rotary = re.search(r"(?i)rope|rotary|\bcos\b|freqs|polar", case.text.file)
+def _with_terms(
+    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor
+) -> Explanation | None:
+    """Attention with a learned scale, a bias of positions or mixed heads, if it is that."""
+    masks = allowed_masks(case, subject)
+    if case.text.has(SPARSE) or re.search(SPARSE, case.info.name):
+        masks.append("sparse")
+    turns, remarks = _turns(case, subject), list[str]()
+    best = recover(case.session, subject, inputs, out, masks, turns, remarks)
+    case.notes += remarks[:1] if best is None else []
+    terms = None if best is None else best.program.weights.terms
+    if best is not None and best.base.mask == "given":
+        case.notes.append("Each token sees a part of the past only; which part is not judged.")
+    if terms is not None:
+        case.notes += terms.in_words()
+        judge_bias(case, subject, terms)
+    return best
+
+
+def _turns(case: Case, subject: Subject) -> tuple[str, ...]:
+    """The rotary positions that a right form of this class may have."""
+    if not re.search(r"(?i)rope|rotary|\bcos\b|freqs|polar", case.text.file):
+        return ("none",)
     required = {p.name for p in case.info.forward if not p.has_default}
     must = any(n in required and n.lower() in ANGLES for n, _ in subject.feed)
-    turns = ("half", "pairs") if must else ("none", "half", "pairs")
+    return ("half", "pairs") if must else ("none", "half", "pairs")
+
+
+def _search(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> Search:
     return Search(
         out,
         programs_for(subject, inputs),
         allowed_masks(case, subject),
         unscaled=not subject.built.parameters and "scaled" not in case.info.name.lower(),
-        turns=turns if rotary else ("none",),
+        turns=_turns(case, subject),
         hints=hints_of(case.text),
     )
 
@@ -266,8 +320,13 @@ def unexplained(
     """Nothing reproduces it: a property that every attention has may still fail."""
     session, text = case.session, case.text
     failed: list[str] = []
+    unknown = _unknown_kind(subject, out)
+    if unknown:
+        case.findings.append(finding("unsure", unknown, None, "edge"))
+        return case.report("unsure")
     where = _first_step(case, subject)
     positions = text.has(r"rope|rotary|[Pp]osition|alibi|rel_pos|relative|\bcos\b|\bfreqs")
+    counted = text.has(r"arange|\btable|bias_table|enumerate")  # what stands where may matter
     positions |= any("Conv" in kind for kind in subject.built.modules.values() if kind != "Conv1D")
     if not out.isfinite().all():
         rows = int((~out.isfinite()).any(-1).sum())
@@ -288,13 +347,13 @@ def unexplained(
             "though this attention is meant to be causal"
         )
     gap, _ = probes.same_tokens(session, subject, inputs)
-    if not positions and gap > 1e-6:
+    if not positions and gap > 1e-6 and not others(subject):
         failed.append(
             f"with equal tokens the output changes with their number (by {gap:.2g}), so the "
             "weights of a row do not sum to one"
         )
     if (
-        not (causal or positions or subject.polarity)
+        not (causal or positions or counted or subject.polarity)
         and future.size > 1e-7
         and not text.has("mask")
     ):
@@ -308,6 +367,9 @@ def unexplained(
         idle = [n for n, size in got[0].items() if size < 1e-12 and role_of(n) and "bias" not in n]
         if idle:
             failed.append(f"no gradient reaches {', '.join(idle[:4])}")
+        for name, rows in probes.idle_rows(session, subject, inputs, out).items():
+            size = subject.built.parameters[name][0]
+            failed.append(f"{rows} of the {size} numbers that {name} gives are never used")
     error, _ = search.closest()
     near = f" The nearest right form differs by {error:.2g}." if error < 1e6 else ""
     if failed:
@@ -320,6 +382,18 @@ def unexplained(
     )
     wrong = any(f.severity == "wrong" for f in case.findings)
     return case.report("wrong" if wrong else "unsure")
+
+
+def _unknown_kind(subject: Subject, out: Tensor) -> str:
+    """Why this may be attention of a kind of which no property is known; "" if it is not."""
+    rows = out.shape[1]
+    bare = [s for n, s in subject.built.parameters.items() if not n.endswith(("weight", "bias"))]
+    if rows != subject.sizes.tokens and any(rows in shape[:-1] for shape in bare):
+        return "The rows of its output are learned queries, and not the tokens."
+    roles = {role_of(name) for name in subject.built.parameters}
+    if subject.axes in CHANNELS_FIRST and not roles & {"q", "k", "qkv", "kv"}:
+        return "It takes channels first and has no queries and keys: a gate, perhaps."
+    return ""
 
 
 def _first_step(case: Case, subject: Subject) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clearhead.checker import cached, probes, uses
+from clearhead.checker import axes, cached, probes, uses
 from clearhead.checker.adapters import Subject, call, inputs_for
 from clearhead.checker.building import without_dropout
 from clearhead.checker.case import Case
@@ -76,7 +76,8 @@ def _gradients(
     if not out.isfinite().all():
         return
     used = set(best.switches.roles[:2])
-    scored = [n for n in sizes if role_of(n) in used and len(subject.built.parameters[n]) > 1]
+    shapes = subject.built.parameters
+    scored = [n for n in sizes if role_of(n) in used and len(shapes[n]) > 1 and "bias" not in n]
     still = [n for n in scored if sizes[n] < 1e-12]
     if still:
         evidence = f"No gradient reaches {', '.join(still)}, though the output depends on them."
@@ -98,8 +99,7 @@ def _gradients(
         case.add("scores-detached", "No gradient reaches the input.")
         return
     given = given.to(torch.float64)
-    if subject.axes == "first":
-        given = given.transpose(0, 1)
+    given = axes.taken(given, subject.axes)
     gap = difference(given, wanted) if given.shape == wanted.shape else 0.0
     if gap > 1e-4:
         evidence = f"The output is reproduced, but its gradient differs by {gap:.2g} of its size."
@@ -108,16 +108,15 @@ def _gradients(
 
 def _gradient_of(best: Explanation, cotangent: Tensor, subject: Subject) -> Tensor | None:
     """What the gradient of the first input should be."""
-    if subject.axes in ("single", "heads"):
+    if subject.axes in ("single", *axes.HEADS_READY):
         return None
     q, k, v = best.program.inputs
     x = q.clone().requires_grad_()
     leaves = (x, x if k is q else k, x if v is q else v)
-    out = Program(best.program.weights, leaves).run(best.switches)
+    out = Program(best.program.weights, leaves, best.program.given).run(best.switches)
     if out is None:
         return None
-    if subject.axes == "first":
-        cotangent = cotangent.transpose(0, 1)
+    cotangent = axes.taken(cotangent, subject.axes)
     # Given a cotangent, torch would import a library of symbols first: half a second.
     (gradient,) = torch.autograd.grad((out * cotangent).sum(), x)
     return gradient if gradient.isfinite().all() else None
@@ -278,7 +277,7 @@ def _mask_argument(
     case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
 ) -> None:
     """Forward takes a mask: any polarity is right, as long as it hides what it marks."""
-    if best.switches.mask.startswith("window"):
+    if best.switches.mask.startswith(("window", "given")):
         return
     batch, tokens = inputs[0].shape[:2]
     keep = torch.rand(tokens, tokens, generator=torch.Generator().manual_seed(4)) < 0.6

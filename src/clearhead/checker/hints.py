@@ -32,6 +32,7 @@ _LINES: dict[str, tuple[str, ...]] = {
     "values-detached": (r"detach\(|no_grad|\.data\b",),
     "wrong-gain": (r"softmax",),
     "softmax-over-everything": (r"softmax",),
+    "softmax-no-keepdim": (r"/.*sum\((?!.*keepdim)", r"sum\((?!.*keepdim)", r"sum\("),
     "keys-viewed-not-transposed": (r"k\w*\.(view|reshape)\(", _SCORES),
     "heads-share-weights": (r"\]\s*\*", r"ModuleList"),
     "projections-in-other-order": (r"chunk|split|unbind",),
@@ -58,7 +59,10 @@ _LINES: dict[str, tuple[str, ...]] = {
     "mask-not-sliced": (r"masked_fill|where\(", _MASK),
     "mask-ignored": (r"def forward", _MASK),
     "mask-not-a-buffer": (r"self\.\w+\s*=.*(tri[lu]|ones|mask)",),
-    "padding-inverted": (r"(masked_fill|where\().*pad|pad.*(masked_fill|where\(|-\s*1e)", _MASK),
+    "padding-inverted": (
+        r"(masked_fill|where\().*pad|pad.*(masked_fill|where\(|-\s*1e)",
+        r"^(?!\s*def ).*mask\s*=.*pad(?!.*Optional)", _MASK,
+    ),
     "scale-is-stray-tensor": (r"self\.\w+\s*=.*(tensor|Tensor|sqrt)",),
     "split-without-transpose": (_SPLIT,),
     "merge-without-transpose": (_MERGE,),
@@ -74,6 +78,8 @@ _LINES: dict[str, tuple[str, ...]] = {
     "fails-with-one-sentence": (r"squeeze",),
     "training-differs": (r"self\.training",),
     "rotary-unused": (r"def forward",),
+    "rotary-pairs-mixed": (r"repeat_interleave|cat\(|stack\(", r"rot|rope|cos"),
+    "norm-over-wrong-axis": (r"normalize\(", r"norm\(", _SCORES),
     "rotary-on-one-side": (r"rot|rope|cos", _SCORES),
     "rotary-on-values": (r"^\s*v\w*\s*=.*(rot|rope|cos)", r"rot|rope|cos"),
     "scores-detached": (r"detach\(|no_grad|\.data\b",),
@@ -92,6 +98,7 @@ _LINES: dict[str, tuple[str, ...]] = {
     "kv-heads-do-not-match": (r"\.(repeat|tile|expand)\(", r"repeat_interleave|unsqueeze"),
     "breaks-with-length": (r"for \w+ in range\(", r"arange|tri[lu]", r"\[[^\]]*:", _MASK),
     "padding-on-queries": (r"\[:, None, :, None\]|unsqueeze|None\]", _MASK),
+    "padding-in-other-texts": (r"(pad|mask)\w*.*\.(repeat|tile|expand)\(", _MASK),
     "attends-across-batch": (r"MultiheadAttention\(", r"transpose\(0, 1\)|permute", _SCORES),
     "cached-mask-misaligned": (r"is_causal\s*=", r"tri[lu]\(", r"arange", _MASK),
     "cache-differs": (r"(cat|concat)\(", r"cache|past"),
@@ -273,6 +280,10 @@ _CALLED_CAUSAL = r"(?<!self\.)\bis_causal"  # an argument; an attribute says not
 _NOT_CAUSAL = r"(?i)bi-?directional|encoder|\bbert|\bvit\b|vision|image|patch|(not|non)[- ]causal"
 
 
+# A docstring whose first word it is.
+_SAID_CAUSAL = r"(?i)\bclass [^\n]*\n\s*r?(\"\"\"|\'\'\')\s*(causal|autoregressive)\b(?! or\b)"
+
+
 def expects_causal(
     text: Text, info: ClassInfo, takes_mask: bool, asked: bool = False, flags: Collection[str] = ()
 ) -> str:
@@ -294,6 +305,7 @@ def expects_causal(
         return "yes" if text.has(rf"\btril\(|\btriu\(|{_CALLED_CAUSAL}\s*=\s*True") else "no"
     built_in = text.has(rf"\btril|\btriu|{_CALLED_CAUSAL}\s*=\s*(True|self)|causal_mask|_causal\(")
     named = re.search(r"causal|masked|gpt|decoder|autoregress", info.name.lower())
+    named = named or re.search(_SAID_CAUSAL, text.source)
     if built_in and not named and masked_behind(text, flags):
         return "no"
     if built_in or named:

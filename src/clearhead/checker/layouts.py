@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from clearhead.checker.simulator import Norm, Weights
+from clearhead.checker.norms import Around, Norm
+from clearhead.checker.simulator import Weights
 
 _BEFORE = r"(?:w|to|fc|lin|linear|proj|l|mat|get|c)?"
 _AFTER = (
@@ -75,6 +76,14 @@ def role_of(path: str) -> str:
     return ""
 
 
+_CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d")
+
+
+def takes_last(kind: str) -> bool:
+    """Whether a layer's weights are (out, in): Linear and torch's convolutions, not `Conv1D`."""
+    return "Linear" in kind or kind in _CONVOLUTIONS
+
+
 @dataclass(frozen=True, eq=False)
 class _Matrix:
     """A matrix as (in, out), with its bias; `square` marks an orientation that was guessed."""
@@ -93,7 +102,9 @@ def _bias_for(path: str, weights: Mapping[str, Tensor]) -> Tensor | None:
     if path.endswith("weight"):
         return weights.get(path.removesuffix("weight") + "bias")
     head, _, last = path.rpartition(".")
-    for other in (last.replace("W", "b"), last.replace("w", "b"), f"{last}_bias", f"b_{last}"):
+    plain = re.sub(r"_?(kernel|weights?|matrix|mat)$", "", last)
+    spelled = (last.replace("W", "b"), last.replace("w", "b"), f"{plain}_bias", f"b_{plain}")
+    for other in (*spelled, f"{last}_bias", f"b_{last}"):
         name = f"{head}.{other}" if head else other
         if name != path and name in weights and weights[name].ndim <= 2:
             return weights[name].reshape(-1)
@@ -107,6 +118,10 @@ def _matrices(
     for path, value in weights.items():
         owner = path.rpartition(".")[0]
         kind = modules.get(owner, "")
+        if (
+            kind in _CONVOLUTIONS and value.ndim > 2 and value[0, 0].numel() == 1
+        ):  # of one token or pixel: a product
+            value = value.flatten(1)
         if value.ndim < 2 or value.ndim > 3 or min(value.shape) < 1 or "Embedding" in kind:
             continue
         last = path.rpartition(".")[2].lower()
@@ -120,7 +135,7 @@ def _matrices(
             found.append(_three_axes(path, value, bias, d_in, is_output))
         elif "Conv1D" in kind:
             found.append(_Matrix(path, value, bias))
-        elif "Linear" in kind or kind == "MultiheadAttention":
+        elif takes_last(kind) or kind == "MultiheadAttention":
             found.append(_Matrix(path, value.T, bias))
         else:
             rows, columns = value.shape
@@ -161,12 +176,12 @@ def _joined(matrices: list[_Matrix]) -> _Matrix:
     )
 
 
-def _norm(
-    weights: Mapping[str, Tensor], modules: Mapping[str, str]
-) -> tuple[Tensor, Tensor | None] | None:
+def _norm(weights: Mapping[str, Tensor], modules: Mapping[str, str]) -> Around | None:
     for path, kind in modules.items():
-        if kind == "LayerNorm" and f"{path}.weight" in weights and role_of(path) not in ("q", "k"):
-            return weights[f"{path}.weight"], weights.get(f"{path}.bias")
+        usual = kind == "LayerNorm" or kind.startswith("GroupNorm")
+        if usual and f"{path}.weight" in weights and role_of(path) not in ("q", "k"):
+            groups = int(kind.partition(" ")[2] or 0)
+            return Around(weights[f"{path}.weight"], weights.get(f"{path}.bias"), groups)
     return None
 
 
@@ -282,6 +297,7 @@ def candidates(
                 part = {
                     r: _joined([m.flipped() if flip else m for m in g]) for r, g in roles.items()
                 }
+                part = {r: _with_bias(r, m, weights) for r, m in part.items()}
                 weight = _assemble(part, count, norm, p, label)
                 if weight is not None:
                     found += [
@@ -302,10 +318,20 @@ def _inside_heads(matrix: _Matrix, d_in: int, heads: int) -> _Matrix:
     return replace(matrix, value=value, bias=bias, square=False)
 
 
+def _with_bias(role: str, matrix: _Matrix, weights: Mapping[str, Tensor]) -> _Matrix:
+    """A part of a fused matrix, with the bias that stands elsewhere under the part's name."""
+    if matrix.bias is not None or role == "o":
+        return matrix
+    width = matrix.value.shape[1]
+    named = [w for n, w in weights.items() if "bias" in n and role_of(n) == role]
+    fits = len(named) == 1 and named[0].numel() == width
+    return replace(matrix, bias=named[0].flatten()) if fits else matrix
+
+
 def _assemble(
     part: dict[str, _Matrix],
     heads: int,
-    norm: tuple[Tensor, Tensor | None] | None,
+    norm: Around | None,
     p: float,
     label: str,
 ) -> Weights | None:
@@ -392,7 +418,8 @@ def _by_shape(
     queries: int,
 ) -> Iterator[_Reading]:
     """Names say nothing: the first three matrices that take the input, in any order."""
-    fused = [m for m in matrices if m.value.shape[0] == d_in and m.value.shape[1] % 3 == 0]
+    taking = [m for m in matrices if m.value.shape[0] == d_in]
+    fused = [m for m in taking if m.value.shape[1] % 3 == 0 or m.value.shape[1] > (queries or d_in)]
     if len(matrices) <= 2 and fused:
         output = {"o": [m for m in matrices if m is not fused[0]]}
         yield from _fused(fused[:1], output if output["o"] else {}, heads, queries, named=False)

@@ -1,8 +1,9 @@
-"""The CSV file of marks: a row a submission, added as it finishes, whole after an interruption."""
+"""The CSV file of marks: one row per submission, added as it finishes, never torn."""
 
 import csv
 import io
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
@@ -21,7 +22,9 @@ class Row:
         cls: The classes that were judged.
         verdict: "correct", "wrong", "error" or "unsure": the worst of its classes.
         findings: The ids of what was found, with spaces between.
-        severities: A severity for each of them.
+        severities: A severity for each of them; "-" where nothing could be judged.
+        places: The line for each of them, "; " between: "line 25", "In[4], line 7" in a notebook;
+            "-" where it is not known.
         seconds: How long it took.
         note: What happened, where it could not be judged.
         sha256: Of the file's bytes: the same file is not run again under the same rules.
@@ -33,6 +36,7 @@ class Row:
     verdict: str
     findings: str
     severities: str
+    places: str
     seconds: str
     note: str
     sha256: str
@@ -45,10 +49,12 @@ HEAD = tuple("class" if field.name == "cls" else field.name for field in fields(
 def guarded(cell: str) -> str:
     r"""A cell that a spreadsheet takes for text and not for a formula, in one line.
 
-    >>> guarded("=1+1"), guarded("a\nb")
-    ("'=1+1", 'a\\nb')
+    >>> guarded("=1+1"), guarded("a\nb"), guarded("-")
+    ("'=1+1", 'a\\nb', '-')
     """
     cell = drawing.harmless(cell).replace("\n", "\\n")
+    if re.fullmatch(r"-([; ]+-)*", cell):  # our own sign for "none": no formula
+        return cell
     return f"'{cell}" if cell.startswith(("=", "+", "-", "@")) else cell
 
 
@@ -94,7 +100,7 @@ class Marks:
         cells = tuple(guarded(cell) for cell in astuple(row))
         again = cells[0] in self.rows
         self.rows[cells[0]] = Row(*cells)
-        if again:  # the file has changed since: one row a submission
+        if again:  # the file has changed since: one row per submission
             self._rewrite()
         else:
             self._write(cells)

@@ -46,13 +46,14 @@ _NAMES = {
     "d_embed dmodel dim_model num_hiddens n_state embed embeddim d_emb model_size units "
     "hidden_units n_units embed_dimension embedding_dimension emb_dimension attention_dim "
     "all_head_size attn_dim dimension key_size query_size value_size kdim vdim model_dimension "
-    "d_hidden h_dim dims",
+    "d_hidden h_dim dims ch nc n_channels num_channels channel chan",
     "heads": "num_heads n_head n_heads heads h nhead num_head nheads numheads n_attention_heads "
     "num_attention_heads attention_heads head_count no_heads number_of_heads head_num num_q_heads "
     "n_q_heads num_query_heads nh n_h attn_heads heads_num q_heads",
     "head_dim": "head_dim head_size d_k d_v dim_head d_head dk dv d_q d_qk d_kv dim_per_head "
     "dim_k dim_q dim_v head_width d_key d_value d_query qk_dim v_dim attention_head_size headdim "
-    "dim_heads head_dimension size_per_head d_keys d_values key_dim value_dim",
+    "dim_heads head_dimension size_per_head d_keys d_values key_dim value_dim head_ch "
+    "head_channels num_head_channels",
     "kv_heads": "num_kv_heads n_kv_heads kv_heads num_key_value_heads n_kv_head "
     "num_kv n_kv kv_n_heads num_key_value kvheads",
     "kv_groups": "num_kv_groups n_groups num_groups kv_groups groups num_query_groups n_kv_groups",
@@ -186,8 +187,15 @@ def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
     }[meaning]
 
 
-def constructors(info: ClassInfo) -> Iterator[tuple[Sizes, list[object], dict[str, object]]]:
-    """Ways to build a class, likely ones first, a handful at most."""
+def constructors(
+    info: ClassInfo, *, windows: bool = False
+) -> Iterator[tuple[Sizes, list[object], dict[str, object]]]:
+    """Ways to build a class, likely ones first, a handful at most.
+
+    Args:
+        info: The class.
+        windows: Whether an argument of unknown name that may be a window gets height and width.
+    """
     meanings = {p.name: meaning_for(p) for p in info.init}
     present = set(meanings.values())
     attempts: list[Sizes] = list(ATTEMPTS)
@@ -206,6 +214,9 @@ def constructors(info: ClassInfo) -> Iterator[tuple[Sizes, list[object], dict[st
             value: object = {"__config__": config(sizes, info.fields)}
             if meaning != "config":
                 value = _argument(parameter, meaning, sizes, present, unknown)
+            if windows and may_be_window(parameter):
+                value = list(WINDOW)
+                sizes = replace(sizes, tokens=WINDOW[0] * WINDOW[1])
             if value is _SKIP:
                 continue
             if parameter.kind == "POSITIONAL_ONLY":
@@ -215,6 +226,13 @@ def constructors(info: ClassInfo) -> Iterator[tuple[Sizes, list[object], dict[st
         yield sizes, arguments, keywords
 
 
+def may_be_window(parameter: Parameter) -> bool:
+    """Whether a parameter of unknown meaning may be a window's height and width."""
+    named = re.search(r"win|grid|resolution|shape|patch|size|ws|area|hw", parameter.name.lower())
+    return named is not None and not meaning_for(parameter)
+
+
+WINDOW = (3, 4)  # pixels
 _SKIP = object()
 
 

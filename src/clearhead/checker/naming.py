@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from clearhead.checker import probes
-from clearhead.checker.adapters import Subject
+from clearhead.checker.adapters import Subject, others
 from clearhead.checker.case import Case
 from clearhead.checker.hints import (
     Text,
@@ -18,9 +18,10 @@ from clearhead.checker.hints import (
     uses_sdpa,
 )
 from clearhead.checker.layouts import role_of
-from clearhead.checker.names import asks_for_causal, meaning_for, meaning_of
+from clearhead.checker.names import WINDOW, asks_for_causal, meaning_for, meaning_of
 from clearhead.checker.search import Explanation, Search
-from clearhead.checker.words import evidence_for
+from clearhead.checker.terms import Terms, grows, in_two_directions, is_relative
+from clearhead.checker.words import evidence_for, finding
 
 
 def is_causal(case: Case, subject: Subject) -> str:
@@ -58,6 +59,9 @@ def name_mistakes(
     if "wrong-scale" in ids and _learned_scale(subject):
         ids.remove("wrong-scale")
         case.notes.append("The scale is learned: a parameter multiplies the scores.")
+    if "wrong-gain" in ids and _learned_gain(subject, best):
+        ids.remove("wrong-gain")
+        case.notes.append("A learned number multiplies the output.")
     shapes = subject.built.parameters
     inside = [n for n, s in shapes.items() if role_of(n) in ("q", "k", "v") and len(s) == 2]
     count, head_dim = best.program.weights.heads, best.program.head_dim
@@ -69,6 +73,14 @@ def name_mistakes(
     if set_by == "an argument":
         ids = [id for id in ids if id not in SCALES]
         case.notes.append("The scale is an argument, and what was given is used.")
+    given = {role for _, role in subject.feed}
+    plain = best.program.weights.terms is None
+    if plain and best.base.scale == "none" and {"q", "k", "v"} <= given:
+        evidence = (
+            "The scale is 1. Does the caller scale the queries, or is it Luong's attention, which "
+            "has no scale? Then it is right."
+        )
+        case.add("missing-scale", evidence, severity="edge")
     asked = [p.name for p in case.info.init if meaning_for(p) == "heads" and not case.given]
     if asked and subject.sizes.heads > count == 1 and asked[0] in subject.keywords:
         case.add("heads-ignored", f"With {asked[0]}={subject.sizes.heads} there is one head.")
@@ -83,11 +95,71 @@ def name_mistakes(
         if id == "mask-inverted" and uses_sdpa(case.text):
             id = "sdpa-mask-polarity"
         evidence = evidence_for(id, case.session, subject, inputs, out, best, search)
+        terms = best.program.weights.terms
+        biased = terms is not None and terms.added is not None and others(subject)
+        if id == "missing-scale" and biased:
+            told = re.search(_NO_SCALE, case.text.source)
+            said = "the source says so" if told else "this may be on purpose"
+            evidence += f" With a learned bias of positions, as in T5, {said}."
+            case.doubt |= not told
+            case.add(id, evidence, line, severity="edge")
+            continue
         if set_by == "a constant" and id in SCALES:
             evidence += " A constant sets it so: on purpose, as in T5? Then it is right."
             case.add(id, evidence, line, severity="edge")
             continue
         case.add(id, evidence, line)
+
+
+_NO_SCALE = (
+    r"(?i)\bT5\b|\b(no|not|without|un)[ -]?(the )?(1\s*/\s*sqrt|sqrt|scal\w+|division|divided)|"
+    r"scal\w+ (is|are) (folded|absorbed|in the init)"
+)
+
+
+def judge_bias(case: Case, subject: Subject, terms: Terms) -> None:
+    """A bias that is added to the scores: of distances it is right, else nobody knows."""
+    if terms.added is None:
+        return
+    if is_relative(terms.added):
+        case.notes.append("A bias of relative positions is added to the scores.")
+        if case.text.has(r"(?i)alibi|slope") and grows(terms.added):
+            case.doubt = True
+            evidence = "The bias grows with the distance, and ALiBi's falls: is its sign right?"
+            case.findings.append(finding("unsure", evidence, None, "edge"))
+        return
+    window = next((v for v in subject.keywords.values() if v == list(WINDOW)), None)
+    values = None if window is None else in_two_directions(terms.added, *WINDOW)
+    if values is not None:
+        case.notes.append("A bias of offsets in two directions is added to the scores.")
+        _judge_table(case, subject, values)
+        return
+    tokens = terms.added.shape[-1]
+    tables = [subject.built.parameters[name] for name in others(subject)]
+    if any(len(shape) >= 2 and min(shape[-2:]) >= tokens for shape in tables):
+        case.notes.append("A bias for each pair of places is added to the scores.")
+        return
+    case.doubt = True
+    evidence = (
+        "All but one thing was found to be right: a bias is added to the scores that depends on "
+        "more than the distance between two tokens, and the checker cannot judge it."
+    )
+    case.findings.append(finding("unsure", evidence, None, "edge"))
+
+
+def _judge_table(case: Case, subject: Subject, values: Tensor) -> None:
+    """A bias of offsets in two directions: where the table has a place for each, they differ."""
+    count = values.shape[1]
+    whole = any(count in shape for shape in subject.built.parameters.values())
+    distinct = len({tuple(column) for column in values.mul(1e5).round().T.tolist()})
+    if whole and distinct < count:
+        evidence = (
+            f"The table of the bias has {count} places, one for each offset of two pixels; only "
+            f"{distinct} of them are used, so that different offsets share a bias. Is the index "
+            "(rows) * (2 * width - 1) + columns?"
+        )
+        line = case.text.line(r"2\s*\*\s*\S+\s*-\s*1\s*[)\]]*\s*\+", r"index")
+        case.findings.append(finding("unexplained", evidence, line, "wrong"))
 
 
 def question_of_causality(
@@ -133,6 +205,12 @@ def _learned_scale(subject: Subject) -> bool:
         math.prod(shape) == 1 and "bias" not in name
         for name, shape in subject.built.parameters.items()
     )
+
+
+def _learned_gain(subject: Subject, best: Explanation) -> bool:
+    """Whether the gain that was found is the value of a parameter: `self.gamma * out + x`."""
+    single = [float(w.flatten()[0]) for w in subject.weights.values() if w.numel() == 1]
+    return any(abs(float(best.switches.gain) - value) < 1e-6 for value in single)
 
 
 def _unpacked(text: Text, order: str) -> bool:

@@ -7,7 +7,10 @@
 import ast
 import json
 import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 MAGIC = re.compile(r"^(\s*)(?:(\w[\w, ]*=)\s*)?([%!?].*|[\w.]+\?{1,2})$")
 PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun")
@@ -37,7 +40,29 @@ def cell_source(text: str) -> str:
     return text
 
 
-def notebook_source(path: str | Path) -> str:
+class Cell(NamedTuple):
+    """A cell with code.
+
+    Attributes:
+        name: "In[4]" as Jupyter numbers a cell that was run; else "code cell 2", counted from the
+            top, cells with code only.
+        first: Where its first line stands in the whole source, counted from 1.
+        lines: How many lines it has.
+    """
+
+    name: str
+    first: int
+    lines: int
+
+
+class Source(NamedTuple):
+    """The Python of a file, and the cells it was made of if it is a notebook."""
+
+    text: str
+    cells: tuple[Cell, ...] = ()
+
+
+def read_notebook(path: str | Path) -> Source:
     """The code of a notebook as one Python source, each cell after a line `# cell N`.
 
     Raises:
@@ -45,12 +70,40 @@ def notebook_source(path: str | Path) -> str:
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
-        texts = ["".join(cell["source"]) for cell in cells]
+        found = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+        texts = ["".join(cell["source"]) for cell in found]
+        counts = [cell.get("execution_count") for cell in found]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{Path(path).name}: expected a Jupyter notebook (JSON with cells), got something "
             f"else ({type(error).__name__}).\n  Saved by an old program? Export it as .py."
         ) from error
-    parts = [f"# cell {n}\n{cell_source(text)}\n" for n, text in enumerate(texts, start=1)]
-    return "".join(parts)
+    numbers = [count if isinstance(count, int) else None for count in counts]
+    often = Counter(numbers)  # run in two sittings, a notebook may have two cells In[1]
+    parts, cells, line = [], [], 1
+    for place, (text, number) in enumerate(zip(texts, numbers, strict=True), start=1):
+        part = f"# cell {place}\n{cell_source(text)}\n"
+        known = number is not None and often[number] == 1
+        name = f"In[{number}]" if known else f"code cell {place}"
+        size = part.count("\n") - 1
+        cells.append(Cell(name, line + 1, size))
+        parts.append(part)
+        line += size + 1
+    return Source("".join(parts), tuple(cells))
+
+
+def notebook_source(path: str | Path) -> str:
+    """The code of a notebook as one Python source."""
+    return read_notebook(path).text
+
+
+def find_cell(cells: Sequence[Cell], line: int) -> tuple[str, int] | None:
+    """The cell and the line inside it for a line of the whole source; None if it is in no cell.
+
+    >>> find_cell([Cell("In[1]", 2, 3), Cell("In[4]", 6, 9)], 7)
+    ('In[4]', 2)
+    """
+    for cell in cells:
+        if cell.first <= line < cell.first + cell.lines:
+            return cell.name, line - cell.first + 1
+    return None

@@ -91,6 +91,8 @@ OPTIONS = (
     _option("keys-viewed-not-transposed", keyed="viewed"),
     _option("split-without-transpose", split="token-heads"),
     _option("weights-transposed", mix="transposed"),
+    _option("softmax-no-keepdim", softmax="no-keepdim-calm"),
+    _option("softmax-no-keepdim", softmax="no-keepdim"),
     _option("no-softmax", softmax="sum"),
     _option("no-softmax", softmax="exp"),
     _option("no-softmax", softmax="sigmoid"),
@@ -130,9 +132,13 @@ OPTIONS = (
         for which in ("v", "k", "q", "kv", "qk", "qv")
     ),
     _option("split-without-transpose", split="scrambled"),
+    _option("split-without-transpose", split="channels"),
+    _option("merge-without-transpose", merge="channels"),
     *(
         _option(id, turn=turn)
         for id, turn in (
+            ("rotary-pairs-mixed", "half-mixed"),
+            ("rotary-pairs-mixed", "pairs-mixed"),
             ("rotary-on-one-side", "half-q"),
             ("rotary-on-one-side", "half-k"),
             ("rotary-on-values", "half-qkv"),

@@ -31,6 +31,8 @@ th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px s
   vertical-align: top } summary { cursor: pointer }
 """
 
+_COLUMNS = ("file", "class", "verdict", "found", "where", "note")
+
 
 def html(rows: Sequence[Row], title: str = "What the class found hard") -> str:
     """The page, with every text from outside escaped."""
@@ -52,12 +54,12 @@ def html(rows: Sequence[Row], title: str = "What the class found hard") -> str:
         "<tr>"
         + "".join(
             f"<td>{_text(cell)}</td>"
-            for cell in (row.file, row.cls, row.verdict, row.findings, row.note)
+            for cell in (row.file, row.cls, row.verdict, row.findings, row.places, row.note)
         )
         + "</tr>"
         for row in sorted(rows, key=lambda row: row.file)
     )
-    head = "".join(f"<th>{each}</th>" for each in ("file", "class", "verdict", "found", "note"))
+    head = "".join(f"<th>{each}</th>" for each in _COLUMNS)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">

@@ -110,12 +110,12 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "no-causal-mask": (
         Plant("ladder", _HIDE + _SOFTMAX, _SOFTMAX),
-        Plant("attention", "[Mask.causal()] if self.causal else []", "[]"),
+        Plant("attention", "[_CAUSAL] if self.causal else []", "[]"),
         Plant("kernels.sdpa", "            is_causal = True", "            is_causal = False"),
     ),
     "mask-off-by-one": (
         Plant("ladder", _STORE, _STORE.replace("diagonal=1", "diagonal=2")),
-        Plant("masks", "return _Band(None, 0, align)", "return _Band(None, 1, align)"),
+        Plant("masks.mask", "Band(None, 0, align)", "Band(None, 1, align)"),
         Plant(
             "attention",
             "visible = key <= positions[:, None]",
@@ -124,11 +124,11 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "mask-hides-self": (
         Plant("ladder", _STORE, _STORE.replace("diagonal=1", "diagonal=0")),
-        Plant("masks", "return _Band(None, 0, align)", "return _Band(None, -1, align)"),
+        Plant("masks.mask", "Band(None, 0, align)", "Band(None, -1, align)"),
     ),
     "mask-inverted": (
         Plant("ladder", _STORE, _STORE.replace("triu(diagonal=1", "tril(diagonal=-1")),
-        Plant("masks", "(key <= position + self.ahead)", "(key >= position + self.ahead)"),
+        Plant("masks.kinds", "(key <= position + self.ahead)", "(key >= position + self.ahead)"),
         Plant("kernels.eager", "~(visible | empty)", "visible"),
         Plant("kernels.blocked", "scores.masked_fill_(~tile", "scores.masked_fill_(tile"),
     ),
@@ -145,11 +145,15 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "sdpa-mask-polarity": (
         Plant("kernels.sdpa", "attn_mask = mask.tile(", "attn_mask = ~mask.tile("),
-        Plant("masks", "return self.dense(queries, keys)\n", "return ~self.dense(queries, keys)\n"),
+        Plant(
+            "masks.mask",
+            "return self.dense(queries, keys)\n",
+            "return ~self.dense(queries, keys)\n",
+        ),
     ),
     "padding-inverted": (
-        Plant("masks", "return real[:, key]", "return ~real[:, key]"),
-        Plant("masks", "key < real[:, None]", "key >= real[:, None]"),
+        Plant("masks.kinds", "return real[:, key]", "return ~real[:, key]"),
+        Plant("masks.kinds", "key < real[:, None]", "key >= real[:, None]"),
     ),
     "split-without-transpose": (
         Plant("ladder", _TRANSPOSE, _RESHAPE),
@@ -184,11 +188,11 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "key-from-query-weights": (
         Plant("ladder", "keys = keys.view(", "keys = self.W_query(x).view("),
-        Plant("attention", "self.W_key(source)", "self.W_query(source)"),
+        Plant("attention", "self.W_key, self.W_value)", "self.W_query, self.W_value)"),
     ),
     "value-from-keys": (
         Plant("ladder", "values = values.view(", "values = self.W_key(x).view("),
-        Plant("attention", "self.W_value(source)", "self.W_key(source)"),
+        Plant("attention", "self.W_key, self.W_value)", "self.W_key, self.W_key)"),
     ),
     "out-proj-unused": (
         Plant("ladder", "self.out_proj(context_vec)", "context_vec"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from clearhead.checker import axes
 from clearhead.checker.adapters import (
     Session,
     Subject,
@@ -17,7 +18,8 @@ from clearhead.checker.adapters import (
     call,
     inputs_for,
 )
-from clearhead.checker.isolate import Failure
+from clearhead.checker.isolate import Failure, Gradients
+from clearhead.checker.layouts import role_of, takes_last
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 
@@ -182,24 +184,39 @@ def gradients(
     session: Session, subject: Subject, inputs: Inputs, out: Tensor
 ) -> tuple[dict[str, float], tuple[Tensor | None, ...], Tensor] | Failure:
     """The size of each parameter's gradient (0 for none), the inputs' gradients, the cotangent."""
-    if subject.axes == "first":
-        q, k, v = (t.transpose(0, 1).contiguous() for t in inputs)
-        out = out.transpose(0, 1)
-    elif subject.axes == "heads":
-        q, k, v = (t[None] for t in inputs)
-        out = out[None]
-    elif subject.axes == "single":
-        q, k, v = (t[0] for t in inputs)
-        out = out[0]
-    else:
-        q, k, v = inputs
+    got = _backward(session, subject, inputs, out)
+    if isinstance(got, Failure):
+        return got
+    found, noise = got
+    sizes = {n: 0.0 if g is None else float(g.abs().max()) for n, g in found.parameters.items()}
+    return sizes, found.inputs, noise
+
+
+def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> dict[str, int]:
+    """Weights of queries, keys, values or output of which some outputs are never used: how many."""
+    got = _backward(session, subject, inputs, out)
+    if isinstance(got, Failure):
+        return {}
+    idle = {}
+    for name, gradient in got[0].parameters.items():
+        layer = takes_last(subject.built.modules.get(name.rpartition(".")[0], ""))
+        named = role_of(name) in ("q", "k", "v", "o") and name.endswith("weight")
+        if layer and named and gradient is not None:
+            still = int((gradient.flatten(1).abs().amax(1) < 1e-14).sum())
+            if 0 < still < len(gradient):
+                idle[name] = still
+    return idle
+
+
+def _backward(
+    session: Session, subject: Subject, inputs: Inputs, out: Tensor
+) -> tuple[Gradients, Tensor] | Failure:
+    q, k, v = (axes.given(t, subject.axes) for t in inputs)
+    out = axes.given(out, subject.axes)
     positional, keywords = arguments_for(subject, (q, k, v), None)
     noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     got = session.backward(positional, keywords, cotangent=noise.to(subject.dtype))
-    if isinstance(got, Failure):
-        return got
-    sizes = {n: 0.0 if g is None else float(g.abs().max()) for n, g in got.parameters.items()}
-    return sizes, got.inputs, noise
+    return got if isinstance(got, Failure) else (got, noise)
 
 
 def place_of_queries(subject: Subject) -> int | None:

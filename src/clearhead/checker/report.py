@@ -11,8 +11,9 @@ Wrong: mine.py:Attention
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -22,6 +23,7 @@ from rich.text import Text
 
 from clearhead import drawing
 from clearhead.checker.mistakes import MISTAKES
+from clearhead.checker.notebooks import Source, find_cell
 from clearhead.checker.unlisted import emitted
 
 if TYPE_CHECKING:
@@ -56,7 +58,9 @@ class Finding:
         says: What happens, in one sentence.
         evidence: How we know, in numbers.
         fix: What to write instead.
-        line: Where in the file, counted from 1, if known.
+        line: Where in the file (in a notebook: in the cell), counted from 1, if known.
+        cell: The cell of a notebook: "In[4]" or "code cell 2"; "" in other files.
+        code: The line itself, if the file's text is known.
     """
 
     id: str
@@ -65,6 +69,15 @@ class Finding:
     evidence: str
     fix: str
     line: int | None
+    cell: str = ""
+    code: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it is: "line 25", "In[4], line 7", or "" if that is not known."""
+        if self.line is None:
+            return ""
+        return f"{self.cell}, line {self.line}" if self.cell else f"line {self.line}"
 
     @property
     def link(self) -> str:
@@ -85,8 +98,15 @@ class Finding:
             "says": self.says,
             "evidence": self.evidence,
             "fix": self.fix,
+            "cell": self.cell or None,
             "line": self.line,
+            "code": self.code or None,
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Finding:
+        """The finding that `to_json` gave."""
+        return cls(**{**data, "cell": data["cell"] or "", "code": data["code"] or ""})
 
 
 @dataclass(frozen=True)
@@ -101,7 +121,6 @@ class Report:
         findings: What is not as it should be, the most important first.
         form: One line on what the class is: "4 heads × 8, causal, returns a tensor".
         notes: What else the reader must know, a sentence each.
-        source: The file's text, if its lines are to be shown.
     """
 
     file: str
@@ -110,7 +129,6 @@ class Report:
     findings: tuple[Finding, ...] = ()
     form: str = ""
     notes: tuple[str, ...] = ()
-    source: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
@@ -153,12 +171,25 @@ class Report:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
         """The report that `to_json` gave."""
-        findings = tuple(Finding(**finding) for finding in data["findings"])
+        findings = tuple(Finding.from_json(finding) for finding in data["findings"])
         verdict = data["verdict"]
         if verdict == "error" and any(finding.id == "unsure" for finding in findings):
             verdict = "unsure"
         notes = tuple(data["notes"])
         return cls(data["file"], data["class"], verdict, findings, data["form"], notes)
+
+    def placed(self, source: Source) -> Report:
+        """The same report, its lines shown as they stand in the file, or in a notebook's cells."""
+        texts = source.text.split("\n")  # as Python counts lines
+        found = []
+        for finding in self.findings:
+            line, cell, code = finding.line, "", ""
+            if line is not None and 1 <= line <= len(texts):
+                code = drawing.shorten(texts[line - 1].expandtabs(4).strip(), 160)
+                cell, line = find_cell(source.cells, line) or ("", line)
+            evidence = _in_cells(finding.evidence, source)
+            found.append(replace(finding, evidence=evidence, line=line, cell=cell, code=code))
+        return replace(self, findings=tuple(found))
 
     def draw(self, *, hint: bool = False) -> RenderableType:
         """The report for a terminal.
@@ -190,7 +221,7 @@ class Report:
         lines: list[RenderableType] = [Text(_shown(finding.says))]
         if finding.evidence:
             lines.append(_Labelled("Evidence", finding.evidence))
-        lines += self._place(finding.line)
+        lines += _place(finding)
         if finding.fix:
             lines.append(_Labelled("Fix", finding.fix))
         if finding.link:
@@ -198,19 +229,9 @@ class Report:
         return [drawing.Indent(title, 2), *(drawing.Indent(line, 4) for line in lines)]
 
     def _hint(self, number: int, finding: Finding) -> list[RenderableType]:
-        lines = [Text(_shown(finding.symptom)), *self._place(finding.line)]
+        lines = [Text(_shown(finding.symptom)), *_place(finding)]
         title = Text(f"Hint {number}", style="bold")
         return [drawing.Indent(title, 2), *(drawing.Indent(line, 4) for line in lines)]
-
-    def _place(self, line: int | None) -> list[RenderableType]:
-        """The line's number, and the line itself where the file's text is known."""
-        if line is None:
-            return []
-        texts = self.source.splitlines()
-        if not 1 <= line <= len(texts):
-            return [_Labelled("Line", str(line))]
-        code = drawing.shorten(texts[line - 1].expandtabs(4).strip(), 160)
-        return [_Labelled("Line", f"{line}: {code}")]
 
     def __rich__(self) -> RenderableType:
         """The report for `rich.print` and for a console."""
@@ -232,6 +253,27 @@ def exit_status(reports: Iterable[Report]) -> int:
     if not statuses:
         return 2
     return 1 if 1 in statuses else max(statuses)
+
+
+def _place(finding: Finding) -> list[RenderableType]:
+    """The line's number, with the cell in a notebook, and the line itself where it is known."""
+    if finding.line is None:
+        return []
+    label, place = ("Cell", finding.place) if finding.cell else ("Line", str(finding.line))
+    return [_Labelled(label, f"{place}: {finding.code}" if finding.code else place)]
+
+
+def _in_cells(text: str, source: Source) -> str:
+    """A traceback's lines, told by a notebook's cells as Jupyter does."""
+
+    def named(found: re.Match[str]) -> str:
+        place = find_cell(source.cells, int(found[1]))
+        if place is None:
+            return found[0]
+        cell, line = place
+        return f"{'Cell ' if cell.startswith('In') else ''}{cell}, line {line}"
+
+    return re.sub(r'File "[^"\n]*\.ipynb", line (\d+)', named, text)
 
 
 def _shown(text: str) -> str:

@@ -63,9 +63,11 @@ def right_forms(
     width = w.v.shape[1] if w.o is None else w.o.shape[1]
     if width == program.inputs[0].shape[-1]:
         around.append("residual")
-    if w.norm is not None and len(w.norm[0]) == program.inputs[0].shape[-1]:
+    if w.norm is not None and len(w.norm.weight) == program.inputs[0].shape[-1]:
         around += ["norm-before", "norm-after", "residual-norm-after", "norm-before-residual"]
         around += ["residual-normed"]
+        if program.inputs[1] is not program.inputs[0]:
+            around += ["norm-before-queries", "norm-before-queries-residual"]
     layouts = [("heads", "heads")]
     if w.heads > 1:
         layouts.append(("strided", "interleaved"))

@@ -18,6 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.checker.norms import Around, Norm
+from clearhead.checker.terms import Terms, turned
+
 
 @dataclass(frozen=True, eq=False)
 class Weights:
@@ -31,11 +34,12 @@ class Weights:
         bq: Query bias, or None; bk, bv and bo likewise.
         heads: The number of query heads.
         kv_heads: The number of key and value heads; 0 means as many as query heads.
-        norm: Weight and bias of a layer norm inside the class, if there is one.
+        norm: A norm of the input or the output inside the class, if there is one.
         eps: What that norm adds to the variance.
         p: The dropout that the class was built with.
         label: Where the weights were found, in words.
         qk_norm: Norms on queries and keys, if the class has them.
+        terms: What comes on top of plain attention, where that was found.
     """
 
     q: Tensor
@@ -48,29 +52,12 @@ class Weights:
     bo: Tensor | None = None
     heads: int = 1
     kv_heads: int = 0
-    norm: tuple[Tensor, Tensor | None] | None = None
+    norm: Around | None = None
     eps: float = 1e-5
     p: float = 0.0
     label: str = ""
-    qk_norm: tuple["Norm", "Norm"] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Norm:
-    """A norm on queries or keys: over one head's width, or over all heads together."""
-
-    weight: Tensor
-    bias: Tensor | None
-    eps: float
-    root_mean_square: bool
-
-    def apply(self, x: Tensor) -> Tensor:
-        """The normed vectors."""
-        if self.root_mean_square:
-            scaled = x * (x.pow(2).mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight
-            return scaled if self.bias is None else scaled + self.bias
-        shape = self.weight.shape
-        return torch.nn.functional.layer_norm(x, shape, self.weight, self.bias, self.eps)
+    qk_norm: tuple[Norm, Norm] | None = None
+    terms: Terms | None = None
 
 
 class Switches(NamedTuple):
@@ -101,6 +88,8 @@ def keep_pattern(kind: str, queries: int, keys: int) -> Tensor | None:
     if kind.startswith("window"):
         width = int(kind.removeprefix("window"))
         return (column <= row) & (column > row - width)
+    if kind.startswith("band"):
+        return (column - row).abs() <= int(kind.removeprefix("band"))
     pattern: Tensor = {
         "causal": column <= row,
         "ahead": column <= row + 1,
@@ -162,12 +151,12 @@ class Program:
             del self._seen[key]
 
     def _around(self, s: Switches, out: Tensor) -> Tensor | None:
-        if s.around == "nothing" or s.around == "norm-before":
+        if s.around in ("nothing", "norm-before", "norm-before-queries"):
             return out
         x = self.inputs[0]
         if x.shape != out.shape:
             return None
-        if s.around in ("residual", "norm-before-residual"):
+        if s.around in ("residual", "norm-before-residual", "norm-before-queries-residual"):
             return out + x
         if s.around == "residual-normed":
             return out + self._norm(x)
@@ -175,10 +164,18 @@ class Program:
             return self._norm(out)
         return self._norm(out + x)  # "residual-norm-after"
 
+    def without_around(self, s: Switches, out: Tensor) -> Tensor | None:
+        """The output less a residual; None where that cannot be told."""
+        if not s.around.endswith(("residual", "residual-normed")):
+            return None if "after" in s.around else out
+        x = self.inputs[0]
+        if x.shape != out.shape:
+            return None
+        return out - (self._norm(x) if s.around == "residual-normed" else x)
+
     def _norm(self, x: Tensor) -> Tensor:
         assert self.weights.norm is not None
-        weight, bias = self.weights.norm
-        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, self.weights.eps)
+        return self.weights.norm.apply(x, self.weights.eps)
 
     def _stage(self, key: object, compute: "object") -> Tensor | None:
         if key not in self._seen:
@@ -187,9 +184,12 @@ class Program:
 
     def _projected(self, role: str, source: int, normed: bool) -> Tensor | None:
         x = self.inputs[source]
-        if normed:
-            x = self._norm(x)
         w = self.weights
+        if normed:
+            assert w.norm is not None
+            if x.shape[-1] != len(w.norm.weight):
+                return None
+            x = self._norm(x)
         if role == "x":
             return x if x.shape[-1] == w.q.shape[1] else None
         matrix = {"q": w.q, "k": w.k, "v": w.v}[role]
@@ -197,10 +197,11 @@ class Program:
         projected = x @ matrix
         return projected if bias is None else projected + bias
 
-    def _heads(self, s: Switches, position: int) -> Tensor | None:
+    def heads(self, s: Switches, position: int) -> Tensor | None:
         """Queries (0), keys (1) or values (2), (batch, heads, tokens, head_dim)."""
         role = s.roles[position]
         normed = s.around.startswith("norm-before") or s.around == "residual-normed"
+        normed &= position == 0 or not s.around.startswith("norm-before-queries")
         flat = self._projected(role, position, normed)
         if flat is None:
             return None
@@ -226,6 +227,8 @@ class Program:
             split = flat.reshape(batch, heads, tokens, hd)
         elif kind == "strided":
             split = flat.reshape(batch, tokens, hd, heads).permute(0, 3, 1, 2)
+        elif kind == "channels":  # (batch, width, tokens) cut up without a transpose
+            split = flat.transpose(1, 2).reshape(batch, heads, tokens, hd)
         elif kind == "scrambled":  # split rightly, then reshaped instead of transposed
             split = (
                 flat.reshape(batch, tokens, hd, heads)
@@ -236,6 +239,8 @@ class Program:
             split = flat.reshape(batch, tokens, heads, hd).transpose(1, 2)
         if norm is not None:
             split = norm.apply(split)
+        if w.terms is not None and position < 2:
+            split = w.terms.normed(split)
         if heads < w.heads:
             times = w.heads // heads
             if s.group == "tile" or s.group == f"tile-{'qkv'[position]}":
@@ -260,8 +265,8 @@ class Program:
 
     def _weights(self, s: Switches) -> Tensor | None:
         """The attention weights, (batch, heads, queries, keys)."""
-        scores = self._stage(("scores", s[:5], s.around), lambda: self._scores(s))
-        if scores is None:
+        scores = self._stage(("scores", s[:5], s.around), lambda: self.scores(s))
+        if scores is None or (s.mask.startswith("given") and self.given is None):
             return None
         hd, heads = self.head_dim, self.weights.heads
         queries, keys = scores.shape[-2:]
@@ -270,6 +275,11 @@ class Program:
             scores = scores * self.values
         else:
             scores = scores * self.factor(s)
+        terms = self.weights.terms
+        if terms is not None:
+            scores = terms.scored(scores)
+            if scores is None:
+                return None
         keep = self._keep(s.mask, queries, keys)
         after = isinstance(s.fill, str) and s.fill.startswith("after")
         if keep is not None and not after:
@@ -286,6 +296,9 @@ class Program:
             weights = scores.sigmoid()
         elif s.softmax == "sum":
             weights = scores / scores.sum(-1, keepdim=True)
+        elif s.softmax.startswith("no-keepdim"):  # each column is divided by another row's sum
+            calm = scores - scores.amax(-1, keepdim=True) if s.softmax.endswith("calm") else scores
+            weights = calm.exp() / calm.exp().sum(-1).unsqueeze(-2)
         elif s.softmax == "exp":
             weights = scores.exp()
         elif s.softmax == "relu":
@@ -303,7 +316,7 @@ class Program:
             weights = weights * hd**-0.5
         elif s.scale == "after-d_out":
             weights = weights * (hd * heads) ** -0.5
-        return weights
+        return weights if terms is None else terms.mixed(weights)
 
     def _keep(self, kind: str, queries: int, keys: int) -> Tensor | None:
         if not kind.startswith("given"):
@@ -337,23 +350,25 @@ class Program:
             filled = filled.masked_fill(~keep.any(-1, keepdim=True), 0.0)
         return filled
 
-    def _scores(self, s: Switches) -> Tensor | None:
-        q, k = self._heads(s, 0), self._heads(s, 1)
+    def scores(self, s: Switches) -> Tensor | None:
+        """Queries times keys, (batch, heads, queries, keys), without any scale."""
+        q, k = self.heads(s, 0), self.heads(s, 1)
         if q is None or k is None or q.shape[-1] != k.shape[-1]:
             return None
         if s.turn != "none":
             if q.shape[-1] % 2:
                 return None
             kind, _, sides = s.turn.partition("-")
-            q = turned(q, kind) if "q" in (sides or "qk") else q
-            k = turned(k, kind) if "k" in (sides or "qk") else k
+            mixed, sides = sides == "mixed", sides.replace("mixed", "") or "qk"
+            q = turned(q, kind, mixed=mixed) if "q" in sides else q
+            k = turned(k, kind, mixed=mixed) if "k" in sides else k
         if s.keyed == "viewed":
             return q @ k.reshape(*k.shape[:-2], k.shape[-1], k.shape[-2])
         return q @ k.transpose(-2, -1)
 
     def _merge(self, s: Switches) -> Tensor | None:
         weights = self._stage(("weights", s[:10], s.around), lambda: self._weights(s))
-        values = self._stage(("values", s[:3], s.around), lambda: self._heads(s, 2))
+        values = self._stage(("values", s[:3], s.around), lambda: self.heads(s, 2))
         if weights is None or values is None:
             return None
         if s.turn.endswith("-qkv"):
@@ -376,6 +391,8 @@ class Program:
             return context.reshape(batch, tokens, -1)
         if s.merge == "interleaved":
             return context.permute(0, 2, 3, 1).reshape(batch, tokens, -1)
+        if s.merge == "channels":  # straight to (batch, width, tokens)
+            return context.reshape(batch, -1, tokens).transpose(1, 2)
         if s.merge == "dims":
             return context.transpose(2, 3).reshape(batch, tokens, -1)
         if s.merge == "reversed":
@@ -391,19 +408,6 @@ class Program:
         if s.merge == "last":
             return context[:, -1]
         return torch.cat(list(context.unbind(1)), dim=1)  # "tokens": heads as more tokens
-
-
-def turned(x: Tensor, kind: str, base: float = 10000.0) -> Tensor:
-    """Rotary positions: pairs are (i, i + half) for "half", neighbours for "pairs"."""
-    tokens, width = x.shape[-2:]
-    speeds = base ** (-torch.arange(0, width, 2, dtype=x.dtype) / width)
-    angles = torch.arange(tokens, dtype=x.dtype)[:, None] * speeds
-    cos, sin = angles.cos(), angles.sin()
-    if kind == "half":
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-    a, b = x[..., 0::2], x[..., 1::2]
-    return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
 
 
 def difference(got: Tensor, expected: Tensor) -> float:

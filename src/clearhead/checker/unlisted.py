@@ -34,6 +34,12 @@ UNLISTED: dict[str, tuple[str, str, str]] = {
         "The softmax runs over all cells at once: the whole table sums to one, not each row.",
         "Use dim=-1: the keys' axis.",
     ),
+    "softmax-no-keepdim": (
+        "wrong",
+        "The exponentials are divided by sums that stand along the wrong axis, so rows do not sum "
+        "to one.",
+        "Keep the axis: e / e.sum(dim=-1, keepdim=True), or call softmax(dim=-1).",
+    ),
     "keys-viewed-not-transposed": (
         "wrong",
         "The keys get another shape by view, which mixes tokens, instead of a transpose.",
@@ -170,6 +176,13 @@ UNLISTED: dict[str, tuple[str, str, str]] = {
         "The mask of the filling is laid along the queries, so real tokens still see the filling.",
         "Lay it along the last axis, the keys: mask[:, None, None, :].",
     ),
+    "padding-in-other-texts": (
+        "wrong",
+        "The mask of one text's filling reaches other texts of the batch: it is repeated for the "
+        "heads in another order than the scores have.",
+        "With scores of (batch * heads, ...), repeat each text's mask heads times in a row: "
+        "mask.repeat_interleave(heads, dim=0), not mask.repeat(heads, 1).",
+    ),
     "attends-across-batch": (
         "wrong",
         "Tokens see the same place of the other texts in the batch, and not their own text.",
@@ -221,6 +234,19 @@ UNLISTED: dict[str, tuple[str, str, str]] = {
         "wrong",
         "Training computes something else than evaluation, also without dropout.",
         "Let only dropout depend on self.training.",
+    ),
+    "norm-over-wrong-axis": (
+        "wrong",
+        "Queries and keys are normed over another axis than head_dim, so that their length "
+        "depends on other heads or other tokens.",
+        "Write F.normalize(q, dim=-1): without dim, axis 1 is taken.",
+    ),
+    "rotary-pairs-mixed": (
+        "wrong",
+        "The angles are laid out for one way to pair numbers, and the numbers are turned in the "
+        "other way, so that it is no rotation and depends on where the text begins.",
+        "With rotate_half write torch.cat((angles, angles), dim=-1); repeat_interleave(2) belongs "
+        "to neighbouring pairs.",
     ),
     "rotary-on-one-side": (
         "wrong",

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from clearhead.checker import probes
 from clearhead.checker.adapters import Subject, arguments_for, call, ids_for, inputs_for, pick
+from clearhead.checker.axes import given, taken
 from clearhead.checker.case import Case
 from clearhead.checker.hints import Text, uses_sdpa
 from clearhead.checker.isolate import Failure
-from clearhead.checker.names import meaning_for, meaning_of
+from clearhead.checker.names import WINDOW, meaning_for, meaning_of
 from clearhead.checker.search import Explanation
 from clearhead.checker.simulator import Program, difference
 
@@ -23,7 +24,7 @@ Inputs = probes.Inputs
 
 LENGTHS = (1, 2, 3, 19, 67)  # one token, few, more than a usual block of 16, more than 64
 BREAKS = 1e-3  # angles in float32 differ by less, another mask by more
-_SPARSE = r"(?i)window|local|sliding|sparse|dilat|stride|band\b|yarn|ntk|\blog\(|log2"
+SPARSE = r"(?i)window|local|sliding|sparse|dilat|stride|\bband|yarn|ntk|\blog\(|log2"
 
 
 def longest(case: Case, subject: Subject) -> int:
@@ -36,8 +37,10 @@ def longest(case: Case, subject: Subject) -> int:
 
 def lengths(case: Case, subject: Subject, best: Explanation) -> None:
     """Whether it runs at other lengths, and is the same attention there."""
-    if subject.sizes.tokens == subject.sizes.context or subject.axes != "batch":
-        return
+    if subject.sizes.tokens % subject.sizes.context == 0 or subject.axes == "single":
+        return  # it wants this length, or a multiple of it
+    if list(WINDOW) in subject.keywords.values():
+        return  # it wants as many tokens as the window has pixels
     known = {meaning_for(p) for p in case.info.init}
     told = bool(known & {"context", "config"}) and not case.given
     most = longest(case, subject)
@@ -72,10 +75,14 @@ def _windowed(
     case: Case, subject: Subject, best: Explanation, tokens: int, got: Tensor
 ) -> Explanation | None:
     """The same form with a window too wide for the plain run, where the source has a window."""
-    if best.switches.mask != "causal" or not case.text.has(r"(?i)window|local|sliding"):
+    kinds = {"causal": "window", "none": "band"}
+    if best.switches.mask not in kinds:
         return None
-    for width in range(subject.sizes.tokens, tokens):
-        mask = f"window{width}"
+    widths = [v for n, v in subject.keywords.items() if not meaning_of(n) and type(v) is int]
+    if case.text.has(r"(?i)window|local|sliding"):
+        widths = list(range(subject.sizes.tokens, tokens))
+    for width in widths:  # an argument of unknown name may be a window
+        mask = f"{kinds[best.switches.mask]}{width}"
         trial = replace(best, switches=best.switches._replace(mask=mask))
         if _parts(subject, trial, tokens, got) < BREAKS:
             case.notes.append(f"In longer texts it sees a window of {width} tokens.")
@@ -103,7 +110,7 @@ def _name_length(case: Case, subject: Subject, best: Explanation, tokens: int) -
         else f"With {high} tokens the output is that of attention; with {low} or fewer"
     )
     evidence += f" it is not, and differs by {gap:.2g} of its size."
-    if case.text.has(_SPARSE):
+    if case.text.has(SPARSE):
         evidence += " Is it meant to see only a part of a long text? Then it is right."
         case.add("breaks-with-length", evidence, severity="edge")
     else:
@@ -170,7 +177,7 @@ def padding(
     """
     understood: set[str] = set()
     masks = {"none": "given", "causal": "given-and-causal"}
-    if subject.axes != "batch" or best.switches.mask not in masks:
+    if subject.axes not in ("batch", "first") or best.switches.mask not in masks:
         return understood
     if subject.ids:
         _filling_in_ids(case, subject, inputs, best, masks[best.switches.mask])
@@ -204,8 +211,8 @@ def _padding_of(
     real = torch.ones(batch, tokens, dtype=torch.bool)
     hidden = [1, 3] if kind == "given-and-causal" else [tokens - 2, tokens - 1]
     real[-1, hidden] = False  # where it is causal, no one sees filling at the end anyway
-    given = real[:, None, None, :].expand(batch, 1, tokens, tokens)
-    program = Program(best.program.weights, best.program.inputs, given)
+    visible = real[:, None, None, :].expand(batch, 1, tokens, tokens)
+    program = Program(best.program.weights, best.program.inputs, visible)
     right = program.run(best.switches._replace(mask=kind))
     if right is None or right.shape != out.shape:
         return False
@@ -242,6 +249,26 @@ def _padding_of(
             )
             case.add("padding-on-queries", evidence, severity="edge" if zeros else "")
             return True
+    return _hides_in_others(case, subject, inputs, out, name, runs)
+
+
+def _hides_in_others(
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, name: str, runs: list[Tensor]
+) -> bool:
+    """Whether the filling of the last text hides tokens of the first, which has none."""
+    for got, nothing in zip(runs, (torch.ones, torch.zeros), strict=True):
+        marks = nothing(inputs[0].shape[:2], dtype=torch.bool)
+        calm = _with_mask(case, subject, inputs, name, marks)
+        if calm is None or calm.shape != out.shape or difference(calm, out) > 1e-5:
+            continue  # these marks mean something else
+        moved = difference(got[:-1], out[:-1])
+        if moved > 1e-3:
+            evidence = (
+                f"With {name} given, the filling of the last text changed the output of another "
+                f"text, which has none, by {min(moved, 99):.2g} of its size."
+            )
+            case.add("padding-in-other-texts", evidence)
+            return True
     return False
 
 
@@ -268,9 +295,9 @@ def _filling_in_ids(
     if isinstance(output, Failure) or chosen is None:
         return
     got = output.tensors[chosen].to(torch.float64)
-    given = real[:, None, None, :].expand(batch, 1, tokens, tokens)
+    visible = real[:, None, None, :].expand(batch, 1, tokens, tokens)
     wide = x.to(torch.float64)
-    program = Program(best.program.weights, (wide, wide, wide), given)
+    program = Program(best.program.weights, (wide, wide, wide), visible)
     right, plain = (program.run(best.switches._replace(mask=m)) for m in (kind, best.switches.mask))
     inverted = program.run(best.switches._replace(mask="given-inverted"))
     if right is None or plain is None or inverted is None or got.shape != right.shape:
@@ -289,16 +316,19 @@ def _with_mask(
     case: Case, subject: Subject, inputs: Inputs, name: str, marks: Tensor
 ) -> Tensor | None:
     """The output when one argument marks tokens: as (batch, tokens), or with more axes."""
-    positional, keywords = arguments_for(subject, inputs, None)
-    for shape in (marks.shape, (len(marks), 1, 1, marks.shape[1])):
+    q, k, v = (given(t, subject.axes) for t in inputs)
+    positional, keywords = arguments_for(subject, (q, k, v), None)
+    shaped = [marks, marks[:, None, None, :]]
+    if subject.axes == "first":
+        shaped.append(marks.T.contiguous())
+    for shape in shaped:
         for dtype in (torch.bool, torch.int64, subject.dtype):
-            marked = marks.reshape(shape).to(dtype)
-            output = case.session.forward(positional, {**keywords, name: marked})
+            output = case.session.forward(positional, {**keywords, name: shape.to(dtype)})
             if isinstance(output, Failure):
                 continue
-            chosen = pick(output, inputs[0].shape)
+            chosen = pick(output, q.shape)
             if chosen is not None:
-                return output.tensors[chosen].to(torch.float64)
+                return taken(output.tensors[chosen].to(torch.float64), subject.axes)
     return None
 
 

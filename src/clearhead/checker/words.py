@@ -62,6 +62,9 @@ _WHEN = {
     "rotary-on-one-side": "only queries or only keys are turned",
     "rotary-on-values": "the values are turned too",
     "rotary-unused": "nothing is turned",
+    "rotary-pairs-mixed": "the angles of one layout turn the pairs of the other",
+    "norm-over-wrong-axis": "queries and keys are normed over heads or tokens",
+    "softmax-no-keepdim": "each column is divided by the sum of another row",
 }
 
 
@@ -93,6 +96,8 @@ def evidence_for(
         parts.append(f"With this mistake{together} your output is reproduced to {exact}.")
     if right is not None and right.shape == out.shape:
         gap = difference(out, right)
+        if gap < 1e-9:  # the mistake is not in the switches: see terms.py
+            return " ".join(parts)
         parts.append(
             f"From the right answer it differs by {gap:.2g} of its size."
             if math.isfinite(gap)
@@ -138,7 +143,8 @@ def form_of(subject: Subject, best: Explanation | None, out: Tensor) -> str:
     if base.mask.startswith("window"):
         parts.append(f"causal window of {base.mask.removeprefix('window')}")
     else:
-        parts.append("causal" if base.mask == "causal" else "not causal")
+        causal = {"causal": "causal", "given": "a part of the past"}
+        parts.append(causal.get(base.mask, "not causal"))
     if subject.takes_mask:
         parts.append("takes a mask")
     if w.o is None:
@@ -149,7 +155,12 @@ def form_of(subject: Subject, best: Explanation | None, out: Tensor) -> str:
         parts.append("rotary positions")
     if base.around != "nothing":
         parts.append(base.around.replace("-", " ") + " inside")
-    words = {"single": "one sentence without a batch axis", "first": "tokens before batch"}
+    words = {
+        "single": "one sentence without a batch axis",
+        "first": "tokens before batch",
+        "channels": "channels before tokens",
+        "picture": "pictures",
+    }
     if subject.axes in words:
         parts.append(words[subject.axes])
     return ", ".join(parts)
