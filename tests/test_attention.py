@@ -171,7 +171,31 @@ def test_one_product_equals_three(monkeypatch, bias, kv_heads):
     assert called[0] == (24 + 2 * kv_heads * head_dim, 5)
 
 
-@pytest.mark.parametrize("kind", ["hook", "pre-hook", "backward hook", "subclass", "parametrized"])
+@pytest.mark.parametrize("without", [{0}, {1}, {2}, {0, 1}], ids=str)
+def test_only_some_biases(monkeypatch, without):
+    """Whisper's keys have none."""
+    module = build(qkv_bias=True)
+    for index in without:
+        [module.W_query, module.W_key, module.W_value][index].bias = None
+    x = random_x()
+    expected = module(x)
+    monkeypatch.setattr("clearhead.attention._one_product_is_faster", lambda x: True)
+    torch.testing.assert_close(module(x), expected)
+
+
+def test_hooks_for_all_modules_are_called(one_product):
+    module, called = build(), []
+    handle = nn.modules.module.register_module_forward_hook(lambda m, *_: called.append(m))
+    try:
+        module(random_x())
+    finally:
+        handle.remove()
+    assert {module.W_query, module.W_key, module.W_value} <= set(called)
+
+
+@pytest.mark.parametrize(
+    "kind", ["hook", "pre-hook", "backward hook", "subclass", "parametrized", "own forward"]
+)
 def test_a_projection_that_does_more_is_called(one_product, kind):
     module = build(qkv_bias=True)
     calls = []
@@ -192,6 +216,9 @@ def test_a_projection_that_does_more_is_called(one_product, kind):
         module.W_key.register_forward_pre_hook(lambda *_: calls.append(1))
     elif kind == "backward hook":
         module.W_key.register_full_backward_hook(lambda *_: calls.append(1))
+    elif kind == "own forward":
+        plain = module.W_key.forward
+        module.W_key.forward = lambda x: calls.append(1) or plain(x)
     elif kind == "subclass":
         adapted = Adapted(module.d_in, module.d_out).to(module.W_key.weight)
         module.W_key = adapted

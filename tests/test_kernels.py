@@ -3,10 +3,12 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
 from clearhead import Mask
@@ -142,6 +144,35 @@ def test_a_mask_is_built_once(monkeypatch):
             torch.testing.assert_close(actual, attend(q, k, v, joined, kernel="eager"))
         assert len(built) == times
     assert len(sdpa._kept) == 2
+
+
+def test_a_fake_tensor_leaves_no_mask_behind(monkeypatch):
+    monkeypatch.setattr(sdpa, "_may_keep", sdpa._is_real)
+    monkeypatch.setattr(sdpa, "_kept", {})
+    mask = Mask.causal() & Mask.window(3)
+    q, k, v = random_qkv()
+    with FakeTensorMode() as mode:
+        attend(*map(mode.from_tensor, (q, k, v)), mask, kernel="sdpa")
+    assert not sdpa._kept
+    expected = attend(q, k, v, mask, kernel="eager")
+    torch.testing.assert_close(attend(q, k, v, mask, kernel="sdpa"), expected)
+
+
+def test_lengths_that_are_not_a_tensor_are_copied():
+    lengths = np.array([3, 7])
+    mask = Mask.padding(lengths)
+    before = mask.dense(7, 7)
+    lengths[:] = 1
+    assert torch.equal(mask.dense(7, 7), before)
+
+
+@given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 7), st.sampled_from(["start", "end"]))
+def test_windows_with_any_numbers_of_queries_and_keys(queries, keys, back, align):
+    q, k, v = random_qkv(queries=queries, keys=keys)
+    mask = Mask.causal(align) & Mask.window(back, align=align)
+    expected = attend(q, k, v, mask, kernel="eager")
+    for kernel in FAST:
+        torch.testing.assert_close(attend(q, k, v, mask, kernel=kernel), expected)
 
 
 def test_a_mask_that_was_changed_is_built_again(monkeypatch):

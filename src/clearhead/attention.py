@@ -31,6 +31,12 @@ from clearhead.shapes import (
 
 _CAUSAL = Mask.causal()
 _MANY_TOKENS = 256  # from here on queries, keys and values are one product on a GPU
+_HOOKS_FOR_ALL = (  # hooks that torch calls for every module
+    nn.modules.module._global_forward_hooks,
+    nn.modules.module._global_forward_pre_hooks,
+    nn.modules.module._global_backward_hooks,
+    nn.modules.module._global_backward_pre_hooks,
+)
 
 
 class MultiHeadAttention(nn.Module):
@@ -296,7 +302,7 @@ class MultiHeadAttention(nn.Module):
         together for it each time, which costs little unless there are few tokens.
         """
         linears = (self.W_query, self.W_key, self.W_value)
-        if not _one_product_is_faster(x) or not all(map(_is_plain, linears)):
+        if not _one_product_is_faster(x) or not _are_plain(linears):
             return [self._split(linear(x)) for linear in linears]
         weight = torch.cat([linear.weight for linear in linears])
         bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
@@ -379,19 +385,23 @@ class MultiHeadAttention(nn.Module):
 def _one_product_is_faster(x: Tensor) -> bool:
     if x.device.type != "cuda" or torch.compiler.is_exporting():
         return False
-    # A compiled graph is to serve all lengths, so it must not ask for them.
-    return torch.compiler.is_compiling() or x.shape[0] * x.shape[1] >= _MANY_TOKENS
+    return x.shape[0] * x.shape[1] >= _MANY_TOKENS
 
 
-def _is_plain(linear: nn.Linear) -> bool:
-    """Whether calling it is its product and nothing else: no hook, no adapter, no shards."""
-    return (
+def _are_plain(linears: Sequence[nn.Linear]) -> bool:
+    """Whether calling them is their products and nothing else: no hook, no adapter, no shards."""
+    biases = [linear.bias is None for linear in linears]
+    if any(biases) != all(biases) or any(_HOOKS_FOR_ALL):
+        return False
+    return all(
         type(linear) is nn.Linear
         and type(linear.weight) is nn.Parameter
+        and "forward" not in linear.__dict__
         and not linear._forward_hooks
         and not linear._forward_pre_hooks
         and not linear._backward_hooks
         and not linear._backward_pre_hooks
+        for linear in linears
     )
 
 

@@ -247,16 +247,16 @@ def explain(
     if out is not None:
         first = None if step is None else chosen[0].number
         try:
-            if out.suffix == ".json":
+            if out.suffix.lower() == ".json":
                 explaining.save_json(example, chosen, index, out)
             else:
                 explaining.save(example, out, query=index, step=first)
         except OSError as error:
             said = f"{out}: {error.strerror}" if error.strerror else str(error)
             raise ValueError(f"--out {said}") from None
-        other = as_json and out.suffix != ".json"
-        print(f"Wrote {out}" + ("; for JSON: --out FILE.json" if other else ""), file=sys.stderr)
-        return
+        print(f"Wrote {out}", file=sys.stderr)
+        if not as_json or out.suffix.lower() == ".json":
+            return
     if as_json:
         print(json.dumps(explaining.to_json(example, chosen, index), allow_nan=False))
         return

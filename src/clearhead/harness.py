@@ -283,7 +283,11 @@ def write_text(path: Path, text: str) -> None:
     ) as file:
         file.write(text)
     os.chmod(file.name, 0o644)  # temporary files are private; a result is not
-    os.replace(file.name, path)
+    try:
+        os.replace(file.name, path)
+    except OSError:
+        os.unlink(file.name)
+        raise
 
 
 def import_run(statement: str) -> Callable[[], object]:

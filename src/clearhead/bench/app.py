@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from clearhead.bench.everything import everything
-from clearhead.bench.options import Device, Dtype, progress
+from clearhead.bench.options import Device, Dtype, check_device, check_file, progress
+from clearhead.configs import GPT2_CONFIGS
 
 app = typer.Typer(
     help="Side-by-side measurements: equality first, then interleaved rounds.",
@@ -66,8 +67,7 @@ def attention(
     nothing else should run on the machine meanwhile.
     """
     shapes = [_parse_shape(text) for text in shape or ()]
-    if out is not None and out.is_dir():
-        raise typer.BadParameter(f"{out} is a folder; give a file.", param_hint="--out")
+    check_file(out)
 
     from clearhead.bench.attention import (
         FORMS,
@@ -114,7 +114,7 @@ def attention(
 @app.command()
 def maps(
     tokens: Annotated[
-        list[int] | None, typer.Option(help="The length; may be repeated. Default 16384.")
+        list[int] | None, typer.Option(min=1, help="The length; may be repeated. Default 16384.")
     ] = None,
     heads: Annotated[int, typer.Option(min=1, help="How many heads.")] = 12,
     head_dim: Annotated[int, typer.Option(min=1, help="Their width.")] = 64,
@@ -135,6 +135,8 @@ def maps(
     """
     if dense and device is not Device.cuda:
         raise typer.BadParameter("only on CUDA: the CPU would swap.", param_hint="--dense")
+    check_file(out)
+    check_device(device)
 
     from clearhead.bench.maps import Settings, measure
     from clearhead.drawing import console
@@ -186,8 +188,12 @@ def generate(
     Who writes other tokens is not timed. Prints a table for each case, then everything as one line
     of JSON.
     """
-    if out is not None and out.is_dir():
-        raise typer.BadParameter(f"{out} is a folder; give a file.", param_hint="--out")
+    check_file(out)
+    check_device(device)
+    if size not in GPT2_CONFIGS:
+        raise typer.BadParameter(
+            f"expected one of {', '.join(GPT2_CONFIGS)}, got {size!r}.", param_hint="--size"
+        )
 
     from clearhead.bench.generate import Settings, draw, measure
     from clearhead.drawing import console
@@ -214,12 +220,13 @@ def view(
     tiles: Annotated[int, typer.Option(min=20, help="Tiles to ask for in each way.")] = 200,
     out: Annotated[Path | None, typer.Option(help="Write the JSON to this file.")] = None,
 ) -> None:
-    """Measure the viewer: time to the first picture, milliseconds a tile, memory.
+    """Measure the viewer: time to the first picture, milliseconds per tile, memory.
 
     Prints a few lines, then everything as one line of JSON.
 
     Example: clearhead bench view --tokens 32768
     """
+    check_file(out)
     from clearhead.bench.viewing import Settings, measure
     from clearhead.drawing import console
     from clearhead.harness import write_json
@@ -258,8 +265,8 @@ def watch(
     JSON. About five minutes on two cores.
     """
     sizes = [_parse_size(text) for text in size or ()]
-    if out is not None and out.is_dir():
-        raise typer.BadParameter(f"{out} is a folder; give a file.", param_hint="--out")
+    check_file(out)
+    check_device(device)
 
     from clearhead.bench.watching import CASES, CUDA_CASES, Settings, draw, measure
     from clearhead.drawing import console
@@ -285,7 +292,7 @@ app.command("all", epilog="Example: clearhead bench all --only sweep-float32 --o
 def _parse_shape(text: str) -> tuple[int, int, int, int]:
     """(8, 1024, 768, 12) from "8,1024,768,12"."""
     parts = text.split(",")
-    if len(parts) != 4 or not all(part.strip().isdigit() for part in parts):
+    if len(parts) != 4 or not all(part.strip().isdecimal() for part in parts):
         raise typer.BadParameter(
             f"expected batch,tokens,d_model,heads, for example 8,1024,768,12, got {text!r}.",
             param_hint="--shape",
@@ -297,7 +304,7 @@ def _parse_shape(text: str) -> tuple[int, int, int, int]:
 def _parse_size(text: str) -> tuple[int, int]:
     """(8, 1024) from "8,1024"."""
     parts = text.split(",")
-    if len(parts) != 2 or not all(part.strip().isdigit() and int(part) for part in parts):
+    if len(parts) != 2 or not all(part.strip().isdecimal() and int(part) for part in parts):
         raise typer.BadParameter(
             f"expected batch,tokens, for example 8,1024, got {text!r}.", param_hint="--size"
         )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.bench.options import Device, progress
+from clearhead.bench.options import Device, check_device, progress
 
 
 def everything(
@@ -46,14 +46,12 @@ def everything(
     if folder.exists() and not folder.is_dir():
         raise typer.BadParameter(f"{folder} is no folder.", param_hint="--out")
 
-    import torch
-
     from clearhead.bench.attention import Result, verdict
     from clearhead.bench.parts import Job, Outcome, Part, choose, parts_for, run_all
     from clearhead.drawing import console
 
-    if device is Device.cuda and not just_list and not torch.cuda.is_available():
-        raise typer.BadParameter("torch sees no CUDA device here.", param_hint="--device")
+    if not just_list:
+        check_device(device)
     try:
         parts = choose(parts_for(device.value, compiled=compiled), only or (), skip or ())
     except ValueError as error:
@@ -88,6 +86,8 @@ def everything(
         tell(f"  {result.title}\n    {verdict(result)}")
 
     command = _as_typed(device, minutes, compiled, quick)
+    command += "".join(f" --only {part}" for part in only or ())
+    command += "".join(f" --skip {part}" for part in skip or ())
     with progress() as say:
         job = Job(
             device.value, float("inf") if minutes is None else minutes, quick, compiled, show, say

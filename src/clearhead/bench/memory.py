@@ -92,9 +92,14 @@ class Meter:
             )
         assert self._helper.stdin is not None
         assert self._helper.stdout is not None
-        self._helper.stdin.write(json.dumps([case.as_json(), name]) + "\n")
-        self._helper.stdin.flush()
-        line = self._helper.stdout.readline()
+        try:
+            self._helper.stdin.write(json.dumps([case.as_json(), name]) + "\n")
+            self._helper.stdin.flush()
+            line = self._helper.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:  # the next question starts another one
+            self._helper = None
         found = json.loads(line) if line else {"error": "the measuring process ended"}
         if "error" in found:
             raise RuntimeError(f"measuring the memory of {name!r} failed:\n{found['error']}")
@@ -138,7 +143,7 @@ def _answer(line: str) -> dict[str, float | str]:
 
 
 def _serve() -> None:
-    """A question a line; each is answered by a copy of this process."""
+    """One question per line; each is answered by a copy of this process."""
     answers = os.dup(1)
     os.dup2(2, 1)  # what a contestant prints is no answer
     for line in sys.stdin:

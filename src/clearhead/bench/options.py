@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
+
+import typer
 
 
 class Dtype(StrEnum):
@@ -19,6 +22,20 @@ class Device(StrEnum):
 
     cpu = "cpu"
     cuda = "cuda"
+
+
+def check_file(out: Path | None) -> None:
+    """Refuse a folder before anything is measured for it."""
+    if out is not None and out.is_dir():
+        raise typer.BadParameter(f"{out} is a folder; give a file.", param_hint="--out")
+
+
+def check_device(device: Device) -> None:
+    """Refuse a GPU that is not there."""
+    import torch
+
+    if device is Device.cuda and not torch.cuda.is_available():
+        raise typer.BadParameter("torch sees no CUDA device here.", param_hint="--device")
 
 
 @contextmanager

@@ -45,8 +45,9 @@ def free_mib(device: str, memory: Path = _MEMORY) -> float:
     if not memory.exists():
         return CPU_MIB
     lines = memory.read_text(encoding="ascii").splitlines()
-    available = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    return min(CPU_MIB, SHARE * available / 1024)
+    sizes = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    available = next(sizes, None)
+    return CPU_MIB if available is None else min(CPU_MIB, SHARE * available / 1024)
 
 
 class Room:

@@ -76,7 +76,13 @@ def _may_keep(q: Tensor) -> bool:
     """On a GPU building a mask can take longer than attending; a graph's memory is not ours."""
     if q.device.type != "cuda" or torch.compiler.is_compiling():
         return False
-    return not torch.cuda.is_current_stream_capturing()
+    return _is_real(q) and not torch.cuda.is_current_stream_capturing()
+
+
+def _is_real(q: Tensor) -> bool:
+    """Whether what is computed now can be used later: no fake tensor, no mode, no torch.func."""
+    inside = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack()
+    return type(q) is Tensor and not inside
 
 
 def _stream(device: torch.device) -> int:

@@ -40,7 +40,7 @@ class Band(Mask):
         return self._visible(position, key)[None, None]
 
     def is_start_causal(self, queries: int, keys: int) -> bool:
-        unlimited = self.back is None or _always(self.back >= keys - 1)
+        unlimited = self.back is None or _always(self.back >= queries - 1)
         return self.ahead == 0 and unlimited and _always(self._offset(queries, keys) == 0)
 
     def is_same_for_all_queries(self, queries: int, keys: int) -> bool:

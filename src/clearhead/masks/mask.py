@@ -68,7 +68,7 @@ class Mask:
         """
         if side not in ("left", "right"):
             raise ValueError(f'side must be "left" or "right", got {side!r}.')
-        real = torch.as_tensor(real)
+        real = real if isinstance(real, Tensor) else torch.tensor(real)  # a copy: ours alone
         if real.dtype != torch.bool and real.ndim == 2:
             raise ShapeError(
                 f"padding: expected lengths (batch,) or bool (batch, tokens), got "

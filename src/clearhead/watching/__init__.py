@@ -16,7 +16,8 @@ What counts as attention:
   while watched: the output is equal to 1e-6, not bit for bit, and an encoder's output at filled-up
   places is no longer zero.
 
-A model with the last one is seen through a `TorchFunctionMode`, which costs more.
+A model with the last one is seen through a `TorchFunctionMode`, which costs more and does not see
+scripted code.
 
 The backward pass is not listened to: a checkpointed forward that it repeats is no call.
 
@@ -28,6 +29,7 @@ kept in the dtype that attention computes in.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -108,6 +110,7 @@ class Watch:
                 "A watch is for one block. Make a new one: with clearhead.watch(model) as seen: ..."
             )
         self._used = True
+        self._thread = threading.get_ident()
         uncompiled.enter()
         self._recorder.start()
         return self._recorder.seen
@@ -118,6 +121,10 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._thread != threading.get_ident():
+            raise RuntimeError(
+                "A watch ends in the thread that opened it: only that thread is watched."
+            )
         self._recorder.stop()
         uncompiled.leave()
         self._recorder.keeper.forget()

@@ -6,13 +6,14 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.maps import AttentionMap
 from clearhead.masks import Mask
 
-# So many bytes may be held for a part of them: the time to copy that part is worth more.
-_LITTLE = 2**25
+# So many bytes of a GPU may be held beyond what is wanted: there Python's time is worth more.
+# On the CPU fresh memory costs time, so the less is held the better.
+_SPARE = {"cuda": 2**28}
 
 # How many masks are remembered, to keep one copy for all layers.
 _SHARED_MASKS = 8
@@ -104,11 +105,19 @@ class Keeper:
     writer then gets memory of its own. Where queries, keys and values are parts of one tensor, the
     values stay in memory with them. Tensors that were written to before are copied at once: they
     are caches, whose address a CUDA graph may know. So are tensors of inference mode, which do not
-    tell. A mask is often the same tensor in all layers, so the last few are remembered.
+    tell. What is written behind torch's back (through numpy, or by a CUDA graph of the user's own)
+    is not noticed; `offload` copies at once. A mask is often the same tensor in all layers, so the
+    last few are remembered.
+
+    Args:
+        detach: Whether gradients end at the copies.
+        offload: "cpu", or None for where the tensors are.
     """
 
     def __init__(self, detach: bool, offload: str | None) -> None:
         self._detach, self._offload = detach, offload
+        self.may_share = offload is None
+        self._spare = dict(_SPARE)
         self._masks: dict[object, tuple[tuple[Tensor, ...], Tensor]] = {}
 
     def keep(self, call: Arguments, sources: tuple[Tensor, ...] | None) -> Arguments:
@@ -136,8 +145,8 @@ class Keeper:
 
     def pair(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys; views of one tensor, as after one projection for all, stay that."""
-        base = q._base
-        if base is not None and base is k._base and self._detach:
+        base = q._base if self.may_share and self._detach and not _is_special(q) else None
+        if base is not None and base is k._base and base.dtype == q.dtype == k.dtype:
             whole = self._share(base, q.nbytes + k.nbytes)
             if whole is not None:
                 return (
@@ -160,20 +169,28 @@ class Keeper:
     def _share(self, x: Tensor, wanted: int) -> Tensor | None:
         """A copy that is made when somebody writes; None where that is not possible or not wise.
 
-        It holds the memory that `x` is a part of: little, or at most twice the bytes wanted of it.
+        It holds the memory that `x` is a part of: at most twice the bytes wanted of it, or a
+        little more in all.
         """
-        if self._offload is not None or type(x) is not Tensor or x.is_inference() or x._version:
+        if not self.may_share or _is_special(x) or x.is_inference() or x._version:
             return None
-        if x.untyped_storage().nbytes() > max(2 * wanted, _LITTLE):
+        beyond = x.untyped_storage().nbytes() - 2 * wanted
+        spare = self._spare.get(x.device.type, 0)
+        if beyond > spare:
             return None
         try:
-            return torch._lazy_clone(x.detach() if self._detach and x.requires_grad else x)
+            shared = torch._lazy_clone(x.detach() if self._detach and x.requires_grad else x)
         except RuntimeError:  # memory that torch only borrows, as numpy's, cannot be shared so
             return None
+        if beyond > 0:
+            self._spare[x.device.type] = spare - beyond
+        return shared
 
     def mask(self, x: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
         """A copy of a mask, or the copy that was made when it came from the same tensors before."""
         x = as_computed(x) if x.is_floating_point() else x
+        if any(_is_special(source) for source in sources):
+            return self.copy(x)
         # An axis that repeats itself is kept once; maps broadcast it.
         x = x[tuple(slice(None) if step else slice(0, 1) for step in x.stride())]
         key = (x.shape, *(_identity(source) for source in sources))
@@ -190,6 +207,16 @@ class Keeper:
     def forget(self) -> None:
         """Let go of the model's own tensors."""
         self._masks.clear()
+
+
+def _is_special(x: Tensor) -> bool:
+    """Whether its memory is not simply its own: a subclass, inside torch.func, negated, traced."""
+    return (
+        type(x) not in (Tensor, nn.Parameter)
+        or torch._C._functorch.is_functorch_wrapped_tensor(x)
+        or x.is_neg()
+        or torch._C._get_tracing_state() is not None
+    )
 
 
 def address(x: Tensor) -> int:

@@ -52,6 +52,8 @@ class Recorder(TorchFunctionMode):
         self._chosen: dict[str, bool] = {}  # every attention layer in order: is it kept?
         self._elsewhere = 0
         self._softmax: list[str] = []  # where a model without fused attention has its softmax
+        # A forward put into one module may be a CUDA graph, which writes behind torch's back.
+        keeper.may_share &= not any("forward" in module.__dict__ for module in self._names)
         kinds = {type(module) for module in self._names}
         self._through_mode = any(issubclass(kind, nn.MultiheadAttention) for kind in kinds)
 

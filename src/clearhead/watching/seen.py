@@ -54,7 +54,9 @@ class Call:
     def map(self) -> AttentionMap:
         """The weights; the map is made when it is first asked for."""
         if not isinstance(self._map, AttentionMap):
-            self._map = self._map.map()
+            # As in the model, whoever looks: the map stays.
+            with torch.inference_mode(False), torch.enable_grad():
+                self._map = self._map.map()
         return self._map
 
     def __repr__(self) -> str:
