@@ -34,7 +34,9 @@ def test_every_part_runs_and_writes_its_file(tmp_path):
     for part in expected:
         found = json.loads((out / part.file).read_text())
         assert (found["schema"], found["part"]) == (1, part.name)
-        assert found["command"] == "clearhead bench all --device cpu --no-compiled --quick"
+        assert found["command"] == (
+            "clearhead bench all --device cpu --no-compiled --quick --skip import"
+        )
     announced = done.output[: done.output.index("[1/9]")]
     assert all(part.name in announced for part in expected)
     assert "9 parts, about" in announced

@@ -9,7 +9,6 @@ import typer
 
 from clearhead.bench.everything import everything
 from clearhead.bench.options import Device, Dtype, check_device, check_file, progress
-from clearhead.configs import GPT2_CONFIGS
 
 app = typer.Typer(
     help="Side-by-side measurements: equality first, then interleaved rounds.",
@@ -190,6 +189,8 @@ def generate(
     """
     check_file(out)
     check_device(device)
+    from clearhead.configs import GPT2_CONFIGS
+
     if size not in GPT2_CONFIGS:
         raise typer.BadParameter(
             f"expected one of {', '.join(GPT2_CONFIGS)}, got {size!r}.", param_hint="--size"

@@ -290,12 +290,15 @@ def _torch_weights(case: Case) -> float:
 
 
 def _torch_no_weights(case: Case) -> float:
-    return 0.0 if case.training else _torch_fast_path(case)
+    """In training only its mask as numbers, one for all heads and texts."""
+    return 1 / (case.batch * case.heads) if case.training else _torch_fast_path(case)
 
 
 def _torch_fast_path(case: Case) -> float:
-    """Scores and weights, and the mask once for each head: a bool and a float32."""
-    return 2.1 + 5 / (case.element_size() * case.batch)
+    """Scores and weights, and the mask once for each head: a bool, and numbers, twice on CUDA."""
+    size = case.element_size()
+    mask = 1 + 2 * size if case.device == "cuda" else 5
+    return 2.1 + mask / (size * case.batch)
 
 
 def _sdpa_squares(case: Case) -> float:
