@@ -68,6 +68,7 @@ def measure(
         "threads": torch.get_num_threads(),
         "device": settings.device,
         "dtype": settings.dtype,
+        "use_cache": True,  # as a model is called by default
         "cases": [],
     }
     if settings.device == "cuda":
@@ -120,7 +121,7 @@ def _compare(
 
     @torch.no_grad()
     def plain() -> Tensor:
-        output: Tensor = model(ids, use_cache=False).last_hidden_state
+        output: Tensor = model(ids).last_hidden_state
         return output
 
     def watched() -> Tensor:
