@@ -6,31 +6,13 @@ import pytest
 
 from checker_beyond import FUSED
 from checker_cases import BOOK, HEAD, MINIMAL, NANO, edited
-from clearhead.checker.adapters import choose
-from clearhead.checker.child import Worker
-from clearhead.checker.diagnose import check_class
-from clearhead.checker.isolate import Failure, InProcess
+from checker_here import Here, check
+from clearhead.checker.isolate import Failure
 from clearhead.checker.names import ATTEMPTS, config, likely_meaning, with_configs
 from clearhead.checker.report import Report
 from clearhead.checker.uses import order_said
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
-
-
-class Here(InProcess):
-    """A file's classes, asked in this process."""
-
-    def __init__(self, source: str) -> None:
-        self._worker = Worker(lambda file: file == "file.py", Exception)
-        self._worker.do_start({}, source=source, filename="file.py")
-
-
-def check(source: str) -> Report:
-    session = Here(source)
-    classes = session.classes()
-    assert not isinstance(classes, Failure)
-    (info,) = choose(classes)
-    return check_class(session, info, source, "file.py")
 
 
 def found(report: Report) -> dict[str, str]:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from checker_cases import BOOK, STYLES, planted
-from clearhead.checker.child import Worker
+from checker_here import Here
 from clearhead.checker.diagnose import check_class, inner_text
-from clearhead.checker.isolate import ClassInfo, Failure, InProcess
+from clearhead.checker.isolate import ClassInfo, Failure
 from clearhead.checker.report import Report
 from clearhead.checker.skeletons import Skeleton, adapter_for
 
@@ -16,12 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
 STRANGERS = Path(__file__).parent / "strangers"
 
 
-class Here(InProcess):
-    """A file's classes, asked in this process."""
-
-    def __init__(self, source: str) -> None:
-        self._worker = Worker(lambda file: file == "file.py", Exception)
-        self._worker.do_start({}, source=source, filename="file.py")
+class Classes(Here):
+    """All classes of a file."""
 
     def all(self) -> tuple[ClassInfo, ...]:
         found = self.classes()
@@ -30,14 +26,14 @@ class Here(InProcess):
 
 
 def written(source: str, name: str = "") -> Skeleton:
-    classes = Here(source).all()
+    classes = Classes(source).all()
     return adapter_for(next(c for c in reversed(classes) if not name or c.name == name), source)
 
 
 def judged(source: str, adapter: str) -> Report:
     """What the checker says of the file with this adapter."""
     whole = f"{source}\n\n{adapter}\n"
-    session = Here(whole)
+    session = Classes(whole)
     adapted = max(session.all(), key=lambda info: info.line)
     assert adapted.name == "Adapted"
     text = inner_text(whole, session.all(), adapted)

@@ -1,9 +1,10 @@
 """`clearhead bench`: the command line. Importing this file imports no torch."""
 
 import json
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -78,7 +79,6 @@ def attention(
         measure,
     )
     from clearhead.drawing import console
-    from clearhead.harness import write_json
 
     settings = Settings(
         sections=[section.value for section in only] if only else SECTIONS,
@@ -105,9 +105,7 @@ def attention(
             screen.print()
 
         found = measure(settings, show=show, say=say)
-    if out is not None:
-        write_json(out, found)
-    print(json.dumps(found, allow_nan=False))
+    _write(found, out)
 
 
 @app.command()
@@ -139,7 +137,6 @@ def maps(
 
     from clearhead.bench.maps import Settings, measure
     from clearhead.drawing import console
-    from clearhead.harness import write_json
 
     settings = Settings(
         tokens or [16384], heads, head_dim, device.value, dtype.value, rounds, dense
@@ -156,9 +153,7 @@ def maps(
             ratio = row["ratio_to_ours"]
             beside = f"{ratio['median']:.2f} x the forward" if ratio else ""
             screen.print(f"  {row['name']:28} {row['median_ms']:10.1f} ms  {beside}")
-    if out is not None:
-        write_json(out, found)
-    print(json.dumps(found, allow_nan=False))
+    _write(found, out)
 
 
 @app.command(epilog="Example: clearhead bench generate --batch 1 --tokens 32")
@@ -197,20 +192,14 @@ def generate(
         )
 
     from clearhead.bench.generate import Settings, draw, measure
-    from clearhead.drawing import console
-    from clearhead.harness import write_json
 
     settings = Settings(
         size, batch or [1, 16], device.value, dtype.value, tokens, rounds, prefill, compiled
     )
     with progress() as say:
         found = measure(settings, say=say)
-    screen = console()
-    for line in draw(found):
-        screen.print(line, markup=False, highlight=False, soft_wrap=True)
-    if out is not None:
-        write_json(out, found)
-    print(json.dumps(found, allow_nan=False))
+    _show(draw(found))
+    _write(found, out)
 
 
 @app.command()
@@ -230,7 +219,6 @@ def view(
     check_file(out)
     from clearhead.bench.viewing import Settings, measure
     from clearhead.drawing import console
-    from clearhead.harness import write_json
 
     with progress() as say:
         found = measure(Settings(tokens, heads, head_dim, tiles), say=say)
@@ -243,9 +231,7 @@ def view(
         row = found[f"tiles_{name}_ms"]
         words = name.replace("_", " ")
         screen.print(f"  a tile, {words:16} median {row['median']} ms, 95 % {row['p95']} ms")
-    if out is not None:
-        write_json(out, found)
-    print(json.dumps(found, allow_nan=False))
+    _write(found, out)
 
 
 @app.command(epilog="Example: clearhead bench watch --device cuda --dtype bfloat16")
@@ -270,24 +256,35 @@ def watch(
     check_device(device)
 
     from clearhead.bench.watching import CASES, CUDA_CASES, Settings, draw, measure
-    from clearhead.drawing import console
-    from clearhead.harness import write_json
 
     usual = CUDA_CASES if device is Device.cuda else CASES
     settings = Settings(sizes or usual, device.value, dtype.value, rounds, layers=layers)
     with progress() as say:
         found = measure(settings, say=say)
-    screen = console()
-    for line in draw(found):
-        screen.print(line, markup=False, highlight=False, soft_wrap=True)
-    if out is not None:
-        write_json(out, found)
-    print(json.dumps(found, allow_nan=False))
+    _show(draw(found))
+    _write(found, out)
 
 
 app.command("all", epilog="Example: clearhead bench all --only sweep-float32 --out my-results")(
     everything
 )
+
+
+def _show(lines: Iterable[str]) -> None:
+    from clearhead.drawing import console
+
+    screen = console()
+    for line in lines:
+        screen.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _write(found: dict[str, Any], out: Path | None) -> None:
+    """Everything as one line of JSON: into the file, if there is to be one, and out."""
+    from clearhead.harness import write_json
+
+    if out is not None:
+        write_json(out, found)
+    print(json.dumps(found, allow_nan=False))
 
 
 def _parse_shape(text: str) -> tuple[int, int, int, int]:

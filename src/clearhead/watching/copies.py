@@ -210,11 +210,10 @@ class Keeper:
 
 
 def _is_special(x: Tensor) -> bool:
-    """Whether its memory is not simply its own: a subclass, inside torch.func, negated, traced."""
+    """Whether its memory is not simply its own: a subclass, inside torch.func, traced."""
     return (
         type(x) not in (Tensor, nn.Parameter)
         or torch._C._functorch.is_functorch_wrapped_tensor(x)
-        or x.is_neg()
         or torch._C._get_tracing_state() is not None
     )
 
