@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import types
 
 import pytest
 import torch
@@ -149,7 +150,7 @@ def test_gradients_with_options_equal_the_eager_kernel(options, kernel):
 
 @pytest.fixture
 def one_product(monkeypatch):
-    monkeypatch.setattr("clearhead.attention._one_product_is_faster", lambda x: True)
+    monkeypatch.setattr("clearhead.attention._one_product_is_faster", lambda *_: True)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -161,7 +162,7 @@ def test_one_product_equals_three(monkeypatch, bias, kv_heads):
     expected = gradients(module, module, x)
     called = []
     original = torch.nn.functional.linear
-    monkeypatch.setattr("clearhead.attention._one_product_is_faster", lambda x: True)
+    monkeypatch.setattr("clearhead.attention._one_product_is_faster", lambda *_: True)
     monkeypatch.setattr(
         "clearhead.attention.F.linear",
         lambda x, weight, bias=None: called.append(weight.shape) or original(x, weight, bias),
@@ -169,6 +170,22 @@ def test_one_product_equals_three(monkeypatch, bias, kv_heads):
     torch.testing.assert_close(gradients(module, module, x), expected)
     head_dim = 24 // 4
     assert called[0] == (24 + 2 * kv_heads * head_dim, 5)
+
+
+def test_one_product_is_for_learning():
+    """Without a backward pass, putting the weights together costs more than it saves."""
+
+    def tensor(tokens, learns):
+        gpu = types.SimpleNamespace(type="cuda")
+        return types.SimpleNamespace(device=gpu, shape=(1, tokens, 8), requires_grad=learns)
+
+    is_faster = clearhead.attention._one_product_is_faster
+    assert is_faster(tensor(256, False), tensor(1, True))
+    assert is_faster(tensor(256, True), tensor(1, False))
+    assert not is_faster(tensor(255, True), tensor(1, True))
+    assert not is_faster(tensor(256, False), tensor(1, False))
+    with torch.no_grad():
+        assert not is_faster(tensor(256, True), tensor(1, True))
 
 
 @pytest.mark.parametrize("without", [{0}, {1}, {2}, {0, 1}], ids=str)
@@ -179,7 +196,7 @@ def test_only_some_biases(monkeypatch, without):
         [module.W_query, module.W_key, module.W_value][index].bias = None
     x = random_x()
     expected = module(x)
-    monkeypatch.setattr("clearhead.attention._one_product_is_faster", lambda x: True)
+    monkeypatch.setattr("clearhead.attention._one_product_is_faster", lambda *_: True)
     torch.testing.assert_close(module(x), expected)
 
 

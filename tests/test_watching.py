@@ -677,7 +677,9 @@ def test_scripted_code_is_seen():
 def test_other_operators_are_not_heard():
     """The dispatcher skips us for all operators but two: that is why watching costs nothing."""
     heard = []
-    listener = types.SimpleNamespace(hear_attention=heard.append, hear_softmax=lambda: None)
+    listener = types.SimpleNamespace(
+        hear_attention=lambda *call: heard.append(call), hear_softmax=lambda: None
+    )
     dispatcher.listen(listener)
     try:
         x = torch.randn(1, 1, 5, 4, requires_grad=True)

@@ -298,17 +298,18 @@ class MultiHeadAttention(nn.Module):
     def _project_together(self, x: Tensor) -> Sequence[Tensor]:
         """Queries, keys and values of the same tokens, (batch, heads, tokens, head_dim) each.
 
-        On a GPU one large product is faster than three, above all backward. The weights are put
-        together for it each time, which costs little unless there are few tokens.
+        On a GPU one large product is faster than three if there is a backward pass. The weights
+        must be put together for it each time, which costs more than it saves if there is none.
         """
         linears = (self.W_query, self.W_key, self.W_value)
-        if not _one_product_is_faster(x) or not _are_plain(linears):
+        if not _one_product_is_faster(x, linears[0].weight) or not _are_plain(linears):
             return [self._split(linear(x)) for linear in linears]
         weight = torch.cat([linear.weight for linear in linears])
         bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
         batch, tokens, _ = x.shape
         together = F.linear(x, weight, bias).view(batch, tokens, -1, self.head_dim)
-        # (batch, tokens, all heads, head_dim) -> three times (batch, heads, tokens, head_dim)
+        # (batch, tokens, all heads, head_dim) -> three times (batch, heads, tokens, head_dim);
+        # cut before it is turned: that way the gradient is contiguous
         sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
         return [part.transpose(1, 2) for part in torch.split_with_sizes(together, sizes, dim=2)]
 
@@ -382,27 +383,32 @@ class MultiHeadAttention(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _one_product_is_faster(x: Tensor) -> bool:
+def _one_product_is_faster(x: Tensor, weight: Tensor) -> bool:
     if x.device.type != "cuda" or torch.compiler.is_exporting():
         return False
-    return x.shape[0] * x.shape[1] >= _MANY_TOKENS
+    learns = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
+    return learns and x.shape[0] * x.shape[1] >= _MANY_TOKENS
 
 
 def _are_plain(linears: Sequence[nn.Linear]) -> bool:
     """Whether calling them is their products and nothing else: no hook, no adapter, no shards."""
-    biases = [linear.bias is None for linear in linears]
-    if any(biases) != all(biases) or any(_HOOKS_FOR_ALL):
+    if any(_HOOKS_FOR_ALL):
         return False
-    return all(
-        type(linear) is nn.Linear
-        and type(linear.weight) is nn.Parameter
-        and "forward" not in linear.__dict__
-        and not linear._forward_hooks
-        and not linear._forward_pre_hooks
-        and not linear._backward_hooks
-        and not linear._backward_pre_hooks
-        for linear in linears
-    )
+    without_bias = linears[0].bias is None
+    for linear in linears:
+        own = linear.__dict__
+        if (
+            type(linear) is not nn.Linear
+            or type(linear.weight) is not nn.Parameter
+            or (linear.bias is None) is not without_bias
+            or "forward" in own
+            or own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+        ):
+            return False
+    return True
 
 
 def _gpt2_attention(name: str, dropout: float) -> MultiHeadAttention:

@@ -153,9 +153,9 @@ def _why(case: Case) -> str:
     if best["name"].startswith(("fused QKV", "transformers")):
         if case["device"] == "cuda":
             return (
-                "The same kernel; its weights for Q, K and V are one matrix, ours are put together "
-                "in each call. The shorter the call, the more its Python counts: ours checks "
-                "shapes and masks."
+                "The same kernel; its weights for Q, K and V are one matrix. Ours are three, as in "
+                "the book: three products, or one for which they are put together in each call. "
+                "The shorter the call, the more its Python counts: ours checks shapes and masks."
             )
         return "The same kernel; it projects Q, K and V in one product of matrices."
     return "The same kernel; the difference is in what is done around it."

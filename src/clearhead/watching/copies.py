@@ -15,6 +15,8 @@ from clearhead.masks import Mask
 # On the CPU fresh memory costs time, so the less is held the better.
 _SPARE = {"cuda": 2**28}
 
+_ORDINARY = (Tensor, nn.Parameter)
+
 # How many masks are remembered, to keep one copy for all layers.
 _SHARED_MASKS = 8
 
@@ -70,21 +72,6 @@ class Arguments(NamedTuple):
         return q, k, mask
 
 
-def arguments(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Arguments:
-    """The signature of `scaled_dot_product_attention`."""
-    return Arguments(query, key, attn_mask, is_causal, scale, enable_gqa)
-
-
 class OurArguments(NamedTuple):
     """What a call of our own `attend` says of its weights."""
 
@@ -118,20 +105,37 @@ class Keeper:
         self._detach, self._offload = detach, offload
         self.may_share = offload is None
         self._spare = dict(_SPARE)
+        self._paid: set[int] = set()  # where the memory is that was taken from it
         self._masks: dict[object, tuple[tuple[Tensor, ...], Tensor]] = {}
 
-    def keep(self, call: Arguments, sources: tuple[Tensor, ...] | None) -> Arguments:
-        """A call's own copy. `sources` are what its mask was made from, when not itself."""
-        q, k, mask, is_causal, scale, enable_gqa = call
-        if q.is_nested or k.is_nested:
+    def keep(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        sources: tuple[Tensor, ...] | None = None,
+    ) -> Arguments:
+        """A call's own copy, for the arguments of `scaled_dot_product_attention`.
+
+        `sources` are what the mask was made from, when not itself.
+        """
+        if query.is_nested or key.is_nested:
             raise TypeError(
                 "watch: nested tensors have no common length, so they have no map.\n"
                 "  Give the model a filled-up batch with a mask instead."
             )
-        q, k = self.pair(as_computed(q), as_computed(k))
-        if mask is not None:
-            mask = self.mask(mask, sources or (mask,))
-        return Arguments(q, k, mask, is_causal, scale, enable_gqa)
+        if torch._C._is_any_autocast_enabled():
+            query, key = as_computed(query), as_computed(key)
+        q, k = self.pair(query, key)
+        if attn_mask is not None:
+            attn_mask = self.mask(attn_mask, sources or (attn_mask,))
+        return Arguments(q, k, attn_mask, is_causal, scale, enable_gqa)
 
     def keep_ours(
         self, q: Tensor, k: Tensor, mask: Mask | None, scale: float | None
@@ -144,52 +148,48 @@ class Keeper:
         return OurArguments(*self.pair(q, k), mask, scale)
 
     def pair(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys; views of one tensor, as after one projection for all, stay that."""
-        base = q._base if self.may_share and self._detach and not _is_special(q) else None
-        if base is not None and base is k._base and base.dtype == q.dtype == k.dtype:
-            whole = self._share(base, q.nbytes + k.nbytes)
-            if whole is not None:
-                return (
-                    whole.as_strided(q.shape, q.stride(), q.storage_offset()),
-                    whole.as_strided(k.shape, k.stride(), k.storage_offset()),
-                )
-        return self.copy(q), self.copy(k)
+        """Queries and keys; they may be parts of one tensor, as after one projection for all."""
+        base = q._base
+        wanted = q.nbytes + k.nbytes if base is not None and base is k._base else None
+        return self.copy(q, wanted), self.copy(k, wanted)
 
-    def copy(self, x: Tensor) -> Tensor:
-        """The same numbers, whatever happens to the model's tensor."""
-        shared = self._share(x, x.nbytes)
-        if shared is not None:
-            return shared
-        x = x.detach() if self._detach else x
+    def copy(self, x: Tensor, wanted: int | None = None) -> Tensor:
+        """The same numbers, whatever happens to the model's tensor.
+
+        Where possible, a copy that is made when somebody writes. It holds the memory that `x` is a
+        part of: at most twice the bytes `wanted` of it (all of `x` by default), or a little more in
+        all.
+        """
+        if self._detach and x.requires_grad:
+            x = x.detach()
+        if self.may_share and type(x) in _ORDINARY and not _in_other_hands():
+            beyond = x.untyped_storage().nbytes() - 2 * (wanted or x.nbytes)
+            try:
+                if not x._version and (beyond <= 0 or self._spend(beyond, x)):
+                    return torch._lazy_clone(x)
+            except RuntimeError:
+                # A tensor of inference mode does not tell; memory that torch only borrows, as
+                # numpy's, cannot be shared so.
+                pass
         with torch.inference_mode(False) if x.is_inference() else nullcontext():
             if self._offload is not None:
                 return x.to(self._offload, copy=True).contiguous()
             return x.clone(memory_format=torch.contiguous_format)
 
-    def _share(self, x: Tensor, wanted: int) -> Tensor | None:
-        """A copy that is made when somebody writes; None where that is not possible or not wise.
-
-        It holds the memory that `x` is a part of: at most twice the bytes wanted of it, or a
-        little more in all.
-        """
-        if not self.may_share or _is_special(x) or x.is_inference() or x._version:
-            return None
-        beyond = x.untyped_storage().nbytes() - 2 * wanted
-        spare = self._spare.get(x.device.type, 0)
-        if beyond > spare:
-            return None
-        try:
-            shared = torch._lazy_clone(x.detach() if self._detach and x.requires_grad else x)
-        except RuntimeError:  # memory that torch only borrows, as numpy's, cannot be shared so
-            return None
-        if beyond > 0:
-            self._spare[x.device.type] = spare - beyond
-        return shared
+    def _spend(self, beyond: int, x: Tensor) -> bool:
+        """Whether so many bytes may be held beyond what is wanted; they are counted once."""
+        if (place := address(x)) in self._paid:
+            return True
+        left = self._spare.get(x.device.type, 0) - beyond
+        if left >= 0:
+            self._spare[x.device.type] = left
+            self._paid.add(place)
+        return left >= 0
 
     def mask(self, x: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
         """A copy of a mask, or the copy that was made when it came from the same tensors before."""
         x = as_computed(x) if x.is_floating_point() else x
-        if any(_is_special(source) for source in sources):
+        if _in_other_hands() or any(type(source) not in _ORDINARY for source in sources):
             return self.copy(x)
         # An axis that repeats itself is kept once; maps broadcast it.
         x = x[tuple(slice(None) if step else slice(0, 1) for step in x.stride())]
@@ -209,11 +209,10 @@ class Keeper:
         self._masks.clear()
 
 
-def _is_special(x: Tensor) -> bool:
-    """Whether its memory is not simply its own: a subclass, inside torch.func, traced."""
+def _in_other_hands() -> bool:
+    """Whether memory is not simply memory now: inside torch.func, or traced."""
     return (
-        type(x) not in (Tensor, nn.Parameter)
-        or torch._C._functorch.is_functorch_wrapped_tensor(x)
+        torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
     )
 
@@ -240,8 +239,6 @@ def _identity(x: Tensor) -> object:
 
 def as_computed(x: Tensor) -> Tensor:
     """In the dtype that autocast gives to attention, which happens out of our sight."""
-    if not torch._C._is_any_autocast_enabled():
-        return x
     kind = x.device.type
     if x.dtype != torch.float64 and torch.is_autocast_enabled(kind):
         return x.to(torch.get_autocast_dtype(kind))

@@ -24,7 +24,6 @@ from torch.library import Library, fallthrough_kernel
 
 from clearhead.kernels import told
 from clearhead.masks import Mask
-from clearhead.watching.copies import Arguments, arguments
 
 _KEY = "TESTING_ONLY_GenericMode"
 _KEYS = torch._C.DispatchKeySet(torch._C._parse_dispatch_key(_KEY))  # type: ignore[arg-type]  # it is known
@@ -33,8 +32,8 @@ _KEYS = torch._C.DispatchKeySet(torch._C._parse_dispatch_key(_KEY))  # type: ign
 class Listener(Protocol):
     """Who wants to hear of attention."""
 
-    def hear_attention(self, call: Arguments) -> None:
-        """A call of `scaled_dot_product_attention` has been made."""
+    def hear_attention(self, *args: Any, **kwargs: Any) -> None:
+        """A call of `scaled_dot_product_attention` has been made, with these arguments."""
 
     def hear_ours(self, q: Tensor, k: Tensor, mask: Mask | None, scale: float | None) -> None:
         """A call of `clearhead.kernels.attend` has been made."""
@@ -99,9 +98,8 @@ def _attention(*args: Any, **kwargs: Any) -> Tensor:
     with _unheard(), torch._C.DisableTorchFunction():  # modes have seen the call already
         output: Tensor = torch._C._nn.scaled_dot_product_attention(*args, **kwargs)
     if not _in_backward():
-        call = arguments(*args, **kwargs)
         for listener in _here.listeners:
-            listener.hear_attention(call)
+            listener.hear_attention(*args, **kwargs)
     return output
 
 

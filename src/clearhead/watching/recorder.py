@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from clearhead import kernels
 from clearhead.masks import Mask
 from clearhead.watching import dispatcher
-from clearhead.watching.copies import Arguments, Keeper, arguments
+from clearhead.watching.copies import Keeper
 from clearhead.watching.seen import Seen
 
 Selector = str | int | Callable[[str], bool]
@@ -46,15 +46,14 @@ class Recorder(TorchFunctionMode):
         self.seen = Seen(type(model).__name__)
         self.keeper = keeper
         self._model = model
-        self._names = _names(model)
+        self._names, kinds, replaced = _look_over(model)
         self._selectors = selectors
         self._unused = set(range(len(selectors or ())))
         self._chosen: dict[str, bool] = {}  # every attention layer in order: is it kept?
         self._elsewhere = 0
         self._softmax: list[str] = []  # where a model without fused attention has its softmax
         # A forward put into one module may be a CUDA graph, which writes behind torch's back.
-        keeper.may_share &= not any("forward" in module.__dict__ for module in self._names)
-        kinds = {type(module) for module in self._names}
+        keeper.may_share &= not replaced
         self._through_mode = any(issubclass(kind, nn.MultiheadAttention) for kind in kinds)
 
     def start(self) -> None:
@@ -86,9 +85,10 @@ class Recorder(TorchFunctionMode):
 
     # What is heard from the dispatcher.
 
-    def hear_attention(self, call: Arguments) -> None:
+    def hear_attention(self, *args: Any, **kwargs: Any) -> None:
         """A call of `scaled_dot_product_attention`."""
-        self._record(call, None)
+        if (name := self._layer()) is not None:
+            self.seen.add(name, self.keeper.keep(*args, **kwargs))
 
     def hear_ours(self, q: Tensor, k: Tensor, mask: Mask | None, scale: float | None) -> None:
         """A call of `clearhead.kernels.attend`, which knows its mask by name."""
@@ -107,12 +107,10 @@ class Recorder(TorchFunctionMode):
     def fused(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of `scaled_dot_product_attention`."""
         output = func(*args, **kwargs)
-        call = arguments(*args, **kwargs)
-        sources = None
         if (outer := _multihead.innermost()) is not None:
-            sources = outer.masks
             outer.recorded.add(id(self))
-        self._record(call, sources)
+            kwargs = {**kwargs, "sources": outer.masks}
+        self.hear_attention(*args, **kwargs)
         return output
 
     def ours(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -146,7 +144,7 @@ class Recorder(TorchFunctionMode):
             if bias is not None:
                 batch = (-1, outer.heads) if bias.shape[0] > 1 else (1, 1)
                 bias = bias.unflatten(0, batch)
-            self._record(Arguments(q, k, bias, False, 1.0, False), outer.masks)
+            self.hear_attention(q, k, None, bias, scale=1.0, sources=outer.masks)
         return output
 
     def softmax(
@@ -158,10 +156,6 @@ class Recorder(TorchFunctionMode):
         return func(*args, **kwargs)
 
     # Keeping it.
-
-    def _record(self, call: Arguments, sources: tuple[Tensor, ...] | None) -> None:
-        if (name := self._layer()) is not None:
-            self.seen.add(name, self.keeper.keep(call, sources))
 
     def _layer(self) -> str | None:
         """The name of the layer that is running, if it is one to keep."""
@@ -175,22 +169,20 @@ class Recorder(TorchFunctionMode):
 
     def _running(self) -> str | None:
         """The name of the innermost module of the model that is running now."""
-        here: FrameType | None = sys._getframe(1)
+        here: FrameType | None = sys._getframe(3)  # whoever hears, and who tells it, are known
         frame = here
         while frame is not None:
-            if frame.f_code is _CALL and (name := self._name_of(frame.f_locals["self"])):
+            if frame.f_code is _CALL and (name := self._names.get(frame.f_locals["self"])):
                 return name
             frame = frame.f_back
         frame = here  # model.forward(x), not model(x): no module was called
         while frame is not None:
-            named = frame.f_code.co_name == "forward"
-            if named and (name := self._name_of(frame.f_locals.get("self"))):
-                return name
+            if frame.f_code.co_name == "forward":
+                module = frame.f_locals.get("self")
+                if isinstance(module, nn.Module) and (name := self._names.get(module)):
+                    return name
             frame = frame.f_back
         return None
-
-    def _name_of(self, module: object) -> str | None:
-        return self._names.get(module) if isinstance(module, nn.Module) else None
 
     def _choose(self, name: str, place: int) -> bool:
         if self._selectors is None:
@@ -254,19 +246,26 @@ class Recorder(TorchFunctionMode):
         return "\n  ".join(lines)
 
 
-def _names(model: nn.Module) -> dict[nn.Module, str]:
-    """The modules and their names, as `named_modules` has them; three times as fast."""
+def _look_over(model: nn.Module) -> tuple[dict[nn.Module, str], set[type], bool]:
+    """A model's modules with their names, their classes, and whether a forward was put into one.
+
+    The names are those of `named_modules`, which takes three times as long.
+    """
     names = {model: type(model).__name__}  # "" would be a strange name for a layer
+    replaced = "forward" in model.__dict__
 
     def walk(module: nn.Module, prefix: str) -> None:
+        nonlocal replaced
         for name, child in module._modules.items():
             if child is not None and child not in names:
                 names[child] = prefix + name
+                if "forward" in child.__dict__:
+                    replaced = True
                 if child._modules:
                     walk(child, f"{prefix}{name}.")
 
     walk(model, "")
-    return names
+    return names, set(map(type, names)), replaced
 
 
 # nn.MultiheadAttention.
@@ -346,7 +345,7 @@ uncompiled = _Uncompiled()
 
 
 _SEEN_BY: dict[Callable[..., Any], Callable[..., Any]] = {
-    F.scaled_dot_product_attention: Recorder.fused,
+    torch._C._nn.scaled_dot_product_attention: Recorder.fused,
     torch.ops.aten.scaled_dot_product_attention: Recorder.fused,
     torch.ops.aten.scaled_dot_product_attention.default: Recorder.fused,
     kernels.attend: Recorder.ours,
