@@ -34,7 +34,12 @@ def attend(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    return context if empty is None else context.masked_fill(empty, 0.0)
+    if empty is None:
+        return context
+    if not context.requires_grad:
+        return context.masked_fill_(empty, 0.0)  # nobody else has it
+    # Turned, since the copy is contiguous and the heads come side by side next.
+    return context.transpose(1, 2).masked_fill(empty.transpose(1, 2), 0.0).transpose(1, 2)
 
 
 Built = tuple[Tensor | None, Tensor | None]  # what SDPA is told, and the rows to zero afterwards
