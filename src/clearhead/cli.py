@@ -78,6 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # `clearhead explain | head` closes the pipe early
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror}")
     except typer.Abort:
         sys.exit(130)
     except Exception as error:
@@ -245,12 +249,8 @@ def explain(
         index, remark = following.find_query(example.trace.tokens, query)
     chosen = example.trace.steps if step is None else explaining.select(example, step)
     if out is not None:
-        first = None if step is None else chosen[0].number
         try:
-            if out.suffix.lower() == ".json":
-                explaining.save_json(example, chosen, index, out)
-            else:
-                explaining.save(example, out, query=index, step=first)
+            explaining.save(example, out, query=index, chosen=None if step is None else chosen)
         except OSError as error:
             said = f"{out}: {error.strerror}" if error.strerror else str(error)
             raise ValueError(f"--out {said}") from None

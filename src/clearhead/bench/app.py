@@ -12,7 +12,7 @@ from clearhead.bench.everything import everything
 from clearhead.bench.options import Device, Dtype, check_device, check_file, progress
 
 app = typer.Typer(
-    help="Side-by-side measurements: equality first, then interleaved rounds.",
+    help="Measure ours beside the others, once they are proven equal.",
     no_args_is_help=True,
 )
 
@@ -243,7 +243,12 @@ def watch(
         typer.Option(help="batch,tokens; may be repeated.", metavar="B,N"),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of each case.")] = 20,
-    layers: Annotated[int, typer.Option(min=1, help="The model's layers.")] = 12,
+    config: Annotated[
+        str, typer.Option(help="The model's size: gpt2-small to gpt2-xl.", metavar="NAME")
+    ] = "gpt2-small",
+    layers: Annotated[
+        int | None, typer.Option(min=1, help="The model's layers, if not those of its size.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the JSON to this file.")] = None,
 ) -> None:
     """Compare GPT-2 watched with GPT-2 plain: what looking costs.
@@ -258,7 +263,9 @@ def watch(
     from clearhead.bench.watching import CASES, CUDA_CASES, Settings, draw, measure
 
     usual = CUDA_CASES if device is Device.cuda else CASES
-    settings = Settings(sizes or usual, device.value, dtype.value, rounds, layers=layers)
+    settings = Settings(
+        sizes or usual, device.value, dtype.value, rounds, config=config, layers=layers
+    )
     with progress() as say:
         found = measure(settings, say=say)
     _show(draw(found))

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,8 @@ def _cuda_parts(name: str) -> Iterator[Part]:
     run = _fused(SWEEP_CUDA[:-1], "float32", seconds=4)
     yield Part("sweep-float32", f"attention-{name}-sweep-float32.json", 1.5, run)
     yield Part("watch", f"watch-{name}.json", 0.5, _watch)
+    run = partial(_watch, config="gpt2-xl")
+    yield Part("watch-gpt2-xl", f"watch-{name}-gpt2-xl.json", 0.5, run)
     yield Part("dropout", f"attention-{name}-dropout.json", 0.5, _sections("dropout", seconds=4))
     both = _sections("window", "padding", seconds=4)
     yield Part("window-padding", f"attention-{name}-window-padding.json", 0.7, both)
@@ -291,7 +294,7 @@ def _generate(job: Job) -> dict[str, Any]:
     return generate.measure(settings, say=job.say)
 
 
-def _watch(job: Job) -> dict[str, Any]:
+def _watch(job: Job, config: str = "gpt2-small") -> dict[str, Any]:
     cases = watching.CUDA_CASES if job.device == "cuda" else watching.CASES
     settings = watching.Settings(
         cases=[(2, 16)] if job.quick else cases,
@@ -300,7 +303,8 @@ def _watch(job: Job) -> dict[str, Any]:
         rounds=1 if job.quick else 40,
         seconds=5.0 if job.device == "cuda" else 60.0,
         minutes=job.minutes,
-        layers=1 if job.quick else 12,
+        config=config,
+        layers=1 if job.quick else None,
     )
     return watching.measure(settings, say=job.say)
 

@@ -1,6 +1,6 @@
 """The benchmark of watch(): a forward pass watched beside the same one plain.
 
-GPT-2 small of Hugging Face with random weights. Equality first: what the watched model gives must
+A GPT-2 of Hugging Face with random weights. Equality first: what the watched model gives must
 be the plain one's, bit for bit. Opening and closing the `with` block is part of what is timed.
 """
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from clearhead import harness
+from clearhead.configs import find_config
 from clearhead.watching import watch
 
 CASES = ((1, 512), (8, 512), (8, 1024))
@@ -38,7 +39,8 @@ class Settings:
         rounds: Interleaved rounds of each case.
         seconds: The rounds of one case end after this time.
         minutes: All cases together should end after this time.
-        layers: The model's layers.
+        config: The model's size, by its name in `GPT2_CONFIGS`.
+        layers: The model's layers; None = as the config says.
     """
 
     cases: Sequence[tuple[int, int]] = CASES
@@ -47,7 +49,8 @@ class Settings:
     rounds: int = 20
     seconds: float = 60.0
     minutes: float = math.inf
-    layers: int = 12
+    config: str = "gpt2-small"
+    layers: int | None = None
 
 
 def measure(
@@ -76,7 +79,13 @@ def measure(
     transformers: Any = import_module("transformers")
     torch.manual_seed(0)
     longest = max(tokens for _, tokens in settings.cases)
-    config = transformers.GPT2Config(n_layer=settings.layers, n_positions=max(1024, longest))
+    size = find_config(settings.config)
+    config = transformers.GPT2Config(
+        n_embd=size["d_model"],
+        n_head=size["num_heads"],
+        n_layer=size["num_layers"] if settings.layers is None else settings.layers,
+        n_positions=max(size["context_length"], longest),
+    )
     model = transformers.GPT2Model(config).to(settings.device, getattr(torch, settings.dtype))
     model.eval()
     millions = round(sum(parameter.numel() for parameter in model.parameters()) / 1e6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,17 +19,23 @@ def save(
     page: Callable[[], Page],
     *,
     tensors: Callable[[Path], None] | None = None,
+    data: Callable[[], object] | None = None,
 ) -> None:
-    """Write a page, a figure or tensors, as the end of the name says.
+    """Write a page, a figure, tensors or data, as the end of the name says.
 
     Args:
-        path: The file: `.html`, `.svg`, `.png`, `.pdf`, or `.safetensors` where there is `tensors`.
+        path: The file: `.html`, `.svg`, `.png`, `.pdf`, `.safetensors` where there is `tensors`, or
+            `.json` where there is `data`.
         page: Makes what a page or a figure shows; called when one is wanted.
         tensors: Writes a safetensors file.
+        data: Makes what a JSON file holds; called when one is wanted.
     """
     path = Path(path)
-    known = (".html", *FIGURES, *((".safetensors",) if tensors is not None else ()))
-    if path.suffix not in known:
+    kind = path.suffix.lower()
+    known = [".html", *FIGURES]
+    known += [".json"] if data is not None else []
+    known += [".safetensors"] if tensors is not None else []
+    if kind not in known:
         raise ValueError(
             f"{path}: the end of the name decides the format, and {path.suffix or 'no end'!r} is "
             f"none that is known here.\n  There are {', '.join(known)}: "
@@ -36,14 +43,19 @@ def save(
         )
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {path.parent}. Make it first.")
-    if path.suffix == ".html":
+    if kind == ".html":
         text = page().html()
         with beside(path) as file:
             file.write_text(text, encoding="ascii", newline="\n")
-    elif path.suffix in FIGURES:
+    elif kind in FIGURES:
         from clearhead.drawing import figures
 
         figures.save(path, page())
+    elif kind == ".json":
+        assert data is not None
+        text = json.dumps(data(), allow_nan=False)
+        with beside(path) as file:
+            file.write_text(text + "\n", encoding="utf-8")
     else:
         assert tensors is not None
         with beside(path) as file:

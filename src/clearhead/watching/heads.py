@@ -85,7 +85,7 @@ class HeadTable:
             if place == 0 or row.layer != self.rows[place - 1].layer:
                 layers[place] = drawing.visible(row.layer)  # long: on a line of its own
         drop = [head.index(title) for title in _LEAST_FIRST if title in head]
-        more = "--json has all."
+        more = "--json has all, and so has .rows in Python."
         fitting = drawing.FittingTable(head, cells, left=2, drop=drop, titles=layers, more=more)
         words = "Means over all queries. entropy in nats, away in tokens; the rest is weight: "
         words += "on the token before, on the first token"

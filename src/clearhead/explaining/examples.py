@@ -1,29 +1,21 @@
-"""What `clearhead explain` shows: a text on its way to context vectors, drawn or as JSON."""
+"""A text, and the attention that it goes through: random weights, a GPT-2's, or the lab's."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Group, RenderableType
-from rich.text import Text
 
-from clearhead import drawing, following, lab, ladder
+from clearhead import lab, ladder
 from clearhead.attention import MultiHeadAttention
-from clearhead.drawing import saving
-from clearhead.drawing.page import Page
 from clearhead.embedding import Embedding
 from clearhead.gpt2 import reading, speaking
 from clearhead.gpt2.model import GPT2
 from clearhead.lab import reading as typed
 from clearhead.lab.model import trained_file
 from clearhead.shapes import check_heads
-from clearhead.steps import Step
 from clearhead.text import GPT2Tokenizer, WordTokenizer
 from clearhead.tracing import Trace, trace
 
@@ -39,7 +31,6 @@ BOOK_VECTORS = [
 ]
 ONE_HEAD = ("simplified", "self", "causal")
 MOST_TOKENS = 1024  # the n x n tables of every step are kept
-SHOWN = 16  # rows and columns of a table in the terminal
 
 
 @dataclass(frozen=True)
@@ -286,185 +277,3 @@ def _module(variant: str, d_in: int, d_out: int, tokens: int, heads: int) -> tup
             encoder = ladder.EncoderAttention(d_out, heads)
             return encoder, f"module = EncoderAttention({d_out}, num_heads={heads})"
     raise ValueError(f"no variant is called {variant!r}.")
-
-
-def select(example: Example, number: str) -> list[Step]:
-    """The steps of this number; "4" means 4a to 4d."""
-    steps = example.trace.steps
-    chosen = [step for step in steps if number in (step.number, step.number.rstrip("abcd"))]
-    if not chosen:
-        numbers = ", ".join(step.number for step in steps)
-        raise ValueError(
-            f"--step {number}: the variant {example.variant} has no such step.\n"
-            f"  Its steps are {numbers}."
-        )
-    return chosen
-
-
-def script(example: Example, chosen: Sequence[Step]) -> str:
-    """A complete program that prints the tensors of the chosen steps."""
-    steps = example.trace.steps
-    lines = [example.setup]
-    for step in steps[: steps.index(chosen[-1]) + 1]:
-        lines += ["", f"# {step.number} {step.title}", step.code]
-    lines += ["", "torch.set_printoptions(precision=4, sci_mode=False)"]
-    lines += [f"print({name})" for step in chosen for name in step.tensors]
-    return "\n".join(lines)
-
-
-def to_json(example: Example, chosen: Sequence[Step], query: int | None) -> dict[str, Any]:
-    """Everything, for programs. A number that JSON has no word for (-inf) becomes null."""
-    seen = example.trace
-    return {
-        "schema": 1,
-        "text": example.text,
-        "tokenizer": example.tokenizer,
-        "tokens": list(seen.tokens),
-        "ids": example.ids,
-        "variant": example.variant,
-        "form": seen.form,
-        "seed": example.seed,
-        "trained": example.model is not None,
-        "model": example.model,
-        "layer": example.layer,
-        "query": None if query is None else {"index": query, "token": seen.tokens[query]},
-        "gap": seen.gap,
-        "notes": list(seen.notes),
-        "x": {"shape": list(seen.x.shape), "values": _finite(seen.x.tolist())},
-        "setup": example.setup,
-        "steps": [
-            {
-                "number": step.number,
-                "title": step.title,
-                "operation": step.operation,
-                "formula": step.formula,
-                "before": [list(dim) for dim in step.before],
-                "after": [list(dim) for dim in step.after],
-                "tensors": {
-                    name: {
-                        "dims": [list(dim) for dim in step.dims[name]],
-                        "shape": list(tensor.shape),
-                        "values": _finite(tensor.tolist()),
-                    }
-                    for name, tensor in step.tensors.items()
-                },
-                "code": step.code,
-            }
-            for step in chosen
-        ],
-    }
-
-
-def _finite(values: Any) -> Any:
-    if isinstance(values, list):
-        return [_finite(value) for value in values]
-    return values if math.isfinite(values) else None
-
-
-def save(
-    example: Example, path: Path, *, query: int | None = None, step: str | None = None
-) -> None:
-    """Write the example as a page, or as a figure of its weights.
-
-    Args:
-        example: What is explained.
-        path: The file; its end decides.
-        query: The token that the page follows first.
-        step: The step that the page shows first.
-    """
-
-    def page() -> Page:
-        made = example.trace.page(title=example.text, notes=[_whose_weights(example)])
-        given = {"query": query, "step": step}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        return replace(made, start={**made.start, **chosen})
-
-    saving.save(path, page)
-
-
-def save_json(example: Example, chosen: Sequence[Step], query: int | None, path: Path) -> None:
-    """Write what `to_json` gives."""
-    with saving.beside(path) as file:
-        text = json.dumps(to_json(example, chosen, query), allow_nan=False)
-        file.write_text(text + "\n", encoding="utf-8")
-
-
-# Drawing.
-
-
-def _whose_weights(example: Example) -> str:
-    if example.model is not None:
-        return (
-            f"Layer {example.layer} of {example.model}, with the model's own weights. x is what "
-            "its attention reads: the vectors after the layers before, normed."
-        )
-    if example.variant == "simplified" and example.ids is None:
-        return "Untrained: this form has no weights, and the vectors are the book's."
-    random = f"random {'embeddings' if example.variant == 'simplified' else 'weights'}"
-    return f"Untrained, {random} (seed {example.seed}): how attention works, not what it learns."
-
-
-def draw_head(example: Example) -> RenderableType:
-    """The text, its tokens, and whose weights these are."""
-    seen = example.trace
-    shown = [f"{i} {drawing.shorten(token, 20)}" for i, token in enumerate(seen.tokens[:40])]
-    rest = [f"and {len(seen.tokens) - 40} more"] if len(seen.tokens) > 40 else []
-    lines: list[RenderableType] = [
-        drawing.Flow("Text  ", [drawing.shorten(example.text, 160)]),
-        drawing.Flow("Tokens", shown + rest),
-    ]
-    if example.ids is not None:
-        lines.append(drawing.Flow("Ids   ", [str(i) for i in example.ids[:40]] + rest, gap=" "))
-    return Group(
-        *lines,
-        Text(_whose_weights(example)),
-        *(Text(f"Note: {note}") for note in seen.notes),
-    )
-
-
-def draw_all(example: Example) -> RenderableType:
-    """Head, all steps, and what came out."""
-    parts: list[RenderableType] = [draw_head(example), Text()]
-    for step in example.trace.steps:
-        parts += [step, Text()]
-    return Group(*parts, draw_result(example))
-
-
-def draw_result(example: Example) -> RenderableType:
-    """The attention of each head, and the context vectors."""
-    seen = example.trace
-    hint = "Each row is a query and adds up to 1; each column is a key."
-    hint += " A · is hidden." if seen.hidden is not None else ""
-    parts: list[RenderableType] = [
-        Text("Who attends to whom", style="bold"),
-        Text(hint),
-        seen.draw_weights(limit=SHOWN),
-        *((Text(), Text("All of it"), seen.draw_maps()) if len(seen.tokens) > SHOWN else ()),
-        Text(),
-        Text("Context vectors", style="bold"),
-        Text("What attention gives: one vector per token, mixed from the tokens it attends to."),
-        seen.draw_output(limit=SHOWN),
-    ]
-    if max(len(seen.tokens), seen.output.shape[-1]) > SHOWN:
-        parts += [Text(), Text("The tables are cut. To see all numbers: --json")]
-    return Group(*parts)
-
-
-def draw_step(example: Example, chosen: Sequence[Step]) -> RenderableType:
-    """Head, the chosen steps, and the program that gives their numbers."""
-    parts: list[RenderableType] = [draw_head(example), Text()]
-    for step in chosen:
-        parts += [step, Text()]
-    return Group(*parts, Text("The PyTorch that gives these numbers, ready to run:"))
-
-
-def draw_query(example: Example, index: int, remark: str | None) -> RenderableType:
-    """Head, one query on its way through all steps, and what came out."""
-    return Group(
-        draw_head(example),
-        *([Text(f"Note: {remark}")] if remark else []),
-        Text(),
-        following.draw_query(example.trace, index, limit=SHOWN),
-        Text("All tokens at once give the same numbers:\n"),
-        draw_result(example),
-    )
