@@ -824,7 +824,7 @@ def test_memory_is_counted():
     with watch(model) as seen:
         model(IDS)
     assert seen.nbytes == 2 * 2 * IDS.numel() * 12 * 4
-    assert repr(seen) == "Seen(GPT2LMHeadModel: 2 layers, 2 calls, 0.0 MiB held)"
+    assert repr(seen) == "Seen(GPT2LMHeadModel: 2 layers, 2 calls, 4.1 KiB held)"
 
 
 @pytest.mark.parametrize("detach", [True, False])

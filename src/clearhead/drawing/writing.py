@@ -66,6 +66,20 @@ def shorten(text: str, width: int) -> str:
     return set_cell_size(text, max(width - 1, 0)).rstrip() + "…"
 
 
+def memory(size: int) -> str:
+    """So many bytes as people write them.
+
+    >>> memory(304), memory(1536), memory(8 * 2**20), memory(51 * 10**9)
+    ('304 bytes', '1.5 KiB', '8.0 MiB', '47.5 GiB')
+    """
+    if size < 1024:
+        return f"{size} bytes"
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB")):
+        if size >= 2**power:
+            return f"{size / 2**power:,.1f} {unit}"
+    return f"{size / 1024:.1f} KiB"
+
+
 def number(value: float, decimals: int = 4) -> str:
     """One number as people write it.
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead.drawing.writing import memory
 from clearhead.kernels import statistics
 from clearhead.kernels.scores import Scores
 from clearhead.maps.display import Display
@@ -99,7 +100,7 @@ class AttentionMap(Display):
         batch, heads, queries, keys = self.shape
         return (
             f"AttentionMap(batch={batch}, heads={heads}, queries={queries}, keys={keys}, "
-            f"{self.nbytes / 2**20:.1f} MiB held, {self._dense_bytes() / 2**20:.1f} MiB if built)"
+            f"{memory(self.nbytes)} held, {memory(self._dense_bytes())} if built)"
         )
 
     # Looking.
@@ -142,8 +143,8 @@ class AttentionMap(Display):
         if needed > allowed:
             batch, heads, queries, keys = self.shape
             raise MemoryError(
-                f"{batch} × {heads} × {queries} × {keys} weights take {needed / 2**20:,.0f} MiB; "
-                f"allowed are {allowed / 2**20:,.0f} MiB ({free / 2**20:,.0f} MiB are free).\n"
+                f"{batch} × {heads} × {queries} × {keys} weights take {memory(needed)}; "
+                f"allowed are {memory(allowed)} ({memory(free)} are free).\n"
                 "  Take a part (m[0, 3, 100:132]), a picture of the whole (m.thumbnail(256, 256)), "
                 "a statistic (m.entropy(), m.received(), m.top(5)), or raise budget=."
             )

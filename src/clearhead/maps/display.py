@@ -86,7 +86,7 @@ class Display(LazyWeights):
         cells = math.prod(self.shape[1:])
         if cells > 2 * MOST_CELLS_IN_A_NOTEBOOK:
             return too_large_for_a_notebook(repr(self), cells)
-        return self.page(title=repr(self)).frame()
+        return self.page().frame()
 
     def plot(
         self,

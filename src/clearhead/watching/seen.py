@@ -19,6 +19,7 @@ from torch import Tensor
 
 from clearhead.drawing.page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
 from clearhead.drawing.saving import save
+from clearhead.drawing.writing import memory
 from clearhead.maps import AttentionMap
 from clearhead.masks import Mask
 from clearhead.version import __version__
@@ -117,7 +118,7 @@ class Seen(Mapping[str, AttentionMap]):
     def __repr__(self) -> str:
         return (
             f"Seen({self.model}: {len(self)} layers, {len(self.calls)} calls, "
-            f"{self.nbytes / 2**20:.1f} MiB held)"
+            f"{memory(self.nbytes)} held)"
         )
 
     def heads(
