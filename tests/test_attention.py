@@ -175,17 +175,19 @@ def test_one_product_equals_three(monkeypatch, bias, kv_heads):
 def test_one_product_is_for_learning():
     """Without a backward pass, putting the weights together costs more than it saves."""
 
-    def tensor(tokens, learns):
+    def x(tokens, learns=False):
         gpu = types.SimpleNamespace(type="cuda")
         return types.SimpleNamespace(device=gpu, shape=(1, tokens, 8), requires_grad=learns)
 
     is_faster = clearhead.attention._one_product_is_faster
-    assert is_faster(tensor(256, False), tensor(1, True))
-    assert is_faster(tensor(256, True), tensor(1, False))
-    assert not is_faster(tensor(255, True), tensor(1, True))
-    assert not is_faster(tensor(256, False), tensor(1, False))
+    learning = [nn.Linear(2, 2).requires_grad_(name == "value") for name in ("query", "value")]
+    frozen = [nn.Linear(2, 2).requires_grad_(False) for _ in range(3)]
+    assert is_faster(x(256), learning)
+    assert is_faster(x(256, learns=True), frozen)
+    assert not is_faster(x(255, learns=True), learning)
+    assert not is_faster(x(256), frozen)
     with torch.no_grad():
-        assert not is_faster(tensor(256, True), tensor(1, True))
+        assert not is_faster(x(256, learns=True), learning)
 
 
 @pytest.mark.parametrize("without", [{0}, {1}, {2}, {0, 1}], ids=str)

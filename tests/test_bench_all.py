@@ -192,6 +192,9 @@ def test_watch_command(tmp_path):
     done = CliRunner().invoke(app, ["watch", "--size", "8"])
     assert done.exit_code == 2
     assert "batch,tokens" in done.output
+    done = CliRunner().invoke(app, ["watch", "--config", "gpt3"])
+    assert done.exit_code == 2
+    assert "gpt2-xl" in done.output
 
 
 # The page and its charts, from numbers that are easy to find again.

@@ -332,7 +332,9 @@ def test_hostile_text(ok):
         (["explain", "a", "--nonsense"], "--nonsense"),
         (["explode"], "explode"),
         (["explain", "a", "-o", "x.doc"], "There are .html, .svg, .png, .pdf, .json: try x.html."),
+        (["explain", "a", "-o", ""], "The name of the file is empty."),
         (["heads", "--model", "x" * 300, "a"], "x: File name too long"),
+        (["export", "x" * 300 + ".onnx"], "x.onnx: File name too long"),
         (["\x1b[31m"], r"\x1b[31m"),
         (
             ["info", "--d-model", "1024", "--heads", "24"],

@@ -113,6 +113,20 @@ def test_rows_that_see_nothing_where_the_kernel_does_not_zero_them(name, monkeyp
     torch.testing.assert_close(run("sdpa", q, k, v, mask), run("eager", q, k, v, mask))
 
 
+def test_rows_that_see_nothing_inside_two_transforms(monkeypatch):
+    """The inner one sees no gradient, and the outer one needs what is emptied."""
+    monkeypatch.setattr(sdpa, "_zeroes_empty_rows", lambda q: False)
+    q, k, v = random_qkv(queries=5, keys=5)
+    mask = Mask.padding([5] * (len(q) - 1) + [0])
+
+    def outer(q, kernel):
+        inside = torch.func.grad(lambda z: (attend(q, k, v, mask, kernel=kernel).sum() * z).sum())
+        return inside(torch.ones(3, dtype=q.dtype)).sum()
+
+    found, expected = (torch.func.grad(outer)(q, kernel) for kernel in ("sdpa", "eager"))
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("queries", [5, 13])
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_that_are_kept(name, queries, monkeypatch):

@@ -934,26 +934,61 @@ def test_gradients_of_a_map_that_was_first_seen_without_them(axes):
     assert all(gradient.any() for gradient in found)
 
 
-def test_memory_that_is_held_for_small_parts_has_an_end(monkeypatch):
+@pytest.mark.parametrize("one", [False, True], ids=["many tensors", "one for all"])
+def test_memory_that_is_held_for_small_parts_has_an_end(monkeypatch, one):
+    """Also when each part is written to, as a kernel does that asks for its address."""
     monkeypatch.setattr("clearhead.watching.copies._SPARE", {"cpu": 10_000})
 
     def call(q):
+        whole = torch.randn(2, 300)
         for _ in range(20):
-            part = torch.randn(2, 300)[:1, :10].view(1, 1, 5, 2)
+            part = (whole if one else torch.randn(2, 300))[:1, :10].view(1, 1, 5, 2)
             F.scaled_dot_product_attention(part, part, part)
 
     model = Calls(call)
     with watch(model) as seen:
         model(torch.zeros(1))
-    assert 10_000 < seen.nbytes < 10_000 + 20 * 2 * 100
+    for call in seen.calls:
+        call.map._scores.q.data_ptr()
+    assert 2 * 2400 < seen.nbytes < 10_000 + 20 * 2 * 100
 
 
-def test_a_forward_put_into_a_module_may_write_behind_torchs_back():
+def test_queries_and_keys_of_one_projection_stay_one_memory():
+    model = build(transformers.GPT2LMHeadModel, gpt2())
+    with torch.no_grad(), watch(model) as seen:
+        model(IDS, use_cache=False)
+    before = seen.nbytes
+    for call in seen.calls:
+        for part in (call.map._scores.q, call.map._scores.k):
+            part.data_ptr()  # counts as a write, as what Triton does with it
+    assert seen.nbytes == before
+
+
+def test_a_tensor_of_another_class_is_copied():
+    class Other(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+    q = torch.randn(1, 2, 5, 7).as_subclass(Other)
+    told = weights_of(*[torch.Tensor(q.clone())] * 2)
+    model = Calls(lambda q: F.scaled_dot_product_attention(q, q, q))
+    with watch(model) as seen:
+        model(q)
+    address = seen["Calls"]._scores.q.untyped_storage()._cdata
+    assert address != q.untyped_storage()._cdata
+    assert not torch._C._is_cow_tensor(seen["Calls"]._scores.q)
+    assert_close(seen["Calls"].dense(), told)
+
+
+@pytest.mark.parametrize("where", ["child", "root"])
+def test_a_forward_put_into_a_module_may_write_behind_torchs_back(where):
     """As `torch.cuda.make_graphed_callables` does: its outputs are always the same memory."""
     q = torch.randn(1, 2, 5, 7)
     model = Calls(lambda q: F.scaled_dot_product_attention(q, q, q))
     model.inner = nn.Linear(2, 2)
-    model.inner.forward = lambda x: x
+    if where == "child":
+        model.inner.forward = lambda x: x
+    else:
+        model.forward = model.forward
     alias = q.numpy()
     told = weights_of(q, q)
     with watch(model) as seen:

@@ -299,10 +299,11 @@ class MultiHeadAttention(nn.Module):
         """Queries, keys and values of the same tokens, (batch, heads, tokens, head_dim) each.
 
         On a GPU one large product is faster than three if there is a backward pass. The weights
-        must be put together for it each time, which costs more than it saves if there is none.
+        must be put together for it each time, which costs more than it saves if there is none. The
+        two may differ in the last bit.
         """
         linears = (self.W_query, self.W_key, self.W_value)
-        if not _one_product_is_faster(x, linears[0].weight) or not _are_plain(linears):
+        if not _one_product_is_faster(x, linears) or not _are_plain(linears):
             return [self._split(linear(x)) for linear in linears]
         weight = torch.cat([linear.weight for linear in linears])
         bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
@@ -383,10 +384,10 @@ class MultiHeadAttention(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _one_product_is_faster(x: Tensor, weight: Tensor) -> bool:
-    if x.device.type != "cuda" or torch.compiler.is_exporting():
+def _one_product_is_faster(x: Tensor, linears: Sequence[nn.Linear]) -> bool:
+    if x.device.type != "cuda" or torch.compiler.is_exporting() or not torch.is_grad_enabled():
         return False
-    learns = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
+    learns = x.requires_grad or any(linear.weight.requires_grad for linear in linears)
     return learns and x.shape[0] * x.shape[1] >= _MANY_TOKENS
 
 

@@ -10,6 +10,7 @@ import typer
 
 from clearhead.bench.everything import everything
 from clearhead.bench.options import Device, Dtype, check_device, check_file, progress
+from clearhead.configs import GPT2_CONFIGS
 
 app = typer.Typer(
     help="Measure ours beside the others, once they are proven equal.",
@@ -257,6 +258,8 @@ def watch(
     JSON. About five minutes on two cores.
     """
     sizes = [_parse_size(text) for text in size or ()]
+    if config not in GPT2_CONFIGS:
+        raise typer.BadParameter(f"there are {', '.join(GPT2_CONFIGS)}.", param_hint="--config")
     check_file(out)
     check_device(device)
 

@@ -35,6 +35,8 @@ def save(
     known = [".html", *FIGURES]
     known += [".json"] if data is not None else []
     known += [".safetensors"] if tensors is not None else []
+    if not path.name:
+        raise ValueError("The name of the file is empty.")
     if kind not in known:
         raise ValueError(
             f"{path}: the end of the name decides the format, and {path.suffix or 'no end'!r} is "

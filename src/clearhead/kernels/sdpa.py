@@ -36,8 +36,8 @@ def attend(
     )
     if empty is None:
         return context
-    if not context.requires_grad:
-        return context.masked_fill_(empty, 0.0)  # nobody else has it
+    if not context.requires_grad and not torch.compiler.is_compiling() and _is_real(context):
+        return context.masked_fill_(empty, 0.0)  # nobody else has it, not even a backward pass
     # Turned, since the copy is contiguous and the heads come side by side next.
     return context.transpose(1, 2).masked_fill(empty.transpose(1, 2), 0.0).transpose(1, 2)
 

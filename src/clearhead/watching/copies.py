@@ -105,7 +105,6 @@ class Keeper:
         self._detach, self._offload = detach, offload
         self.may_share = offload is None
         self._spare = dict(_SPARE)
-        self._paid: set[int] = set()  # where the memory is that was taken from it
         self._masks: dict[object, tuple[tuple[Tensor, ...], Tensor]] = {}
 
     def keep(
@@ -148,43 +147,46 @@ class Keeper:
         return OurArguments(*self.pair(q, k), mask, scale)
 
     def pair(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys; they may be parts of one tensor, as after one projection for all."""
-        base = q._base
-        wanted = q.nbytes + k.nbytes if base is not None and base is k._base else None
-        return self.copy(q, wanted), self.copy(k, wanted)
+        """Queries and keys; parts of one tensor, as after one projection for all, stay that."""
+        base = q._base if self._detach else None
+        if base is not None and base is k._base and base.dtype == q.dtype == k.dtype:
+            shared = self._share(q, q.nbytes + k.nbytes)
+            if shared is not None:
+                return shared, shared.as_strided(k.shape, k.stride(), k.storage_offset())
+        return self.copy(q), self.copy(k)
 
-    def copy(self, x: Tensor, wanted: int | None = None) -> Tensor:
-        """The same numbers, whatever happens to the model's tensor.
-
-        Where possible, a copy that is made when somebody writes. It holds the memory that `x` is a
-        part of: at most twice the bytes `wanted` of it (all of `x` by default), or a little more in
-        all.
-        """
-        if self._detach and x.requires_grad:
-            x = x.detach()
-        if self.may_share and type(x) in _ORDINARY and not _in_other_hands():
-            beyond = x.untyped_storage().nbytes() - 2 * (wanted or x.nbytes)
-            try:
-                if not x._version and (beyond <= 0 or self._spend(beyond, x)):
-                    return torch._lazy_clone(x)
-            except RuntimeError:
-                # A tensor of inference mode does not tell; memory that torch only borrows, as
-                # numpy's, cannot be shared so.
-                pass
+    def copy(self, x: Tensor) -> Tensor:
+        """The same numbers, whatever happens to the model's tensor."""
+        shared = self._share(x, x.nbytes)
+        if shared is not None:
+            return shared
+        x = x.detach() if self._detach else x
         with torch.inference_mode(False) if x.is_inference() else nullcontext():
             if self._offload is not None:
                 return x.to(self._offload, copy=True).contiguous()
             return x.clone(memory_format=torch.contiguous_format)
 
-    def _spend(self, beyond: int, x: Tensor) -> bool:
-        """Whether so many bytes may be held beyond what is wanted; they are counted once."""
-        if (place := address(x)) in self._paid:
-            return True
-        left = self._spare.get(x.device.type, 0) - beyond
-        if left >= 0:
-            self._spare[x.device.type] = left
-            self._paid.add(place)
-        return left >= 0
+    def _share(self, x: Tensor, wanted: int) -> Tensor | None:
+        """A copy that is made when somebody writes; None where that is not possible or not wise.
+
+        It holds the memory that `x` is a part of: at most twice the bytes wanted of it, or a
+        little more in all.
+        """
+        if not self.may_share or type(x) not in _ORDINARY or x.is_inference() or x._version:
+            return None
+        if _in_other_hands():
+            return None
+        beyond = x.untyped_storage().nbytes() - 2 * wanted
+        spare = self._spare.get(x.device.type, 0) if beyond > 0 else 0
+        if beyond > spare:
+            return None
+        try:
+            shared = torch._lazy_clone(x.detach() if self._detach and x.requires_grad else x)
+        except RuntimeError:  # memory that torch only borrows, as numpy's, cannot be shared so
+            return None
+        if beyond > 0:
+            self._spare[x.device.type] = spare - beyond
+        return shared
 
     def mask(self, x: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
         """A copy of a mask, or the copy that was made when it came from the same tensors before."""
