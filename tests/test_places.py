@@ -5,8 +5,9 @@ import ast
 import pytest
 
 from checker_here import Here
-from clearhead.checker.diagnose import check_class
+from clearhead.checker.diagnose import check_class, check_source
 from clearhead.checker.hints import Text, dropped_mask, locate, used_by
+from clearhead.checker.isolate import Limits
 
 HEADS = """\
 import torch
@@ -117,3 +118,22 @@ def test_what_is_used():
     assert used_by(Text("class A: ...", 1, "A", "class A(:")) == ()
     loop = "class A:\n    def f(self): return B()\nclass B:\n    def f(self): return A(), B()\n"
     assert [part.name for part in used_by(text_of(loop, "A"))] == ["B"]
+
+
+def test_a_loop_at_the_top_of_a_file_is_named():
+    """There was only "timeout: no answer in 20 s"."""
+    source = "import torch\nx = 0\nwhile True:\n    x += 1\n"
+    (report,) = check_source(source, "loop.py", limits=Limits(seconds=2))
+    (found,) = report.findings
+    assert (report.verdict, found.line in (3, 4), found.evidence) == ("error", True, "")
+    assert "at import, timeout: it was still running after 1.8 s" in found.says
+    assert found.says.endswith("A loop at the top of the file, perhaps: training, or a game.")
+    assert 'if __name__ == "__main__":' in found.fix
+
+
+def test_a_question_at_the_top_of_a_file_is_named():
+    (report,) = check_source("n = int(input('heads? '))\n", "asks.py")
+    (found,) = report.findings
+    assert (report.verdict, found.line) == ("error", 1)
+    assert found.says.endswith("EOFError: EOF when reading a line. Nobody answers input() here.")
+    assert 'if __name__ == "__main__":' in found.fix

@@ -155,7 +155,7 @@ def text_of(source: str, info: ClassInfo) -> Text:
 
 @functools.lru_cache(maxsize=64)
 def used_by(text: Text) -> tuple[Text, ...]:
-    """The classes and functions of the same file that a class uses, and those that they use.
+    r"""The classes and functions of the same file that a class uses, and those that they use.
 
     >>> file = "def f(): ...\nclass A:\n    def g(self): f()\nclass B: ...\nclass C:\n    x = A()"
     >>> [part.name for part in used_by(Text("class C:\n    x = A()", 5, "C", file))]
@@ -194,8 +194,9 @@ def locate(id: str, text: Text) -> int | None:
         patterns = (_called(sdpa_names(text.file)),)
     used = used_by(text)
     inside = [part for part in used if part.has(_ATTENDS)]
+    tries: list[tuple[Text, tuple[str, ...]]]
     if inside and not text.has(_ATTENDS) and re.search(_OF_SCORES, id):
-        # Scores, mask and softmax are elsewhere: a class around heads, or one that calls a function.
+        # Scores and softmax are elsewhere: it is a class around heads, or calls a function.
         tries = [(part, (pattern,)) for pattern in patterns for part in (*inside, text)]
     else:
         tries = [(part, patterns) for part in (text, *used)]
