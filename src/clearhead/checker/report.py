@@ -24,12 +24,11 @@ from rich.text import Text
 from clearhead import drawing
 from clearhead.checker.mistakes import MISTAKES
 from clearhead.checker.notebooks import Source, find_cell
-from clearhead.checker.unlisted import UNLISTED, emitted
+from clearhead.checker.unlisted import UNLISTED
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-PAGE = "docs/mistakes.md"
 SEVERITIES = ("wrong", "compat", "edge")
 VERDICTS = ("correct", "wrong", "error", "unsure")
 
@@ -45,7 +44,6 @@ MEANS = {
 }
 _LONGEST = 4000  # characters of one text; a stranger's message may be endless
 _KNOWN = {mistake.id: mistake for mistake in MISTAKES}
-_EXPLAINED = emitted()
 
 
 @dataclass(frozen=True)
@@ -78,11 +76,6 @@ class Finding:
         if self.line is None:
             return ""
         return f"{self.cell}, line {self.line}" if self.cell else f"line {self.line}"
-
-    @property
-    def link(self) -> str:
-        """Where it is explained; "" if that is nowhere."""
-        return f"{PAGE}#{self.id}" if self.id in _EXPLAINED else ""
 
     @property
     def symptom(self) -> str:
@@ -220,8 +213,6 @@ class Report:
         lines += _place(finding)
         if finding.fix:
             lines.append(_Labelled("Fix", finding.fix))
-        if finding.link:
-            lines.append(_Labelled("More", finding.link))
         return [drawing.Indent(title, 2), *(drawing.Indent(line, 4) for line in lines)]
 
     def _hint(self, number: int, finding: Finding) -> list[RenderableType]:
