@@ -223,10 +223,10 @@ def test_what_fails_and_what_does_not_are_apart():
     assert ("mask-not-a-buffer", 1) in tally(ROWS, ("edge",)).fails
     text = drawing.plain(draw(ROWS), width=120)
     assert text.startswith("5 submissions: 2 correct (1 of them with a remark), 1 error, 1 unsure")
-    mistakes, remarks = text.index("What fails"), text.index("What does not fail")
+    mistakes, remarks = text.index("What fails"), text.index("what does not fail")
     assert mistakes < text.index("missing-scale") < remarks < text.index("mask-not-a-buffer")
     whole = page.html(ROWS)
-    mistakes, remarks = whole.index("The mistakes,"), whole.index("What does not fail")
+    mistakes, remarks = whole.index("The mistakes,"), whole.index("what does not fail")
     assert mistakes < whole.index("missing-scale") < remarks < whole.index("mask-not-a-buffer")
     assert "only in some situations" in whole
 
@@ -258,6 +258,7 @@ def test_correct_with_a_remark_reads_so_on_the_page(subs, tmp_path):
     text = file.read_text(encoding="utf-8")
     assert "<td>correct, but it fails in some situations</td>" in text
     assert "<td>correct</td>" in text
+    assert "<strong>2</strong>correct, 1 with a remark</li>" in text
     assert "<td>could not be run</td>" in text
     assert [line.split(",")[2] for line in marks.read_text(encoding="utf-8").splitlines()[1:]] == [
         "wrong", "correct", "error", "correct"

@@ -60,7 +60,7 @@ def could_not_run(filename: str, name: str, failure: Failure, stage: str) -> Rep
         evidence, fix = "", AT_ONCE  # the line says it all
     elif stage == "import" and failure.type == "EOFError":
         text += ". Nobody answers input() here."
-        fix = AT_ONCE
+        evidence, fix = "", AT_ONCE
     found = Finding("cannot-run", "wrong", text, evidence, fix, failure.line)
     return Report(filename, name, "error", (found,))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from clearhead import drawing
 from clearhead.checker.marks import Row
 from clearhead.checker.report import in_words, words_of
-from clearhead.checker.summary import FAIL, Counts, reason, tally, verdict_of
+from clearhead.checker.summary import FAIL, Counts, Tally, reason, tally, verdict_of
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --front: #1a1a1a; --dim: #595959; --bar: #2c718e;
@@ -28,7 +28,7 @@ ol { list-style: none; padding: 0 } ol li { margin: 0 0 1.25rem }
 .dim { color: var(--dim) } code { font-size: 1.1em }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: 1rem; width: 100% }
 th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top } summary { cursor: pointer }
+  vertical-align: top } summary { cursor: pointer } details { margin-bottom: .75rem }
 """
 
 
@@ -49,13 +49,13 @@ def html(
     """
     seen = tally(rows, fail, hint=hint)
     tiles = "".join(
-        f"<li><strong>{count}</strong>{_text(in_words(verdict, ()))}</li>"
+        f"<li><strong>{count}</strong>{_text(_tile(verdict, seen))}</li>"
         for verdict, count in seen.verdicts
     )
     mistakes = _bars(seen.fails, len(rows), hint) or "<li>None.</li>"
     remarks = _bars(seen.remarks, len(rows), hint)
     if remarks:
-        remarks = f"<h2>What does not fail</h2>\n<ol>{remarks}</ol>"
+        remarks = f"<h2>Remarks: what does not fail</h2>\n<ol>{remarks}</ol>"
     columns = [("file", [row.file for row in rows]), ("class", [row.cls for row in rows])]
     columns.append(("verdict", [verdict_of(row) for row in rows]))
     if not hint:  # an id tells the cause
@@ -79,6 +79,11 @@ def html(
 """
 
 
+def _tile(verdict: str, seen: Tally) -> str:
+    remarked = f", {seen.remarked} with a remark" if seen.remarked else ""
+    return in_words(verdict, ()) + (remarked if verdict == "correct" else "")
+
+
 def _bars(found: Counts, total: int, hint: bool) -> str:
     """One item for each finding: how many have it, as a bar, and what it is."""
     items = []
@@ -86,9 +91,10 @@ def _bars(found: Counts, total: int, hint: bool) -> str:
         id, _, severity = name.partition(" (")
         words, fix = ("", "") if hint else words_of(id)
         kind = f" ({severity}" if severity else ""
-        head = _text(name) if hint else f"<code>{_text(id)}</code>{_text(kind)}"
+        share = f"{count} of {total}"
+        named = f"<code>{_text(id)}</code>{_text(kind)}: {share}"
         items.append(
-            f"<li>{head}: {count} of {total}"
+            f"<li>{f'{share}: {_text(name)}' if hint else named}"
             f'<div class="bar" aria-hidden="true"><div style="width:{count / total:.1%}"></div>'
             f'</div>{_text(words)} <span class="dim">{_text(fix)}</span></li>'
         )
@@ -98,7 +104,7 @@ def _bars(found: Counts, total: int, hint: bool) -> str:
 def _lost(what: str, rows: Sequence[Row]) -> str:
     """The files that could not be judged, with the reason, folded away as all names are."""
     cells = [(row.file, reason(row)) for row in rows]
-    return _folded(f"{len(rows)} {what}", ["file", "why"], cells) if rows else ""
+    return _folded(f"{len(rows)} {what}: which, and why", ["file", "why"], cells) if rows else ""
 
 
 def _folded(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -249,6 +249,8 @@ def words_of(id: str) -> tuple[str, str]:
     """What happens and what to write instead, for any id; ("", "") if it is not known."""
     if id in _KNOWN:
         return _KNOWN[id].says, _KNOWN[id].fix
+    if id == "not-what-was-asked":
+        return "It is not what the assignment asks for.", ""
     _, says, fix = UNLISTED.get(id, ("", "", ""))
     return says, fix
 
@@ -261,8 +263,6 @@ def symptom_of(id: str) -> str:
     """
     if id in _KNOWN:
         return _KNOWN[id].symptom
-    if id == "not-what-was-asked":
-        return "It is not what the assignment asks for."
     return words_of(id)[0] or "Something else was found."
 
 

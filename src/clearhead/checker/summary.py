@@ -95,7 +95,7 @@ def draw(
     many = "submission" if len(rows) == 1 else "submissions"
     words = ", ".join(_verdict(verdict, count, seen) for verdict, count in seen.verdicts)
     parts: list[RenderableType] = [Text(f"{len(rows)} {many}: {words or 'none'}")]
-    for title, found in (("What fails", seen.fails), ("What does not fail", seen.remarks)):
+    for title, found in (("What fails", seen.fails), ("Remarks: what does not fail", seen.remarks)):
         if found and hint:
             lines = [f"{count} of {len(rows)}: {drawing.harmless(name)}" for name, count in found]
             parts += _listed(title, lines)
