@@ -82,7 +82,7 @@ def test_a_folder_gives_a_row_a_file(classroom, tmp_path, capsys):
     assert rows["more/fay.py"]["severities"] == "compat"
     assert all(re.fullmatch(r"[0-9a-f]{64}", row["sha256"]) for row in rows.values())
     out = capsys.readouterr().out
-    assert "7 submissions: 3 error, 2 correct, 2 wrong" in out
+    assert "7 submissions: 3 error, 2 correct (1 of them with a remark), 2 wrong" in out
     assert re.search(r"^missing-scale +2 +29%$", out, re.MULTILINE)
     assert "missing-scale</code>: 2 of 7" in html.read_text(encoding="utf-8")
     assert "<td>line 1</td>" in html.read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ its output, it is right; if a known mistake does, or two or three together, that
     diagnose, naming, words, case        from all that to findings
     isolate, sandbox, confine, child, answers    a stranger's file runs in a process of its own
     notebooks, skeletons                 cells as one source; an adapter written from a signature
-    report, batch, marks, policy, page, app      what students and teachers see
+    report, batch, marks, policy, summary, page, app    what students and teachers see
     mistakes, unlisted, plants           the catalogue, what is not in it; plants for our own code
 """
 

@@ -232,7 +232,7 @@ def read_failure(value: object, printed: str) -> Failure:
     """A failure that the other side reports of itself."""
     fields = a_table(value)
     kind = a_name(fields["kind"])
-    if kind not in ("exception", "memory"):
+    if kind not in ("exception", "memory", "timeout"):
         raise Forged(f"a failure of kind {kind!r}")
     line = fields["line"]
     return Failure(

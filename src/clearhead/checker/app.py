@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clearhead import drawing
-from clearhead.checker import batch, page
-from clearhead.checker.marks import Marks, Row, write
+from clearhead.checker import batch, page, summary
+from clearhead.checker.marks import Marks, Row, guarded, write
 from clearhead.checker.notebooks import Source
-from clearhead.checker.policy import Policy
+from clearhead.checker.policy import PARTS, Policy
 from clearhead.checker.report import Report, exit_status
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
@@ -197,7 +197,10 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check) -> i
     if not files:
         raise ValueError(f"{path}: there are no .py files and no .ipynb notebooks in it.")
     marks = Marks(options.csv) if options.csv is not None else None
-    rows: list[Row] = []
+    names = [file.relative_to(root).as_posix() for file in files]
+    if marks is not None:
+        _say_what_changed(marks, names, policy)
+    rows, gone = list[Row](), list[Row]()
     again = finished = 0
     try:
         with _progress(len(files)) as advance:
@@ -217,7 +220,8 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check) -> i
                 finished += 1
                 advance()
         if marks is not None:
-            rows = list(marks.rows.values())
+            marks.sort()
+            rows, gone = marks.there_and_gone(names, root)
     except KeyboardInterrupt:
         _say_what_is_kept(finished, len(files), options)
         return _INTERRUPTED
@@ -225,19 +229,47 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check) -> i
         if marks is not None:
             marks.close()
     if options.html is not None:
-        write(options.html, page.html(rows).encode())
+        write(options.html, page.html(rows, policy.fail, hint=options.hint).encode())
     if not options.as_json:
         out = drawing.console()
         if marks is None:
             out.print()
         if again:
             out.print(f"{again} of {len(files)} were judged before and have not changed.")
-        out.print(batch.summary(rows))
+        out.print(summary.draw(rows, policy.fail, hint=options.hint))
+    if gone:
+        print(f"\n{_gone(gone, rows, root, options)}", file=sys.stderr if options.as_json else None)
     for file in (options.csv, options.html):
         if file is not None:
             print(f"Wrote {file}", file=sys.stderr)
     verdicts = {row.verdict for row in rows}
     return 1 if "wrong" in verdicts else 0 if verdicts == {"correct"} else 2
+
+
+def _say_what_changed(marks: Marks, names: Sequence[str], policy: Policy) -> None:
+    """Rows of other rules are made anew: say so before, since it takes long."""
+    known = [marks.rows[name] for name in map(guarded, names) if name in marks.rows]
+    other = [row for row in known if row.rules != policy.digest]
+    if not other:
+        return
+    found = {part for row in other for part in policy.changes_since(row.rules)}
+    *first, last = [part for part in PARTS if part in found]
+    what = f"{', '.join(first)} and {last}" if first else last
+    some = f"{len(other)} of {len(names)} {'is' if len(other) == 1 else 'are'}"
+    again = "all are" if len(other) == len(known) else some
+    print(f"{what[0].upper()}{what[1:]} changed: {again} judged again.", file=sys.stderr)
+
+
+def _gone(gone: Sequence[Row], rows: Sequence[Row], root: Path, options: Options) -> str:
+    """The rows that are in the CSV file and whose files are not there, by name."""
+    same = {row.sha256: row.file for row in rows if row.sha256}
+    names = [
+        f"{row.file} (the same as {same[row.sha256]})" if row.sha256 in same else row.file
+        for row in gone
+    ]
+    stay = "The row stays" if len(gone) == 1 else "Their rows stay"
+    listed = drawing.harmless(", ".join(names))
+    return f"Not in {root} any more, and not counted: {listed}\n{stay} in {options.csv}."
 
 
 def _say_what_is_kept(finished: int, total: int, options: Options) -> None:

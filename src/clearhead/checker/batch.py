@@ -13,20 +13,15 @@ import queue
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from clearhead import drawing
 from clearhead.checker.marks import Row
 from clearhead.checker.notebooks import Source, read_notebook
 from clearhead.checker.policy import Policy
 from clearhead.checker.report import Report
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 SUFFIXES = (".py", ".ipynb")
 LARGEST = 4 * 2**20  # bytes of one submission
@@ -282,37 +277,3 @@ def _judge(
         return None
     answer = worker.ask(file, name, policy.adapter)
     return row_of(name, digest, answer, time.perf_counter() - start, policy)
-
-
-Counts = list[tuple[str, int]]
-_NO_MISTAKES = {"cannot-run", "unsure"}  # the verdict says it
-
-
-def counts(rows: Sequence[Row]) -> tuple[Counts, Counts]:
-    """How many submissions have each verdict, and each finding; the most frequent first."""
-    verdicts = Counter(row.verdict for row in rows)
-    seen = (id for row in rows for id in set(row.findings.split()) - _NO_MISTAKES)
-    findings = Counter(seen)
-    return _ranked(verdicts), _ranked(findings)
-
-
-def _ranked(counter: Counter[str]) -> Counts:
-    return sorted(counter.items(), key=lambda item: (-item[1], item[0]))
-
-
-def summary(rows: Sequence[Row]) -> "RenderableType":
-    """Which mistakes were made most, for the terminal."""
-    from rich.console import Group
-    from rich.text import Text
-
-    verdicts, findings = counts(rows)
-    words = ", ".join(f"{count} {verdict}" for verdict, count in verdicts)
-    many = "submission" if len(rows) == 1 else "submissions"
-    parts: list[RenderableType] = [Text(f"{len(rows)} {many}: {words or 'none'}")]
-    if findings:
-        cells = [
-            [drawing.shorten(id, 40), str(count), f"{count / len(rows):.0%}"]
-            for id, count in findings
-        ]
-        parts += [Text(), drawing.table(["What was found", "files", "share"], cells)]
-    return Group(*parts)

@@ -42,6 +42,10 @@ ADAPTER = (
     "says how to build and call it: clearhead check FILE --write-adapter adapter.py writes one to "
     "complete, and --adapter adapter.py uses it."
 )
+AT_ONCE = (
+    'Put what runs at once under if __name__ == "__main__":, so that the file can be imported for '
+    "its classes."
+)
 _GONE = ("timeout", "memory", "died", "protocol")
 
 
@@ -51,6 +55,12 @@ def could_not_run(filename: str, name: str, failure: Failure, stage: str) -> Rep
     text = f"It failed at {stage}, {failure.kind}: {said}"
     evidence = (failure.traceback or "").strip()[-600:]
     fix = "" if stage == "import" or failure.kind != "exception" else ADAPTER
+    if stage == "import" and failure.kind == "timeout":
+        text += ". A loop at the top of the file, perhaps: training, or a game."
+        evidence, fix = "", AT_ONCE  # the line says it all
+    elif stage == "import" and failure.type == "EOFError":
+        text += ". Nobody answers input() here."
+        evidence, fix = "", AT_ONCE
     found = Finding("cannot-run", "wrong", text, evidence, fix, failure.line)
     return Report(filename, name, "error", (found,))
 

@@ -11,6 +11,7 @@ import inspect
 import linecache
 import math
 import os
+import signal
 import struct
 import sys
 import traceback
@@ -47,7 +48,7 @@ _seed, _no_grad, _enable_grad = (
 )
 _plain_torch, _as_subclass = torch._C.DisableTorchFunctionSubclass, Tensor.as_subclass
 _view_as_complex = torch.view_as_complex
-_stdout, _stderr = sys.stdout, sys.stderr
+_stdout, _stderr, _set_timer = sys.stdout, sys.stderr, signal.setitimer
 
 
 class Config(dict[str, Any]):
@@ -215,6 +216,20 @@ def describe_class(cls: type, lines: tuple[int, int]) -> Header:
     }
 
 
+class TookTooLong(BaseException):
+    """The file is still running shortly before its time is over."""
+
+
+def interrupt_after(seconds: float) -> None:
+    """Raise in what runs then, so that its line is known; the parent ends it anyway."""
+
+    def ring(*_: object) -> None:
+        raise TookTooLong(f"it was still running after {seconds:g} s")
+
+    signal.signal(signal.SIGALRM, ring)
+    _set_timer(signal.ITIMER_REAL, seconds)
+
+
 class Known(NamedTuple):
     """A class that can be built, the lines where it is written, and what builds it."""
 
@@ -265,16 +280,19 @@ class Worker:
             message = last = f"(its message could not be read: {type(lie).__name__})"
         text = "".join(traceback.format_list(frames[-FRAMES:])) + last
         no_memory = isinstance(error, MemoryError) or "can't allocate memory" in message
+        late = isinstance(error, TookTooLong)
         return {
-            "kind": "memory" if no_memory else "exception",
-            "type": type(error).__name__[:LETTERS],
+            "kind": "memory" if no_memory else "timeout" if late else "exception",
+            "type": "" if late else type(error).__name__[:LETTERS],
             "message": message[:LETTERS],
             "line": line,
             "traceback": text[-2 * LETTERS :],
         }
 
-    def do_start(self, tensors: Tensors, source: str, filename: str) -> tuple[Header, Tensors]:
-        """Run the file as a module named "submission", not as a program."""
+    def do_start(
+        self, tensors: Tensors, source: str, filename: str, seconds: float | None = None
+    ) -> tuple[Header, Tensors]:
+        """Run the file as a module named "submission", not as a program, for so long at most."""
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
         module = types.ModuleType("submission")
         module.__file__ = filename
@@ -282,7 +300,13 @@ class Worker:
             vars(module)["display"] = print
         sys.modules["submission"] = module
         tree = ast.parse(source, filename)
-        exec(compile(tree, filename, "exec"), vars(module))
+        if seconds is not None:
+            interrupt_after(seconds)
+        try:
+            exec(compile(tree, filename, "exec"), vars(module))
+        finally:
+            if seconds is not None:
+                _set_timer(signal.ITIMER_REAL, 0)
         nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
         where = {node.name: (node.lineno, node.end_lineno or node.lineno) for node in nodes}
         for cls in vars(module).values():

@@ -5,6 +5,7 @@ reproduce the output equally, and say where to look.
 """
 
 import ast
+import functools
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -152,17 +153,55 @@ def text_of(source: str, info: ClassInfo) -> Text:
     return Text(inside, max(info.line, 1), info.name, source)
 
 
+@functools.lru_cache(maxsize=64)
+def used_by(text: Text) -> tuple[Text, ...]:
+    r"""The classes and functions of the same file that a class uses, and those that they use.
+
+    >>> file = "def f(): ...\nclass A:\n    def g(self): f()\nclass B: ...\nclass C:\n    x = A()"
+    >>> [part.name for part in used_by(Text("class C:\n    x = A()", 5, "C", file))]
+    ['A', 'f']
+    """
+    try:
+        body = ast.parse(text.file).body
+    except (SyntaxError, ValueError):
+        return ()
+    known = {n.name: n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+    order, lines = [text.name], text.file.splitlines()
+    for name in order:  # grows while it is walked
+        for node in ast.walk(known[name]) if name in known else ():
+            if isinstance(node, ast.Name) and node.id in known and node.id not in order:
+                order.append(node.id)
+    nodes = [known[name] for name in order[1:]]
+    return tuple(
+        Text("\n".join(lines[n.lineno - 1 : n.end_lineno]), n.lineno, n.name, text.file)
+        for n in nodes
+    )
+
+
+_ATTENDS = r"softmax|scaled_dot_product_attention|\.exp\("
+_OF_SCORES = r"mask(?!-ignored)|softmax|scale|gain|padding|dropout(?!-unused)|scores"
+
+
 def locate(id: str, text: Text) -> int | None:
-    """The line where we think a mistake is."""
+    """The line where we think a mistake is, in the class or in what it uses."""
+    merging = id in ("merge-without-transpose", "heads-interleaved", "heads-summed")
+    patterns = _LINES.get(id, ())
     if id in _ASSIGNED:
         letter = _ASSIGNED[id]
         word = {"q": "quer", "k": "key", "v": "val"}[letter]
-        return text.line(rf"^\s*({word}\w*|{letter})\b[^=]*=", rf"\b{letter}\b.*=", word)
-    if id == "sdpa-mask-polarity":
-        return text.line(_called(sdpa_names(text.file)))
-    patterns = _LINES.get(id)
-    merging = id in ("merge-without-transpose", "heads-interleaved", "heads-summed")
-    return text.line(*patterns, last=merging) if patterns else None
+        patterns = (rf"^\s*({word}\w*|{letter})\b[^=]*=", rf"\b{letter}\b.*=", word)
+    elif id == "sdpa-mask-polarity":
+        patterns = (_called(sdpa_names(text.file)),)
+    used = used_by(text)
+    inside = [part for part in used if part.has(_ATTENDS)]
+    tries: list[tuple[Text, tuple[str, ...]]]
+    if inside and not text.has(_ATTENDS) and re.search(_OF_SCORES, id):
+        # Scores and softmax are elsewhere: it is a class around heads, or calls a function.
+        tries = [(part, (pattern,)) for pattern in patterns for part in (*inside, text)]
+    else:
+        tries = [(part, patterns) for part in (text, *used)]
+    lines = (part.line(*sought, last=merging) for part, sought in tries)
+    return next((line for line in lines if line is not None), None)
 
 
 def sdpa_names(file: str) -> set[str]:
@@ -227,20 +266,15 @@ def _made(what: str) -> str:
 
 def dropped_mask(text: Text) -> int | None:
     """The line where masked_fill's result is thrown away, if there is one."""
-    try:
-        tree = ast.parse("if True:\n" + text.source if text.source[:1] in " \t" else text.source)
-    except SyntaxError:
-        return None
-    shift = 1 if text.source[:1] in " \t" else 0
-    line = _dropped(tree)
-    if line is not None:
-        return text.first + line - 1 - shift
-    try:
-        helpers = [n for n in ast.parse(text.file).body if isinstance(n, ast.FunctionDef)]
-    except SyntaxError:
-        return None
-    called = [n for n in helpers if re.search(rf"\b{n.name}\(", text.file)]
-    return next((line for line in map(_dropped, called) if line is not None), None)
+    for part in (text, *used_by(text)):
+        inner = part.source[:1] in (" ", "\t")
+        try:
+            line = _dropped(ast.parse(f"if True:\n{part.source}" if inner else part.source))
+        except SyntaxError:
+            continue
+        if line is not None:
+            return part.first + line - 1 - inner
+    return None
 
 
 def _dropped(tree: ast.AST) -> int | None:

@@ -262,7 +262,8 @@ class Isolated(Submission):
     def __init__(
         self, source: str, filename: str, *, limits: Limits = LIMITS, way: str = "bwrap"
     ) -> None:
-        self._start = {"source": source, "filename": Path(filename).name}
+        soon = limits.seconds - min(1.0, limits.seconds / 10)  # time to say where it was
+        self._start = {"source": source, "filename": Path(filename).name, "seconds": soon}
         self._limits = limits
         self._way = choose_way(way)
         self.contained = contained_by(self._way)
@@ -370,7 +371,7 @@ class Isolated(Submission):
             failure = read_failure(header["failure"], self.printed)
         except Exception as error:
             return self._forged(error)
-        return self._stop(failure) if failure.kind == "memory" else failure
+        return failure if failure.kind == "exception" else self._stop(failure)
 
 
 def clean_output(printed: bytearray) -> str:

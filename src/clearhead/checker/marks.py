@@ -71,6 +71,7 @@ class Marks:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.rows: dict[str, Row] = {}
+        self._others: list[list[str]] = []  # not ours: kept below the rows
         data = path.read_bytes() if path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
         lines = list(csv.reader(io.StringIO(whole.decode("utf-8", "replace"))))
@@ -84,6 +85,8 @@ class Marks:
         for cells in lines[1:]:
             if len(cells) == len(HEAD):
                 self.rows[cells[0]] = Row(*cells)
+            elif cells:
+                self._others.append(cells)
         self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
         self._file.truncate(len(whole))
         self._file.seek(0, os.SEEK_END)
@@ -105,14 +108,35 @@ class Marks:
         else:
             self._write(cells)
 
+    def sort(self) -> None:
+        """Put the rows in the order of the files' names; they stand as they finished."""
+        ordered = sorted(self.rows)
+        if ordered != list(self.rows):
+            self.rows = {name: self.rows[name] for name in ordered}
+            self._rewrite()
+
+    def there_and_gone(self, files: Iterable[str], root: Path) -> tuple[list[Row], list[Row]]:
+        """The rows of files that are there, and the rows of files that are not.
+
+        Args:
+            files: The names of files that were found.
+            root: Their folder; a row's file may be in it without being among them.
+        """
+        names = {guarded(file) for file in files}
+        there, gone = list[Row](), list[Row]()
+        for name, row in self.rows.items():
+            kept = name in names or (root / name.removeprefix("'")).is_file()
+            (there if kept else gone).append(row)
+        return there, gone
+
     def _write(self, cells: Iterable[str]) -> None:
         self._file.write(line(cells))
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def _rewrite(self) -> None:
-        rows = b"".join(line(astuple(row)) for row in self.rows.values())
-        write(self._path, line(HEAD) + rows)
+        rows = [*(astuple(row) for row in self.rows.values()), *self._others]
+        write(self._path, line(HEAD) + b"".join(map(line, rows)))
         self._file.close()
         self._file = self._path.open("ab")
 

@@ -25,6 +25,7 @@ _KEYS: dict[str, type] = {
     "fail": list,
     "adapter": str,
 }
+PARTS = ("the version", "the policy", "the adapter")  # of a digest, "-" between
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,17 @@ class Policy:
 
     @property
     def digest(self) -> str:
-        """A short name for these rules: a row that was judged under others is judged again."""
-        text = repr((__version__, astuple(self)))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """These rules in short, by `PARTS`: a row that was judged under others is judged again."""
+        parts = astuple(replace(self, adapter=None)), self.adapter
+        hashes = (hashlib.sha256(repr(part).encode()).hexdigest()[:12] for part in parts)
+        return "-".join((__version__, *hashes))
+
+    def changes_since(self, digest: str) -> list[str]:
+        """What is no longer as it was in a row with this digest: "the policy", "the adapter"."""
+        now, then = self.digest.rsplit("-", 2), digest.rsplit("-", 2)
+        if len(then) != len(now):
+            return ["the version"]
+        return [name for name, a, b in zip(PARTS, now, then, strict=True) if a != b]
 
     @classmethod
     def read(cls, path: Path) -> "Policy":

@@ -24,12 +24,11 @@ from rich.text import Text
 from clearhead import drawing
 from clearhead.checker.mistakes import MISTAKES
 from clearhead.checker.notebooks import Source, find_cell
-from clearhead.checker.unlisted import emitted
+from clearhead.checker.unlisted import UNLISTED
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-PAGE = "docs/mistakes.md"
 SEVERITIES = ("wrong", "compat", "edge")
 VERDICTS = ("correct", "wrong", "error", "unsure")
 
@@ -38,14 +37,13 @@ _BUT = {
     "compat": "weights from elsewhere give another result",
     "edge": "it fails in some situations",
 }
-_MEANS = {
+MEANS = {
     "wrong": "wrong",
     "compat": "compat: only loaded weights break",
     "edge": "edge: only in some situations",
 }
 _LONGEST = 4000  # characters of one text; a stranger's message may be endless
 _KNOWN = {mistake.id: mistake for mistake in MISTAKES}
-_EXPLAINED = emitted()
 
 
 @dataclass(frozen=True)
@@ -80,13 +78,10 @@ class Finding:
         return f"{self.cell}, line {self.line}" if self.cell else f"line {self.line}"
 
     @property
-    def link(self) -> str:
-        """Where it is explained; "" if that is nowhere."""
-        return f"{PAGE}#{self.id}" if self.id in _EXPLAINED else ""
-
-    @property
     def symptom(self) -> str:
         """What can be seen from outside, without the cause: for a hint."""
+        if self.id == "not-what-was-asked":  # the assignment's own words are no fix
+            return f"{self.says} {self.evidence}"
         known = _KNOWN.get(self.id)
         return known.symptom if known is not None else self.evidence or self.says
 
@@ -137,15 +132,9 @@ class Report:
     @property
     def headline(self) -> str:
         """The verdict as people say it: "correct, but it fails in some situations"."""
-        if self.verdict == "error":
-            unsure = any(finding.id == "unsure" for finding in self.findings)
-            return "unsure" if unsure else "could not be run"
-        if self.verdict == "correct" and self.findings:
-            kinds = dict.fromkeys(finding.severity for finding in self.findings)
-            return "correct, but " + " and ".join(
-                _BUT.get(kind, "see the findings") for kind in kinds
-            )
-        return self.verdict
+        if self.verdict == "error" and any(finding.id == "unsure" for finding in self.findings):
+            return "unsure"
+        return in_words(self.verdict, (finding.severity for finding in self.findings))
 
     @property
     def status(self) -> int:
@@ -212,7 +201,7 @@ class Report:
         return Group(*parts)
 
     def _finding(self, finding: Finding) -> list[RenderableType]:
-        severity = _MEANS.get(finding.severity, finding.severity)
+        severity = MEANS.get(finding.severity, finding.severity)
         if self.verdict == "error":  # nothing was judged
             severity = "not judged"
         title = Text.assemble(
@@ -224,8 +213,6 @@ class Report:
         lines += _place(finding)
         if finding.fix:
             lines.append(_Labelled("Fix", finding.fix))
-        if finding.link:
-            lines.append(_Labelled("More", finding.link))
         return [drawing.Indent(title, 2), *(drawing.Indent(line, 4) for line in lines)]
 
     def _hint(self, number: int, finding: Finding) -> list[RenderableType]:
@@ -242,6 +229,41 @@ class Report:
 
     def _repr_html_(self) -> str:
         return drawing.html(self.draw())
+
+
+def in_words(verdict: str, severities: Iterable[str]) -> str:
+    """A verdict as people say it, with the severities of what was found.
+
+    >>> in_words("correct", ["edge", "edge"])
+    'correct, but it fails in some situations'
+    """
+    if verdict == "error":
+        return "could not be run"
+    kinds = dict.fromkeys(severities)
+    if verdict == "correct" and kinds:
+        return "correct, but " + " and ".join(_BUT.get(kind, "see the findings") for kind in kinds)
+    return verdict
+
+
+def words_of(id: str) -> tuple[str, str]:
+    """What happens and what to write instead, for any id; ("", "") if it is not known."""
+    if id in _KNOWN:
+        return _KNOWN[id].says, _KNOWN[id].fix
+    if id == "not-what-was-asked":
+        return "It is not what the assignment asks for.", ""
+    _, says, fix = UNLISTED.get(id, ("", "", ""))
+    return says, fix
+
+
+def symptom_of(id: str) -> str:
+    """What can be seen of any finding of this id, without a fix.
+
+    >>> symptom_of("not-what-was-asked")
+    'It is not what the assignment asks for.'
+    """
+    if id in _KNOWN:
+        return _KNOWN[id].symptom
+    return words_of(id)[0] or "Something else was found."
 
 
 def exit_status(reports: Iterable[Report]) -> int:

@@ -66,6 +66,12 @@ _WHEN = {
     "norm-over-wrong-axis": "queries and keys are normed over heads or tokens",
     "softmax-no-keepdim": "each column is divided by the sum of another row",
 }
+# These show no token the future: beside another mistake, that is not their doing.
+_NO_LEAK = {
+    "missing-scale", "wrong-scale", "scale-by-d-out", "scale-multiplied", "scale-twice",
+    "scale-after-softmax", "wrong-gain", "heads-interleaved", "heads-summed", "out-proj-unused",
+    "query-key-swapped", "key-from-query-weights", "value-from-keys",
+}  # fmt: skip
 
 
 def evidence_for(
@@ -88,12 +94,13 @@ def evidence_for(
     if id in ("mask-fill-not-inf", "mask-fill-too-small") and isinstance(switches.fill, float):
         parts.append(f"Hidden cells have the score {switches.fill:.3g} instead of -inf.")
     when = _WHEN.get(id)
-    together = f" (with the other {len(best.ids) - 1} found)" if len(best.ids) > 1 else ""
+    more = {1: "", 2: "the other mistake is"}.get(len(best.ids), "the other mistakes are")
+    together = f" and {more} made too" if more else ""
     exact = f"{max(best.error, 1e-16):.0e}"
     if when:
         parts.append(f"Your output equals, to {exact}, what you get when {when}{together}.")
     else:
-        parts.append(f"With this mistake{together} your output is reproduced to {exact}.")
+        parts.append(f"When this mistake is made{together}, your output is reproduced to {exact}.")
     if right is not None and right.shape == out.shape:
         gap = difference(out, right)
         if gap < 1e-9:  # the mistake is not in the switches: see terms.py
@@ -105,7 +112,7 @@ def evidence_for(
         )
     elif right is not None:
         parts.append(f"Its shape is {tuple(out.shape)}, and should be {tuple(right.shape)}.")
-    if best.base.mask == "causal":
+    if best.base.mask == "causal" and not (more and id in _NO_LEAK):
         leak = probes.future_leak(session, subject, inputs, out)
         if leak.size > 1e-9:
             parts.append(
