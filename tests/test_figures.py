@@ -109,6 +109,15 @@ def test_many_heads_are_a_grid_with_one_scale(six, tmp_path):
     assert matplotlib.pyplot.get_fignums() == []
 
 
+def test_chosen_heads_have_their_numbers(six, tmp_path):
+    six.select(heads=[2, 1]).save(tmp_path / "a.svg")
+    assert [text for text in texts(tmp_path / "a.svg") if "head" in text] == ["head 2", "head 1"]
+    page = six.select(heads=[2]).page()
+    figures.save(tmp_path / "b.svg", page)
+    assert "head 2" in texts(tmp_path / "b.svg")
+    assert six.select(heads=[2, 1]).plot(1).axes[0].get_title() == "head 1"
+
+
 def test_axes_of_your_own(six):
     figure, axes = matplotlib.pyplot.subplots(1, 2)
     assert six.plot(head=0, ax=axes[0]) is figure

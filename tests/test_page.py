@@ -87,6 +87,16 @@ def test_equal_masks_are_stored_once():
     assert about["layers"][0]["mask"] == [0, 0, 0]
 
 
+def test_a_page_of_chosen_heads_has_their_numbers():
+    m = page_cases.large().select(heads=[3, 1])
+    about, _ = blocks(m.page().html())
+    assert about["layers"][0]["numbers"] == [3, 1]
+    seen = Seen("Tiny")
+    seen.add("h.0", m)
+    about, _ = blocks(seen.page().html())
+    assert about["layers"][0]["numbers"] == [3, 1]
+
+
 def test_a_query_that_sees_nothing():
     visible = torch.ones(1, 1, 7, 7, dtype=torch.bool)
     visible[..., 3, :] = False

@@ -1267,6 +1267,15 @@ def test_saved_and_loaded(tmp_path, dtype):
     assert about["text_sha256"] == hashlib.sha256(b"the cat").hexdigest()
 
 
+def test_chosen_heads_keep_their_numbers_in_tables_and_files(tmp_path):
+    seen = Seen("Tiny")
+    whole = AttentionMap(torch.randn(1, 4, 7, 3), torch.randn(1, 4, 7, 3), Mask.causal())
+    seen.add("h.0", whole.select(heads=[3, 1]))
+    assert [row.head for row in seen.heads().rows] == [3, 1]
+    seen.save(tmp_path / "a.safetensors")
+    assert Seen.load(tmp_path / "a.safetensors")["h.0"].head_numbers == (3, 1)
+
+
 def test_masks_are_saved_by_name_and_once(tmp_path):
     attention = MultiHeadAttention(6, 6, 64, 0.0, 2, window=5)
     model = nn.Sequential(attention, copy.deepcopy(attention))

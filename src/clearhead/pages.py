@@ -73,6 +73,7 @@ def layer(
     hidden: Bool[Tensor, "#heads queries keys"] | None,
     tokens: Sequence[str] | None = None,
     context_tokens: Sequence[str] | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> Layer:
     """One layer, with what each of its heads looks at.
 
@@ -82,6 +83,7 @@ def layer(
         hidden: True where a query may not look at a key; None without a mask.
         tokens: One label per query; t0, t1, ... by default.
         context_tokens: One label per key. By default those of the queries, where there are as many.
+        numbers: The number of each head; 0, 1, ... by default.
     """
     heads, queries, keys = weights.shape
     if weights.numel() == 0:
@@ -96,7 +98,7 @@ def layer(
         if rows == columns[keys - queries :]:
             ids = torch.tensor([known[token] for token in columns])
     scores = measure(weights, hidden, ids)
-    one_each = [{key: numbers[head] for key, numbers in scores.items()} for head in range(heads)]
+    one_each = [{key: values[head] for key, values in scores.items()} for head in range(heads)]
     return Layer(
         name,
         weights.detach().cpu().numpy(),
@@ -105,6 +107,7 @@ def layer(
         columns,
         tuple(map(in_words, one_each)),
         scores,
+        None if numbers is None else tuple(numbers),
     )
 
 

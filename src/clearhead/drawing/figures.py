@@ -223,10 +223,10 @@ def save(path: str | os.PathLike[str], page: Page, *, log: bool = False) -> None
             Axis("query", len(layer.rows), layer.rows),
             Axis("key", len(layer.columns), layer.columns),
             None if layer.hidden is None else layer.hidden[head],
-            f"{layer.name} {head}" if several else f"head {head}",
+            f"{layer.name} {number}" if several else f"head {number}",
         )
         for layer in page.layers
-        for head in range(len(layer.weights))
+        for head, number in enumerate(layer.heads)
     ]
     alike = {len(layer.weights) for layer in page.layers}
     wide = alike.pop() if several and len(alike) == 1 else None

@@ -51,6 +51,7 @@ class Layer:
         columns: One label per column.
         words: What each head does, such as "previous token 0.93".
         scores: Numbers to sort the heads by, one list a score; None where there is no number.
+        numbers: What each head is called; 0, 1, ... if None.
     """
 
     name: str
@@ -60,15 +61,23 @@ class Layer:
     columns: tuple[str, ...]
     words: tuple[str, ...]
     scores: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    numbers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         expected = (len(self.words), len(self.rows), len(self.columns))
+        if len(self.heads) != expected[0]:
+            raise ValueError(f"numbers: expected {expected[0]}, one a head, got {len(self.heads)}.")
         for name, array in (("weights", self.weights), ("hidden", self.hidden)):
             if array is not None and array.shape != expected:
                 raise ValueError(
                     f"{name}: expected (heads={expected[0]}, rows={expected[1]}, "
                     f"columns={expected[2]}) to fit words and labels, got {array.shape}."
                 )
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The number of each head."""
+        return tuple(range(len(self.words))) if self.numbers is None else self.numbers
 
     @property
     def cells(self) -> int:
@@ -198,6 +207,7 @@ def _pack(page: Page) -> tuple[dict[str, Any], dict[str, str]]:
                 "columns": place(layer.columns),
                 "masks": len(masks),
                 "mask": which,
+                "numbers": list(layer.heads),
                 "words": list(layer.words),
                 "scores": {name: list(numbers) for name, numbers in layer.scores.items()},
             }

@@ -49,7 +49,8 @@ class Display(LazyWeights):
             title: What stands at the head of the page.
         """
         weights, hidden = pictures.weights_and_hidden(self._map, batch)
-        return Page(title, (pages.layer("", weights, hidden, tokens, context_tokens),))
+        numbers = self._map.head_numbers
+        return Page(title, (pages.layer("", weights, hidden, tokens, context_tokens, numbers),))
 
     def save(
         self,

@@ -76,7 +76,7 @@ def plot(
     grid = (queries, keys) if exact else (min(queries, most), min(keys, most))
     cells = _cells(m, batch, chosen, grid).numpy()
     panels = [
-        figures.Panel(values, *rows_columns, title=f"head {one}")
+        figures.Panel(values, *rows_columns, title=f"head {m.head_numbers[one]}")
         for one, values in zip(chosen, cells, strict=True)
     ]
     if ax is not None:
@@ -121,7 +121,7 @@ def draw(
     def source(high: int, wide: int) -> Any:
         return _cells(m, batch, chosen, (high, wide))[0].tolist()
 
-    return Heatmap(source, rows, columns, title=f"head {chosen[0]}", log=log)
+    return Heatmap(source, rows, columns, title=f"head {m.head_numbers[chosen[0]]}", log=log)
 
 
 def is_quick(m: AttentionMap) -> bool:

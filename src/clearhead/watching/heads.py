@@ -124,9 +124,9 @@ def measure(
                 on_progress((done + share) / len(layers))
 
         scores = _scores(maps, ids, report)
-        for head in range(maps[0].shape[1]):
+        for head, number in enumerate(maps[0].head_numbers):
             one = {key: None if math.isnan(s[head]) else s[head] for key, s in scores.items()}
-            rows.append(Head(name, head, **one, looks_at=in_words(one)))
+            rows.append(Head(name, number, **one, looks_at=in_words(one)))
     return HeadTable(tuple(rows), model)
 
 

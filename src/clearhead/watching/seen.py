@@ -217,6 +217,7 @@ class Seen(Mapping[str, AttentionMap]):
                     "scale": found["scale"],
                     "mask": found["mask"],
                     "mask_tensors": stored[len(where) :],
+                    "head_numbers": list(call.map.head_numbers),
                     **where,
                 }
             )
@@ -279,7 +280,13 @@ class Seen(Mapping[str, AttentionMap]):
                 mask = Mask.decode(call["mask"], [tensors[str(i)] for i in call["mask_tensors"]])
             if q is None or k is None:
                 raise KeyError("q and k")
-            weights = AttentionMap(q, k, mask, scale=float(call["scale"]), bias=bias, lse=lse)
+            weights = AttentionMap(
+                *(q, k, mask),
+                scale=float(call["scale"]),
+                bias=bias,
+                lse=lse,
+                head_numbers=call.get("head_numbers"),  # older files have none
+            )
             if mask is not None:  # a mask of another size is found out now, not later
                 mask.tile(slice(0, 0), slice(0, 0), *weights.shape[2:])
             seen.add(str(call["name"]), weights)

@@ -41,7 +41,8 @@ def _layer(
         weights[part], hidden[part] = pictures.weights_and_hidden(m, batch)
         start += m.shape[2]
     fitting = tokens is not None and len(tokens) in (queries, keys)
-    return pages.layer(name, weights, hidden, tokens if fitting else None)
+    numbers = maps[0].head_numbers
+    return pages.layer(name, weights, hidden, tokens if fitting else None, numbers=numbers)
 
 
 def _size(maps: Sequence[AttentionMap]) -> tuple[int, int]:
