@@ -159,6 +159,19 @@ def test_the_words_are_those_of_the_table_of_heads():
         assert found == pytest.approx([getattr(row, name) for row in table.rows], abs=1e-5)
 
 
+def test_the_words_leave_filling_out_as_the_table_does():
+    torch.manual_seed(0)
+    mask = Mask.causal() & Mask.padding([9], "right")
+    seen = Seen()
+    seen.add("a", AttentionMap(torch.randn(1, 3, 31, 4), torch.randn(1, 3, 31, 4), mask))
+    ids = torch.arange(31)[None] % 2
+    layer = seen.page(tokens=[str(i) for i in ids[0].tolist()]).layers[0]
+    for name in ("entropy", "distance", "previous", "sink"):
+        expected = [getattr(row, name) for row in seen.heads(ids).rows]
+        assert layer.scores[name] == pytest.approx(expected, abs=1e-5)
+    assert "same_token" not in layer.scores  # 7 real tokens are copies: too few
+
+
 def test_a_few_repeated_tokens_say_nothing_about_copies():
     few = trace(MultiHeadAttention(4, 4, 8, 0.0, 1), torch.randn(1, 3, 4), tokens=["a", "b", "a"])
     assert "induction" not in few.page().layers[0].scores

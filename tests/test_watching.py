@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from clearhead import MultiHeadAttention, drawing, ladder
+from clearhead import AttentionMap, MultiHeadAttention, drawing, ladder
 from clearhead.masks import Mask
 from clearhead.watching import NothingSeen, Seen, dispatcher, watch
 from clearhead.watching.recorder import uncompiled

@@ -171,15 +171,23 @@ def measure(
     before = position[:, 0] - 1
     without = (before < 0) | (before >= keys)
     first = int((weights.nan_to_num(0.0).sum((0, 1)) > 0).int().argmax())
+    filling = torch.zeros(keys, dtype=torch.bool)
+    if hidden is not None and queries == keys:  # a key that nobody may see, and its query
+        filling = hidden.all(0).all(0).cpu()
+        filling &= not bool(filling.all())
+        without |= filling[before.clamp_min(0)]
     copies = None
     if ids is not None and queries <= keys:
-        copies = (ids[keys - queries :, None] == ids) & (key < position)
+        copies = (ids[keys - queries :, None] == ids) & (key < position) & ~filling
+        copies &= ~filling[keys - queries :, None]
         if int(copies.any(-1).sum()) < _REPEATED:
             copies = None
     found: list[dict[str, Tensor]] = []
     for head, one in enumerate(weights.detach()):  # head by head: a map may be large
         w = one.double().cpu().nan_to_num(0.0)
         blind = w.sum(-1) <= 0 if hidden is None else hidden[head].cpu().all(-1)
+        if queries == keys:
+            blind = blind | filling
         previous = w[torch.arange(queries), before.clamp(0, keys - 1)]
         rows = {
             "entropy": -torch.special.xlogy(w, w).sum(-1),

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import safetensors
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -125,18 +125,28 @@ class Seen(Mapping[str, AttentionMap]):
         self,
         ids: Int[Tensor, "batch tokens"] | None = None,
         *,
+        attention_mask: Int[Tensor, "batch tokens"] | Bool[Tensor, "batch tokens"] | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> HeadTable:
         """What every head looks at, averaged over the queries of all calls.
+
+        What only fills a batch up to one length does not count, neither as a query nor as a copy.
+        Without `attention_mask` it is found where a map has as many queries as keys, which are
+        taken for the same tokens: a key that no query may see is filling. So the means of a batch
+        filled on the right are those of its texts alone. Filled on the left, the same holds for
+        relative positions (Llama); GPT-2 counts the filling as positions, unless it is given
+        `position_ids`, and then its weights themselves are others.
 
         Args:
             ids: The token ids that the model was given (after generation: all of them). With them
                 the table also says how much a head looks at earlier copies of a token, and at what
                 followed these. Layers whose keys are not these tokens have no such numbers.
+            attention_mask: 1 for a real token and 0 for filling, as the model was given it. What
+                was generated after it is real.
             on_progress: Called with the share that is done, now and then.
         """
         self._check_something()
-        return measure(self._maps(), ids, model=self.model, on_progress=on_progress)
+        return measure(self._maps(), ids, attention_mask, model=self.model, on_progress=on_progress)
 
     def _maps(self) -> dict[str, list[AttentionMap]]:
         return {name: [call.map for call in calls] for name, calls in self._by_name.items()}
