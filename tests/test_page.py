@@ -26,6 +26,7 @@ from clearhead.cli import main
 from clearhead.drawing import page as page_module
 from clearhead.drawing.page import Layer, Page, TooLarge
 from clearhead.drawing.saving import save
+from clearhead.maps import pictures
 
 
 def blocks(text):
@@ -134,6 +135,28 @@ def test_a_page_too_large_names_the_command_that_is_not(monkeypatch):
     monkeypatch.setattr(page_module, "MOST_CELLS", 40)
     with pytest.raises(TooLarge, match="49 weights are too many"):
         a_map(heads=1).page().html()
+
+
+def test_the_limit_is_about_what_can_be_seen():
+    """The message spoke of 33,554,432 weights, and a causal map of 64,000,000 was written."""
+    q, k = torch.zeros(2, 1, 1, 8000, 1)
+    pictures.check_size([AttentionMap(q, k, Mask.causal())], 0)
+    tensor = torch.ones(8000, 8000, dtype=torch.bool).tril()
+    pictures.check_size([AttentionMap(q, k, Mask.custom(tensor))], 0)
+    small = AttentionMap(q[:, :, :5000], k[:, :, :5000])
+    pictures.check_size([small], 0)
+    told = r"64,000,000 weights are too many for one page. It holds 33,554,432 that can be seen, "
+    told += r"and 67,108,864 with those that are hidden"
+    for m in (AttentionMap(q, k), AttentionMap(q, k, Mask.causal() | Mask.window(1, 3000))):
+        with pytest.raises(TooLarge, match=told):
+            m.page()
+    seen = Seen()
+    seen.add("a", small)
+    seen.add("b", small)
+    with pytest.raises(TooLarge, match=r"50,000,000(.|\n)*seen\[name\].select\(heads=\[0, 1\]\)"):
+        seen.save("x.html")
+    with pytest.raises(IndexError, match="batch: 1 is not one of the 1 sequences"):
+        seen.page(batch=1)
 
 
 def test_a_layer_whose_parts_do_not_fit_is_refused():

@@ -5,6 +5,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import threading
 import types
 import warnings
@@ -1274,6 +1275,18 @@ def test_chosen_heads_keep_their_numbers_in_tables_and_files(tmp_path):
     assert [row.head for row in seen.heads().rows] == [3, 1]
     seen.save(tmp_path / "a.safetensors")
     assert Seen.load(tmp_path / "a.safetensors")["h.0"].head_numbers == (3, 1)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_a_file_has_the_rights_of_any_new_file(seen, tmp_path, umask):
+    """safetensors makes files that only their owner may read: colleagues could not."""
+    before = os.umask(umask)
+    try:
+        for name in ("a.safetensors", "a.html", "a.svg"):
+            seen.save(tmp_path / name)
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o666 & ~umask, name
+    finally:
+        os.umask(before)
 
 
 def test_masks_are_saved_by_name_and_once(tmp_path):

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from clearhead.drawing.inline import asset, only
 from clearhead.drawing.writing import visible
 
-MOST_CELLS = 2**25  # of a file; about 90 MB
+MOST_CELLS = 2**25  # that can be seen, of a page; about 90 MB
+MOST_CELLS_WITH_HIDDEN = 2 * MOST_CELLS  # a causal mask hides half of them
 MOST_CELLS_IN_A_NOTEBOOK = 2**20
 FEW_CELLS = 2**16  # up to here every number is kept in float32
 
@@ -166,9 +167,12 @@ class TooLarge(ValueError):
 
     def __init__(self, cells: int) -> None:
         super().__init__(
-            f"{cells:,} weights are too many for one file, which holds {MOST_CELLS:,} at most.\n"
-            "  To look at all of them: clearhead view, which computes what is looked at. "
-            "For a file: fewer layers, heads (map.select(heads=[0, 1])) or tokens."
+            f"{cells:,} weights are too many for one page. It holds {MOST_CELLS:,} that can be "
+            f"seen, and {MOST_CELLS_WITH_HIDDEN:,} with those that are hidden.\n"
+            "  To look at all of them: clearhead view, which computes what is looked at.\n"
+            "  For a page: one layer and fewer heads, "
+            'seen[name].select(heads=[0, 1]).save("x.html"), or fewer tokens.\n'
+            "  A figure has any length: .svg, .png or .pdf."
         )
 
 

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import safetensors
 import torch
@@ -25,7 +25,10 @@ from clearhead.masks import Mask
 from clearhead.version import __version__
 from clearhead.watching.copies import address
 from clearhead.watching.heads import HeadTable, measure
-from clearhead.watching.showing import page_of
+from clearhead.watching.showing import figure_of, page_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Makes(Protocol):
@@ -187,8 +190,12 @@ class Seen(Mapping[str, AttentionMap]):
         tokens: Sequence[str] | None = None,
         batch: int = 0,
         title: str | None = None,
+        log: bool = False,
     ) -> None:
         """Write all maps to one file: to load them again, or to look at.
+
+        A figure has any length. A page has every weight that can be seen, 33,554,432 at most; one
+        of so many is about 60 MB and takes some ten seconds to write.
 
         Args:
             path: The file; its end decides: `.safetensors` keeps everything; `.html`, `.svg`,
@@ -197,13 +204,18 @@ class Seen(Mapping[str, AttentionMap]):
                 be recognised.
             tokens: For what shows: see `page`.
             batch: For what shows: see `page`.
-            title: For what shows: see `page`.
+            title: For what shows: see `page`; a figure has none by default.
+            log: For a figure: logarithmic colours.
         """
 
         def page() -> Page:
             return self.page(tokens=tokens, batch=batch, title=title)
 
-        save(path, page, tensors=lambda file: self._write(file, text))
+        def figure() -> Figure:
+            self._check_something()
+            return figure_of(self._maps(), tokens, batch, title or "", log)
+
+        save(path, page, tensors=lambda file: self._write(file, text), figure=figure)
 
     def _write(self, file: Path, text: str | None) -> None:
         tensors: list[Tensor] = []
