@@ -333,6 +333,17 @@ def test_the_end_of_the_name_decides(tmp_path):
         seen.save(tmp_path / "none" / "x.html")
 
 
+def test_a_map_alone_is_kept_through_seen(tmp_path):
+    with pytest.raises(
+        ValueError, match=r'seen.add\("map", m\)(.|\n)*seen.save\("x.safetensors"\)'
+    ):
+        a_map(heads=1).save(tmp_path / "x.safetensors")
+    seen = Seen()
+    seen.add("map", a_map(heads=1))
+    seen.save(tmp_path / "x.safetensors")
+    assert torch.equal(Seen.load(tmp_path / "x.safetensors")["map"][:], a_map(heads=1)[:])
+
+
 def test_a_failed_save_leaves_the_old_file(tmp_path):
     file = tmp_path / "x.html"
     file.write_text("old")

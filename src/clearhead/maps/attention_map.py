@@ -272,7 +272,7 @@ class AttentionMap(Display):
         return _given(self.summary(sink=first).sink)
 
     def previous(self) -> Float[Tensor, "batch heads queries"]:
-        """Each query's weight on the token before it; NaN for a query without one."""
+        """Each query's weight on the token before it; NaN for one without (use `nanmean`)."""
         return _given(self.summary(previous=True).previous)
 
     def same_token(self, ids: Int[Tensor, "batch keys"]) -> Float[Tensor, "batch heads queries"]:

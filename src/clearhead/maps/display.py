@@ -66,7 +66,7 @@ class Display(LazyWeights):
         """Write one sequence of the map as a page to look at, or as a figure.
 
         A figure has any length. A page has every weight that can be seen, 33,554,432 at most; one
-        of so many is about 60 MB and takes some ten seconds to write.
+        of so many is about 70 MB and takes ten seconds and more to write.
 
         Args:
             path: The file; its end decides: `.html`, `.svg`, `.png` or `.pdf`.
@@ -78,6 +78,12 @@ class Display(LazyWeights):
                 default.
             log: Logarithmic colours. For a figure.
         """
+        if Path(path).suffix == ".safetensors":
+            raise ValueError(
+                f"{path}: a map alone is not kept so, but the maps of a model are: seen.save(...).\n"
+                '  Put it among some: seen = clearhead.Seen(); seen.add("map", m); '
+                f'seen.save("{Path(path).name}").'
+            )
         if Path(path).suffix in FIGURES:
             pictures.save_figure(
                 self._map, path, head, batch, tokens, context_tokens, log, title or ""

@@ -101,6 +101,11 @@ class Seen(Mapping[str, AttentionMap]):
         return sum(storages.values())
 
     def __getitem__(self, key: str | tuple[str, int]) -> AttentionMap:
+        """The map of a layer's last call, or of one by its number, counted from 0.
+
+        `seen["h.3.attn"]` is the last call, `seen["h.3.attn", 0]` the first and
+        `seen["h.3.attn", -1]` the last again.
+        """
         name, step = key if isinstance(key, tuple) and len(key) == 2 else (key, -1)
         if not isinstance(name, str) or name not in self._by_name:
             raise _NotSeen(self._unknown(name))
@@ -195,7 +200,7 @@ class Seen(Mapping[str, AttentionMap]):
         """Write all maps to one file: to load them again, or to look at.
 
         A figure has any length. A page has every weight that can be seen, 33,554,432 at most; one
-        of so many is about 60 MB and takes some ten seconds to write.
+        of so many is about 70 MB and takes ten seconds and more to write.
 
         Args:
             path: The file; its end decides: `.safetensors` keeps everything; `.html`, `.svg`,
