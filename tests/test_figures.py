@@ -241,6 +241,8 @@ def test_the_title_is_drawn(six, tmp_path):
     """It was taken and thrown away."""
     six.save(tmp_path / "a.svg", title="Costs $5 and $6")
     assert "Costs $5 and $6" in texts(tmp_path / "a.svg")
+    six.save(tmp_path / "a.SVG", title="Large letters", head=1)
+    assert {"Large letters", "head 1"} <= set(texts(tmp_path / "a.SVG"))
     six.save(tmp_path / "b.svg")
     assert "Attention map" not in texts(tmp_path / "b.svg")
     seen = Seen("Tiny")

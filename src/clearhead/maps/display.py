@@ -78,13 +78,14 @@ class Display(LazyWeights):
                 default.
             log: Logarithmic colours. For a figure.
         """
-        if Path(path).suffix == ".safetensors":
+        kind = Path(path).suffix.lower()
+        if kind == ".safetensors":
             raise ValueError(
-                f"{path}: a map alone is not kept so, but the maps of a model are: seen.save(...).\n"
+                f"{path}: a map alone is not kept so; the maps of a model are, with seen.save.\n"
                 '  Put it among some: seen = clearhead.Seen(); seen.add("map", m); '
                 f'seen.save("{Path(path).name}").'
             )
-        if Path(path).suffix in FIGURES:
+        if kind in FIGURES:
             pictures.save_figure(
                 self._map, path, head, batch, tokens, context_tokens, log, title or ""
             )
