@@ -1,5 +1,6 @@
 """Figures: labelled, the same bytes each time, and text is shown as it is."""
 
+import math
 import re
 import subprocess
 import sys
@@ -10,10 +11,11 @@ import pytest
 import torch
 
 import view_cases
-from clearhead import AttentionMap, Mask
+from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, trace
 from clearhead.drawing import figures, shade
 from clearhead.drawing.axes import Axis
-from clearhead.drawing.page import Layer, Page
+from clearhead.drawing.page import Layer, Page, TooLarge
+from clearhead.watching import showing
 
 matplotlib = pytest.importorskip("matplotlib")
 WORDS = ["The", "cat", "sat", "on", "the", "mat"]
@@ -109,6 +111,15 @@ def test_many_heads_are_a_grid_with_one_scale(six, tmp_path):
     assert matplotlib.pyplot.get_fignums() == []
 
 
+def test_chosen_heads_have_their_numbers(six, tmp_path):
+    six.select(heads=[2, 1]).save(tmp_path / "a.svg")
+    assert [text for text in texts(tmp_path / "a.svg") if "head" in text] == ["head 2", "head 1"]
+    page = six.select(heads=[2]).page()
+    figures.save(tmp_path / "b.svg", page)
+    assert "head 2" in texts(tmp_path / "b.svg")
+    assert six.select(heads=[2, 1]).plot(1).axes[0].get_title() == "head 1"
+
+
 def test_axes_of_your_own(six):
     figure, axes = matplotlib.pyplot.subplots(1, 2)
     assert six.plot(head=0, ax=axes[0]) is figure
@@ -172,7 +183,7 @@ def test_a_long_map_is_drawn_in_blocks_that_keep_what_is_thin():
     cells = dots[::4, ::4]  # an image of 192 × 192 cells
     expected = m[0, 1, :, :7].sum(1).mean()  # the keys of the first column of cells
     assert float(cells[:, 0].mean()) == pytest.approx(float(expected), rel=0.01)
-    assert "share of attention" in [axes.get_ylabel() for axes in figure.axes]
+    assert any("share of attention" in axes.get_ylabel() for axes in figure.axes)
     matplotlib.pyplot.close(figure)
 
 
@@ -188,6 +199,95 @@ def test_many_vector_cells_become_images(tmp_path):
     view_cases.structured(60, heads=6, head_dim=8).save(tmp_path / "many.svg")
     few, many = ((tmp_path / name).read_text("utf-8") for name in ("few.svg", "many.svg"))
     assert (few.count("<image"), many.count("<image")) == (1, 7)  # the scale of colours is one
+
+
+def brightest(weights):
+    """As the page chooses it: a quarter of the rows have a stronger best."""
+    bests = sorted(float(row[~row.isnan()].max()) for row in weights if (~row.isnan()).sum() > 1)
+    return bests[int(0.75 * len(bests))]
+
+
+def bar_of(figure):
+    return next(axes for axes in figure.axes if "attention" in axes.get_ylabel())
+
+
+def test_a_long_map_is_not_dark():
+    """The first query gives its only key 1, and beside that all others were black."""
+    torch.manual_seed(0)
+    m = AttentionMap(torch.randn(1, 1, 150, 4), torch.randn(1, 1, 150, 4), Mask.causal())
+    figure = m.plot(head=0)
+    top = figure.axes[0].images[0].norm.vmax
+    hidden = torch.ones(150, 150).triu(1).bool()
+    assert top == pytest.approx(brightest(m[0, 0].masked_fill(hidden, math.nan)), rel=1e-6)
+    assert top < 0.2
+    label = bar_of(figure).get_ylabel()
+    assert label == f"attention weight, brightest at {top:.2g} and more"
+    matplotlib.pyplot.close(figure)
+    many = AttentionMap(torch.randn(1, 2, 1500, 4), torch.randn(1, 2, 1500, 4), Mask.causal())
+    figure = many.plot()
+    assert figure.axes[0].images[0].norm.vmax < 0.1
+    assert "share of attention, brightest at" in bar_of(figure).get_ylabel()
+    matplotlib.pyplot.close(figure)
+
+
+def test_few_rows_have_colours_up_to_the_largest(six):
+    figure = six.plot(head=0)
+    assert mesh(figure.axes[0]).norm.vmax == pytest.approx(1.0)
+    assert bar_of(figure).get_ylabel() == "attention weight"
+    matplotlib.pyplot.close(figure)
+
+
+def test_the_title_is_drawn(six, tmp_path):
+    """It was taken and thrown away."""
+    six.save(tmp_path / "a.svg", title="Costs $5 and $6")
+    assert "Costs $5 and $6" in texts(tmp_path / "a.svg")
+    six.save(tmp_path / "a.SVG", title="Large letters", head=1)
+    assert {"Large letters", "head 1"} <= set(texts(tmp_path / "a.SVG"))
+    six.save(tmp_path / "b.svg")
+    assert "Attention map" not in texts(tmp_path / "b.svg")
+    seen = Seen("Tiny")
+    seen.add("h.0", six)
+    seen.save(tmp_path / "c.svg", title="All of it")
+    assert "All of it" in texts(tmp_path / "c.svg")
+    assert "Tiny" not in texts(tmp_path / "c.svg")
+    module = MultiHeadAttention(4, 4, 8, 0.0, num_heads=2)
+    trace(module, torch.randn(1, 3, 4)).save(tmp_path / "d.svg", title="A trace")
+    assert "A trace" in texts(tmp_path / "d.svg")
+
+
+def test_a_figure_of_all_layers_has_any_length(tmp_path):
+    """It was refused as too large for a page, although a figure draws blocks."""
+    torch.manual_seed(0)
+    seen = Seen("Long")
+    maps = [
+        AttentionMap(torch.randn(1, 2, 6000, 4), torch.randn(1, 2, 6000, 4), Mask.causal())
+        for _ in range(2)
+    ]
+    for i, m in enumerate(maps):
+        seen.add(f"h.{i}", m)
+    seen.save(tmp_path / "a.svg", log=True)
+    found = texts(tmp_path / "a.svg")
+    assert [text for text in found if text.startswith("h.")] == ["h.0 0", "h.0 1", "h.1 0", "h.1 1"]
+    assert "share of attention" in " ".join(found)
+    assert "6,000" in found
+    with pytest.raises(TooLarge, match="can be seen"):
+        seen.save(tmp_path / "a.html")
+
+
+def test_a_figure_of_generation_joins_the_calls(tmp_path):
+    torch.manual_seed(0)
+    k = torch.randn(1, 2, 300, 4)
+    seen, whole = Seen(), AttentionMap(q := torch.randn(1, 2, 300, 4), k, Mask.causal())
+    seen.add("a", AttentionMap(q[:, :, :290], k[:, :, :290], Mask.causal()))
+    for i in range(290, 300):
+        seen.add("a", AttentionMap(q[:, :, i : i + 1], k[:, :, : i + 1]))
+    seen.add("b", whole)
+    panels, legend = showing.panels_of(seen._maps(), None, 0)
+    assert [panel.title for panel in panels] == ["a 0", "a 1", "b 0", "b 1"]
+    assert legend == "share of attention"
+    for joined, once in zip(panels[:2], panels[2:], strict=True):
+        np.testing.assert_array_equal(np.isnan(joined.values), np.isnan(once.values))
+        np.testing.assert_allclose(joined.values, once.values, atol=1e-6)
 
 
 def test_logarithmic_colours(six):

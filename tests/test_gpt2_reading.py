@@ -193,3 +193,20 @@ def test_the_checkpoint_has_labels(folder):
     loaded = reading.load(folder)
     assert loaded.tokens(loaded.encode("the cat")) == ["the", " cat"]
     assert loaded.name == "small"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("export", "{out}"), ("generate", "cat"), ("explain", "cat")], ids=lambda a: a[0]
+)
+def test_a_llama_is_named(command_line, tmp_path, arguments):
+    """The message spoke of names of weights, and not of what the folder says it is."""
+    config = transformers.LlamaConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=20,
+    )  # fmt: skip
+    transformers.LlamaModel(config).save_pretrained(tmp_path / "llama")
+    name, rest = arguments[0], arguments[1].format(out=tmp_path / "x.onnx")
+    status, out, err = command_line(name, "--model", tmp_path / "llama", rest)
+    assert (status, out) == (2, "")
+    assert "this is a llama, and export, generate and explain know GPT-2 only" in err
+    assert "clearhead heads, clearhead view and clearhead.watch work with it" in err

@@ -134,6 +134,24 @@ def test_selecting_heads_and_sequences_gives_maps(case, data):
     close(m.select(batch=[1, 0]).entropy(), entropy(weights[[1, 0]]))
 
 
+def test_chosen_heads_keep_their_numbers():
+    """They were counted anew: of select(heads=[3]) everything said that it was head 0."""
+    m = AttentionMap(torch.randn(2, 6, 5, 4), torch.randn(2, 3, 5, 4), Mask.causal())
+    assert m.head_numbers == (0, 1, 2, 3, 4, 5)
+    some = m.select(heads=[5, 3, 1])
+    assert some.head_numbers == (5, 3, 1)
+    assert some.select(heads=1).head_numbers == (3,)
+    assert some.select(batch=1).head_numbers == (5, 3, 1)
+    assert some.to(torch.float64).head_numbers == some.detach().head_numbers == (5, 3, 1)
+    assert torch.equal(some[0, 1], m[0, 3])  # a place, as on a tensor
+    assert "heads=[5, 3, 1]," in repr(some)
+    assert "head 3" in str(some.select(heads=1))
+    assert m.select(heads=slice(0, 6)).head_numbers == m.head_numbers
+    assert "heads=6," in repr(m.select(heads=slice(0, 6)))
+    with pytest.raises(ShapeError, match=r"head_numbers: expected one for each of the 6 heads"):
+        AttentionMap(torch.randn(1, 6, 5, 4), torch.randn(1, 6, 5, 4), head_numbers=(1, 2))
+
+
 def test_moving_and_detaching():
     q = torch.randn(1, 1, 4, 3, dtype=torch.float64, requires_grad=True)
     attached = AttentionMap(q, q, Mask.causal(), detach=False)

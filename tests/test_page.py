@@ -26,6 +26,7 @@ from clearhead.cli import main
 from clearhead.drawing import page as page_module
 from clearhead.drawing.page import Layer, Page, TooLarge
 from clearhead.drawing.saving import save
+from clearhead.maps import pictures
 
 
 def blocks(text):
@@ -87,6 +88,16 @@ def test_equal_masks_are_stored_once():
     assert about["layers"][0]["mask"] == [0, 0, 0]
 
 
+def test_a_page_of_chosen_heads_has_their_numbers():
+    m = page_cases.large().select(heads=[3, 1])
+    about, _ = blocks(m.page().html())
+    assert about["layers"][0]["numbers"] == [3, 1]
+    seen = Seen("Tiny")
+    seen.add("h.0", m)
+    about, _ = blocks(seen.page().html())
+    assert about["layers"][0]["numbers"] == [3, 1]
+
+
 def test_a_query_that_sees_nothing():
     visible = torch.ones(1, 1, 7, 7, dtype=torch.bool)
     visible[..., 3, :] = False
@@ -126,6 +137,28 @@ def test_a_page_too_large_names_the_command_that_is_not(monkeypatch):
         a_map(heads=1).page().html()
 
 
+def test_the_limit_is_about_what_can_be_seen():
+    """The message spoke of 33,554,432 weights, and a causal map of 64,000,000 was written."""
+    q, k = torch.zeros(2, 1, 1, 8000, 1)
+    pictures.check_size([AttentionMap(q, k, Mask.causal())], 0)
+    tensor = torch.ones(8000, 8000, dtype=torch.bool).tril()
+    pictures.check_size([AttentionMap(q, k, Mask.custom(tensor))], 0)
+    small = AttentionMap(q[:, :, :5000], k[:, :, :5000])
+    pictures.check_size([small], 0)
+    told = r"64,000,000 weights are too many for one page. It holds 33,554,432 that can be seen, "
+    told += r"and 67,108,864 with those that are hidden"
+    for m in (AttentionMap(q, k), AttentionMap(q, k, Mask.causal() | Mask.window(1, 3000))):
+        with pytest.raises(TooLarge, match=told):
+            m.page()
+    seen = Seen()
+    seen.add("a", small)
+    seen.add("b", small)
+    with pytest.raises(TooLarge, match=r"50,000,000(.|\n)*seen\[name\].select\(heads=\[0, 1\]\)"):
+        seen.save("x.html")
+    with pytest.raises(IndexError, match="batch: 1 is not one of the 1 sequences"):
+        seen.page(batch=1)
+
+
 def test_a_layer_whose_parts_do_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"weights: expected \(heads=1, rows=2, columns=3\)"):
         Layer("x", np.zeros((1, 2, 2)), None, ("a", "b"), ("a", "b", "c"), ("",))
@@ -147,6 +180,19 @@ def test_the_words_are_those_of_the_table_of_heads():
     for name in ("entropy", "distance", "previous", "sink", "same_token", "induction"):
         found = [number for layer in layers for number in layer.scores[name]]
         assert found == pytest.approx([getattr(row, name) for row in table.rows], abs=1e-5)
+
+
+def test_the_words_leave_filling_out_as_the_table_does():
+    torch.manual_seed(0)
+    mask = Mask.causal() & Mask.padding([9], "right")
+    seen = Seen()
+    seen.add("a", AttentionMap(torch.randn(1, 3, 31, 4), torch.randn(1, 3, 31, 4), mask))
+    ids = torch.arange(31)[None] % 2
+    layer = seen.page(tokens=[str(i) for i in ids[0].tolist()]).layers[0]
+    for name in ("entropy", "distance", "previous", "sink"):
+        expected = [getattr(row, name) for row in seen.heads(ids).rows]
+        assert layer.scores[name] == pytest.approx(expected, abs=1e-5)
+    assert "same_token" not in layer.scores  # 7 real tokens are copies: too few
 
 
 def test_a_few_repeated_tokens_say_nothing_about_copies():
@@ -279,12 +325,23 @@ def test_the_end_of_the_name_decides(tmp_path):
     for thing in (a_map(), page_cases.sentence().trace):
         with pytest.raises(ValueError, match=r"'\.gif' is none(.|\n)*\.html, \.svg(.|\n)*x\.html"):
             thing.save(tmp_path / "x.gif")
-        with pytest.raises(ValueError, match=r"'\.safetensors' is none that is known here"):
+        with pytest.raises(ValueError, match=r"'\.safetensors' is none|a map alone is not kept so"):
             thing.save(tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="'no end' is none"):
         seen.save(tmp_path / "x")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         seen.save(tmp_path / "none" / "x.html")
+
+
+def test_a_map_alone_is_kept_through_seen(tmp_path):
+    with pytest.raises(
+        ValueError, match=r'seen.add\("map", m\)(.|\n)*seen.save\("x.safetensors"\)'
+    ):
+        a_map(heads=1).save(tmp_path / "x.safetensors")
+    seen = Seen()
+    seen.add("map", a_map(heads=1))
+    seen.save(tmp_path / "x.safetensors")
+    assert torch.equal(Seen.load(tmp_path / "x.safetensors")["map"][:], a_map(heads=1)[:])
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path):

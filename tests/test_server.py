@@ -349,6 +349,15 @@ def test_scores_come_with_ids(client):
     assert heads[2]["scores"]["same_token"] > 0.5
 
 
+def test_chosen_heads_keep_their_numbers():
+    m = AttentionMap(torch.randn(1, 4, 9, 3), torch.randn(1, 4, 9, 3), Mask.causal())
+    with clearhead.view(m.select(heads=[3, 1]), browser=False, wait=False) as page:
+        client = Client(page)
+        state = client.wait()
+        client.http.close()
+    assert [head["number"] for head in state["heads"]] == [3, 1]
+
+
 def test_not_ready_yet_says_how_far_it_is(monkeypatch):
     halfway = threading.Event()
 
@@ -370,6 +379,7 @@ def test_not_ready_yet_says_how_far_it_is(monkeypatch):
             "layer": 0,
             "batch": 0,
             "head": 0,
+            "number": 0,
             "what": "picture",
             "share": 0.5,
         }

@@ -5,6 +5,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import threading
 import types
 import warnings
@@ -21,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from clearhead import MultiHeadAttention, drawing, ladder
+from clearhead import AttentionMap, MultiHeadAttention, drawing, ladder
 from clearhead.masks import Mask
 from clearhead.watching import NothingSeen, Seen, dispatcher, watch
 from clearhead.watching.recorder import uncompiled
@@ -1303,6 +1304,27 @@ def test_saved_and_loaded(tmp_path, dtype):
     assert about["text_sha256"] == hashlib.sha256(b"the cat").hexdigest()
 
 
+def test_chosen_heads_keep_their_numbers_in_tables_and_files(tmp_path):
+    seen = Seen("Tiny")
+    whole = AttentionMap(torch.randn(1, 4, 7, 3), torch.randn(1, 4, 7, 3), Mask.causal())
+    seen.add("h.0", whole.select(heads=[3, 1]))
+    assert [row.head for row in seen.heads().rows] == [3, 1]
+    seen.save(tmp_path / "a.safetensors")
+    assert Seen.load(tmp_path / "a.safetensors")["h.0"].head_numbers == (3, 1)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_a_file_has_the_rights_of_any_new_file(seen, tmp_path, umask):
+    """safetensors makes files that only their owner may read: colleagues could not."""
+    before = os.umask(umask)
+    try:
+        for name in ("a.safetensors", "a.html", "a.svg"):
+            seen.save(tmp_path / name)
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o666 & ~umask, name
+    finally:
+        os.umask(before)
+
+
 def test_masks_are_saved_by_name_and_once(tmp_path):
     attention = MultiHeadAttention(6, 6, 64, 0.0, 2, window=5)
     model = nn.Sequential(attention, copy.deepcopy(attention))
@@ -1463,6 +1485,8 @@ def test_a_text_that_is_too_long(folder, run):
         (["--model", "no/such", "cat"], "there is no such folder"),
         (["--model", "{tmp}", "cat"], "no config.json in it"),
         (["--model", "{folder}"], "Give one text: as TEXT, or as a file"),
+        (["--model", "{folder}"], "Only the lab's model needs none"),
+        (["--model", "{folder}"], "for this one say --relations"),
         (["--model", "{folder}", "cat", "--text", "x"], "not both"),
         (["--model", "{folder}", "--text", "no-such-file"], "No such file or directory"),
         (["--model", "{folder}", "--text", "{binary}"], "not text in UTF-8 (byte 3)"),

@@ -73,6 +73,7 @@ def layer(
     hidden: Bool[Tensor, "#heads queries keys"] | None,
     tokens: Sequence[str] | None = None,
     context_tokens: Sequence[str] | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> Layer:
     """One layer, with what each of its heads looks at.
 
@@ -82,6 +83,7 @@ def layer(
         hidden: True where a query may not look at a key; None without a mask.
         tokens: One label per query; t0, t1, ... by default.
         context_tokens: One label per key. By default those of the queries, where there are as many.
+        numbers: The number of each head; 0, 1, ... by default.
     """
     heads, queries, keys = weights.shape
     if weights.numel() == 0:
@@ -96,7 +98,7 @@ def layer(
         if rows == columns[keys - queries :]:
             ids = torch.tensor([known[token] for token in columns])
     scores = measure(weights, hidden, ids)
-    one_each = [{key: numbers[head] for key, numbers in scores.items()} for head in range(heads)]
+    one_each = [{key: values[head] for key, values in scores.items()} for head in range(heads)]
     return Layer(
         name,
         weights.detach().cpu().numpy(),
@@ -105,6 +107,7 @@ def layer(
         columns,
         tuple(map(in_words, one_each)),
         scores,
+        None if numbers is None else tuple(numbers),
     )
 
 
@@ -168,15 +171,23 @@ def measure(
     before = position[:, 0] - 1
     without = (before < 0) | (before >= keys)
     first = int((weights.nan_to_num(0.0).sum((0, 1)) > 0).int().argmax())
+    filling = torch.zeros(keys, dtype=torch.bool)
+    if hidden is not None and queries == keys:  # a key that nobody may see, and its query
+        filling = hidden.all(0).all(0).cpu()
+        filling &= not bool(filling.all())
+        without |= filling[before.clamp_min(0)]
     copies = None
     if ids is not None and queries <= keys:
-        copies = (ids[keys - queries :, None] == ids) & (key < position)
+        copies = (ids[keys - queries :, None] == ids) & (key < position) & ~filling
+        copies &= ~filling[keys - queries :, None]
         if int(copies.any(-1).sum()) < _REPEATED:
             copies = None
     found: list[dict[str, Tensor]] = []
     for head, one in enumerate(weights.detach()):  # head by head: a map may be large
         w = one.double().cpu().nan_to_num(0.0)
         blind = w.sum(-1) <= 0 if hidden is None else hidden[head].cpu().all(-1)
+        if queries == keys:
+            blind = blind | filling
         previous = w[torch.arange(queries), before.clamp(0, keys - 1)]
         rows = {
             "entropy": -torch.special.xlogy(w, w).sum(-1),

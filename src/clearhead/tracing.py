@@ -173,10 +173,10 @@ class Trace:
 
         Args:
             path: The file; its end decides: `.html`, `.svg`, `.png` or `.pdf`.
-            title: See `page`.
+            title: See `page`; a figure has none by default.
             notes: See `page`.
         """
-        save(path, lambda: self.page(title=title, notes=notes))
+        save(path, lambda: self.page(title=title, notes=notes), title=title)
 
     def __rich__(self) -> RenderableType:
         """Everything: the steps, the weights of each head, the context vectors."""

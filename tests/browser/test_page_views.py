@@ -226,6 +226,22 @@ def test_heads_say_what_they_do_and_can_be_sorted(visit, model):
     assert seen.page.locator(".card .does").first.inner_text() == best
 
 
+def test_chosen_heads_keep_their_numbers(visit, folder):
+    path = folder / "chosen.html"
+    page_cases.large().select(heads=[3, 1]).save(path)
+    page = visit(path).page
+    assert page.locator(".heads button").all_inner_texts()[0].startswith("Head 3")
+    page = visit(path, "view=matrix&head=1").page
+    assert (
+        page.locator("#panel-matrix .over")
+        .get_attribute("aria-label")
+        .startswith("Attention weights, head 1")
+    )
+    assert page.locator("#panel-matrix option").all_inner_texts()[0].startswith("3: ")
+    page = visit(path, "view=sentence").page
+    assert "head 3" in page.locator("#panel-sentence").inner_text()
+
+
 def test_the_sentence_shows_the_weights(visit, model):
     weights = page_cases.model()["blocks.0.attention"][0]
     seen = visit(model, "view=sentence&head=1&query=20")

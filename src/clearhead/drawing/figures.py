@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from clearhead.drawing.axes import Axis
 from clearhead.drawing.colours import VIRIDIS, text_on
 from clearhead.drawing.saving import FIGURES, beside
-from clearhead.drawing.writing import number, shorten
+from clearhead.drawing.writing import number, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +33,7 @@ _LABEL_WIDTH = 16
 _VECTOR_SIDE = 64  # larger arrays are stored as an image, and so are many panels
 _VECTOR_CELLS = 20_000
 _IMAGE_SIDE = 768  # dots of such an image at least: viewers that blur it do little harm then
+_MANY_ROWS = 32  # up to so many the brightest colour is that of the largest number
 _DECADES = 4  # how far down the logarithmic colours go
 # Tried in this order for what the first one has no glyph for.
 _FONTS = (
@@ -96,8 +97,12 @@ def figure(
     legend: str = "",
     log: bool = False,
     show: bool = False,
+    title: str = "",
 ) -> Figure:
     """A figure of these panels: one alone, or several as a grid with one scale of colours.
+
+    Of many rows the brightest colour is that of a number which a quarter of the rows exceed, as on
+    a page; the colour bar says so.
 
     Args:
         panels: What to draw, row by row.
@@ -105,6 +110,7 @@ def figure(
         legend: What the colours mean.
         log: Logarithmic colours.
         show: Whether pyplot knows of it, so that notebooks and `plt.show()` show it.
+        title: What stands above all of it.
     """
     _need_matplotlib()
     import matplotlib as mpl
@@ -125,13 +131,15 @@ def figure(
         made.set_layout_engine("constrained")
         grid = made.subplots(high, wide, squeeze=False)
         top, vector = _top(panels), sum(_shown(each).size for each in panels) <= _VECTOR_CELLS
+        dots = _IMAGE_SIDE if len(panels) <= 16 else _IMAGE_SIDE // 2  # small and many: memory
         image: Any = None
         for place, axes in enumerate(grid.flat):
             if place >= len(panels):
                 axes.set_axis_off()
                 continue
             alone = len(panels) == 1
-            image = draw(axes, panels[place], top=top, log=log, alone=alone, vector=vector)
+            look: dict[str, Any] = {"alone": alone, "vector": vector, "dots": dots}
+            image = draw(axes, panels[place], top=top, log=log, **look)
             if len(panels) > 1:  # labels at the outer sides only: the eye needs them once
                 axes.set(xlabel="", ylabel="")
                 axes.tick_params(labelleft=place % wide == 0)
@@ -139,10 +147,20 @@ def figure(
         if len(panels) > 1:
             made.supxlabel(panels[0].columns.title, fontsize=8, parse_math=False)
             made.supylabel(panels[0].rows.title, fontsize=8, parse_math=False)
-        bar = made.colorbar(image, ax=grid, shrink=min(1.0, 2.4 / (high * height)), aspect=24)
+        more = _largest(panels) > top
+        bar = made.colorbar(
+            *(image,),
+            ax=grid,
+            shrink=min(1.0, 2.4 / (high * height)),
+            aspect=24,
+            extend="max" if more else "neither",
+        )
         bar.outline.set_linewidth(0.5)
         bar.ax.tick_params(length=2, width=0.5)
-        bar.set_label(legend, parse_math=False)
+        said = [legend, f"brightest at {top:.2g} and more" if more else ""]
+        bar.set_label(", ".join(filter(None, said)), parse_math=False)
+        if title:
+            made.suptitle(_with_glyphs(visible(title)), fontsize=10, parse_math=False)
     return made
 
 
@@ -154,16 +172,18 @@ def draw(
     log: bool = False,
     alone: bool = True,
     vector: bool = True,
+    dots: int = _IMAGE_SIDE,
 ) -> Any:
     """Draw one panel into the axes of a figure; gives what a colour bar needs.
 
     Args:
         axes: Where to draw.
         panel: What to draw.
-        top: The value of the brightest colour; the largest number if None.
+        top: The value of the brightest colour; chosen as `figure` does if None.
         log: Logarithmic colours.
         alone: Whether there is room for many labels, and for numbers in few cells.
         vector: Whether each cell of a small array is a shape of its own.
+        dots: How many dots an image has on a side, at least.
     """
     _need_matplotlib()
     import numpy
@@ -187,9 +207,9 @@ def draw(
     if vector and max(high, wide) <= _VECTOR_SIDE:
         image: Any = axes.pcolormesh(across, down, values, **look)
     else:
-        extent, each = (0, columns.size, rows.size, 0), -(-_IMAGE_SIDE // max(high, wide))
-        dots = values.repeat(each, 0).repeat(each, 1)
-        image = axes.imshow(dots, extent=extent, interpolation="none", aspect="auto", **look)
+        extent, each = (0, columns.size, rows.size, 0), -(-dots // max(high, wide))
+        large = values.repeat(each, 0).repeat(each, 1)
+        image = axes.imshow(large, extent=extent, interpolation="none", aspect="auto", **look)
     axes.set(xlim=(0, columns.size), ylim=(rows.size, 0), aspect="equal")
     if max(rows.size, columns.size) > 8 * min(rows.size, columns.size):
         axes.set_aspect("auto")
@@ -208,13 +228,16 @@ def draw(
     return image
 
 
-def save(path: str | os.PathLike[str], page: Page, *, log: bool = False) -> None:
+def save(
+    path: str | os.PathLike[str], page: Page, *, log: bool = False, title: str | None = None
+) -> None:
     """Write what a page shows as a figure; the end of the name says as what.
 
     Args:
         path: The file: `.svg`, `.png` or `.pdf`.
         page: Its layers become panels: one row per layer, or the heads of one as a grid.
         log: Logarithmic colours.
+        title: What stands above all of it; nothing if None.
     """
     several = len(page.layers) > 1
     panels = [
@@ -223,14 +246,15 @@ def save(path: str | os.PathLike[str], page: Page, *, log: bool = False) -> None
             Axis("query", len(layer.rows), layer.rows),
             Axis("key", len(layer.columns), layer.columns),
             None if layer.hidden is None else layer.hidden[head],
-            f"{layer.name} {head}" if several else f"head {head}",
+            f"{layer.name} {number}" if several else f"head {number}",
         )
         for layer in page.layers
-        for head in range(len(layer.weights))
+        for head, number in enumerate(layer.heads)
     ]
     alike = {len(layer.weights) for layer in page.layers}
     wide = alike.pop() if several and len(alike) == 1 else None
-    write(figure(panels, wide=wide, legend="attention weight", log=log), path)
+    made = figure(panels, wide=wide, legend="attention weight", log=log, title=title or "")
+    write(made, path)
 
 
 def write(made: Figure, path: str | os.PathLike[str]) -> None:
@@ -301,10 +325,24 @@ def _shown(panel: Panel) -> Any:
     return values
 
 
-def _top(panels: Sequence[Panel]) -> float:
+def _largest(panels: Sequence[Panel]) -> float:
     """The largest number that is shown anywhere."""
     largest = [float(values.max()) for values in map(_shown, panels) if values.count()]
     return max(largest, default=1.0) or 1.0
+
+
+def _top(panels: Sequence[Panel]) -> float:
+    """The number of the brightest colour, chosen as a page does (grid.js).
+
+    A row with a single number has 1 there, and one with few has much in each: neither may make all
+    others dark. So of many rows it is such that a quarter of them have a larger number.
+    """
+    tops = []
+    for values in map(_shown, panels):
+        bests = sorted(values[values.count(1) > 1].max(1).filled(0.0).tolist())
+        tops.append(bests[len(bests) * 3 // 4] if len(bests) > _MANY_ROWS else 0.0)
+        tops[-1] = tops[-1] or (float(values.max()) if values.count() else 0.0)
+    return max(tops, default=0.0) or 1.0
 
 
 def _ticks(axes: Axes, axis: Axis, side: Literal["x", "y"], *, alone: bool) -> None:

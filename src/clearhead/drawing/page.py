@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from clearhead.drawing.inline import asset, only
 from clearhead.drawing.writing import visible
 
-MOST_CELLS = 2**25  # of a file; about 90 MB
+MOST_CELLS = 2**25  # that can be seen, of a page; about 90 MB
+MOST_CELLS_WITH_HIDDEN = 2 * MOST_CELLS  # a causal mask hides half of them
 MOST_CELLS_IN_A_NOTEBOOK = 2**20
 FEW_CELLS = 2**16  # up to here every number is kept in float32
 
@@ -51,6 +52,7 @@ class Layer:
         columns: One label per column.
         words: What each head does, such as "previous token 0.93".
         scores: Numbers to sort the heads by, one list a score; None where there is no number.
+        numbers: What each head is called; 0, 1, ... if None.
     """
 
     name: str
@@ -60,15 +62,23 @@ class Layer:
     columns: tuple[str, ...]
     words: tuple[str, ...]
     scores: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    numbers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         expected = (len(self.words), len(self.rows), len(self.columns))
+        if len(self.heads) != expected[0]:
+            raise ValueError(f"numbers: expected {expected[0]}, one a head, got {len(self.heads)}.")
         for name, array in (("weights", self.weights), ("hidden", self.hidden)):
             if array is not None and array.shape != expected:
                 raise ValueError(
                     f"{name}: expected (heads={expected[0]}, rows={expected[1]}, "
                     f"columns={expected[2]}) to fit words and labels, got {array.shape}."
                 )
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        """The number of each head."""
+        return tuple(range(len(self.words))) if self.numbers is None else self.numbers
 
     @property
     def cells(self) -> int:
@@ -157,9 +167,12 @@ class TooLarge(ValueError):
 
     def __init__(self, cells: int) -> None:
         super().__init__(
-            f"{cells:,} weights are too many for one file, which holds {MOST_CELLS:,} at most.\n"
-            "  To look at all of them: clearhead view, which computes what is looked at. "
-            "For a file: fewer layers, heads (map.select(heads=[0, 1])) or tokens."
+            f"{cells:,} weights are too many for one page. It holds {MOST_CELLS:,} that can be "
+            f"seen, and {MOST_CELLS_WITH_HIDDEN:,} with those that are hidden.\n"
+            "  To look at all of them: clearhead view, which computes what is looked at.\n"
+            "  For a page: one layer and fewer heads, "
+            'seen[name].select(heads=[0, 1]).save("x.html"), or fewer tokens.\n'
+            "  A figure has any length: .svg, .png or .pdf."
         )
 
 
@@ -198,6 +211,7 @@ def _pack(page: Page) -> tuple[dict[str, Any], dict[str, str]]:
                 "columns": place(layer.columns),
                 "masks": len(masks),
                 "mask": which,
+                "numbers": list(layer.heads),
                 "words": list(layer.words),
                 "scores": {name: list(numbers) for name, numbers in layer.scores.items()},
             }

@@ -8,8 +8,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clearhead.drawing.page import Page
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURES = (".svg", ".png", ".pdf")
 
@@ -20,6 +24,8 @@ def save(
     *,
     tensors: Callable[[Path], None] | None = None,
     data: Callable[[], object] | None = None,
+    figure: Callable[[], Figure] | None = None,
+    title: str | None = None,
 ) -> None:
     """Write a page, a figure, tensors or data, as the end of the name says.
 
@@ -29,6 +35,8 @@ def save(
         page: Makes what a page or a figure shows; called when one is wanted.
         tensors: Writes a safetensors file.
         data: Makes what a JSON file holds; called when one is wanted.
+        figure: Makes the figure, where it is not to be made from the page.
+        title: What stands above a figure that is made from the page.
     """
     path = Path(path)
     kind = path.suffix.lower()
@@ -52,7 +60,10 @@ def save(
     elif kind in FIGURES:
         from clearhead.drawing import figures
 
-        figures.save(path, page())
+        if figure is None:
+            figures.save(path, page(), title=title)
+        else:
+            figures.write(figure(), path)
     elif kind == ".json":
         assert data is not None
         text = json.dumps(data(), allow_nan=False)
@@ -66,8 +77,14 @@ def save(
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A file to write to; it takes the place of `path` when the block ends without an error."""
+    """A file to write to; it takes the place of `path` when the block ends without an error.
+
+    It has the rights of any new file, whoever writes it: some libraries let only the owner read.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         whole = Path(folder) / path.name
+        plain = Path(folder) / "rights"
+        plain.touch()
         yield whole
+        whole.chmod(plain.stat().st_mode & 0o777)
         os.replace(whole, path)

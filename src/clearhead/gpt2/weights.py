@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from clearhead.configs import GPT2Config
 from clearhead.gpt2 import names
-from clearhead.gpt2.files import Spec, Tensors, find_files
+from clearhead.gpt2.files import Spec, Tensors, find_files, read_json
 from clearhead.gpt2.names import Name
 from clearhead.gpt2.sizes import find_sizes
 from clearhead.version import __version__
@@ -64,6 +64,13 @@ def from_pretrained(
     keys = names.tidy(tensors.specs)  # a tidy name -> the name in the file
     style = names.find_style(keys)
     if style is None:
+        kind = None if config_file is None else read_json(config_file).get("model_type")
+        if isinstance(kind, str) and not kind.endswith("gpt2"):
+            raise ValueError(
+                f"{where.parent if where.is_file() else where}: this is a {kind}, and export, "
+                "generate and explain know GPT-2 only.\n"
+                "  clearhead heads, clearhead view and clearhead.watch work with it."
+            )
         some = ", ".join(list(tensors.specs)[:3]) or "nothing"
         raise ValueError(
             f"{where}: these are not the weights of a GPT-2; it has {some}, ...\n"

@@ -97,7 +97,7 @@ def heads(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="The text. Without it: sentences whose relations are known.",
+            help="The text. Without it and --model: sentences whose relations are known.",
             show_default=False,
         ),
     ] = None,
@@ -136,8 +136,8 @@ def heads(
 ) -> None:
     """Show what each head of a model looks at.
 
-    With TEXT: in that text. Without it: in sentences whose relations are known, and what is lost
-    without a head.
+    With TEXT: in that text. Without it, of the small model that comes with Clearhead (of others:
+    with --relations): in sentences whose relations are known, and what is lost without a head.
     """
     if relations or (model is None and text is None and file is None):
         if text is not None or file is not None or csv is not None:
@@ -192,9 +192,12 @@ def heads(
 def _text(words: Sequence[str] | None, file: Path | None) -> str:
     """The text that was given as an argument or as a file."""
     if (words is None) == (file is None):
+        message = "Give one text: as TEXT, or as a file with --text FILE"
+        if words is not None:
+            raise ValueError(f"{message}, not both.")
         raise ValueError(
-            "Give one text: as TEXT, or as a file with --text FILE"
-            + (", not both." if words is not None else ".")
+            f"{message}.\n  Only the lab's model needs none: it is shown sentences whose relations "
+            "are known, which it was trained on;\n  for this one say --relations."
         )
     if file is None:
         return " ".join(words or ())

@@ -6,7 +6,7 @@ exactly, at the cost of what is asked. Statistics over the whole map stream over
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch
@@ -22,6 +22,8 @@ from clearhead.maps.summary import Distance, Summary, Top
 from clearhead.masks import Mask
 from clearhead.shapes import ShapeError, describe
 
+_NAMED_HEADS = 8  # so many chosen heads are named one by one; of more, how many they are
+
 
 class AttentionMap(Display):
     """Attention weights (batch, heads, queries, keys) that are computed when they are looked at.
@@ -34,6 +36,7 @@ class AttentionMap(Display):
         bias: What the model adds to the scores, broadcastable to (batch, heads, queries, keys).
         lse: The row log-sum-exp, where somebody has it already; else computed for the rows asked.
         detach: Whether gradients end here.
+        head_numbers: What each head is called where heads are named; 0, 1, ... by default.
 
     >>> m = AttentionMap(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), Mask.causal())
     >>> m[0, 1, 2]
@@ -54,6 +57,7 @@ class AttentionMap(Display):
         bias: Float[Tensor, "#batch #heads #queries #keys"] | None = None,
         lse: Float[Tensor, "batch heads queries"] | None = None,
         detach: bool = True,
+        head_numbers: Sequence[int] | None = None,
     ) -> None:
         if q.ndim != 4 or k.ndim != 4:
             raise ShapeError(
@@ -70,6 +74,11 @@ class AttentionMap(Display):
                 f"lse: expected (batch, heads, queries) = {describe(q[..., 0])}, "
                 f"got {describe(lse)}."
             )
+        if head_numbers is not None and len(head_numbers) != q.shape[1]:
+            raise ShapeError(
+                f"head_numbers: expected one for each of the {q.shape[1]} heads, "
+                f"got {len(head_numbers)}."
+            )
         if detach:
             q, k = q.detach(), k.detach()
             bias = None if bias is None else bias.detach()
@@ -80,11 +89,19 @@ class AttentionMap(Display):
             mask = mask.to(q.device)
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         super().__init__(Scores(q, k, mask, bias, scale), lse)
+        self._head_numbers = None if head_numbers is None else tuple(map(int, head_numbers))
 
     @property
     def mask(self) -> Mask | None:
         """Who may attend to whom."""
         return self._scores.mask
+
+    @property
+    def head_numbers(self) -> tuple[int, ...]:
+        """The number of each head in its layer; `select` keeps them, so that pictures say them."""
+        if self._head_numbers is None:
+            return tuple(range(self.shape[1]))
+        return self._head_numbers
 
     @property
     def nbytes(self) -> int:
@@ -98,8 +115,10 @@ class AttentionMap(Display):
 
     def __repr__(self) -> str:
         batch, heads, queries, keys = self.shape
+        named = self.head_numbers != tuple(range(heads)) and heads <= _NAMED_HEADS
         return (
-            f"AttentionMap(batch={batch}, heads={heads}, queries={queries}, keys={keys}, "
+            f"AttentionMap(batch={batch}, heads={list(self.head_numbers) if named else heads}, "
+            f"queries={queries}, keys={keys}, "
             f"{memory(self.nbytes)} held, {memory(self._dense_bytes())} if built)"
         )
 
@@ -157,10 +176,19 @@ class AttentionMap(Display):
     # Choosing.
 
     def select(self, batch: Index | None = None, heads: Index | None = None) -> "AttentionMap":
-        """The map of some sequences and heads only; still lazy."""
+        """The map of some sequences and heads only; still lazy.
+
+        Both are places, as in `m[0, 3]`. The heads keep their numbers: pages, figures and tables of
+        `m.select(heads=[3])` say "head 3".
+
+        >>> m = AttentionMap(torch.zeros(1, 4, 3, 4), torch.zeros(1, 4, 3, 4))
+        >>> m.select(heads=[3, 1]).select(heads=0).head_numbers
+        (3,)
+        """
         size_b, size_h, _, _ = self.shape
         b = torch.arange(size_b) if batch is None else numbers(batch, size_b, "batch")[0]
         h = torch.arange(size_h) if heads is None else numbers(heads, size_h, "heads")[0]
+        chosen = [self.head_numbers[i] for i in h.tolist()]
         b, h = b.to(self.device), h.to(self.device)
         shared = size_h // self._scores.k.shape[1]
         bias, mask, lse = self._scores.bias, self._scores.mask, self._lse
@@ -175,6 +203,7 @@ class AttentionMap(Display):
             bias=bias,
             lse=None if lse is None else _choose(lse, b, h),
             detach=False,
+            head_numbers=chosen,
         )
 
     def to(self, *args: object, **kwargs: object) -> "AttentionMap":
@@ -195,12 +224,19 @@ class AttentionMap(Display):
             bias=move(self._scores.bias),
             lse=None if lse is None else lse.to(q.device),
             detach=False,
+            head_numbers=self._head_numbers,
         )
 
     def detach(self) -> "AttentionMap":
         """The same map without gradients."""
         s = self._scores
-        return AttentionMap(s.q, s.k, s.mask, scale=s.scale, bias=s.bias, lse=self._lse)
+        return AttentionMap(
+            *(s.q, s.k, s.mask),
+            scale=s.scale,
+            bias=s.bias,
+            lse=self._lse,
+            head_numbers=self._head_numbers,
+        )
 
     # Statistics. Each streams over the map once; `summary` gets several from one pass.
 
@@ -236,7 +272,7 @@ class AttentionMap(Display):
         return _given(self.summary(sink=first).sink)
 
     def previous(self) -> Float[Tensor, "batch heads queries"]:
-        """Each query's weight on the token before it; NaN for a query without one."""
+        """Each query's weight on the token before it; NaN for one without (use `nanmean`)."""
         return _given(self.summary(previous=True).previous)
 
     def same_token(self, ids: Int[Tensor, "batch keys"]) -> Float[Tensor, "batch heads queries"]:

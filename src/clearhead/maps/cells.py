@@ -6,6 +6,7 @@ falls into cell i * cells // size. With as many cells as positions, a cell is on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -139,6 +140,29 @@ def whole(
         found[:, :, row, : reach.start * grid[1] // keys] = torch.nan
         found[:, :, row, (reach.stop - 1) * grid[1] // keys + 1 :] = torch.nan
     return found
+
+
+def count_visible(m: LazyWeights, batch: int, most: int) -> int:
+    """How many weights of one sequence can be seen; not counted on once there are more than `most`.
+
+    Args:
+        m: The map.
+        batch: Which sequence.
+        most: How many matter.
+    """
+    m._settle()
+    _, heads, queries, keys = m.shape
+    step = max(1, _STRIP // max(1, keys))
+    count = 0
+    for head in range(heads):
+        for start in range(0, queries, step):
+            rows = slice(start, min(start + step, queries))
+            visible = _visible(m, batch, head, rows, slice(0, keys))
+            shape = (rows.stop - rows.start, keys)
+            count += math.prod(shape) if visible is None else int(visible.expand(shape).sum())
+            if count > most:
+                return count
+    return count
 
 
 def heights(size: int, cells: int) -> Int[Tensor, " cells"]:

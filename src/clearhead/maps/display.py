@@ -49,7 +49,8 @@ class Display(LazyWeights):
             title: What stands at the head of the page.
         """
         weights, hidden = pictures.weights_and_hidden(self._map, batch)
-        return Page(title, (pages.layer("", weights, hidden, tokens, context_tokens),))
+        numbers = self._map.head_numbers
+        return Page(title, (pages.layer("", weights, hidden, tokens, context_tokens, numbers),))
 
     def save(
         self,
@@ -59,10 +60,13 @@ class Display(LazyWeights):
         tokens: Sequence[str] | None = None,
         context_tokens: Sequence[str] | None = None,
         batch: int = 0,
-        title: str = "Attention map",
+        title: str | None = None,
         log: bool = False,
     ) -> None:
         """Write one sequence of the map as a page to look at, or as a figure.
+
+        A figure has any length. A page has every weight that can be seen, 33,554,432 at most; one
+        of so many is about 70 MB and takes ten seconds and more to write.
 
         Args:
             path: The file; its end decides: `.html`, `.svg`, `.png` or `.pdf`.
@@ -70,15 +74,26 @@ class Display(LazyWeights):
             tokens: See `page`.
             context_tokens: See `page`.
             batch: See `page`.
-            title: See `page`.
+            title: What stands at the head of the page, or above the figure, which has none by
+                default.
             log: Logarithmic colours. For a figure.
         """
-        if Path(path).suffix in FIGURES:
-            pictures.save_figure(self._map, path, head, batch, tokens, context_tokens, log)
+        kind = Path(path).suffix.lower()
+        if kind == ".safetensors":
+            raise ValueError(
+                f"{path}: a map alone is not kept so; the maps of a model are, with seen.save.\n"
+                '  Put it among some: seen = clearhead.Seen(); seen.add("map", m); '
+                f'seen.save("{Path(path).name}").'
+            )
+        if kind in FIGURES:
+            pictures.save_figure(
+                self._map, path, head, batch, tokens, context_tokens, log, title or ""
+            )
             return
 
         def page() -> Page:
-            return self.page(tokens=tokens, context_tokens=context_tokens, batch=batch, title=title)
+            named = {} if title is None else {"title": title}
+            return self.page(tokens=tokens, context_tokens=context_tokens, batch=batch, **named)
 
         save(path, page)
 
@@ -101,10 +116,11 @@ class Display(LazyWeights):
         """Draw it with matplotlib: weight by weight, or in blocks if there are too many for that.
 
         A block is the share of their attention that its queries give to its keys. One head is drawn
-        in blocks from 1,025 tokens on, and several from 193 on.
+        in blocks from 1,025 tokens on, and several from 193 on. Of more than 32 rows the brightest
+        colour stands for a weight that a quarter of the rows exceed: the colour bar names it.
 
         Args:
-            head: Which head, or several as a grid; all by default.
+            head: Which head, or several as a grid, by place as in `m[0, 3]`; all by default.
             batch: Which sequence.
             ax: Axes of your own to draw one head into; a new figure by default.
             tokens: A label for each token; numbers by default.

@@ -27,6 +27,7 @@ class LazyWeights:
         self._scores = scores
         self._lse = lse
         self._settled = scores.bias is None
+        self._swallowed: Tensor | None = None  # rows whose bias leaves nothing of the scores
 
     @property
     def shape(self) -> torch.Size:
@@ -79,6 +80,7 @@ class LazyWeights:
                 bias=torch.where(swallowed, alike, bias),
             )
             self._lse = None
+            self._swallowed = swallowed
 
     def _previous(self) -> Tensor:
         """Weights one left of the diagonal: a dot product a row, some rows at a time."""

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from clearhead.drawing.axes import Axis
 from clearhead.drawing.heatmap import Heatmap
-from clearhead.drawing.page import MOST_CELLS, TooLarge
-from clearhead.maps.cells import HIDDEN, weights_or_nan, whole
+from clearhead.drawing.page import MOST_CELLS, MOST_CELLS_WITH_HIDDEN, TooLarge
+from clearhead.maps.cells import HIDDEN, count_visible, weights_or_nan, whole
 from clearhead.maps.indexing import Index, numbers
 from clearhead.pages import labels
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _EXACT = 1024  # tokens; of more than these a figure shows shares: it has no dots for them
 _CELLS = 512  # of a figure of shares, each way
 _CELLS_IN_GRID = 192  # of a figure of many heads, whose pictures are small
+EXACT, SHARES = "attention weight", "share of attention"  # what the colours of a figure mean
 _QUICK = 2**22  # weights that are computed while somebody waits for `print`
 
 
@@ -40,18 +41,29 @@ def weights_and_hidden(
     m: AttentionMap, batch: int
 ) -> tuple[Float[Tensor, "heads queries keys"], Bool[Tensor, "heads queries keys"]]:
     """The weights of one sequence, and where there is nothing to be seen."""
-    if not -m.shape[0] <= batch < m.shape[0]:
-        raise IndexError(f"batch: {batch} is not one of the {m.shape[0]} sequences of this map.")
-    check_size([m])
+    check_size([m], batch)
     one = m.select(batch=[batch])
     hidden = torch.stack([one.scores(0, head) < HIDDEN for head in range(m.shape[1])])
     return one[0], hidden
 
 
-def check_size(maps: Sequence[AttentionMap]) -> None:
-    """Refuse what no file could hold, before it is computed."""
+def check_batch(m: AttentionMap, batch: int) -> None:
+    """Raise unless the map has this sequence."""
+    if not -m.shape[0] <= batch < m.shape[0]:
+        raise IndexError(f"batch: {batch} is not one of the {m.shape[0]} sequences of this map.")
+
+
+def check_size(maps: Sequence[AttentionMap], batch: int) -> None:
+    """Refuse what no page could hold, before it is computed."""
+    for m in maps:
+        check_batch(m, batch)
     cells = sum(math.prod(m.shape[1:]) for m in maps)
-    if cells > 2 * MOST_CELLS:  # a causal mask leaves half of them
+    if cells <= MOST_CELLS:
+        return
+    seen = 0
+    for m in maps if cells <= MOST_CELLS_WITH_HIDDEN else ():
+        seen += count_visible(m, batch, MOST_CELLS - seen)
+    if cells > MOST_CELLS_WITH_HIDDEN or seen > MOST_CELLS:
         raise TooLarge(cells)
 
 
@@ -64,19 +76,17 @@ def plot(
     context_tokens: Sequence[str] | None,
     log: bool,
     show: bool = True,
+    title: str = "",
 ) -> Figure:
     """See `AttentionMap.plot`."""
     from clearhead.drawing import figures
 
     chosen, rows_columns = _heads(m, head), _axes(m, tokens, context_tokens)
     _, _, queries, keys = m.shape
-    alone = len(chosen) == 1
-    exact = max(queries, keys) <= (_EXACT if alone else _CELLS_IN_GRID)
-    most = _CELLS if alone else _CELLS_IN_GRID
-    grid = (queries, keys) if exact else (min(queries, most), min(keys, most))
-    cells = _cells(m, batch, chosen, grid).numpy()
+    grid = grid_for(queries, keys, alone=len(chosen) == 1)
+    cells = cells_of(m, batch, chosen, grid).numpy()
     panels = [
-        figures.Panel(values, *rows_columns, title=f"head {one}")
+        figures.Panel(values, *rows_columns, title=f"head {m.head_numbers[one]}")
         for one, values in zip(chosen, cells, strict=True)
     ]
     if ax is not None:
@@ -87,8 +97,8 @@ def plot(
             )
         figures.draw(ax, panels[0], log=log)
         return ax.figure  # type: ignore[return-value]  # a subfigure serves as well
-    legend = "attention weight" if exact else "share of attention"
-    return figures.figure(panels, legend=legend, log=log, show=show)
+    legend = EXACT if grid == (queries, keys) else SHARES
+    return figures.figure(panels, legend=legend, log=log, show=show, title=title)
 
 
 def save_figure(
@@ -99,12 +109,14 @@ def save_figure(
     tokens: Sequence[str] | None,
     context_tokens: Sequence[str] | None,
     log: bool,
+    title: str,
 ) -> None:
     """Write the figure that `plot` draws."""
     from clearhead.drawing import figures
 
     figures.check_path(Path(path))
-    figures.write(plot(m, head, batch, None, tokens, context_tokens, log, show=False), path)
+    made = plot(m, head, batch, None, tokens, context_tokens, log, show=False, title=title)
+    figures.write(made, path)
 
 
 def draw(
@@ -119,9 +131,9 @@ def draw(
     chosen, (rows, columns) = _heads(m, head), _axes(m, tokens, context_tokens)
 
     def source(high: int, wide: int) -> Any:
-        return _cells(m, batch, chosen, (high, wide))[0].tolist()
+        return cells_of(m, batch, chosen, (high, wide))[0].tolist()
 
-    return Heatmap(source, rows, columns, title=f"head {chosen[0]}", log=log)
+    return Heatmap(source, rows, columns, title=f"head {m.head_numbers[chosen[0]]}", log=log)
 
 
 def is_quick(m: AttentionMap) -> bool:
@@ -129,8 +141,16 @@ def is_quick(m: AttentionMap) -> bool:
     return 0 < m.shape[2] * m.shape[3] <= _QUICK and m.device.type != "meta"
 
 
+def grid_for(queries: int, keys: int, *, alone: bool) -> tuple[int, int]:
+    """How many cells a figure has: one a weight, or blocks if there are too many for that."""
+    if max(queries, keys) <= (_EXACT if alone else _CELLS_IN_GRID):
+        return queries, keys
+    most = _CELLS if alone else _CELLS_IN_GRID
+    return min(queries, most), min(keys, most)
+
+
 @torch.no_grad()
-def _cells(m: AttentionMap, batch: int, heads: list[int], grid: tuple[int, int]) -> Tensor:
+def cells_of(m: AttentionMap, batch: int, heads: list[int], grid: tuple[int, int]) -> Tensor:
     """The cells of some heads of one sequence, (heads, rows, columns); NaN where hidden."""
     one = int(numbers(batch, m.shape[0], "batch")[0])
     _, _, queries, keys = m.shape

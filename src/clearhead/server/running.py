@@ -126,7 +126,7 @@ def _bar(work: Work) -> Iterator[None]:
                 bar.update(task, visible=False)
                 return
             name = drawing.shorten(work.names[now.place.layer], 40)
-            words = f"{name}, head {now.place.head}: {now.what}"
+            words = f"{name}, head {work.number(now.place)}: {now.what}"
             bar.update(task, description=words, completed=now.share, visible=True)
 
         work.on_progress = show

@@ -120,10 +120,11 @@ class Site:
         layer, batch, _ = chosen = self._place(given)
         self._work.want(chosen)
         heads = []
-        for head in range(self._work.maps[layer].shape[1]):
+        for head, number in enumerate(self._work.maps[layer].head_numbers):
             place = Place(layer, batch, head)
             heads.append(
                 {
+                    "number": number,
                     "ready": place in self._work.pyramids,
                     "error": visible(self._work.failed.get(place, "")),
                     "scores": self._work.scores.get(place),
@@ -210,7 +211,8 @@ class Site:
         now = self._work.progress
         if now is None:
             return None
-        return {**now.place._asdict(), "what": now.what, "share": now.share}
+        number = self._work.number(now.place)
+        return {**now.place._asdict(), "number": number, "what": now.what, "share": now.share}
 
     @asynccontextmanager
     async def _compute(self) -> AsyncIterator[Callable[[Callable[[], Any]], Awaitable[Any]]]:

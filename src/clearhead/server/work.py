@@ -127,6 +127,10 @@ class Work:
         """The map of one head, in the memory of the whole map."""
         return self.maps[place.layer].select(batch=place.batch, heads=place.head)
 
+    def number(self, place: Place) -> int:
+        """What its head is called: the number in the model, of which there may be a part."""
+        return self.maps[place.layer].head_numbers[place.head]
+
     def want(self, place: Place) -> None:
         """Do this head next, and then the others of its layer."""
         with self._changed:

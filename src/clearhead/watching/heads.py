@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from rich.console import Group, RenderableType
 from rich.text import Text
 from torch import Tensor
@@ -20,6 +20,7 @@ from clearhead import drawing
 from clearhead.maps import AttentionMap
 from clearhead.pages import in_words
 from clearhead.shapes import ShapeError, describe
+from clearhead.watching import filling
 
 # Of the columns, those that a narrow window misses least: what a head looks at says the rest.
 _LEAST_FIRST = ("away", "entropy", "same", "first", "induction", "previous")
@@ -102,6 +103,7 @@ class HeadTable:
 def measure(
     layers: Mapping[str, Sequence[AttentionMap]],
     ids: Int[Tensor, "batch tokens"] | None = None,
+    attention_mask: Int[Tensor, "batch tokens"] | Bool[Tensor, "batch tokens"] | None = None,
     *,
     model: str = "",
     on_progress: Callable[[float], None] | None = None,
@@ -111,11 +113,14 @@ def measure(
     Args:
         layers: The maps of each layer, in order.
         ids: The token ids, for `same_token` and `induction`.
+        attention_mask: 1 for a real token, 0 for filling; None to find filling in the maps.
         model: What the model is called.
         on_progress: Called with the share that is done, now and then.
     """
     if ids is not None:
         _check_ids(layers, ids)
+    if attention_mask is not None:
+        filling.check(layers, attention_mask)
     rows: list[Head] = []
     for place, (name, maps) in enumerate(layers.items()):
 
@@ -123,10 +128,10 @@ def measure(
             if on_progress is not None:
                 on_progress((done + share) / len(layers))
 
-        scores = _scores(maps, ids, report)
-        for head in range(maps[0].shape[1]):
+        scores = _scores(maps, ids, attention_mask, report)
+        for head, number in enumerate(maps[0].head_numbers):
             one = {key: None if math.isnan(s[head]) else s[head] for key, s in scores.items()}
-            rows.append(Head(name, head, **one, looks_at=in_words(one)))
+            rows.append(Head(name, number, **one, looks_at=in_words(one)))
     return HeadTable(tuple(rows), model)
 
 
@@ -157,7 +162,10 @@ def continues(maps: Sequence[AttentionMap]) -> bool:
 
 
 def _scores(
-    maps: Sequence[AttentionMap], ids: Tensor | None, on_progress: Callable[[float], None]
+    maps: Sequence[AttentionMap],
+    ids: Tensor | None,
+    attention_mask: Tensor | None,
+    on_progress: Callable[[float], None],
 ) -> dict[str, list[float]]:
     """Each score's mean over batch and queries, one number per head; NaN where there is none."""
     names = ("entropy", "distance", "previous", "sink", "same_token", "induction")
@@ -166,7 +174,8 @@ def _scores(
     counts = {name: torch.zeros(heads, dtype=torch.float64) for name in names}
     going_on = continues(maps)
     first = None
-    for place, m in enumerate(maps):
+    fillings = filling.filling(maps, attention_mask, going_on)
+    for place, (m, filled) in enumerate(zip(maps, fillings, strict=True)):
 
         def report(share: float, done: int = place) -> None:
             on_progress((done + share) / len(maps))
@@ -174,6 +183,7 @@ def _scores(
         known = None
         if ids is not None and _fits(m, ids):
             known = ids[:, : m.shape[3]]
+            known = known if filled is None else filling.apart(known, filled)
         found = m.summary(
             entropy=True,
             received=True,
@@ -184,17 +194,20 @@ def _scores(
             on_progress=report,
         )
         if first is None or not going_on:
-            first = _first_token(found.received)
+            first = _first_token(found.received, filled)
         assert found.distance is not None
         values = {
             "entropy": found.entropy,
             "distance": found.distance.mean,
-            "previous": found.previous,
+            "previous": _after_real(found.previous, filled),
             "sink": m.sink(first),
             "same_token": found.same_token,
             "induction": found.induction,
         }
         blind = m.lse.isneginf()
+        same = m.shape[2] == m.shape[3] or (going_on and len(maps) > 1)  # not cross-attention
+        if filled is not None and same:
+            blind = blind | filled[:, None, m.shape[3] - m.shape[2] :]
         for name, value in values.items():
             if value is not None:
                 value = value.detach().double().masked_fill(blind, math.nan)
@@ -203,7 +216,16 @@ def _scores(
     return {name: (sums[name] / counts[name]).tolist() for name in names}
 
 
-def _first_token(received: Tensor | None) -> Int[Tensor, " batch"]:
-    """The first key that anybody looks at: with filling on the left it is not key 0."""
+def _first_token(received: Tensor | None, filled: Tensor | None) -> Int[Tensor, " batch"]:
+    """The first key that is real, or that anybody looks at: with filling on the left not key 0."""
     assert received is not None
-    return (received > 0).any(1).int().argmax(-1)
+    looked_at = (received > 0).any(1) if filled is None else ~filled
+    return looked_at.int().argmax(-1)
+
+
+def _after_real(previous: Tensor | None, filled: Tensor | None) -> Tensor | None:
+    """The weights on the token before, NaN where that is filling."""
+    if previous is None or filled is None or previous.shape[2] > filled.shape[1]:
+        return previous
+    before = torch.cat([filled[:, :1], filled[:, :-1]], 1)[:, -previous.shape[2] :]
+    return previous.masked_fill(before[:, None], math.nan)

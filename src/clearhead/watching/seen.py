@@ -9,11 +9,11 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import safetensors
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,7 +25,10 @@ from clearhead.masks import Mask
 from clearhead.version import __version__
 from clearhead.watching.copies import address
 from clearhead.watching.heads import HeadTable, measure
-from clearhead.watching.showing import page_of
+from clearhead.watching.showing import figure_of, page_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Makes(Protocol):
@@ -98,6 +101,11 @@ class Seen(Mapping[str, AttentionMap]):
         return sum(storages.values())
 
     def __getitem__(self, key: str | tuple[str, int]) -> AttentionMap:
+        """The map of a layer's last call, or of one by its number, counted from 0.
+
+        `seen["h.3.attn"]` is the last call, `seen["h.3.attn", 0]` the first and
+        `seen["h.3.attn", -1]` the last again.
+        """
         name, step = key if isinstance(key, tuple) and len(key) == 2 else (key, -1)
         if not isinstance(name, str) or name not in self._by_name:
             raise _NotSeen(self._unknown(name))
@@ -125,18 +133,28 @@ class Seen(Mapping[str, AttentionMap]):
         self,
         ids: Int[Tensor, "batch tokens"] | None = None,
         *,
+        attention_mask: Int[Tensor, "batch tokens"] | Bool[Tensor, "batch tokens"] | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> HeadTable:
         """What every head looks at, averaged over the queries of all calls.
+
+        What only fills a batch up to one length does not count, neither as a query nor as a copy.
+        Without `attention_mask` it is found where a map has as many queries as keys, which are
+        taken for the same tokens: a key that no query may see is filling. So the means of a batch
+        filled on the right are those of its texts alone. Filled on the left, the same holds for
+        relative positions (Llama); GPT-2 counts the filling as positions, unless it is given
+        `position_ids`, and then its weights themselves are others.
 
         Args:
             ids: The token ids that the model was given (after generation: all of them). With them
                 the table also says how much a head looks at earlier copies of a token, and at what
                 followed these. Layers whose keys are not these tokens have no such numbers.
+            attention_mask: 1 for a real token and 0 for filling, as the model was given it. What
+                was generated after it is real.
             on_progress: Called with the share that is done, now and then.
         """
         self._check_something()
-        return measure(self._maps(), ids, model=self.model, on_progress=on_progress)
+        return measure(self._maps(), ids, attention_mask, model=self.model, on_progress=on_progress)
 
     def _maps(self) -> dict[str, list[AttentionMap]]:
         return {name: [call.map for call in calls] for name, calls in self._by_name.items()}
@@ -177,8 +195,12 @@ class Seen(Mapping[str, AttentionMap]):
         tokens: Sequence[str] | None = None,
         batch: int = 0,
         title: str | None = None,
+        log: bool = False,
     ) -> None:
         """Write all maps to one file: to load them again, or to look at.
+
+        A figure has any length. A page has every weight that can be seen, 33,554,432 at most; one
+        of so many is about 70 MB and takes ten seconds and more to write.
 
         Args:
             path: The file; its end decides: `.safetensors` keeps everything; `.html`, `.svg`,
@@ -187,13 +209,18 @@ class Seen(Mapping[str, AttentionMap]):
                 be recognised.
             tokens: For what shows: see `page`.
             batch: For what shows: see `page`.
-            title: For what shows: see `page`.
+            title: For what shows: see `page`; a figure has none by default.
+            log: For a figure: logarithmic colours.
         """
 
         def page() -> Page:
             return self.page(tokens=tokens, batch=batch, title=title)
 
-        save(path, page, tensors=lambda file: self._write(file, text))
+        def figure() -> Figure:
+            self._check_something()
+            return figure_of(self._maps(), tokens, batch, title or "", log)
+
+        save(path, page, tensors=lambda file: self._write(file, text), figure=figure)
 
     def _write(self, file: Path, text: str | None) -> None:
         tensors: list[Tensor] = []
@@ -217,6 +244,7 @@ class Seen(Mapping[str, AttentionMap]):
                     "scale": found["scale"],
                     "mask": found["mask"],
                     "mask_tensors": stored[len(where) :],
+                    "head_numbers": list(call.map.head_numbers),
                     **where,
                 }
             )
@@ -279,7 +307,13 @@ class Seen(Mapping[str, AttentionMap]):
                 mask = Mask.decode(call["mask"], [tensors[str(i)] for i in call["mask_tensors"]])
             if q is None or k is None:
                 raise KeyError("q and k")
-            weights = AttentionMap(q, k, mask, scale=float(call["scale"]), bias=bias, lse=lse)
+            weights = AttentionMap(
+                *(q, k, mask),
+                scale=float(call["scale"]),
+                bias=bias,
+                lse=lse,
+                head_numbers=call.get("head_numbers"),  # older files have none
+            )
             if mask is not None:  # a mask of another size is found out now, not later
                 mask.tile(slice(0, 0), slice(0, 0), *weights.shape[2:])
             seen.add(str(call["name"]), weights)

@@ -43,7 +43,7 @@ function headControls() {
   group.update = () => {
     if (shown !== state.layer) {
       shown = state.layer;
-      const options = layer().said.words.map((words, head) => el("option", { value: head }, `${head}: ${words}`));
+      const options = layer().said.words.map((words, head) => el("option", { value: head }, `${layer().number(head)}: ${words}`));
       headList.replaceChildren(...options);
       layerList?.mark(state.layer);
     }

@@ -118,9 +118,14 @@ class Layer {
     return Float32Array.from(this.rows, (_, query) => all[query * width + key]);
   }
 
+  /** What a head is called: its number in the model, of which the page may show a part. */
+  number(head) {
+    return this.said.numbers[head];
+  }
+
   title(head) {
     const name = this.name ? `${this.name}, ` : "";
-    return head === "all" ? `${name}mean of all heads` : `${name}head ${head}`;
+    return head === "all" ? `${name}mean of all heads` : `${name}head ${this.number(head)}`;
   }
 }
 

@@ -93,7 +93,7 @@ function pictureOf(view) {
 }
 
 function hand(blob, ending) {
-  const words = `${shorten(about.title, 40)} ${state.view} head ${state.head}`.toLowerCase();
+  const words = `${shorten(about.title, 40)} ${state.view} head ${layer().number(state.head)}`.toLowerCase();
   const name = words.replace(/[^\p{Letter}\p{Number}]+/gu, "-").replace(/^-|-$/g, "");
   const link = el("a", { href: URL.createObjectURL(blob), download: `${name}.${ending}` });
   link.click();

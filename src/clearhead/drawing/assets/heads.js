@@ -99,7 +99,8 @@ const headsView = {
   },
 
   card(from, head, words, inPlace) {
-    const name = inPlace || layers.length === 1 ? `Head ${head}` : `${shorten(from.name, 18)}, head ${head}`;
+    const number = from.number(head);
+    const name = inPlace || layers.length === 1 ? `Head ${number}` : `${shorten(from.name, 18)}, head ${number}`;
     return button(
       {
         class: "card",

@@ -58,7 +58,7 @@ const sentenceView = {
   drawChips() {
     this.chips.replaceChildren(...layer().said.words.map((words, head) => button(
       { "data-head": head, title: words, onclick: () => this.compare(head) },
-      el("span", { class: "dot" }), `Head ${head}`)));
+      el("span", { class: "dot" }), `Head ${layer().number(head)}`)));
   },
 
   compare(head) {
@@ -153,7 +153,7 @@ const sentenceView = {
   drawLead(at, heads) {
     const from = layer();
     const label = token((at.way === "from" ? from.rows : from.columns)[at.index], 40, true);
-    let what = from.heads > 1 ? `head ${heads[0]}` : "one head";
+    let what = from.heads > 1 || from.number(0) > 0 ? `head ${from.number(heads[0])}` : "one head";
     if (heads[0] === "all") what = "the mean of all heads";
     if (heads.length > 1) what = `${heads.length} heads, each in a colour`;
     this.lead.replaceChildren(

@@ -148,14 +148,14 @@ class Panel {
       const button = element("button"), picture = element("canvas"), words = element("span");
       picture.width = picture.height = 88;
       button.type = "button";
-      words.append(element("span", `Head ${head}`, "words"), element("span", "", "numbers"));
+      words.append(element("span", "", "words"), element("span", "", "numbers"));
       button.append(picture, words);
       button.addEventListener("click", () => app.choose({ head }));
       item.append(button);
     }
     const scores = about.scores, button = item.firstChild;
     button.setAttribute("aria-pressed", head === app.place.head);
-    item.querySelector(".words").textContent = `Head ${head}` + (scores ? `: ${scores.looks_at}` : "");
+    item.querySelector(".words").textContent = `Head ${about.number}` + (scores ? `: ${scores.looks_at}` : "");
     item.querySelector(".numbers").textContent = about.error || (scores ? this.numbers(scores) : about.ready ? "" : "not looked at yet");
     if (about.ready) this.picture(head, item.querySelector("canvas"));
     return item;

@@ -144,7 +144,7 @@ class App {
     if (error) words.textContent = error;
     else if (progress) {
       const what = { picture: "Walking over the map of", scores: "Measuring" }[progress.what];
-      words.textContent = `${what} head ${progress.head}`;
+      words.textContent = `${what} head ${progress.number}`;
       if (progress.share > 0) bar.value = progress.share;
       else bar.removeAttribute("value");  // it has begun, and nobody knows how far it is
     } else words.textContent = "Waiting for the map";
