@@ -89,13 +89,18 @@ def choose(classes: Sequence[ClassInfo], only: str | None = None) -> list[ClassI
 
 
 def random_weights(built: Built, seed: int = 1) -> dict[str, Tensor]:
-    """Distinct random values for every parameter, biases too, in float64."""
+    """Distinct random values for every parameter, biases too, in float64.
+
+    An array of numpy may also be a mask or a table: it keeps its values if its name tells nothing.
+    """
     generator = torch.Generator().manual_seed(seed)
     values: dict[str, Tensor] = {}
     for name, shape in built.parameters.items():
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
         owner = built.modules.get(name.rpartition(".")[0], "")
-        if len(shape) < 2:
+        if built.arrays and not role_of(name) and name in built.weights:
+            values[name] = built.weights[name].to(torch.float64)
+        elif len(shape) < 2:
             is_gain = "Norm" in owner and name.endswith("weight")
             values[name] = 1 + 0.3 * noise if is_gain else 0.4 * noise
         else:
@@ -261,6 +266,13 @@ def call(
     q, k, v = (given(t, subject.axes) for t in inputs)
     got = _one(session, subject, (q, k, v), train, seed, mask)
     return got if isinstance(got, Failure) else taken(got, subject.axes)
+
+
+def renew(session: Session, subject: Subject) -> bool:
+    """Build it anew, with the same weights; whether that worked."""
+    built = session.build(subject.info.name, subject.arguments, subject.keywords)
+    weights = {name: w.to(subject.dtype) for name, w in subject.weights.items()}
+    return not isinstance(built, Failure) and not (weights and session.load(weights) is not None)
 
 
 def length_of(x: Tensor, axes: str) -> int:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from clearhead.checker import extras, probes
+from clearhead.checker import extras, learning, probes
 from clearhead.checker.adapters import (
     ANGLES,
     POLARITIES,
@@ -38,6 +38,7 @@ from clearhead.checker.functions import wrapped
 from clearhead.checker.hints import Text, hints_of, text_of
 from clearhead.checker.isolate import ClassInfo, Failure, InProcess, Isolated, Limits
 from clearhead.checker.layouts import Candidate, candidates, role_of
+from clearhead.checker.lengths import SPARSE
 from clearhead.checker.loud import misspelled
 from clearhead.checker.names import with_configs
 from clearhead.checker.naming import (
@@ -50,7 +51,6 @@ from clearhead.checker.recovering import recover
 from clearhead.checker.report import Finding, Report
 from clearhead.checker.search import Explanation, Search
 from clearhead.checker.simulator import Program, Switches, difference
-from clearhead.checker.uses import SPARSE
 from clearhead.checker.words import finding, form_of
 
 LIMITS = Limits()
@@ -370,6 +370,13 @@ def unexplained(
         for name, rows in probes.idle_rows(session, subject, inputs, out).items():
             size = subject.built.parameters[name][0]
             failed.append(f"{rows} of the {size} numbers that {name} gives are never used")
+        for name, rows in learning.detached(case, subject, inputs, out).items():
+            size = subject.built.parameters[name][0]
+            evidence = (
+                f"No gradient reaches {rows} of the {size} rows of {name}, though the output "
+                "depends on them."
+            )
+            case.add("scores-detached", evidence)
     error, _ = search.closest()
     near = f" The nearest right form differs by {error:.2g}." if error < 1e6 else ""
     if failed:

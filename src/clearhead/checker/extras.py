@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clearhead.checker import axes, cached, probes, uses
+from clearhead.checker import axes, cached, learning, lengths, probes, uses
 from clearhead.checker.adapters import Subject, call, inputs_for
 from clearhead.checker.building import without_dropout
 from clearhead.checker.case import Case
@@ -26,8 +26,10 @@ def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Exp
     """Everything that the plain run could not show."""
     _stray(case, subject)
     uses.batch_axis(case, subject, inputs)
-    uses.lengths(case, subject, best)
+    longer = lengths.lengths(case, subject, best)
+    lengths.after_another(case, subject, inputs, out)
     _gradients(case, subject, inputs, out, best)
+    learning.from_its_start(case, subject, inputs, out)
     _training(case, subject, inputs, out, best)
     _large_scores(case, subject, inputs, best)
     of_tokens = uses.padding(case, subject, inputs, out, best)
@@ -36,6 +38,8 @@ def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Exp
     _alone(case, subject, inputs, out)
     _device(case, subject)
     _other_dtypes(case, subject)
+    if longer is not None:
+        lengths.long_texts(case, subject, longer)
     cached.decoding(case, subject, inputs, out, best)  # these build anew, so they come last
     _bias_flag(case, subject)
     _training_differs(case, subject, inputs)
@@ -63,7 +67,7 @@ def _stray(case: Case, subject: Subject) -> None:
 def _gradients(
     case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
 ) -> None:
-    if not subject.built.parameters or subject.ids:
+    if not subject.built.parameters or subject.ids or subject.built.arrays:
         return
     got = probes.gradients(case.session, subject, inputs, out)
     if isinstance(got, Failure):
@@ -128,8 +132,8 @@ def _training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: E
     told = any(meaning_for(p) == "config" for p in case.info.init)
     if subject.sizes.p == 0 or not (asked or layers or (told and case.text.has(r"[Dd]rop"))):
         return
-    if case.given or not (asked or told):
-        return  # the layer's own rate is not known
+    if case.given or not (asked or told) or subject.built.arrays:
+        return  # the layer's own rate is not known, or there is no training
     seen = probes.training(case.session, subject, inputs, out)
     if seen is None:
         return
