@@ -2,7 +2,6 @@
 
 import re
 import time
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,9 +12,9 @@ from clearhead.checker.building import without_dropout
 from clearhead.checker.case import Case
 from clearhead.checker.hints import dropped_mask, made_without, may_make_on_cpu
 from clearhead.checker.isolate import Failure
-from clearhead.checker.layouts import role_of
 from clearhead.checker.loud import translate
-from clearhead.checker.names import constructors, meaning_for
+from clearhead.checker.names import meaning_for
+from clearhead.checker.roles import role_of
 from clearhead.checker.search import Explanation, Search
 from clearhead.checker.simulator import Program, Switches, difference
 
@@ -256,25 +255,22 @@ def _bias_flag(case: Case, subject: Subject) -> None:
     flags = [name for name in flags if name not in ("add_bias_kv", "proj_bias", "out_bias")]
     if case.given or not flags or flags[0] not in subject.keywords:
         return
-    for sizes, arguments, keywords in constructors(case.info):
-        if replace(sizes, tokens=subject.sizes.tokens, p=subject.sizes.p) != subject.sizes:
-            continue
-        built = case.session.build(case.info.name, arguments, {**keywords, flags[0]: False})
-        if isinstance(built, Failure):
-            return
-        before, after = set(subject.built.parameters), set(built.parameters)
-        if flags[0] != "bias":
-            before, after = (
-                {n for n in names if role_of(n) in ("q", "k", "v", "qkv", "kv")}
-                for names in (before, after)
-            )
-        if before == after and before:
-            left = sorted(n for n in after if n.endswith("bias"))
-            evidence = f"{flags[0]}=True and {flags[0]}=False give the same parameters" + (
-                f", {', '.join(left)} among them." if left else ", without any bias."
-            )
-            case.add("bias-flag-ignored", evidence)
+    keywords = {**subject.keywords, flags[0]: False}
+    built = case.session.build(case.info.name, subject.arguments, keywords)
+    if isinstance(built, Failure):
         return
+    before, after = set(subject.built.parameters), set(built.parameters)
+    if flags[0] != "bias":
+        before, after = (
+            {n for n in names if role_of(n) in ("q", "k", "v", "qkv", "kv")}
+            for names in (before, after)
+        )
+    if before == after and before:
+        left = sorted(n for n in after if n.endswith("bias"))
+        evidence = f"{flags[0]}=True and {flags[0]}=False give the same parameters" + (
+            f", {', '.join(left)} among them." if left else ", without any bias."
+        )
+        case.add("bias-flag-ignored", evidence)
 
 
 def _mask_argument(

@@ -9,8 +9,8 @@ import re
 from typing import NamedTuple
 
 from clearhead.checker.adapters import ANGLES
-from clearhead.checker.layouts import role_of
 from clearhead.checker.names import meaning_of
+from clearhead.checker.roles import role_of
 
 _NAMED = r"att|mha|mqa|gqa|multi_?head|sdpa"
 _NO_ATTENTION = r"mask|test|plot|show|draw|visual|score|weights$|pattern|bench|main|train|load"

@@ -246,9 +246,11 @@ def keeps_something(text: Text) -> bool:
         if isinstance(node, ast.FunctionDef) and node.name != "__init__"
     ]
     return any(
-        (isinstance(node, ast.Attribute | ast.Subscript)
-        and isinstance(node.ctx, ast.Store)
-        and ast.unparse(node).startswith("self."))
+        (
+            isinstance(node, ast.Attribute | ast.Subscript)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node).startswith("self.")
+        )
         or (isinstance(node, ast.Call) and ast.unparse(node.func) == "self.register_buffer")
         for method in methods
         for node in ast.walk(method)

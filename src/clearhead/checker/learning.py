@@ -14,7 +14,7 @@ from clearhead.checker import probes
 from clearhead.checker.adapters import Subject, call, inputs_for
 from clearhead.checker.case import Case
 from clearhead.checker.isolate import Failure
-from clearhead.checker.layouts import role_of
+from clearhead.checker.roles import role_of
 
 STEPS = 4
 RATE = 0.1  # of each step: what the largest number of a weight moves by

@@ -16,10 +16,11 @@ from clearhead.checker.adapters import (
     Subject,
     arguments_for,
     call,
+    handed,
     inputs_for,
 )
 from clearhead.checker.isolate import Failure, Gradients
-from clearhead.checker.layouts import role_of, takes_last
+from clearhead.checker.roles import role_of, takes_last
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 
@@ -212,7 +213,7 @@ def backward(
     session: Session, subject: Subject, inputs: Inputs, out: Tensor
 ) -> tuple[Gradients, Tensor] | Failure:
     """The gradients of the output's product with random numbers, and those numbers."""
-    q, k, v = (axes.given(t, subject.axes) for t in inputs)
+    q, k, v = handed(subject, inputs)
     out = axes.given(out, subject.axes)
     positional, keywords = arguments_for(subject, (q, k, v), None)
     noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from clearhead.checker import probes
-from clearhead.checker.adapters import Subject, arguments_for, call, ids_for, pick
-from clearhead.checker.axes import given, taken
+from clearhead.checker.adapters import Subject, arguments_for, call, handed, ids_for, pick
+from clearhead.checker.axes import taken
 from clearhead.checker.case import Case
 from clearhead.checker.hints import Text, uses_sdpa
 from clearhead.checker.isolate import Failure
@@ -86,11 +86,12 @@ def padding(
     if subject.ids:
         _filling_in_ids(case, subject, inputs, best, masks[best.switches.mask])
         return understood
-    fed = {name for name, role in subject.feed if role != "mask"}
+    fed = {name for name, role in subject.feed if role not in ("mask", "marks")}
+    must = {name for name, role in subject.feed if role == "marks"}
     for parameter in case.info.forward:
         name = parameter.name.lower()
         named = _MASK.search(name)
-        usable = parameter.has_default and parameter.default is None
+        usable = parameter.name in must or (parameter.has_default and parameter.default is None)
         if parameter.name in fed or re.search(_NO_MASK, name) or not (usable or named):
             continue
         if re.match(r"q(uery)?_|.*_q$", name) or (subject.polarity and "mask" in name):
@@ -126,6 +127,12 @@ def _padding_of(
         return False
     keeps, hides = runs
     if difference(hides[real], right[real]) < 1e-5:
+        if _said_real(case.text, name):
+            case.add(
+                "padding-inverted",
+                f"The source says that {name} marks the real tokens; with them marked, the output "
+                "is what you get when only the filling is seen.",
+            )
         return True
     if difference(keeps[real], right[real]) < 1e-5:
         if "pad" in name.lower() and not _marks_real(case.text):
@@ -220,14 +227,20 @@ def _with_mask(
     case: Case, subject: Subject, inputs: Inputs, name: str, marks: Tensor
 ) -> Tensor | None:
     """The output when one argument marks tokens: as (batch, tokens), or with more axes."""
-    q, k, v = (given(t, subject.axes) for t in inputs)
+    q, k, v = handed(subject, inputs)
     positional, keywords = arguments_for(subject, (q, k, v), None)
+    names = [parameter.name for parameter in case.info.forward]
+    place = names.index(name)
     shaped = [marks, marks[:, None, None, :]]
     if subject.axes == "first":
         shaped.append(marks.T.contiguous())
     for shape in shaped:
         for dtype in (torch.bool, torch.int64, subject.dtype):
-            output = case.session.forward(positional, {**keywords, name: shape.to(dtype)})
+            if place < len(positional):
+                positional[place] = shape.to(dtype)
+            else:
+                keywords[name] = shape.to(dtype)
+            output = case.session.forward(positional, keywords)
             if isinstance(output, Failure):
                 continue
             chosen = pick(output, q.shape)
@@ -249,13 +262,23 @@ def _seen_filling(
     return float((before - after)[real].abs().max())
 
 
+_REAL = (
+    r"(1|True|ones?)\s*(=|:|means?|for|is|are|where|->|marks?)+\s*(there is )?(the |a )?"
+    r"(real|valid|keep|kept|token|attend|visible|not pad|may|non-?pad)|"
+    r"0\s*(=|for|means?)\s*pad"
+)
+_HIDDEN = (
+    r"(?i)(1|True|ones?)\s*(=|:|means?|for|is|are|where|->|marks?)+\W*(pad|ignor|hid|mask|block)"
+)
+
+
 def _marks_real(text: Text) -> bool:
     """Whether the source says that 1 or True marks the real tokens."""
-    return bool(
-        re.search(
-            r"(1|True|ones?)\s*(=|:|means?|for|is|are|where|->|marks?)+\s*(there is )?(the |a )?"
-            r"(real|valid|keep|kept|token|attend|visible|not pad|may|non-?pad)|"
-            r"0\s*(=|for|means?)\s*pad",
-            text.source,
-        )
-    )
+    return re.search(_REAL, text.source) is not None
+
+
+def _said_real(text: Text, name: str) -> bool:
+    """Whether the source says so of this very argument, in one line: `mask: (B, S), 1 = token`."""
+    told = [line for line in text.source.splitlines() if re.match(rf"\W*{name}\b(?!\s*=)", line)]
+    real = [line for line in told if re.search(_REAL, line)]
+    return bool(real) and not any(re.search(_HIDDEN, line) for line in told)
