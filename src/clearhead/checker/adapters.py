@@ -205,9 +205,13 @@ def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], 
     return tuple(found)
 
 
+_NO_MARKS = r"len|num|size|count|step|pos|idx|index|time|layer|flag|train|head|cache|past"
+
+
 def marked(info: ClassInfo, feed: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     """The same, with marks of the real tokens for what must be given and is no second input."""
     needed = {p.name for p in info.forward[1:] if not p.has_default}
+    needed -= {n for n in needed if re.search(_NO_MARKS, n.lower())}
     known = {n for n in needed if n.lower() in _SOURCE or role_of(n) in ("q", "k", "v", "kv")}
     roles = ("kv", "none", "mask")
     return tuple(

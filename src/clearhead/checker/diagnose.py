@@ -233,6 +233,10 @@ def _examine(case: Case, subject: Subject) -> Report:
     case.form = form_of(subject, best, out)
     if best is None:
         return unexplained(case, subject, inputs, out, search)
+    if subject.marks and any(re.match("mask|no-causal|sdpa|padding", id) for id in best.ids):
+        unknown = "An argument must be given that may be a mask, and its meaning is not known."
+        case.findings.append(finding("unsure", unknown, None, "edge"))
+        return case.report("unsure")
     name_mistakes(case, subject, inputs, out, best, search)
     question_of_causality(case, subject, inputs, out, best)
     extras.examine(case, subject, inputs, out, best)

@@ -69,7 +69,7 @@ def _class_for(node: ast.FunctionDef, cls: str) -> Wrapped | None:
         if kind == "told":
             told.append(name)
         elif kind == "held":
-            held.append(f"        self.{name} = _torch.nn.Parameter(_torch.zeros({code}))")
+            held.append(f"        self.{name} = _torch.nn.Parameter(_torch.randn({code}))")
             code = f"self.{name}"
         elif kind == "taken":
             taken.append(name if default is None else f"{name}=None")

@@ -289,6 +289,13 @@ def _assemble(
         )
     ):
         out = out.T
+    if (
+        o is not None
+        and out is not None
+        and role_of(o.path) != "o"
+        and len(out) not in (merged, merged // count)
+    ):
+        o = out = None  # a table or a mask, which no name calls an output projection
     return Weights(
         q.value, k.value, v.value, out, q.bias, k.bias, v.bias, None if o is None else o.bias,
         heads=count, kv_heads=kv_heads, norm=norm, p=p, label=label,

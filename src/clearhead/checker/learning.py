@@ -18,7 +18,11 @@ from clearhead.checker.roles import role_of
 
 STEPS = 4
 RATE = 0.1  # of each step: what the largest number of a weight moves by
-_FILLED_LATER = r"\bempty\(|empty_like|load_state_dict|from_pretrained|checkpoint|torch\.load"
+# Weights that come from a file, or are set by a function that __init__ does not call.
+_FILLED_LATER = (
+    r"\bempty\(|empty_like|load_state_dict|from_pretrained|checkpoint|torch\.load|"
+    r"def \w*(init|reset)\w*(weight|param)\w*|\.apply\("
+)
 
 
 def from_its_start(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
@@ -29,8 +33,11 @@ def from_its_start(case: Case, subject: Subject, inputs: probes.Inputs, out: Ten
         return
     own = {name: subject.built.weights.get(name) for name in subject.weights}
     values = {name: w.to(torch.float64) for name, w in own.items() if w is not None}
-    if len(values) < len(own) or re.search(_FILLED_LATER, case.text.file):
-        return  # weights from elsewhere take the place of these
+    matrices = [w for w in values.values() if w.ndim > 1]
+    if all(bool((w == w.flatten()[0]).all()) for w in matrices) or len(values) < len(own):
+        return  # not one has random numbers: room for weights from elsewhere
+    if re.search(_FILLED_LATER, case.text.file):
+        return
     still = list(values)
     for step in range(STEPS):
         some = inputs_for(subject, subject.sizes.tokens, seed=30 + step)

@@ -87,7 +87,7 @@ class Leaves:
         if isinstance(built, Module):
             self.add_module(built, "")
         self.add_attributes(built, "")
-        self.arrays = not self.parameters and self.add_arrays(built)
+        self.arrays = not (self.parameters or self.stray) and self.add_arrays(built)
         for name, value in getattr(built, "__dict__", {}).items():
             if type(value) in (bool, int, float, str) and not name.startswith("_"):
                 self.plain[name] = json_value(value)

@@ -121,18 +121,18 @@ def judge_bias(case: Case, subject: Subject, terms: Terms) -> None:
     """A bias that is added to the scores: of distances it is right, else nobody knows."""
     if terms.added is None:
         return
+    window = subject.sizes.window
+    values = None if window is None else in_two_directions(terms.added, *window)
+    if values is not None:
+        case.notes.append("A bias of offsets in two directions is added to the scores.")
+        _judge_table(case, subject, values)
+        return
     if is_relative(terms.added):
         case.notes.append("A bias of relative positions is added to the scores.")
         if case.text.has(r"(?i)alibi|slope") and grows(terms.added):
             case.doubt = True
             evidence = "The bias grows with the distance, and ALiBi's falls: is its sign right?"
             case.findings.append(finding("unsure", evidence, None, "edge"))
-        return
-    window = subject.sizes.window
-    values = None if window is None else in_two_directions(terms.added, *window)
-    if values is not None:
-        case.notes.append("A bias of offsets in two directions is added to the scores.")
-        _judge_table(case, subject, values)
         return
     tokens = terms.added.shape[-1]
     tables = [subject.built.parameters[name] for name in others(subject)]
