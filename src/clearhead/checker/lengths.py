@@ -90,15 +90,14 @@ def _is_new(
     call(case.session, subject, inputs_for(subject, subject.sizes.tokens))  # as it was
     if isinstance(fresh, Failure) or _parts(subject, best, inputs, fresh) > BREAKS:
         return False
+    start = f"After texts of up to {seen} tokens, one of {tokens} tokens"
     if isinstance(got, Failure):
-        what, line = f"fails: {got.type}: {got.message}"[:250], got.line
+        evidence = f"{start} fails: {got.type}: {got.message}"[:300] + ". A new object takes it."
+        case.add("depends-on-earlier-call", evidence, got.line)
     else:
-        gap = difference(got, fresh)
-        what, line = f"gives another output, which differs by {gap:.2g} of its size", None
-    evidence = (
-        f"After texts of up to {seen} tokens, one of {tokens} tokens {what}. A new object takes it."
-    )
-    case.add("depends-on-earlier-call", evidence, line)
+        gap = f"which differs by {difference(got, fresh):.2g} of its size"
+        evidence = f"{start} gives another output than a new object, {gap}."
+        case.add("depends-on-earlier-call", evidence)
     return True
 
 
@@ -122,11 +121,11 @@ def after_another(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> 
     if isinstance(got, Failure):
         what = f"fails: {got.type}: {got.message}"[:250]
     elif difference(got, out) > 1e-6:
-        what = f"gives another output, which differs by {difference(got, out):.2g} of its size"
+        gap = f"which differs by {difference(got, out):.2g} of its size"
+        what = f"gives another output than a new object, {gap}"
     else:
         return
-    evidence = f"After a text of 1 token, one of {tokens} tokens {what}."
-    case.add("depends-on-earlier-call", f"{evidence} A new object is right.")
+    case.add("depends-on-earlier-call", f"After a text of 1 token, one of {tokens} tokens {what}.")
 
 
 def long_texts(case: Case, subject: Subject, best: Explanation) -> None:
