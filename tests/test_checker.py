@@ -19,10 +19,11 @@ from clearhead.checker.adapters import choose
 from clearhead.checker.child import Worker
 from clearhead.checker.diagnose import check_class, check_object, check_source
 from clearhead.checker.isolate import Failure, InProcess
-from clearhead.checker.layouts import Candidate, candidates, role_of
+from clearhead.checker.layouts import Candidate, candidates
 from clearhead.checker.names import meaning_of
 from clearhead.checker.options import OPTIONS
 from clearhead.checker.report import Report
+from clearhead.checker.roles import role_of
 from clearhead.checker.search import Search
 from clearhead.checker.simulator import Program, Switches, Weights, difference
 from clearhead.checker.words import default_severity

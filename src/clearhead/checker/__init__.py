@@ -3,13 +3,15 @@
 A stranger's class is built, given random weights and run. If a right form of attention reproduces
 its output, it is right; if a known mistake does, or two or three together, that is the diagnosis.
 
-    adapters, names, building, layouts   how a class is built and called, and where its weights are
+    adapters, names, building            how a class is built and called
+    layouts, roles                       where its weights are
     axes, functions                      channels or tokens first; a class around a function
     simulator, options, search, norms    attention with a switch for each way to go wrong
     recovering, terms                    attention weights from outside: what is added to scores
     probes, extras, loud, hints          what is seen from outside, in errors and in the source
+    uses, lengths, learning, cached      other uses: filling, long texts, training, a cache
     diagnose, naming, words, case        from all that to findings
-    isolate, sandbox, confine, child, answers    a stranger's file runs in a process of its own
+    isolate, sandbox, confine, child, leaves, answers    a stranger's file, in its own process
     notebooks, skeletons                 cells as one source; an adapter written from a signature
     report, batch, marks, policy, summary, page, app    what students and teachers see
     mistakes, unlisted, plants           the catalogue, what is not in it; plants for our own code

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from clearhead.checker.axes import CHANNELS_FIRST, given, taken
 from clearhead.checker.isolate import Built, ClassInfo, Failure, Output, Submission
-from clearhead.checker.layouts import role_of, takes_last
 from clearhead.checker.names import Sizes, meaning_of
+from clearhead.checker.roles import role_of, takes_last
 
 Session = Submission  # a process of its own, or this one
 
@@ -38,6 +38,8 @@ class Subject:
         arguments: Positional-only arguments of the constructor.
         d_kv: The width of the keys' and values' own input, if it is another one; else 0.
         ids: The embedding's weights, where forward takes token ids; else "".
+        memory: The order of axes of the keys' and values' own input, if it is another one; else "".
+        marks: What a (batch, tokens) argument gets that must be given: one of MARKS, or "".
     """
 
     info: ClassInfo
@@ -54,6 +56,8 @@ class Subject:
     arguments: tuple[object, ...] = ()
     d_kv: int = 0
     ids: str = ""
+    memory: str = ""
+    marks: str = ""
 
     @property
     def takes_mask(self) -> str:
@@ -89,13 +93,18 @@ def choose(classes: Sequence[ClassInfo], only: str | None = None) -> list[ClassI
 
 
 def random_weights(built: Built, seed: int = 1) -> dict[str, Tensor]:
-    """Distinct random values for every parameter, biases too, in float64."""
+    """Distinct random values for every parameter, biases too, in float64.
+
+    An array of numpy may also be a mask or a table: it keeps its values if its name tells nothing.
+    """
     generator = torch.Generator().manual_seed(seed)
     values: dict[str, Tensor] = {}
     for name, shape in built.parameters.items():
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
         owner = built.modules.get(name.rpartition(".")[0], "")
-        if len(shape) < 2:
+        if built.arrays and not role_of(name) and name in built.weights:
+            values[name] = built.weights[name].to(torch.float64)
+        elif len(shape) < 2:
             is_gain = "Norm" in owner and name.endswith("weight")
             values[name] = 1 + 0.3 * noise if is_gain else 0.4 * noise
         else:
@@ -131,7 +140,7 @@ def width_of_memory(built: Built, d_in: int) -> int:
         for name, shape in built.parameters.items()
         if role_of(name) in ("k", "v", "kv")
         and len(shape) == 2
-        and "Linear" in built.modules.get(name.rpartition(".")[0], "")
+        and re.search(r"Linear|MultiheadAttention", built.modules.get(name.rpartition(".")[0], ""))
     }
     return widths.pop() if len(widths) == 1 and d_in not in widths else 0
 
@@ -196,6 +205,20 @@ def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], 
     return tuple(found)
 
 
+_NO_MARKS = r"len|num|size|count|step|pos|idx|index|time|layer|flag|train|head|cache|past"
+
+
+def marked(info: ClassInfo, feed: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """The same, with marks of the real tokens for what must be given and is no second input."""
+    needed = {p.name for p in info.forward[1:] if not p.has_default}
+    needed -= {n for n in needed if re.search(_NO_MARKS, n.lower())}
+    known = {n for n in needed if n.lower() in _SOURCE or role_of(n) in ("q", "k", "v", "kv")}
+    roles = ("kv", "none", "mask")
+    return tuple(
+        (name, "marks" if name in needed - known and role in roles else role) for name, role in feed
+    )
+
+
 def causal_mask(polarity: str, tokens: int, dtype: torch.dtype) -> Tensor:
     """A causal mask in one of the ways people write it."""
     keep = torch.ones(tokens, tokens).tril().bool()
@@ -235,6 +258,13 @@ def rotary_tables(
     return {"cos": cos, "sin": sin, "cos+sin": (cos, sin), "turns": turns}
 
 
+# All tokens are real: marked, or not marked as filling.
+MARKS: dict[str, tuple[int, torch.dtype]] = {
+    "true": (1, torch.bool),
+    "false": (0, torch.bool),
+    "ones": (1, torch.int64),
+    "zeros": (0, torch.int64),
+}
 POLARITIES = ("keep", "hide", "int", "added", "float", "int-hide")
 
 
@@ -258,9 +288,24 @@ def call(
                 return got
             rows.append(got)
         return torch.stack(rows)
-    q, k, v = (given(t, subject.axes) for t in inputs)
-    got = _one(session, subject, (q, k, v), train, seed, mask)
+    got = _one(session, subject, handed(subject, inputs), train, seed, mask)
     return got if isinstance(got, Failure) else taken(got, subject.axes)
+
+
+def handed(
+    subject: Subject, inputs: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs (batch, tokens, width) with their axes as the class wants them."""
+    q, k, v = inputs
+    memory = subject.memory or subject.axes
+    return given(q, subject.axes), given(k, memory), given(v, memory)
+
+
+def renew(session: Session, subject: Subject) -> bool:
+    """Build it anew, with the same weights; whether that worked."""
+    built = session.build(subject.info.name, subject.arguments, subject.keywords)
+    weights = {name: w.to(subject.dtype) for name, w in subject.weights.items()}
+    return not isinstance(built, Failure) and not (weights and session.load(weights) is not None)
 
 
 def length_of(x: Tensor, axes: str) -> int:
@@ -275,13 +320,18 @@ def arguments_for(
 ) -> tuple[list[object], dict[str, object]]:
     """Forward's arguments, positional as far as possible."""
     q, k, v = inputs
+    length = length_of(k, subject.memory or subject.axes)
     if mask is None and subject.polarity:
-        mask = causal_mask(subject.polarity, length_of(k, subject.axes), subject.dtype)
+        mask = causal_mask(subject.polarity, length, subject.dtype)
     value: dict[str, object] = {"x": q, "q": q, "k": k, "v": v, "kv": k, "mask": mask, "none": None}
+    value["marks"] = None
     value |= dict.fromkeys(_ANGLES)
     if subject.rotary:
-        tokens = length_of(k, subject.axes)
-        value |= rotary_tables(subject.rotary, tokens, head_width(subject), subject.dtype)
+        value |= rotary_tables(subject.rotary, length, head_width(subject), subject.dtype)
+    if subject.marks:
+        batch = [] if subject.axes == "single" else [q.shape[1 if subject.axes == "first" else 0]]
+        number, dtype = MARKS[subject.marks]
+        value["marks"] = torch.full([*batch, length], number, dtype=dtype)
     kinds = {p.name: p.kind for p in subject.info.forward}
     optional = {p.name for p in subject.info.forward if p.has_default}
     keywords = {

@@ -101,6 +101,8 @@ class Built:
         modules: Path to class name: {"W_query": "Linear"}.
         plain: The int, float, bool and str attributes.
         weights: The values of the parameters.
+        arrays: Whether it computes with numpy: its arrays are the parameters, and it has no
+            gradients.
     """
 
     parameters: dict[str, tuple[int, ...]]
@@ -109,6 +111,7 @@ class Built:
     modules: dict[str, str]
     plain: dict[str, object]
     weights: dict[str, Tensor]
+    arrays: bool = False
 
 
 @dataclass(frozen=True)
@@ -293,6 +296,7 @@ def read_built(header: Header, tensors: Tensors) -> Built:
         modules={path: a_name(name) for path, name in a_table(header["modules"]).items()},
         plain={name: a_plain(value) for name, value in a_table(header["plain"]).items()},
         weights={name: tensors[name] for name in parameters if name in tensors},
+        arrays=a_flag(header.get("arrays", False)),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from clearhead.checker import probes
 from clearhead.checker.adapters import (
     ANGLES,
+    MARKS,
     POLARITIES,
     ROTARY,
     Subject,
@@ -17,6 +18,7 @@ from clearhead.checker.adapters import (
     feeds,
     head_width,
     inputs_for,
+    marked,
     random_weights,
     width_in,
     width_of_memory,
@@ -24,9 +26,10 @@ from clearhead.checker.adapters import (
 from clearhead.checker.axes import CHANNELS_FIRST, HEADS_READY
 from clearhead.checker.case import Case
 from clearhead.checker.isolate import Built, Failure
-from clearhead.checker.layouts import role_of
 from clearhead.checker.loud import SIZE_MISMATCH, only_with_equal_widths, translate
 from clearhead.checker.names import (
+    SQUARE,
+    WINDOW,
     Sizes,
     constructors,
     likely_meaning,
@@ -35,6 +38,7 @@ from clearhead.checker.names import (
     meaning_of,
 )
 from clearhead.checker.report import Finding, Report
+from clearhead.checker.roles import role_of
 from clearhead.checker.simulator import difference
 
 ADAPTER = (
@@ -67,13 +71,16 @@ def could_not_run(filename: str, name: str, failure: Failure, stage: str) -> Rep
 
 def _constructors(case: Case) -> Iterator[tuple[Sizes, list[object], dict[str, object]]]:
     """Ways to build the class; with a window of pixels where one number is not enough."""
-    windows = False
-    if any(map(may_be_window, case.info.init)):
-        _, arguments, keywords = next(constructors(case.info))
-        got = case.session.build(case.info.name, arguments, keywords)
-        pair = r"unpack non-iterable int|'int' object is not (subscriptable|iterable)"
-        windows = isinstance(got, Failure) and re.search(pair, got.message) is not None
-    yield from constructors(case.info, windows=windows)
+    if not any(map(may_be_window, case.info.init)):
+        yield from constructors(case.info)
+        return
+    _, arguments, keywords = next(constructors(case.info))
+    got = case.session.build(case.info.name, arguments, keywords)
+    pair = r"unpack non-iterable int|'int' object is not (subscriptable|iterable)"
+    pairs = isinstance(got, Failure) and re.search(pair, got.message) is not None
+    yield from constructors(case.info, WINDOW if pairs else None)
+    if not pairs:
+        yield from constructors(case.info, SQUARE)
 
 
 def prepare(case: Case) -> Subject | Report:
@@ -94,7 +101,7 @@ def prepare(case: Case) -> Subject | Report:
             )  # fmt: skip
             settled = settle(case, subject)
             if not isinstance(settled, Failure):
-                if first is not None and sizes.d_in == sizes.d_out:
+                if first is not None and sizes.d_in == sizes.d_out and sizes.window is None:
                     id = only_with_equal_widths(first[1], case.text, case.info)
                     if id is not None:
                         widths = f"d_in={first[2].d_in} and d_out={first[2].d_out}"
@@ -149,6 +156,8 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
             tables = [p for p, kind in trial.built.modules.items() if kind == "Embedding"]
             if len(tables) == 1 and trial.weights[f"{tables[0]}.weight"].shape[1] == trial.d_in:
                 got = _ways(case, replace(trial, ids=f"{tables[0]}.weight"))
+        if isinstance(got, Failure) and got.kind not in _GONE:
+            got = _mended(case, trial, got)
         if not isinstance(got, Failure):
             return got
         first = first or got
@@ -158,26 +167,52 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
     return first
 
 
+def _mended(case: Case, subject: Subject, failure: Failure) -> Subject | Failure:
+    """Other widths and marks of real tokens, as long as that brings it further than it came."""
+    first = failure
+    for _ in range(3):
+        for trial in _changes(subject, failure):
+            got = _ways(case, trial)
+            if not isinstance(got, Failure):
+                return got
+            if got.kind not in _GONE and (got.line or 0) > (failure.line or 0):
+                subject, failure = trial, got
+                break
+        else:
+            break
+    return first
+
+
+def _changes(subject: Subject, failure: Failure) -> Iterator[Subject]:
+    """What else may be given: an input of a width that the error names, or marks."""
+    numbers = [int(n) for n in re.findall(r"\d+", failure.message)]
+    widths = {n for shape in subject.built.parameters.values() for n in shape}
+    others = [n for n in dict.fromkeys(numbers) if n in widths]
+    if subject.d_in in numbers:
+        yield from (replace(subject, d_in=n) for n in others if n != subject.d_in)
+    if subject.separate and (subject.d_kv or subject.d_in) in numbers:
+        yield from (replace(subject, d_kv=n) for n in others if n != subject.d_kv)
+    feed = marked(subject.info, subject.feed)
+    if feed != subject.feed:
+        yield replace(subject, feed=feed)
+
+
 def without_dropout(case: Case, subject: Subject) -> Subject | None:
     """The same class with dropout 0 and the same weights; None if it cannot be built so."""
-    for sizes, arguments, keywords in constructors(case.info):
-        if replace(sizes, tokens=subject.sizes.tokens) != subject.sizes:
-            continue
-        for name, value in keywords.items():
-            if meaning_of(name) == "p":
-                keywords[name] = 0.0
-            elif isinstance(value, dict) and "__config__" in value:
-                inner = value["__config__"].items()
-                keywords[name] = {
-                    "__config__": {n: 0.0 if likely_meaning(n) == "p" else v for n, v in inner}
-                }
-        built = case.session.build(case.info.name, arguments, keywords)
-        if isinstance(built, Failure):
-            return None
-        calm = replace(subject.sizes, p=0.0)
-        settled = settle(case, replace(subject, sizes=calm, keywords=keywords, built=built))
-        return None if isinstance(settled, Failure) else settled
-    return None
+    keywords: dict[str, object] = {}
+    for name, value in subject.keywords.items():
+        if isinstance(value, dict) and "__config__" in value:
+            inner = value["__config__"].items()
+            calm = {n: 0.0 if likely_meaning(n) == "p" else v for n, v in inner}
+            keywords[name] = {"__config__": calm}
+        else:
+            keywords[name] = 0.0 if meaning_of(name) == "p" else value
+    built = case.session.build(case.info.name, subject.arguments, keywords)
+    if isinstance(built, Failure):
+        return None
+    sizes = replace(subject.sizes, p=0.0)
+    settled = settle(case, replace(subject, sizes=sizes, keywords=keywords, built=built))
+    return None if isinstance(settled, Failure) else settled
 
 
 def _tied(case: Case, subject: Subject) -> Subject:
@@ -209,16 +244,22 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     orders: tuple[str, ...] = WITH_WEIGHTS if subject.built.parameters else WITHOUT_WEIGHTS
     if "Conv2d" in subject.built.modules.values():  # it would take three axes for one picture
         orders = ("picture", *(one for one in orders if one != "picture"))
-    for axes in orders:
-        for polarity, rotary in itertools.product(
-            ("", *POLARITIES) if subject.takes_mask else ("",), rotary_ways(subject)
+    apart = [(axes, "batch") for axes in orders if axes in CHANNELS_FIRST and subject.separate]
+    for axes, memory in [*((axes, "") for axes in orders), *apart]:
+        polarities = ("", *POLARITIES) if subject.takes_mask else ("",)
+        for polarity, rotary, marks in itertools.product(
+            polarities, rotary_ways(subject), mark_ways(subject)
         ):
-            trial = replace(subject, axes=axes, polarity=polarity, rotary=rotary)
+            trial = replace(
+                subject, axes=axes, polarity=polarity, rotary=rotary, marks=marks, memory=memory
+            )
             if axes == "picture":
                 trial = replace(trial, sizes=replace(trial.sizes, tokens=PIXELS))
             inputs = inputs_for(trial, trial.sizes.tokens)
             out = call(session, trial, inputs)
             if not isinstance(out, Failure):
+                if marks and not out.isfinite().all():
+                    continue  # all tokens are hidden: the marks mean the filling
                 if axes in HEADS_READY and probes.batch_leak(session, trial, inputs, out) > 1e-9:
                     continue  # the axes stand in another order
                 if axes in CHANNELS_FIRST and out.shape[:2] != inputs[0].shape[:2]:
@@ -240,7 +281,8 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
                     )
                     case.add("mask-not-sliced", evidence, out.line)
                     return full
-    assert first is not None
+    if first is None:
+        return Failure("exception", "NoNumbers", "forward gave NaN or infinity")
     two = 2 * subject.sizes.context  # no more tokens than numbers in each: see recovering.py
     given = subject.sizes.context in subject.keywords.values() and two <= subject.d_in
     if given and re.search(_MULTIPLE, first.message):
@@ -256,6 +298,11 @@ _MULTIPLE = r"(?i)divi|multiple|chunk|shape '\[|evenly"
 def rotary_ways(subject: Subject) -> tuple[str, ...]:
     """How angles may be given: one empty way where forward takes none."""
     return ROTARY if any(role in ANGLES.values() for _, role in subject.feed) else ("",)
+
+
+def mark_ways(subject: Subject) -> tuple[str, ...]:
+    """How real tokens may be marked: one empty way where forward takes no marks."""
+    return tuple(MARKS) if any(role == "marks" for _, role in subject.feed) else ("",)
 
 
 def head_counts(subject: Subject) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.checker.adapters import Subject, arguments_for, pick
+from clearhead.checker.adapters import Subject, arguments_for, pick, renew
 from clearhead.checker.case import Case
 from clearhead.checker.isolate import Failure, Output, Parameter
 from clearhead.checker.probes import Inputs
@@ -110,9 +110,7 @@ def _drive(
     case: Case, subject: Subject, x: Tensor, ways: Ways, sizes: Sequence[int]
 ) -> Tensor | None:
     """The outputs of one piece after the other, with a new object; None if it cannot be done."""
-    built = case.session.build(case.info.name, subject.arguments, subject.keywords)
-    weights = {name: w.to(subject.dtype) for name, w in subject.weights.items()}
-    if isinstance(built, Failure) or (weights and case.session.load(weights) is not None):
+    if not renew(case.session, subject):
         return None
     pieces: list[Tensor] = []
     past: object = None

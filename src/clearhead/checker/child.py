@@ -3,20 +3,19 @@
 This file shares its process with code that may be hostile, so nothing here is a defence: the parent
 treats every answer as possibly forged. What is needed to answer is taken before the stranger's code
 runs, so that a careless monkey-patch of torch or json does not disturb an honest answer. It imports
-the standard library, torch and safetensors only: starting must be quick.
+the standard library, torch, safetensors and `leaves.py` only: starting must be quick.
 """
 
 import ast
 import inspect
 import linecache
-import math
 import os
 import signal
 import struct
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from json import dumps, loads
 from typing import Any, NamedTuple
 
@@ -26,7 +25,8 @@ from safetensors.torch import save as write_tensors
 from torch import Tensor
 from torch.autograd import grad as differentiate
 from torch.nn import Module
-from torch.nn.parameter import is_lazy
+
+from clearhead.checker.leaves import LETTERS, Leaves, flatten, json_value
 
 FRAME = struct.Struct(">4sIQ")  # magic, bytes of JSON, bytes of safetensors
 MAGIC = b"CLR1"
@@ -35,17 +35,14 @@ DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
-FRAMES, LETTERS = 12, 4000
+FRAMES = 12
 
 Header = dict[str, Any]
 Tensors = dict[str, Tensor]
 
 _getpid, _read, _write, _exit = os.getpid, os.read, os.write, os._exit
-_seed, _no_grad, _enable_grad = (
-    torch.default_generator.manual_seed,
-    torch.no_grad,
-    torch.enable_grad,
-)
+_seed = torch.default_generator.manual_seed
+_no_grad, _enable_grad = torch.no_grad, torch.enable_grad
 _plain_torch, _as_subclass = torch._C.DisableTorchFunctionSubclass, Tensor.as_subclass
 _view_as_complex = torch.view_as_complex
 _stdout, _stderr, _set_timer = sys.stdout, sys.stderr, signal.setitimer
@@ -91,92 +88,6 @@ def plain_tensor(tensor: Tensor) -> Tensor | None:
                 f"at most {MAX_TENSORS >> 20} MiB can be looked at"
             )
         return tensor.detach().cpu().contiguous().clone()
-
-
-def json_value(value: object) -> object:
-    """The value if JSON can carry it, else None."""
-    if isinstance(value, bool) or value is None:
-        return value
-    if isinstance(value, int):
-        return int(value) if abs(value) < 2**63 else None
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    return str(value)[:LETTERS] if isinstance(value, str) else None
-
-
-def flatten(value: object) -> tuple[str, list[Tensor]]:
-    """What a forward pass returned: its kind, and the tensors inside, in order."""
-    if isinstance(value, Tensor):
-        return "tensor", [value]
-    if value is None:
-        return "none", []
-    if isinstance(value, tuple | list | Mapping):
-        items = value.values() if isinstance(value, Mapping) else value
-        inside = [tensor for item in items for tensor in flatten(item)[1]]
-        kinds = {tuple: "tuple", list: "list"}
-        return next((kinds[kind] for kind in kinds if isinstance(value, kind)), "dict"), inside
-    return "other", []
-
-
-def tensors_below(value: object, path: str, depth: int = 3) -> Iterator[tuple[str, Tensor]]:
-    """Tensors inside a plain attribute: `heads[0].W_query.weight`."""
-    if isinstance(value, Tensor):
-        yield path, value
-    elif isinstance(value, Module):
-        yield from ((f"{path}.{name}", tensor) for name, tensor in value.named_parameters())
-    elif isinstance(value, list | tuple | dict) and depth:
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in pairs:
-            yield from tensors_below(item, f"{path}[{key!r}]", depth - 1)
-
-
-def kind_of(module: Module) -> str:
-    """A module's class; for a group norm also how many groups it has: "GroupNorm 8"."""
-    name = type(module).__name__
-    groups = json_value(getattr(module, "num_groups", None)) if name == "GroupNorm" else None
-    return f"{name} {groups}" if isinstance(groups, int) else name
-
-
-class Leaves:
-    """The tensors and attributes of a built object, found by name.
-
-    An object that is no `nn.Module` has the modules among its attributes as its parts.
-    """
-
-    def __init__(self, built: object) -> None:
-        self.parameters: Tensors = {}
-        self.buffers: Tensors = {}
-        self.stray: Tensors = {}
-        self.modules: dict[str, str] = {}
-        self.plain: dict[str, object] = {}
-        if isinstance(built, Module):
-            self.add_module(built, "")
-        self.add_attributes(built, "")
-        for name, value in getattr(built, "__dict__", {}).items():
-            if type(value) in (bool, int, float, str) and not name.startswith("_"):
-                self.plain[name] = json_value(value)
-        self.plain.pop("training", None)
-
-    def add_module(self, module: Module, prefix: str) -> None:
-        """Take the registered tensors of a module and of those inside it."""
-        for name, tensor in module.named_parameters(prefix, remove_duplicate=False):
-            if not is_lazy(tensor):
-                self.parameters[name] = tensor
-        self.buffers.update(module.named_buffers(prefix, remove_duplicate=False))
-        for path, inner in module.named_modules(prefix=prefix):
-            if path:
-                self.modules[path] = kind_of(inner)
-            if inner is not module or prefix:
-                self.add_attributes(inner, path)
-
-    def add_attributes(self, owner: object, path: str) -> None:
-        """Take what hangs on an object without being registered."""
-        for name, value in getattr(owner, "__dict__", {}).items():
-            here = f"{path}.{name}" if path else name
-            if isinstance(value, Module) and not isinstance(owner, Module):
-                self.add_module(value, here)
-            elif name not in ("_parameters", "_buffers", "_modules"):
-                self.stray.update(tensors_below(value, here))
 
 
 def parameters_of(function: object) -> list[Header]:
@@ -252,6 +163,7 @@ class Worker:
         self.catch = catch
         self.known: dict[str, Known] = {}
         self.built: object = None
+        self.arrays = False  # it computes with numpy
 
     def answer(self, question: str, fields: Header, tensors: Tensors) -> tuple[Header, Tensors]:
         """Answer one question; an exception becomes {"failure": ..}."""
@@ -341,6 +253,7 @@ class Worker:
             for part, found in shapes.items()
         }
         header |= {"stray": list(leaves.stray), "modules": leaves.modules, "plain": leaves.plain}
+        header["arrays"] = self.arrays = leaves.arrays
         return header, dict(leaves.parameters)
 
     def do_load(self, tensors: Tensors) -> tuple[Header, Tensors]:
@@ -361,7 +274,10 @@ class Worker:
         leaves = Leaves(self.built)
         targets = leaves.stray | leaves.parameters
         for name, value in tensors.items():
-            targets[name].data = value.clone()
+            if leaves.arrays:
+                targets[name].copy_(value)
+            else:
+                targets[name].data = value.clone()
         return {}, {}
 
     def call(self, arguments: list[Any], keywords: Header, train: bool, seed: int) -> object:
@@ -371,6 +287,9 @@ class Worker:
         if isinstance(self.built, Module):
             self.built.train(train)
         _seed(seed)
+        if self.arrays:
+            arguments = [one.numpy() if isinstance(one, Tensor) else one for one in arguments]
+            keywords = {n: v.numpy() if isinstance(v, Tensor) else v for n, v in keywords.items()}
         if callable(self.built):
             return self.built(*arguments, **keywords)
         return self.built.forward(*arguments, **keywords)  # type: ignore[attr-defined]

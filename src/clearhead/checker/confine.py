@@ -105,6 +105,16 @@ def keep(protocol: list[int]) -> None:
     os._exit(status if status >= 0 else 128 - status)
 
 
+def load(name: str, path: str) -> Any:
+    """One file of ours as a module, without the package around it."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def main() -> None:
     """Bind this process, then hand it to `child.py`; with no protocol it is only a trial."""
     settings = json.loads(sys.argv[1])
@@ -119,9 +129,9 @@ def main() -> None:
     else:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path.extend(path for path in settings["paths"] if path not in sys.path)
-    spec = importlib.util.spec_from_file_location("clearhead_child", settings["child"])
-    if spec is None or spec.loader is None or not os.access(settings["child"], os.R_OK):
-        raise FileNotFoundError(settings["child"])
+    for path in settings["files"].values():
+        if not os.access(path, os.R_OK):
+            raise FileNotFoundError(path)
     Path("trial").touch()  # the working folder must be ours
     Path("trial").unlink()
     if not protocol:
@@ -131,9 +141,8 @@ def main() -> None:
     reader, writer = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_PROTOCOL_FD) for fd in protocol)
     for fd in protocol:
         os.close(fd)
-    child = importlib.util.module_from_spec(spec)
-    sys.modules["clearhead_child"] = child
-    spec.loader.exec_module(child)
+    for name, path in settings["files"].items():  # the last one is child.py
+        child = load(name, path)
     child.serve(reader, writer)
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from clearhead.checker import extras, probes
+from clearhead.checker import extras, learning, probes
 from clearhead.checker.adapters import (
     ANGLES,
     POLARITIES,
@@ -29,6 +29,7 @@ from clearhead.checker.axes import CHANNELS_FIRST
 from clearhead.checker.building import (
     could_not_run,
     head_counts,
+    mark_ways,
     prepare,
     rotary_ways,
     without_dropout,
@@ -37,7 +38,8 @@ from clearhead.checker.case import Case
 from clearhead.checker.functions import wrapped
 from clearhead.checker.hints import Text, hints_of, text_of
 from clearhead.checker.isolate import ClassInfo, Failure, InProcess, Isolated, Limits
-from clearhead.checker.layouts import Candidate, candidates, role_of
+from clearhead.checker.layouts import Candidate, candidates
+from clearhead.checker.lengths import SPARSE
 from clearhead.checker.loud import misspelled
 from clearhead.checker.names import with_configs
 from clearhead.checker.naming import (
@@ -48,9 +50,9 @@ from clearhead.checker.naming import (
 )
 from clearhead.checker.recovering import recover
 from clearhead.checker.report import Finding, Report
+from clearhead.checker.roles import role_of
 from clearhead.checker.search import Explanation, Search
 from clearhead.checker.simulator import Program, Switches, difference
-from clearhead.checker.uses import SPARSE
 from clearhead.checker.words import finding, form_of
 
 LIMITS = Limits()
@@ -225,12 +227,16 @@ def _examine(case: Case, subject: Subject) -> Report:
             return calm
         subject, out = calm
     search = _search(case, subject, inputs, out)
-    if subject.polarity or subject.rotary:
+    if subject.polarity or subject.rotary or subject.marks:
         subject, out, search = _right_way(case, subject, inputs, out, search)
     best = search.best() or _with_terms(case, subject, inputs, out)
     case.form = form_of(subject, best, out)
     if best is None:
         return unexplained(case, subject, inputs, out, search)
+    if subject.marks and any(re.match("mask|no-causal|sdpa|padding", id) for id in best.ids):
+        unknown = "An argument must be given that may be a mask, and its meaning is not known."
+        case.findings.append(finding("unsure", unknown, None, "edge"))
+        return case.report("unsure")
     name_mistakes(case, subject, inputs, out, best, search)
     question_of_causality(case, subject, inputs, out, best)
     extras.examine(case, subject, inputs, out, best)
@@ -282,8 +288,9 @@ def _right_way(
     """A mask or angles must be given: the way that makes the output right, or nearly."""
     tried: list[tuple[Subject, Tensor, Search]] = []
     polarities = POLARITIES if subject.polarity else ("",)
-    for polarity, rotary in itertools.product(polarities, rotary_ways(subject)):
-        trial = replace(subject, polarity=polarity, rotary=rotary)
+    ways = itertools.product(polarities, rotary_ways(subject), mark_ways(subject))
+    for polarity, rotary, marks in ways:
+        trial = replace(subject, polarity=polarity, rotary=rotary, marks=marks)
         got = call(case.session, trial, inputs)
         if isinstance(got, Failure) or any(torch.equal(got, other) for _, other, _ in tried):
             continue
@@ -370,8 +377,18 @@ def unexplained(
         for name, rows in probes.idle_rows(session, subject, inputs, out).items():
             size = subject.built.parameters[name][0]
             failed.append(f"{rows} of the {size} numbers that {name} gives are never used")
+        for name, rows in learning.detached(case, subject, inputs, out).items():
+            size = subject.built.parameters[name][0]
+            evidence = (
+                f"No gradient reaches {rows} of the {size} rows of {name}, though the output "
+                "depends on them."
+            )
+            case.add("scores-detached", evidence)
     error, _ = search.closest()
     near = f" The nearest right form differs by {error:.2g}." if error < 1e6 else ""
+    if failed and subject.marks:  # what the marks mean is not known
+        near += f" This was seen: {'; '.join(failed)}."
+        failed = []
     if failed:
         case.findings.insert(
             0, finding("unexplained", f"{'; '.join(failed)}.{where}{near}", None, "wrong")

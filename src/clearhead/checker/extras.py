@@ -2,20 +2,19 @@
 
 import re
 import time
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from clearhead.checker import axes, cached, probes, uses
+from clearhead.checker import axes, cached, learning, lengths, probes, uses
 from clearhead.checker.adapters import Subject, call, inputs_for
 from clearhead.checker.building import without_dropout
 from clearhead.checker.case import Case
 from clearhead.checker.hints import dropped_mask, made_without, may_make_on_cpu
 from clearhead.checker.isolate import Failure
-from clearhead.checker.layouts import role_of
 from clearhead.checker.loud import translate
-from clearhead.checker.names import constructors, meaning_for
+from clearhead.checker.names import meaning_for
+from clearhead.checker.roles import role_of
 from clearhead.checker.search import Explanation, Search
 from clearhead.checker.simulator import Program, Switches, difference
 
@@ -26,8 +25,10 @@ def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Exp
     """Everything that the plain run could not show."""
     _stray(case, subject)
     uses.batch_axis(case, subject, inputs)
-    uses.lengths(case, subject, best)
+    longer = lengths.lengths(case, subject, best)
+    lengths.after_another(case, subject, inputs, out)
     _gradients(case, subject, inputs, out, best)
+    learning.from_its_start(case, subject, inputs, out)
     _training(case, subject, inputs, out, best)
     _large_scores(case, subject, inputs, best)
     of_tokens = uses.padding(case, subject, inputs, out, best)
@@ -36,6 +37,8 @@ def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Exp
     _alone(case, subject, inputs, out)
     _device(case, subject)
     _other_dtypes(case, subject)
+    if longer is not None:
+        lengths.long_texts(case, subject, longer)
     cached.decoding(case, subject, inputs, out, best)  # these build anew, so they come last
     _bias_flag(case, subject)
     _training_differs(case, subject, inputs)
@@ -63,7 +66,7 @@ def _stray(case: Case, subject: Subject) -> None:
 def _gradients(
     case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
 ) -> None:
-    if not subject.built.parameters or subject.ids:
+    if not subject.built.parameters or subject.ids or subject.built.arrays:
         return
     got = probes.gradients(case.session, subject, inputs, out)
     if isinstance(got, Failure):
@@ -128,8 +131,8 @@ def _training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: E
     told = any(meaning_for(p) == "config" for p in case.info.init)
     if subject.sizes.p == 0 or not (asked or layers or (told and case.text.has(r"[Dd]rop"))):
         return
-    if case.given or not (asked or told):
-        return  # the layer's own rate is not known
+    if case.given or not (asked or told) or subject.built.arrays:
+        return  # the layer's own rate is not known, or there is no training
     seen = probes.training(case.session, subject, inputs, out)
     if seen is None:
         return
@@ -252,25 +255,22 @@ def _bias_flag(case: Case, subject: Subject) -> None:
     flags = [name for name in flags if name not in ("add_bias_kv", "proj_bias", "out_bias")]
     if case.given or not flags or flags[0] not in subject.keywords:
         return
-    for sizes, arguments, keywords in constructors(case.info):
-        if replace(sizes, tokens=subject.sizes.tokens, p=subject.sizes.p) != subject.sizes:
-            continue
-        built = case.session.build(case.info.name, arguments, {**keywords, flags[0]: False})
-        if isinstance(built, Failure):
-            return
-        before, after = set(subject.built.parameters), set(built.parameters)
-        if flags[0] != "bias":
-            before, after = (
-                {n for n in names if role_of(n) in ("q", "k", "v", "qkv", "kv")}
-                for names in (before, after)
-            )
-        if before == after and before:
-            left = sorted(n for n in after if n.endswith("bias"))
-            evidence = f"{flags[0]}=True and {flags[0]}=False give the same parameters" + (
-                f", {', '.join(left)} among them." if left else ", without any bias."
-            )
-            case.add("bias-flag-ignored", evidence)
+    keywords = {**subject.keywords, flags[0]: False}
+    built = case.session.build(case.info.name, subject.arguments, keywords)
+    if isinstance(built, Failure):
         return
+    before, after = set(subject.built.parameters), set(built.parameters)
+    if flags[0] != "bias":
+        before, after = (
+            {n for n in names if role_of(n) in ("q", "k", "v", "qkv", "kv")}
+            for names in (before, after)
+        )
+    if before == after and before:
+        left = sorted(n for n in after if n.endswith("bias"))
+        evidence = f"{flags[0]}=True and {flags[0]}=False give the same parameters" + (
+            f", {', '.join(left)} among them." if left else ", without any bias."
+        )
+        case.add("bias-flag-ignored", evidence)
 
 
 def _mask_argument(

@@ -9,8 +9,8 @@ import re
 from typing import NamedTuple
 
 from clearhead.checker.adapters import ANGLES
-from clearhead.checker.layouts import role_of
 from clearhead.checker.names import meaning_of
+from clearhead.checker.roles import role_of
 
 _NAMED = r"att|mha|mqa|gqa|multi_?head|sdpa"
 _NO_ATTENTION = r"mask|test|plot|show|draw|visual|score|weights$|pattern|bench|main|train|load"
@@ -69,7 +69,7 @@ def _class_for(node: ast.FunctionDef, cls: str) -> Wrapped | None:
         if kind == "told":
             told.append(name)
         elif kind == "held":
-            held.append(f"        self.{name} = _torch.nn.Parameter(_torch.zeros({code}))")
+            held.append(f"        self.{name} = _torch.nn.Parameter(_torch.randn({code}))")
             code = f"self.{name}"
         elif kind == "taken":
             taken.append(name if default is None else f"{name}=None")

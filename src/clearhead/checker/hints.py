@@ -97,6 +97,8 @@ _LINES: dict[str, tuple[str, ...]] = {
     "weights-transposed": (_SCORES,),
     "kv-heads-in-other-order": (r"repeat|expand|tile",),
     "kv-heads-do-not-match": (r"\.(repeat|tile|expand)\(", r"repeat_interleave|unsqueeze"),
+    "depends-on-earlier-call": (r"if self\.\w+ is None|hasattr\(self", r"self\.\w+\s*=", _MASK),
+    "never-learns": (r"zeros|constant_|fill_",),
     "breaks-with-length": (r"for \w+ in range\(", r"arange|tri[lu]", r"\[[^\]]*:", _MASK),
     "padding-on-queries": (r"\[:, None, :, None\]|unsqueeze|None\]", _MASK),
     "padding-in-other-texts": (r"(pad|mask)\w*.*\.(repeat|tile|expand)\(", _MASK),
@@ -262,6 +264,36 @@ def _made(what: str) -> str:
     maker = r"\b(torch|T|th)\.(ones|zeros|full|arange|tensor|eye|empty|[A-Z]\w*Tensor)\("
     kept = rf"{what}|\.to\(|type_as|register_buffer|Parameter\(|self\.\w+\s*=|^\s*#"
     return rf"^(?!.*({kept})).*{maker}"
+
+
+def keeps_something(text: Text) -> bool:
+    """Whether a method other than __init__ sets an attribute, anywhere in the file.
+
+    Not where layers are made in the first forward pass: such a class cannot be built anew.
+    """
+    if "Lazy" in text.file:
+        return False
+    try:
+        tree = ast.parse(text.file)
+    except SyntaxError:
+        return False
+    methods = [
+        node
+        for owner in ast.walk(tree)
+        if isinstance(owner, ast.ClassDef)
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef) and node.name != "__init__"
+    ]
+    return any(
+        (
+            isinstance(node, ast.Attribute | ast.Subscript)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node).startswith("self.")
+        )
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) == "self.register_buffer")
+        for method in methods
+        for node in ast.walk(method)
+    )
 
 
 def dropped_mask(text: Text) -> int | None:

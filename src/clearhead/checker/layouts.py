@@ -13,24 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from clearhead.checker.norms import Around, Norm
+from clearhead.checker.norms import Around, norms_around, norms_of_queries_and_keys
+from clearhead.checker.roles import CONVOLUTIONS, role_of, takes_last
 from clearhead.checker.simulator import Weights
 
-_BEFORE = r"(?:w|to|fc|lin|linear|proj|l|mat|get|c)?"
-_AFTER = (
-    r"(?:s|w|proj|projection|lin|linear|linears|fc|mat|net|layer|weight|weights|p|map|list|heads?|"
-    r"n|ln|norm)*"
-)
-_ROLE = {
-    "q": re.compile(f"^{_BEFORE}(?:q|quer[a-z]*|qry|que){_AFTER}$"),
-    "k": re.compile(f"^{_BEFORE}(?:k|key[a-z]*|ky){_AFTER}$"),
-    "v": re.compile(f"^{_BEFORE}(?:v|val[a-z]*){_AFTER}$"),
-}
-_OUT = re.compile(
-    f"^{_BEFORE}(?:o|outs?|outputs?|proj|projection|fc|dense|unify[a-z]*|combine|merge|mix[a-z]*|"
-    f"final|concat|linear|wo){_AFTER}$"
-)
-_FUSED = re.compile(r"qkv|kqv|query_?key_?value|c_attn|in_proj|wqkv")
 ORDERS = ("qkv", "kqv", "qvk", "vqk", "kvq", "vkq")
 
 
@@ -49,41 +35,6 @@ class Candidate:
     named: bool = True
 
 
-def words(path: str) -> list[str]:
-    """The words of a parameter's path, small: `attn.toQueries.weight` -> attn, to, queries."""
-    path = re.sub(r"\.?(weight|bias)$", "", path)
-    path = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", path)
-    return [word for word in re.split(r"[\W_]+", path.lower()) if word]
-
-
-def role_of(path: str) -> str:
-    """Which of q, k, v, o, qkv, kv a path names; "" if it names none.
-
-    >>> [role_of(p) for p in ("W_query.weight", "to_kv.weight", "c_attn.weight", "attn.out_proj")]
-    ['q', 'kv', 'qkv', 'o']
-    """
-    small = path.lower()
-    parts = words(path)
-    found = {role for role, pattern in _ROLE.items() if any(map(pattern.match, parts))}
-    if _FUSED.search(small) or found == {"q", "k", "v"}:
-        return "qkv"
-    if any(part in ("kv", "tokv", "wkv", "kvproj") for part in parts) or found == {"k", "v"}:
-        return "kv"
-    if len(found) == 1:
-        return found.pop()
-    if any(map(_OUT.match, parts)):
-        return "o"
-    return ""
-
-
-_CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d")
-
-
-def takes_last(kind: str) -> bool:
-    """Whether a layer's weights are (out, in): Linear and torch's convolutions, not `Conv1D`."""
-    return "Linear" in kind or kind in _CONVOLUTIONS
-
-
 @dataclass(frozen=True, eq=False)
 class _Matrix:
     """A matrix as (in, out), with its bias; `square` marks an orientation that was guessed."""
@@ -98,28 +49,32 @@ class _Matrix:
         return replace(self, value=self.value.T) if self.square else self
 
 
-def _bias_for(path: str, weights: Mapping[str, Tensor]) -> Tensor | None:
+def _bias_name(path: str, weights: Mapping[str, Tensor]) -> str:
+    """The name of a matrix's bias, or ""."""
     if path.endswith("weight"):
-        return weights.get(path.removesuffix("weight") + "bias")
+        name = path.removesuffix("weight") + "bias"
+        return name if name in weights else ""
     head, _, last = path.rpartition(".")
     plain = re.sub(r"_?(kernel|weights?|matrix|mat)$", "", last)
     spelled = (last.replace("W", "b"), last.replace("w", "b"), f"{plain}_bias", f"b_{plain}")
     for other in (*spelled, f"{last}_bias", f"b_{last}"):
         name = f"{head}.{other}" if head else other
-        if name != path and name in weights and weights[name].ndim <= 2:
-            return weights[name].reshape(-1)
-    return None
+        if name != path and name in weights and weights[name].ndim <= 3:
+            return name
+    return ""
 
 
 def _matrices(
     weights: Mapping[str, Tensor], modules: Mapping[str, str], d_in: int
 ) -> list[_Matrix]:
     found = []
+    biased = {path: _bias_name(path, weights) for path in weights}
+    biases = set(biased.values())
     for path, value in weights.items():
         owner = path.rpartition(".")[0]
         kind = modules.get(owner, "")
         if (
-            kind in _CONVOLUTIONS and value.ndim > 2 and value[0, 0].numel() == 1
+            kind in CONVOLUTIONS and value.ndim > 2 and value[0, 0].numel() == 1
         ):  # of one token or pixel: a product
             value = value.flatten(1)
         if value.ndim < 2 or value.ndim > 3 or min(value.shape) < 1 or "Embedding" in kind:
@@ -129,7 +84,9 @@ def _matrices(
             continue
         if re.search(r"(^|[._])(pos|rel|wpe|emb|rope)[a-z_]*", path.lower()):
             continue
-        bias = _bias_for(path, weights)
+        if path in biases:
+            continue
+        bias = weights[biased[path]].reshape(-1) if biased[path] else None
         is_output = role_of(path) == "o"
         if value.ndim == 3:
             found.append(_three_axes(path, value, bias, d_in, is_output))
@@ -174,37 +131,6 @@ def _joined(matrices: list[_Matrix]) -> _Matrix:
         torch.cat(biases) if len(biases) == len(matrices) else None,
         heads=len(matrices),
     )
-
-
-def _norm(weights: Mapping[str, Tensor], modules: Mapping[str, str]) -> Around | None:
-    for path, kind in modules.items():
-        usual = kind == "LayerNorm" or kind.startswith("GroupNorm")
-        if usual and f"{path}.weight" in weights and role_of(path) not in ("q", "k"):
-            groups = int(kind.partition(" ")[2] or 0)
-            return Around(weights[f"{path}.weight"], weights.get(f"{path}.bias"), groups)
-    return None
-
-
-def _qk_norms(
-    weights: Mapping[str, Tensor], modules: Mapping[str, str]
-) -> list[tuple[Norm, Norm] | None]:
-    """Norms on queries and keys, with each usual epsilon; [None] if there are none."""
-    paths = {
-        role_of(path): path
-        for path, kind in modules.items()
-        if "Norm" in kind and f"{path}.weight" in weights
-    }
-    if "q" not in paths or "k" not in paths:
-        return [None]
-    simple = "RMS" in modules[paths["q"]]
-    found: list[tuple[Norm, Norm] | None] = []
-    for eps in (1e-6, 1e-5, 2.220446049250313e-16, 1e-8) if simple else (1e-5, 1e-6):
-        q, k = (
-            Norm(weights[f"{paths[r]}.weight"], weights.get(f"{paths[r]}.bias"), eps, simple)
-            for r in "qk"
-        )
-        found.append((q, k))
-    return found
 
 
 def _by_index(matrices: list[_Matrix]) -> dict[str, list[_Matrix]] | None:
@@ -282,7 +208,7 @@ def candidates(
         p: The dropout that the class was built with.
     """
     matrices = _matrices(weights, modules, d_in)
-    norm = _norm(weights, modules)
+    norm, memory_norm = norms_around(weights, modules)
     found: list[Candidate] = []
     if not matrices:
         eye = torch.eye(d_in, dtype=torch.float64)
@@ -300,9 +226,10 @@ def candidates(
                 part = {r: _with_bias(r, m, weights) for r, m in part.items()}
                 weight = _assemble(part, count, norm, p, label)
                 if weight is not None:
+                    weight = replace(weight, memory_norm=memory_norm)
                     found += [
                         Candidate(replace(weight, qk_norm=norms, eps=eps), order, named)
-                        for norms in _qk_norms(weights, modules)
+                        for norms in norms_of_queries_and_keys(weights, modules)
                         for eps in ((1e-5, 1e-6, 1e-12) if norm is not None else (1e-5,))
                     ]
     return found
@@ -323,9 +250,12 @@ def _with_bias(role: str, matrix: _Matrix, weights: Mapping[str, Tensor]) -> _Ma
     if matrix.bias is not None or role == "o":
         return matrix
     width = matrix.value.shape[1]
-    named = [w for n, w in weights.items() if "bias" in n and role_of(n) == role]
+    named = [w.flatten() for n, w in weights.items() if "bias" in n and role_of(n) == role]
+    if not named:  # nn.MultiheadAttention with kdim: three matrices, and one bias for all
+        fused = [w.flatten() for n, w in weights.items() if "bias" in n and role_of(n) == "qkv"]
+        named = [w.chunk(3)["qkv".index(role)] for w in fused if w.numel() == 3 * width]
     fits = len(named) == 1 and named[0].numel() == width
-    return replace(matrix, bias=named[0].flatten()) if fits else matrix
+    return replace(matrix, bias=named[0]) if fits else matrix
 
 
 def _assemble(
@@ -359,6 +289,13 @@ def _assemble(
         )
     ):
         out = out.T
+    if (
+        o is not None
+        and out is not None
+        and role_of(o.path) != "o"
+        and len(out) not in (merged, merged // count)
+    ):
+        o = out = None  # a table or a mask, which no name calls an output projection
     return Weights(
         q.value, k.value, v.value, out, q.bias, k.bias, v.bias, None if o is None else o.bias,
         heads=count, kv_heads=kv_heads, norm=norm, p=p, label=label,
@@ -425,6 +362,10 @@ def _by_shape(
         yield from _fused(fused[:1], output if output["o"] else {}, heads, queries, named=False)
         return
     taking = [m for m in matrices if d_in in m.value.shape and role_of(m.path) != "o"]
+    alike = {re.sub(r"\d+", "#", m.path) for m in taking}
+    if len(taking) == heads > 1 and len(alike) == 1 and len(fused) >= heads:
+        output = {"o": [m for m in matrices if m not in taking][-1:]}
+        yield from _fused(taking, output if output["o"] else {}, heads, queries, named=False)
     if len(taking) < 3:
         taking = [m for m in matrices if d_in in m.value.shape]
     if len(taking) < 3:

@@ -21,6 +21,7 @@ class Sizes:
     context: int = 11
     p: float = 0.3
     bias: bool = True
+    window: tuple[int, int] | None = None  # pixels, where the tokens are those of a window
 
     @property
     def d_out(self) -> int:
@@ -188,13 +189,14 @@ def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
 
 
 def constructors(
-    info: ClassInfo, *, windows: bool = False
+    info: ClassInfo, window: tuple[int, int] | None = None
 ) -> Iterator[tuple[Sizes, list[object], dict[str, object]]]:
     """Ways to build a class, likely ones first, a handful at most.
 
     Args:
         info: The class.
-        windows: Whether an argument of unknown name that may be a window gets height and width.
+        window: What an argument of unknown name that may be a window gets: height and width, or
+            one number for both where they are equal.
     """
     meanings = {p.name: meaning_for(p) for p in info.init}
     present = set(meanings.values())
@@ -203,6 +205,8 @@ def constructors(
         attempts = [GROUPED, replace(GROUPED, d_in=24), *attempts]
     if "config" in present:
         attempts = attempts[2:] if not present & {"kv_heads", "kv_groups"} else attempts[1:]
+    if window is not None and window[0] == window[1]:
+        attempts = [one for one in attempts if one.heads != window[0]]
     for sizes in attempts:
         arguments: list[object] = []
         keywords: dict[str, object] = {}
@@ -214,9 +218,9 @@ def constructors(
             value: object = {"__config__": config(sizes, info.fields)}
             if meaning != "config":
                 value = _argument(parameter, meaning, sizes, present, unknown)
-            if windows and may_be_window(parameter):
-                value = list(WINDOW)
-                sizes = replace(sizes, tokens=WINDOW[0] * WINDOW[1])
+            if window is not None and may_be_window(parameter):
+                value = window[0] if window[0] == window[1] else list(window)
+                sizes = replace(sizes, tokens=window[0] * window[1], window=window)
             if value is _SKIP:
                 continue
             if parameter.kind == "POSITIONAL_ONLY":
@@ -232,7 +236,7 @@ def may_be_window(parameter: Parameter) -> bool:
     return named is not None and not meaning_for(parameter)
 
 
-WINDOW = (3, 4)  # pixels
+WINDOW, SQUARE = (3, 4), (3, 3)  # pixels
 _SKIP = object()
 
 

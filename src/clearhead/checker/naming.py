@@ -17,8 +17,8 @@ from clearhead.checker.hints import (
     hints_of,
     uses_sdpa,
 )
-from clearhead.checker.layouts import role_of
-from clearhead.checker.names import WINDOW, asks_for_causal, meaning_for, meaning_of
+from clearhead.checker.names import asks_for_causal, meaning_for, meaning_of
+from clearhead.checker.roles import role_of
 from clearhead.checker.search import Explanation, Search
 from clearhead.checker.terms import Terms, grows, in_two_directions, is_relative
 from clearhead.checker.words import evidence_for, finding
@@ -121,18 +121,18 @@ def judge_bias(case: Case, subject: Subject, terms: Terms) -> None:
     """A bias that is added to the scores: of distances it is right, else nobody knows."""
     if terms.added is None:
         return
+    window = subject.sizes.window
+    values = None if window is None else in_two_directions(terms.added, *window)
+    if values is not None:
+        case.notes.append("A bias of offsets in two directions is added to the scores.")
+        _judge_table(case, subject, values)
+        return
     if is_relative(terms.added):
         case.notes.append("A bias of relative positions is added to the scores.")
         if case.text.has(r"(?i)alibi|slope") and grows(terms.added):
             case.doubt = True
             evidence = "The bias grows with the distance, and ALiBi's falls: is its sign right?"
             case.findings.append(finding("unsure", evidence, None, "edge"))
-        return
-    window = next((v for v in subject.keywords.values() if v == list(WINDOW)), None)
-    values = None if window is None else in_two_directions(terms.added, *WINDOW)
-    if values is not None:
-        case.notes.append("A bias of offsets in two directions is added to the scores.")
-        _judge_table(case, subject, values)
         return
     tokens = terms.added.shape[-1]
     tables = [subject.built.parameters[name] for name in others(subject)]

@@ -16,10 +16,11 @@ from clearhead.checker.adapters import (
     Subject,
     arguments_for,
     call,
+    handed,
     inputs_for,
 )
 from clearhead.checker.isolate import Failure, Gradients
-from clearhead.checker.layouts import role_of, takes_last
+from clearhead.checker.roles import role_of, takes_last
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 
@@ -184,7 +185,7 @@ def gradients(
     session: Session, subject: Subject, inputs: Inputs, out: Tensor
 ) -> tuple[dict[str, float], tuple[Tensor | None, ...], Tensor] | Failure:
     """The size of each parameter's gradient (0 for none), the inputs' gradients, the cotangent."""
-    got = _backward(session, subject, inputs, out)
+    got = backward(session, subject, inputs, out)
     if isinstance(got, Failure):
         return got
     found, noise = got
@@ -194,7 +195,7 @@ def gradients(
 
 def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> dict[str, int]:
     """Weights of queries, keys, values or output of which some outputs are never used: how many."""
-    got = _backward(session, subject, inputs, out)
+    got = backward(session, subject, inputs, out)
     if isinstance(got, Failure):
         return {}
     idle = {}
@@ -208,10 +209,11 @@ def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -
     return idle
 
 
-def _backward(
+def backward(
     session: Session, subject: Subject, inputs: Inputs, out: Tensor
 ) -> tuple[Gradients, Tensor] | Failure:
-    q, k, v = (axes.given(t, subject.axes) for t in inputs)
+    """The gradients of the output's product with random numbers, and those numbers."""
+    q, k, v = handed(subject, inputs)
     out = axes.given(out, subject.axes)
     positional, keywords = arguments_for(subject, (q, k, v), None)
     noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)

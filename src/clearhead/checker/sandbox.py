@@ -123,7 +123,10 @@ def command_for(
         "keeper": way.name != "bwrap" and sys.platform == "linux",
         "protocol": protocol,
         "paths": [str(Path(str(one.__file__)).parents[1]) for one in (torch, numpy, safetensors)],
-        "child": str(HERE / "child.py"),
+        "files": {
+            "clearhead.checker.leaves": str(HERE / "leaves.py"),
+            "clearhead_child": str(HERE / "child.py"),
+        },
     }
     python = [sys.executable, "-I", "-B", str(HERE / "confine.py"), json.dumps(settings)]
     environment = {

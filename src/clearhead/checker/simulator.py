@@ -35,6 +35,7 @@ class Weights:
         heads: The number of query heads.
         kv_heads: The number of key and value heads; 0 means as many as query heads.
         norm: A norm of the input or the output inside the class, if there is one.
+        memory_norm: The norm of the keys' and values' own input, if there is one.
         eps: What that norm adds to the variance.
         p: The dropout that the class was built with.
         label: Where the weights were found, in words.
@@ -58,6 +59,7 @@ class Weights:
     label: str = ""
     qk_norm: tuple[Norm, Norm] | None = None
     terms: Terms | None = None
+    memory_norm: Around | None = None
 
 
 class Switches(NamedTuple):
@@ -186,10 +188,11 @@ class Program:
         x = self.inputs[source]
         w = self.weights
         if normed:
-            assert w.norm is not None
-            if x.shape[-1] != len(w.norm.weight):
+            norm = w.norm if source == 0 or w.memory_norm is None else w.memory_norm
+            assert norm is not None
+            if x.shape[-1] != len(norm.weight):
                 return None
-            x = self._norm(x)
+            x = norm.apply(x, w.eps)
         if role == "x":
             return x if x.shape[-1] == w.q.shape[1] else None
         matrix = {"q": w.q, "k": w.k, "v": w.v}[role]

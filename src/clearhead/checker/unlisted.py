@@ -171,6 +171,19 @@ UNLISTED: dict[str, tuple[str, str, str]] = {
         "It is attention at some lengths of text, and something else at others.",
         "Count positions from the start of the text, not from the start of a block or a buffer.",
     ),
+    "depends-on-earlier-call": (
+        "wrong",
+        "Something kept from an earlier text, as a mask that was made for its length, is used for "
+        "the next one, which it does not fit.",
+        "Make it anew when it does not fit: if self.mask is None or len(self.mask) < tokens.",
+    ),
+    "never-learns": (
+        "wrong",
+        "Weights start at values from which they can never move: their gradient is zero, and "
+        "stays zero while the others learn.",
+        "Start with random numbers, as nn.Linear does; of two weights that are multiplied, only "
+        "one may start at zero.",
+    ),
     "padding-on-queries": (
         "wrong",
         "The mask of the filling is laid along the queries, so real tokens still see the filling.",

@@ -1,4 +1,4 @@
-"""Other uses of the same class: longer texts, filled-up texts, the batch's axis, a cache.
+"""Other uses of the same class: filled-up texts, and the batch's axis.
 
 The plain run has shown which form the class has. Here that form is held against what the class
 gives when it is used as a model uses it.
@@ -11,111 +11,15 @@ import torch
 from torch import Tensor
 
 from clearhead.checker import probes
-from clearhead.checker.adapters import Subject, arguments_for, call, ids_for, inputs_for, pick
-from clearhead.checker.axes import given, taken
+from clearhead.checker.adapters import Subject, arguments_for, call, handed, ids_for, pick
+from clearhead.checker.axes import taken
 from clearhead.checker.case import Case
 from clearhead.checker.hints import Text, uses_sdpa
 from clearhead.checker.isolate import Failure
-from clearhead.checker.names import WINDOW, meaning_for, meaning_of
 from clearhead.checker.search import Explanation
 from clearhead.checker.simulator import Program, difference
 
 Inputs = probes.Inputs
-
-LENGTHS = (1, 2, 3, 19, 67)  # one token, few, more than a usual block of 16, more than 64
-BREAKS = 1e-3  # angles in float32 differ by less, another mask by more
-SPARSE = r"(?i)window|local|sliding|sparse|dilat|stride|\bband|yarn|ntk|\blog\(|log2"
-
-
-def longest(case: Case, subject: Subject) -> int:
-    """The longest text that the class has promised to take."""
-    names = {meaning_for(p) for p in case.info.init}
-    read = {meaning_of(name) for name, _ in case.info.fields}
-    limited = "context" in names or ("config" in names and "context" in read)
-    return subject.sizes.context if limited and not case.given else max(LENGTHS)
-
-
-def lengths(case: Case, subject: Subject, best: Explanation) -> None:
-    """Whether it runs at other lengths, and is the same attention there."""
-    if subject.sizes.tokens % subject.sizes.context == 0 or subject.axes == "single":
-        return  # it wants this length, or a multiple of it
-    if list(WINDOW) in subject.keywords.values():
-        return  # it wants as many tokens as the window has pixels
-    known = {meaning_for(p) for p in case.info.init}
-    told = bool(known & {"context", "config"}) and not case.given
-    most = longest(case, subject)
-    judged = not any(found.severity == "wrong" for found in case.findings)
-    for tokens in sorted({*LENGTHS, subject.sizes.context}):
-        if tokens > most:
-            break
-        got = call(case.session, subject, inputs_for(subject, tokens))
-        if isinstance(got, Failure):
-            if tokens <= 3 or (tokens == subject.sizes.context and told):
-                evidence = f"With {tokens} tokens: {got.type}: {got.message}"[:300]
-                case.add("fails-at-some-lengths", evidence, got.line)
-            elif tokens > subject.sizes.context:
-                break
-        elif judged and _parts(subject, best, tokens, got) > BREAKS:
-            windowed = _windowed(case, subject, best, tokens, got)
-            if windowed is None:
-                _name_length(case, subject, best, tokens)
-                return
-            best = windowed
-
-
-def _parts(subject: Subject, best: Explanation, tokens: int, got: Tensor) -> float:
-    """How far the output for so many tokens is from the form that was found."""
-    q, k, v = (t.to(torch.float64) for t in inputs_for(subject, tokens))
-    inputs = (q, k, v) if subject.separate else (q, q, q)
-    right = Program(best.program.weights, inputs).run(best.switches)
-    return difference(got, right) if right is not None and right.shape == got.shape else 0.0
-
-
-def _windowed(
-    case: Case, subject: Subject, best: Explanation, tokens: int, got: Tensor
-) -> Explanation | None:
-    """The same form with a window too wide for the plain run, where the source has a window."""
-    kinds = {"causal": "window", "none": "band"}
-    if best.switches.mask not in kinds:
-        return None
-    widths = [v for n, v in subject.keywords.items() if not meaning_of(n) and type(v) is int]
-    if case.text.has(r"(?i)window|local|sliding"):
-        widths = list(range(subject.sizes.tokens, tokens))
-    for width in widths:  # an argument of unknown name may be a window
-        mask = f"{kinds[best.switches.mask]}{width}"
-        trial = replace(best, switches=best.switches._replace(mask=mask))
-        if _parts(subject, trial, tokens, got) < BREAKS:
-            case.notes.append(f"In longer texts it sees a window of {width} tokens.")
-            return trial
-    return None
-
-
-def _name_length(case: Case, subject: Subject, best: Explanation, tokens: int) -> None:
-    """Say from which length on it breaks."""
-    fine = subject.sizes.tokens
-    low, high = min(fine, tokens), max(fine, tokens)
-    gap = 0.0
-    while high - low > 1:
-        middle = (low + high) // 2
-        got = call(case.session, subject, inputs_for(subject, middle))
-        bad = isinstance(got, Failure) or _parts(subject, best, middle, got) > BREAKS
-        low, high = (low, middle) if bad == (fine < tokens) else (middle, high)
-    broken = high if fine < tokens else low
-    got = call(case.session, subject, inputs_for(subject, broken))
-    if isinstance(got, Tensor):
-        gap = _parts(subject, best, broken, got)
-    evidence = (
-        f"With {low} tokens the output is that of attention; from {high} tokens on"
-        if fine < tokens
-        else f"With {high} tokens the output is that of attention; with {low} or fewer"
-    )
-    evidence += f" it is not, and differs by {gap:.2g} of its size."
-    if case.text.has(SPARSE):
-        evidence += " Is it meant to see only a part of a long text? Then it is right."
-        case.add("breaks-with-length", evidence, severity="edge")
-    else:
-        case.add("breaks-with-length", evidence)
-
 
 _BATCH = r"b|bs|bsz|batch\w*|n_?batch\w*|num_batch\w*"
 _TOKENS = r"t|l|s|seq\w*|len\w*|time\w*|tok\w*|length|\w+_len|n_tok\w*|num_tok\w*|sequence\w*"
@@ -182,11 +86,12 @@ def padding(
     if subject.ids:
         _filling_in_ids(case, subject, inputs, best, masks[best.switches.mask])
         return understood
-    fed = {name for name, role in subject.feed if role != "mask"}
+    fed = {name for name, role in subject.feed if role not in ("mask", "marks")}
+    must = {name for name, role in subject.feed if role == "marks"}
     for parameter in case.info.forward:
         name = parameter.name.lower()
         named = _MASK.search(name)
-        usable = parameter.has_default and parameter.default is None
+        usable = parameter.name in must or (parameter.has_default and parameter.default is None)
         if parameter.name in fed or re.search(_NO_MASK, name) or not (usable or named):
             continue
         if re.match(r"q(uery)?_|.*_q$", name) or (subject.polarity and "mask" in name):
@@ -222,6 +127,12 @@ def _padding_of(
         return False
     keeps, hides = runs
     if difference(hides[real], right[real]) < 1e-5:
+        if _said_real(case.text, name):
+            case.add(
+                "padding-inverted",
+                f"The source says that {name} marks the real tokens; with them marked, the output "
+                "is what you get when only the filling is seen.",
+            )
         return True
     if difference(keeps[real], right[real]) < 1e-5:
         if "pad" in name.lower() and not _marks_real(case.text):
@@ -316,14 +227,20 @@ def _with_mask(
     case: Case, subject: Subject, inputs: Inputs, name: str, marks: Tensor
 ) -> Tensor | None:
     """The output when one argument marks tokens: as (batch, tokens), or with more axes."""
-    q, k, v = (given(t, subject.axes) for t in inputs)
+    q, k, v = handed(subject, inputs)
     positional, keywords = arguments_for(subject, (q, k, v), None)
+    names = [parameter.name for parameter in case.info.forward]
+    place = names.index(name)
     shaped = [marks, marks[:, None, None, :]]
     if subject.axes == "first":
         shaped.append(marks.T.contiguous())
     for shape in shaped:
         for dtype in (torch.bool, torch.int64, subject.dtype):
-            output = case.session.forward(positional, {**keywords, name: shape.to(dtype)})
+            if place < len(positional):
+                positional[place] = shape.to(dtype)
+            else:
+                keywords[name] = shape.to(dtype)
+            output = case.session.forward(positional, keywords)
             if isinstance(output, Failure):
                 continue
             chosen = pick(output, q.shape)
@@ -345,13 +262,23 @@ def _seen_filling(
     return float((before - after)[real].abs().max())
 
 
+_REAL = (
+    r"(1|True|ones?)\s*(=|:|means?|for|is|are|where|->|marks?)+\s*(there is )?(the |a )?"
+    r"(real|valid|keep|kept|token|attend|visible|not pad|may|non-?pad)|"
+    r"0\s*(=|for|means?)\s*pad"
+)
+_HIDDEN = (
+    r"(?i)(1|True|ones?)\s*(=|:|means?|for|is|are|where|->|marks?)+\W*(pad|ignor|hid|mask|block)"
+)
+
+
 def _marks_real(text: Text) -> bool:
     """Whether the source says that 1 or True marks the real tokens."""
-    return bool(
-        re.search(
-            r"(1|True|ones?)\s*(=|:|means?|for|is|are|where|->|marks?)+\s*(there is )?(the |a )?"
-            r"(real|valid|keep|kept|token|attend|visible|not pad|may|non-?pad)|"
-            r"0\s*(=|for|means?)\s*pad",
-            text.source,
-        )
-    )
+    return re.search(_REAL, text.source) is not None
+
+
+def _said_real(text: Text, name: str) -> bool:
+    """Whether the source says so of this very argument, in one line: `mask: (B, S), 1 = token`."""
+    told = [line for line in text.source.splitlines() if re.match(rf"\W*{name}\b(?!\s*=)", line)]
+    real = [line for line in told if re.search(_REAL, line)]
+    return bool(real) and not any(re.search(_HIDDEN, line) for line in told)

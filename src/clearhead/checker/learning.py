@@ -1,0 +1,109 @@
+"""Whether every weight can learn, from where the class's own code starts it.
+
+A layer that starts at zero is good practice: it moves in the first step, and what stands before it
+in the second. Two that are multiplied and both start at zero never move, since each one's gradient
+is a multiple of the other.
+"""
+
+import re
+
+import torch
+from torch import Tensor
+
+from clearhead.checker import probes
+from clearhead.checker.adapters import Subject, call, inputs_for
+from clearhead.checker.case import Case
+from clearhead.checker.isolate import Failure
+from clearhead.checker.roles import role_of
+
+STEPS = 4
+RATE = 0.1  # of each step: what the largest number of a weight moves by
+# Weights that come from a file, or are set by a function that __init__ does not call.
+_FILLED_LATER = (
+    r"\bempty\(|empty_like|load_state_dict|from_pretrained|checkpoint|torch\.load|"
+    r"def \w*(init|reset)\w*(weight|param)\w*|\.apply\("
+)
+
+
+def from_its_start(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
+    """Take a few steps from the class's own values: which weights never get a gradient?"""
+    if not subject.weights or subject.ids or subject.built.arrays:
+        return
+    if any(found.severity == "wrong" for found in case.findings):
+        return
+    own = {name: subject.built.weights.get(name) for name in subject.weights}
+    values = {name: w.to(torch.float64) for name, w in own.items() if w is not None}
+    matrices = [w for w in values.values() if w.ndim > 1]
+    if all(bool((w == w.flatten()[0]).all()) for w in matrices) or len(values) < len(own):
+        return  # not one has random numbers: room for weights from elsewhere
+    if re.search(_FILLED_LATER, case.text.file):
+        return
+    still = list(values)
+    for step in range(STEPS):
+        some = inputs_for(subject, subject.sizes.tokens, seed=30 + step)
+        got = _gradients(case, subject, values, some, out)
+        sizes = {name: float(gradient.abs().max()) for name, gradient in got.items()}
+        still = [name for name in still if sizes.get(name) == 0.0]
+        if not still:
+            break
+        values = {n: w - RATE * got[n] / (sizes[n] or 1.0) for n, w in values.items()}
+    usual = _gradients(case, subject, subject.weights, inputs, out) if still else {}
+    case.session.load({n: w.to(subject.dtype) for n, w in subject.weights.items()})
+    stuck = [name for name in still if name in usual and float(usual[name].abs().max()) > 1e-8]
+    if stuck:
+        names = ", ".join(stuck[:4])
+        evidence = (
+            f"In {STEPS} steps of training from the values that __init__ gives, {names} got no "
+            "gradient at all; with random values they get one."
+        )
+        case.add("never-learns", evidence)
+
+
+def _gradients(
+    case: Case,
+    subject: Subject,
+    weights: dict[str, Tensor],
+    inputs: probes.Inputs,
+    out: Tensor,
+) -> dict[str, Tensor]:
+    """The gradient of each of these weights, zeros where there is none; nothing if it fails."""
+    if case.session.load({n: w.to(subject.dtype) for n, w in weights.items()}) is not None:
+        return {}
+    got = probes.backward(case.session, subject, inputs, out)
+    if isinstance(got, Failure):
+        return {}
+    found = {n: got[0].parameters.get(n) for n in weights}
+    return {
+        n: torch.zeros_like(weights[n]) if g is None else g.to(weights[n]) for n, g in found.items()
+    }
+
+
+def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> dict[str, int]:
+    """Weights of queries and keys, of which some rows get no gradient though the output needs them.
+
+    Returns:
+        How many rows, for each name.
+    """
+    if not case.text.has(r"detach\(|no_grad|\.data\b|inference_mode"):
+        return {}
+    got = probes.backward(case.session, subject, inputs, out)
+    if isinstance(got, Failure):
+        return {}
+    found: dict[str, int] = {}
+    for name, gradient in got[0].parameters.items():
+        if role_of(name) not in ("q", "k", "qkv") or subject.weights[name].ndim < 2:
+            continue
+        weight = subject.weights[name]
+        rows = torch.ones(len(weight), dtype=torch.bool)
+        if gradient is not None:
+            rows = gradient.flatten(1).abs().amax(1) == 0
+        if not rows.any():
+            continue
+        other = weight.clone()
+        other[rows] *= -1.5
+        case.session.load({**subject.weights, name: other})
+        moved = call(case.session, subject, inputs)
+        if isinstance(moved, Tensor) and float((moved - out).abs().max()) > 1e-6:
+            found[name] = int(rows.sum())
+    case.session.load({n: w.to(subject.dtype) for n, w in subject.weights.items()})
+    return found
