@@ -423,3 +423,15 @@ def test_explain_writes_its_json_to_the_file_and_nowhere_else(tmp_path, capsys):
 def test_a_title_with_every_kind_of_character():
     text = Page("é <b> \ud800 \n 猫", ()).html()
     assert "<title>&#233; &lt;b&gt; \\ud800 \\n &#29483;</title>" in text
+
+
+def test_capitals_in_the_end_of_a_name(tmp_path):
+    q = torch.randn(1, 2, 5, 4)
+    m = AttentionMap(q, q)
+    for end in (".svg", ".SVG"):
+        m.save(tmp_path / f"x{end}", head=1)
+    assert (tmp_path / "x.SVG").read_bytes() == (tmp_path / "x.svg").read_bytes()
+    seen = Seen("model")
+    seen.add("layer", m)
+    seen.save(tmp_path / "x.SAFETENSORS")
+    assert Seen.load(tmp_path / "x.SAFETENSORS").layers == ["layer"]

@@ -356,7 +356,7 @@ def _parts(m: AttentionMap) -> tuple[list[Tensor], dict[str, Any]]:
 
 
 def _check_suffix(path: Path) -> None:
-    if path.suffix != ".safetensors":
+    if path.suffix.lower() != ".safetensors":
         raise ValueError(
             f"{path}: the end of the name decides the format, and {path.suffix or 'no end'!r} is "
             f"none that is known here.\n  Try {path.with_suffix('.safetensors').name}."
