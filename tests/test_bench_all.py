@@ -185,14 +185,14 @@ def test_watch_that_changes_the_output_is_not_timed(monkeypatch):
 
 def test_watch_command(tmp_path):
     out = tmp_path / "watch.json"
-    command = ["watch", "--size", "1,8", "--layers", "1", "--rounds", "1", "--out", str(out)]
+    command = ["watch", "--shape", "1,8", "--layers", "1", "--rounds", "1", "--out", str(out)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout.splitlines()[-1]) == json.loads(out.read_text())
-    done = CliRunner().invoke(app, ["watch", "--size", "8"])
+    done = CliRunner().invoke(app, ["watch", "--shape", "8"])
     assert done.exit_code == 2
     assert "batch,tokens" in done.output
-    done = CliRunner().invoke(app, ["watch", "--config", "gpt3"])
+    done = CliRunner().invoke(app, ["watch", "--size", "gpt3"])
     assert done.exit_code == 2
     assert "gpt2-xl" in done.output
 

@@ -10,7 +10,6 @@ import typer
 
 from clearhead.bench.everything import everything
 from clearhead.bench.options import Device, Dtype, check_device, check_file, progress
-from clearhead.configs import GPT2_CONFIGS
 
 app = typer.Typer(
     help="Measure ours beside the others, once they are proven equal.",
@@ -185,12 +184,7 @@ def generate(
     """
     check_file(out)
     check_device(device)
-    from clearhead.configs import GPT2_CONFIGS
-
-    if size not in GPT2_CONFIGS:
-        raise typer.BadParameter(
-            f"expected one of {', '.join(GPT2_CONFIGS)}, got {size!r}.", param_hint="--size"
-        )
+    _check_size(size)
 
     from clearhead.bench.generate import Settings, draw, measure
 
@@ -239,12 +233,12 @@ def view(
 def watch(
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     dtype: Annotated[Dtype, typer.Option(help="The numbers' type.")] = Dtype.float32,
-    size: Annotated[
+    shape: Annotated[
         list[str] | None,
         typer.Option(help="batch,tokens; may be repeated.", metavar="B,N"),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of each case.")] = 20,
-    config: Annotated[
+    size: Annotated[
         str, typer.Option(help="The model's size: gpt2-small to gpt2-xl.", metavar="NAME")
     ] = "gpt2-small",
     layers: Annotated[
@@ -257,18 +251,15 @@ def watch(
     The output must be equal bit for bit first. Prints a few lines, then everything as one line of
     JSON. About five minutes on two cores.
     """
-    sizes = [_parse_size(text) for text in size or ()]
-    if config not in GPT2_CONFIGS:
-        raise typer.BadParameter(f"there are {', '.join(GPT2_CONFIGS)}.", param_hint="--config")
+    cases = [_parse_case(text) for text in shape or ()]
+    _check_size(size)
     check_file(out)
     check_device(device)
 
     from clearhead.bench.watching import CASES, CUDA_CASES, Settings, draw, measure
 
     usual = CUDA_CASES if device is Device.cuda else CASES
-    settings = Settings(
-        sizes or usual, device.value, dtype.value, rounds, config=config, layers=layers
-    )
+    settings = Settings(cases or usual, device.value, dtype.value, rounds, size=size, layers=layers)
     with progress() as say:
         found = measure(settings, say=say)
     _show(draw(found))
@@ -297,6 +288,16 @@ def _write(found: dict[str, Any], out: Path | None) -> None:
     print(json.dumps(found, allow_nan=False))
 
 
+def _check_size(size: str) -> None:
+    """Refuse what is no name of a GPT-2."""
+    from clearhead.configs import GPT2_CONFIGS
+
+    if size not in GPT2_CONFIGS:
+        raise typer.BadParameter(
+            f"expected one of {', '.join(GPT2_CONFIGS)}, got {size!r}.", param_hint="--size"
+        )
+
+
 def _parse_shape(text: str) -> tuple[int, int, int, int]:
     """(8, 1024, 768, 12) from "8,1024,768,12"."""
     parts = text.split(",")
@@ -309,7 +310,7 @@ def _parse_shape(text: str) -> tuple[int, int, int, int]:
     return batch, tokens, d_model, heads
 
 
-def _parse_size(text: str) -> tuple[int, int]:
+def _parse_case(text: str) -> tuple[int, int]:
     """(8, 1024) from "8,1024"."""
     parts = text.split(",")
     if len(parts) != 2 or not all(part.strip().isdecimal() and int(part) for part in parts):

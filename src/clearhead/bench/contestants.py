@@ -295,10 +295,11 @@ def _torch_no_weights(case: Case) -> float:
 
 
 def _torch_fast_path(case: Case) -> float:
-    """Scores and weights, and the mask once for each head: a bool, and numbers, twice on CUDA."""
+    """Scores and weights, and the mask as bools; on CUDA once a head, and as numbers, twice."""
     size = case.element_size()
-    mask = 1 + 2 * size if case.device == "cuda" else 5
-    return 2.1 + mask / (size * case.batch)
+    if case.device != "cuda":
+        return 2.1 + 1 / size
+    return 2.1 + (1 + 2 * size) / (size * case.batch)
 
 
 def _sdpa_squares(case: Case) -> float:

@@ -126,7 +126,7 @@ def _cuda_parts(name: str) -> Iterator[Part]:
     run = _fused(SWEEP_CUDA[:-1], "float32", seconds=4)
     yield Part("sweep-float32", f"attention-{name}-sweep-float32.json", 1.5, run)
     yield Part("watch", f"watch-{name}.json", 0.5, _watch)
-    run = partial(_watch, config="gpt2-xl")
+    run = partial(_watch, size="gpt2-xl")
     yield Part("watch-gpt2-xl", f"watch-{name}-gpt2-xl.json", 0.5, run)
     yield Part("dropout", f"attention-{name}-dropout.json", 0.5, _sections("dropout", seconds=4))
     both = _sections("window", "padding", seconds=4)
@@ -294,7 +294,7 @@ def _generate(job: Job) -> dict[str, Any]:
     return generate.measure(settings, say=job.say)
 
 
-def _watch(job: Job, config: str = "gpt2-small") -> dict[str, Any]:
+def _watch(job: Job, size: str = "gpt2-small") -> dict[str, Any]:
     cases = watching.CUDA_CASES if job.device == "cuda" else watching.CASES
     settings = watching.Settings(
         cases=[(2, 16)] if job.quick else cases,
@@ -303,7 +303,7 @@ def _watch(job: Job, config: str = "gpt2-small") -> dict[str, Any]:
         rounds=1 if job.quick else 40,
         seconds=5.0 if job.device == "cuda" else 60.0,
         minutes=job.minutes,
-        config=config,
+        size=size,
         layers=1 if job.quick else None,
     )
     return watching.measure(settings, say=job.say)

@@ -39,8 +39,8 @@ class Settings:
         rounds: Interleaved rounds of each case.
         seconds: The rounds of one case end after this time.
         minutes: All cases together should end after this time.
-        config: The model's size, by its name in `GPT2_CONFIGS`.
-        layers: The model's layers; None = as the config says.
+        size: The model's size, by its name in `GPT2_CONFIGS`.
+        layers: The model's layers; None = as the size says.
     """
 
     cases: Sequence[tuple[int, int]] = CASES
@@ -49,7 +49,7 @@ class Settings:
     rounds: int = 20
     seconds: float = 60.0
     minutes: float = math.inf
-    config: str = "gpt2-small"
+    size: str = "gpt2-small"
     layers: int | None = None
 
 
@@ -79,7 +79,7 @@ def measure(
     transformers: Any = import_module("transformers")
     torch.manual_seed(0)
     longest = max(tokens for _, tokens in settings.cases)
-    size = find_config(settings.config)
+    size = find_config(settings.size)
     config = transformers.GPT2Config(
         n_embd=size["d_model"],
         n_head=size["num_heads"],
