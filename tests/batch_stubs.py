@@ -4,7 +4,13 @@ import os
 import time
 from pathlib import Path
 
+from clearhead.checker import app
 from clearhead.checker.report import Finding, Report
+
+
+def mark(folder: Path, **options: object) -> int:
+    """Mark a folder with the stand-in below."""
+    return app.check(str(folder), app.Options(**options), judge=judge)
 
 
 def judge(source: str, file: str, only: str | None, adapter: str | None) -> list[Report]:

@@ -35,3 +35,10 @@ def command_line(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[obje
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def plain_terminal(monkeypatch):
+    """No colours, and wide enough that nothing is cut."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import batch_stubs
+from batch_stubs import mark
 from clearhead import cli
 from clearhead.checker import app, batch, page
 from clearhead.checker.marks import HEAD, Marks, Row
@@ -16,6 +17,8 @@ from clearhead.checker.notebooks import find_cell, read_notebook
 from clearhead.checker.policy import _KEYS as POLICY_KEYS
 from clearhead.checker.policy import Policy
 from clearhead.checker.report import Finding, Report
+
+pytestmark = pytest.mark.usefixtures("plain_terminal")
 
 CLASSROOM = {
     "ada.py": "# correct\n",
@@ -40,16 +43,6 @@ def classroom(tmp_path: Path) -> Path:
         file.write_text(text, encoding="utf-8")
     (folder / "link.py").symlink_to(folder / "ada.py")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _plain(monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
-
-
-def mark(folder: Path, **options: object) -> int:
-    return app.check(str(folder), app.Options(**options), judge=batch_stubs.judge)
 
 
 def rows_in(path: Path) -> dict[str, dict[str, str]]:

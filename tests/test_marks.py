@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import batch_stubs
+from batch_stubs import mark
 from clearhead import drawing
-from clearhead.checker import app, page
+from clearhead.checker import page
 from clearhead.checker.marks import Marks, Row
 from clearhead.checker.mistakes import MISTAKES
 from clearhead.checker.policy import Policy
 from clearhead.checker.report import Report
 from clearhead.checker.summary import draw, tally
+
+pytestmark = pytest.mark.usefixtures("plain_terminal")
 
 CLASSROOM = {
     "anna.py": "# wrong missing-scale\n",
@@ -31,16 +33,6 @@ def subs(tmp_path: Path) -> Path:
     for name, text in CLASSROOM.items():
         (folder / name).write_text(text, encoding="utf-8")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _plain(monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
-
-
-def mark(folder: Path, **options: object) -> int:
-    return app.check(str(folder), app.Options(**options), judge=batch_stubs.judge)
 
 
 def names_in(path: Path) -> list[str]:

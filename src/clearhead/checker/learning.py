@@ -6,6 +6,7 @@ is a multiple of the other.
 """
 
 import re
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ def from_its_start(case: Case, subject: Subject, inputs: probes.Inputs, out: Ten
             break
         values = {n: w - RATE * got[n] / (sizes[n] or 1.0) for n, w in values.items()}
     usual = _gradients(case, subject, subject.weights, inputs, out) if still else {}
-    case.session.load({n: w.to(subject.dtype) for n, w in subject.weights.items()})
+    _load(case, subject, subject.weights)
     stuck = [name for name in still if name in usual and float(usual[name].abs().max()) > 1e-8]
     if stuck:
         names = ", ".join(stuck[:4])
@@ -67,7 +68,7 @@ def _gradients(
     out: Tensor,
 ) -> dict[str, Tensor]:
     """The gradient of each of these weights, zeros where there is none; nothing if it fails."""
-    if case.session.load({n: w.to(subject.dtype) for n, w in weights.items()}) is not None:
+    if not _load(case, subject, weights):
         return {}
     got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure):
@@ -101,9 +102,14 @@ def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -
             continue
         other = weight.clone()
         other[rows] *= -1.5
-        case.session.load({**subject.weights, name: other})
+        _load(case, subject, {**subject.weights, name: other})
         moved = call(case.session, subject, inputs)
         if isinstance(moved, Tensor) and float((moved - out).abs().max()) > 1e-6:
             found[name] = int(rows.sum())
-    case.session.load({n: w.to(subject.dtype) for n, w in subject.weights.items()})
+    _load(case, subject, subject.weights)
     return found
+
+
+def _load(case: Case, subject: Subject, weights: Mapping[str, Tensor]) -> bool:
+    """Give the class these weights, in the dtype it computes in; whether that worked."""
+    return case.session.load({n: w.to(subject.dtype) for n, w in weights.items()}) is None
