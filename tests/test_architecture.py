@@ -36,6 +36,7 @@ ORDER = [
     "lab",
     "following",
     "explaining",
+    "sizes",
     "checker",
     "server",
     "exporting",

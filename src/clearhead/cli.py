@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,11 +18,6 @@ from clearhead.lab.claims.app import claims
 from clearhead.lab.generating import generate
 from clearhead.server.app import view
 from clearhead.version import __version__
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from clearhead.configs import GPT2Config
 
 app = typer.Typer(
     name="clearhead",
@@ -298,15 +293,15 @@ def info(
     dtype: Annotated[Dtype, typer.Option(help="How a number is stored.")] = Dtype.FLOAT32,
 ) -> None:
     """Count what a model costs: parameters, memory, operations."""
-    from clearhead import drawing
+    from clearhead import drawing, sizes
     from clearhead.configs import GPT2_CONFIGS, config_name, find_config
 
     own = {"d_model": d_model, "num_heads": heads, "num_layers": layers, "context_length": context}
     changed = {key: value for key, value in own.items() if value is not None}
     out = drawing.console()
     if name is None and not changed:
-        sizes = {each: find_config(each) for each in (*GPT2_CONFIGS, "gpt3")}
-        out.print(_compare(sizes, batch, tokens, dtype.value))
+        configs = {each: find_config(each) for each in (*GPT2_CONFIGS, "gpt3")}
+        out.print(sizes.compare(configs, batch, tokens, dtype.value))
         return
     base = config_name(name or "gpt2-small")
     config = find_config(base)
@@ -316,7 +311,7 @@ def info(
         title = "your own size" if name is None else f"{base}, changed"
         rest = [f"{key} {config[key]}" for key in own if key not in changed]  # type: ignore[literal-required]  # as above
         title += f" (from {base}: {', '.join(rest)})" if rest else ""
-    out.print(_describe(title, config, batch, tokens, dtype.value))
+    out.print(sizes.describe(title, config, batch, tokens, dtype.value))
 
 
 @app.command(epilog="Example: clearhead check my_attention.py:MultiHeadAttention")
@@ -385,89 +380,3 @@ app.command(epilog='Example: clearhead generate "the cat sat" --top-p 0.9 --seed
 app.command(epilog="Example: clearhead view --text sentence.txt")(view)
 app.command(epilog="Example: clearhead export model.onnx")(export)
 app.add_typer(bench_app, name="bench")
-
-
-def _compare(
-    sizes: dict[str, GPT2Config], batch: int, tokens: int | None, dtype: str
-) -> RenderableType:
-    """All models in two tables: what they are, and what they cost."""
-    from rich.console import Group
-    from rich.text import Text
-
-    from clearhead import costs, drawing
-
-    shapes, bill = [], []
-    for name, config in sizes.items():
-        numbers = [config["num_layers"], config["d_model"], config["num_heads"]]
-        numbers += [config["d_model"] // config["num_heads"], config["context_length"]]
-        total = costs.parameters(config)["total"]
-        shapes.append([name, *map(str, numbers), f"{total:,}"])
-        memory = costs.memory(config, batch=batch, tokens=tokens, dtype=dtype)
-        mib = (memory.parameters, memory.kv_cache, memory.map_all_layers, memory.lse_all_layers)
-        work = costs.flops(config, batch=batch, tokens=tokens).total
-        bill.append([name, *(f"{amount:,.1f}" for amount in mib), f"{work / 1e12:,.2f}"])
-    length = "= context" if tokens is None else f"{tokens:,}"
-    head = ["model", "layers", "d_model", "heads", "head_dim", "context", "parameters"]
-    bill_head = ["model", "weights", "KV cache", "n × n", "ours", "TFLOPs"]
-    return Group(
-        drawing.FittingTable(head, shapes, drop=[5, 4, 1, 3, 2]),
-        Text(f"\nMiB, and operations of one forward pass; batch {batch}, tokens {length}, {dtype}"),
-        drawing.FittingTable(bill_head, bill, drop=[5, 2, 4, 1]),
-        Text("n × n: the attention matrices of all layers, if they were built."),
-        Text("ours: what a fused forward pass keeps instead, one number per row."),
-    )
-
-
-def _describe(
-    title: str, config: GPT2Config, batch: int, tokens: int | None, dtype: str
-) -> RenderableType:
-    """One model: its parameters by part, its memory and its operations."""
-    from rich.console import Group
-    from rich.text import Text
-
-    from clearhead import costs, drawing
-
-    parts = costs.parameters(config)
-    total, one_layer = parts.pop("total"), parts.pop("attention_per_layer")
-    memory = costs.memory(config, batch=batch, tokens=tokens, dtype=dtype)
-    work = costs.flops(config, batch=batch, tokens=tokens)
-    length = config["context_length"] if tokens is None else tokens
-    heads, d_model = config["num_heads"], config["d_model"]
-    counts = [[part.replace("_", " "), f"{n:,}", f"{n / total:.1%}"] for part, n in parts.items()]
-    counts += [["total", f"{total:,}", ""], ["attention of one layer", f"{one_layer:,}", ""]]
-    mib = [
-        ["weights", "", f"{memory.parameters:,.2f}"],
-        ["KV cache", "", f"{memory.kv_cache:,.2f}"],
-        [
-            "attention matrix, n × n",
-            f"{memory.map_one_layer:,.2f}",
-            f"{memory.map_all_layers:,.2f}",
-        ],
-        ["what we keep instead", f"{memory.lse_one_layer:,.2f}", f"{memory.lse_all_layers:,.2f}"],
-    ]
-    operations = {
-        "projections": work.projections,
-        "scores": work.scores,
-        "weighted sum": work.weighted_sum,
-        "feed-forward": work.feed_forward,
-        "output head": work.head,
-        "total": work.total,
-        "total, causal half only": work.total_causal,
-    }
-    return Group(
-        Text(title, style="bold"),
-        Text(
-            f"{config['num_layers']} layers, d_model {d_model}, {heads} heads × head_dim "
-            f"{d_model // heads}, context {config['context_length']}, "
-            f"vocabulary {config['vocab_size']:,}"
-        ),
-        Text(f"Counted for batch {batch}, tokens {length:,}, {dtype}.\n"),
-        drawing.table(["Parameters", "", "share"], counts),
-        Text(),
-        drawing.table(["Memory, MiB", "one layer", "all layers"], mib),
-        Text(),
-        drawing.table(
-            ["Operations of one forward pass", "GFLOPs"],
-            [[part, f"{count / 1e9:,.2f}"] for part, count in operations.items()],
-        ),
-    )

@@ -1,0 +1,85 @@
+"""What `clearhead info` shows: the sizes of models side by side, or one of them in full."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from clearhead import costs, drawing
+from clearhead.configs import GPT2Config
+
+
+def compare(
+    sizes: dict[str, GPT2Config], batch: int, tokens: int | None, dtype: str
+) -> RenderableType:
+    """All models in two tables: what they are, and what they cost."""
+    shapes, bill = [], []
+    for name, config in sizes.items():
+        numbers = [config["num_layers"], config["d_model"], config["num_heads"]]
+        numbers += [config["d_model"] // config["num_heads"], config["context_length"]]
+        total = costs.parameters(config)["total"]
+        shapes.append([name, *map(str, numbers), f"{total:,}"])
+        memory = costs.memory(config, batch=batch, tokens=tokens, dtype=dtype)
+        mib = (memory.parameters, memory.kv_cache, memory.map_all_layers, memory.lse_all_layers)
+        work = costs.flops(config, batch=batch, tokens=tokens).total
+        bill.append([name, *(f"{amount:,.1f}" for amount in mib), f"{work / 1e12:,.2f}"])
+    length = "= context" if tokens is None else f"{tokens:,}"
+    head = ["model", "layers", "d_model", "heads", "head_dim", "context", "parameters"]
+    bill_head = ["model", "weights", "KV cache", "n × n", "ours", "TFLOPs"]
+    return Group(
+        drawing.FittingTable(head, shapes, drop=[5, 4, 1, 3, 2]),
+        Text(f"\nMiB, and operations of one forward pass; batch {batch}, tokens {length}, {dtype}"),
+        drawing.FittingTable(bill_head, bill, drop=[5, 2, 4, 1]),
+        Text("n × n: the attention matrices of all layers, if they were built."),
+        Text("ours: what a fused forward pass keeps instead, one number per row."),
+    )
+
+
+def describe(
+    title: str, config: GPT2Config, batch: int, tokens: int | None, dtype: str
+) -> RenderableType:
+    """One model: its parameters by part, its memory and its operations."""
+    parts = costs.parameters(config)
+    total, one_layer = parts.pop("total"), parts.pop("attention_per_layer")
+    memory = costs.memory(config, batch=batch, tokens=tokens, dtype=dtype)
+    work = costs.flops(config, batch=batch, tokens=tokens)
+    length = config["context_length"] if tokens is None else tokens
+    heads, d_model = config["num_heads"], config["d_model"]
+    counts = [[part.replace("_", " "), f"{n:,}", f"{n / total:.1%}"] for part, n in parts.items()]
+    counts += [["total", f"{total:,}", ""], ["attention of one layer", f"{one_layer:,}", ""]]
+    mib = [
+        ["weights", "", f"{memory.parameters:,.2f}"],
+        ["KV cache", "", f"{memory.kv_cache:,.2f}"],
+        [
+            "attention matrix, n × n",
+            f"{memory.map_one_layer:,.2f}",
+            f"{memory.map_all_layers:,.2f}",
+        ],
+        ["what we keep instead", f"{memory.lse_one_layer:,.2f}", f"{memory.lse_all_layers:,.2f}"],
+    ]
+    operations = {
+        "projections": work.projections,
+        "scores": work.scores,
+        "weighted sum": work.weighted_sum,
+        "feed-forward": work.feed_forward,
+        "output head": work.head,
+        "total": work.total,
+        "total, causal half only": work.total_causal,
+    }
+    return Group(
+        Text(title, style="bold"),
+        Text(
+            f"{config['num_layers']} layers, d_model {d_model}, {heads} heads × head_dim "
+            f"{d_model // heads}, context {config['context_length']}, "
+            f"vocabulary {config['vocab_size']:,}"
+        ),
+        Text(f"Counted for batch {batch}, tokens {length:,}, {dtype}.\n"),
+        drawing.table(["Parameters", "", "share"], counts),
+        Text(),
+        drawing.table(["Memory, MiB", "one layer", "all layers"], mib),
+        Text(),
+        drawing.table(
+            ["Operations of one forward pass", "GFLOPs"],
+            [[part, f"{count / 1e9:,.2f}"] for part, count in operations.items()],
+        ),
+    )
