@@ -320,11 +320,14 @@ def _watch(name: str, found: Found) -> list[str]:
             continue
         if "interval_95" not in ratio:  # the first measurement kept quartiles
             ratio, spread = ratio | {"interval_95": ratio["quartiles"]}, "quartiles"
-        rows.append([size, f"{case['plain_ms']:,.1f}", _ratio(ratio)])
+        slower = case.get("watched_in_python_over_plain")
+        cells = [_ratio(ratio), _ratio(slower)] if slower else [_ratio(ratio)]
+        rows.append([size, f"{case['plain_ms']:,.1f}", *cells])
+    heads = ["tokens", "plain, ms", "watched, × plain", "recorded in Python, × plain"]
     return [
         f"## {name}\n\n{_machine(found)}. {found['model']}, {found['dtype']}: a forward pass "
         f"watched beside the same one plain (median, and {spread}).",
-        _table(["tokens", "plain, ms", "watched, × plain"], rows),
+        _table(heads[: max(map(len, rows))], rows),
     ]
 
 

@@ -1,7 +1,8 @@
 """The benchmark of watch(): a forward pass watched beside the same one plain.
 
 A GPT-2 of Hugging Face with random weights. Equality first: what the watched model gives must
-be the plain one's, bit for bit. Opening and closing the `with` block is part of what is timed.
+be the plain one's, bit for bit. Opening and closing the `with` block is part of what is timed. On a
+GPU the recorder in C++ is compiled first, and the one in Python is timed beside it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from clearhead import harness
 from clearhead.configs import find_config
-from clearhead.watching import watch
+from clearhead.watching import native, watch
 
 CASES = ((1, 512), (8, 512), (8, 1024))
 CUDA_CASES = (*CASES, (32, 1024))
@@ -74,8 +76,14 @@ def measure(
         "use_cache": True,  # as a model is called by default
         "cases": [],
     }
+    swift = None
     if settings.device == "cuda":
         found["gpu"] = torch.cuda.get_device_name()
+        try:
+            swift = native.workshop.build()
+        except (OSError, RuntimeError) as error:
+            found["note"] = f"Recorded in Python: {error}"
+    found["recorder"] = "Python" if swift is None else "C++"
     transformers: Any = import_module("transformers")
     torch.manual_seed(0)
     longest = max(tokens for _, tokens in settings.cases)
@@ -95,7 +103,8 @@ def measure(
         left = max(0.0, end - time.monotonic()) / (len(settings.cases) - number)
         tick = say(f"watch: {batch} x {tokens:,} tokens", settings.rounds)
         seconds = min(settings.seconds, left / 2)
-        found["cases"].append(_compare(model, batch, tokens, settings, seconds, tick))
+        case = _compare(model, batch, tokens, settings, seconds, tick, swift)
+        found["cases"].append(case)
     return found
 
 
@@ -123,6 +132,7 @@ def _compare(
     settings: Settings,
     seconds: float,
     tick: Callable[[], None],
+    swift: native.Native | None,
 ) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(tokens)
     ids = torch.randint(model.config.vocab_size, (batch, tokens), generator=generator)
@@ -137,17 +147,28 @@ def _compare(
         with watch(model):
             return plain()
 
-    def gap() -> float | str:
-        one, other = plain(), watched()
+    def watched_in_python() -> Tensor:
+        native.workshop.made = None
+        try:
+            return watched()
+        finally:
+            native.workshop.made = swift
+
+    def gap(of: Callable[[], Tensor]) -> float | str:
+        one, other = plain(), of()
         different = int((one != other).sum())
         return f"{different:,} of {one.numel():,} numbers differ" if different else 0.0
 
+    contestants = [
+        harness.Contestant("plain", plain, ours=True),  # what the others are compared with
+        harness.Contestant("watched", watched, partial(gap, watched)),
+    ]
+    if swift is not None:
+        name, again = "watched in Python", partial(gap, watched_in_python)
+        contestants.append(harness.Contestant(name, watched_in_python, again))
     takes_long = settings.device == "cpu" and batch * tokens >= _LONG_RUNS
     rows = harness.race(
-        [
-            harness.Contestant("plain", plain, ours=True),  # what the other is compared with
-            harness.Contestant("watched", watched, gap),
-        ],
+        contestants,
         tolerance=0.0,
         rounds=settings.rounds,
         seconds=seconds,
@@ -156,7 +177,7 @@ def _compare(
         synchronize=torch.cuda.synchronize if settings.device == "cuda" else harness.nothing,
         tick=tick,
     )
-    alone, seen = rows
+    alone, seen, *others = rows
     case: dict[str, Any] = {
         "batch": batch,
         "tokens": tokens,
@@ -164,6 +185,9 @@ def _compare(
         "watched_over_plain": harness.ratio_as_json(seen.ratio_to_ours),
         "equal_bit_for_bit": seen.status == "timed",
     }
+    for other in others:
+        case["watched_in_python_over_plain"] = harness.ratio_as_json(other.ratio_to_ours)
+        case["equal_bit_for_bit"] &= other.status == "timed"
     if seen.note:
         case["note"] = seen.note
     return case

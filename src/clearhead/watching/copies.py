@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor, nn
 from clearhead.maps import AttentionMap
 from clearhead.masks import Mask
 
-# So many bytes of a GPU may be held beyond what is wanted: there Python's time is worth more.
-# On the CPU fresh memory costs time, so the less is held the better.
-_SPARE = {"cuda": 2**28}
+# So many bytes may be held beyond what is wanted. On the CPU fresh memory costs time: none.
+_SPARE = {"cpu": 0}
+# And this part of a GPU's memory: there Python's time is worth more.
+_SPARE_PART_OF_GPU = 64
 
 _ORDINARY = (Tensor, nn.Parameter)
 
@@ -102,9 +104,11 @@ class Keeper:
     """
 
     def __init__(self, detach: bool, offload: str | None) -> None:
-        self._detach, self._offload = detach, offload
+        self.detach, self._offload = detach, offload
         self.may_share = offload is None
-        self._spare = dict(_SPARE)
+        self.spare = dict(_SPARE)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's own
+            self.spare["cuda"] = _spare_of_gpu()
         self._masks: dict[object, tuple[tuple[Tensor, ...], Tensor]] = {}
 
     def keep(
@@ -148,7 +152,7 @@ class Keeper:
 
     def pair(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys; parts of one tensor, as after one projection for all, stay that."""
-        base = q._base if self._detach else None
+        base = q._base if self.detach else None
         if base is not None and base is k._base and base.dtype == q.dtype == k.dtype:
             shared = self._share(q, q.nbytes + k.nbytes)
             if shared is not None:
@@ -160,7 +164,7 @@ class Keeper:
         shared = self._share(x, x.nbytes)
         if shared is not None:
             return shared
-        x = x.detach() if self._detach else x
+        x = x.detach() if self.detach else x
         with torch.inference_mode(False) if x.is_inference() else nullcontext():
             if self._offload is not None:
                 return x.to(self._offload, copy=True).contiguous()
@@ -177,15 +181,15 @@ class Keeper:
         if _in_other_hands():
             return None
         beyond = x.untyped_storage().nbytes() - 2 * wanted
-        spare = self._spare.get(x.device.type, 0) if beyond > 0 else 0
+        spare = self.spare.get(x.device.type, 0) if beyond > 0 else 0
         if beyond > spare:
             return None
         try:
-            shared = torch._lazy_clone(x.detach() if self._detach and x.requires_grad else x)
+            shared = torch._lazy_clone(x.detach() if self.detach and x.requires_grad else x)
         except RuntimeError:  # memory that torch only borrows, as numpy's, cannot be shared so
             return None
         if beyond > 0:
-            self._spare[x.device.type] = spare - beyond
+            self.spare[x.device.type] = spare - beyond
         return shared
 
     def mask(self, x: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
@@ -209,6 +213,13 @@ class Keeper:
     def forget(self) -> None:
         """Let go of the model's own tensors."""
         self._masks.clear()
+
+
+@cache
+def _spare_of_gpu() -> int:
+    devices = range(torch.cuda.device_count())
+    smallest = min(torch.cuda.get_device_properties(i).total_memory for i in devices)
+    return int(smallest) // _SPARE_PART_OF_GPU
 
 
 def _in_other_hands() -> bool:

@@ -1,10 +1,12 @@
 """Listening to torch's dispatcher: two operators are heard, all others run as ever.
 
 Every operator of torch goes through its dispatcher, which looks at a set of keys and calls the
-kernel of the highest one. One key is left over for experiments. Kernels for it are registered for
-attention and softmax only; for every other operator the dispatcher skips the key before it looks.
-The key is switched on for one thread, for the time of a block. A `TorchFunctionMode` sees the same
-calls and is called for every function besides: on a GPU that made a watched GPT-2 1.7x slower.
+kernel of the highest one. Two keys are left over for experiments. Kernels for one are registered
+for attention and softmax only; for every other operator the dispatcher skips the key before it
+looks. The key is switched on for one thread, for the time of a block. A `TorchFunctionMode` sees
+the same calls and is called for every function besides: on a GPU that made a watched GPT-2 1.7x
+slower. The other key, a higher one, is for the recorder in C++ (native.py), where there is one: it
+leaves to us what it does not record itself.
 
 Our own `kernels.attend` is heard as a whole, with its mask by name, and what it calls is not.
 """
@@ -24,13 +26,28 @@ from torch.library import Library, fallthrough_kernel
 
 from clearhead.kernels import told
 from clearhead.masks import Mask
+from clearhead.watching import native
 
-_KEY = "TESTING_ONLY_GenericMode"
-_KEYS = torch._C.DispatchKeySet(torch._C._parse_dispatch_key(_KEY))  # type: ignore[arg-type]  # it is known
+_KEY, _NATIVE_KEY = "TESTING_ONLY_GenericWrapper", "TESTING_ONLY_GenericMode"
+
+
+def _only(key: str) -> torch._C.DispatchKeySet:
+    found = torch._C._parse_dispatch_key(key)
+    assert found is not None
+    return torch._C.DispatchKeySet(found)
+
+
+_KEYS = _only(_KEY) | _only(_NATIVE_KEY)
 
 
 class Listener(Protocol):
-    """Who wants to hear of attention."""
+    """Who wants to hear of attention.
+
+    Attributes:
+        recording: Where the recorder in C++ may write calls, which are not told then.
+    """
+
+    recording: native.Recording | None
 
     def hear_attention(self, *args: Any, **kwargs: Any) -> None:
         """A call of `scaled_dot_product_attention` has been made, with these arguments."""
@@ -56,32 +73,41 @@ _kernels: list[Library] = []  # a registration lives as long as its library
 
 def listen(listener: Listener) -> None:
     """From now on `listener` hears what this thread does."""
-    with _lock:
-        if not _kernels:
-            _register()
+    if not _kernels:
+        _register()
+    _switch(False)
     _here.listeners.append(listener)
-    _switch()
+    _switch(True)
 
 
 def leave(listener: Listener) -> None:
     """It hears nothing more."""
+    _switch(False)
     _here.listeners.remove(listener)
-    _switch()
+    _switch(True)
 
 
-def _switch() -> None:
-    on = bool(_here.listeners)
-    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
+def _switch(on: bool) -> None:
+    """Let this thread's listeners hear, or not."""
+    if not (listeners := _here.listeners):
+        return
     told.listener = _ours if on else None
+    if len(listeners) == 1 and (recording := listeners[0].recording) is not None:
+        recording.switch(on)
+    else:
+        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
 
 
 def _register() -> None:
-    others = Library("_", "IMPL", _KEY)
-    others.fallback(fallthrough_kernel, _KEY)
-    heard = Library("aten", "IMPL", _KEY)
-    heard.impl("scaled_dot_product_attention", _attention)
-    heard.impl("softmax.int", _softmax)
-    _kernels.extend([others, heard])
+    with _lock:
+        if _kernels:  # another thread has done it
+            return
+        others = Library("_", "IMPL", _KEY)
+        others.fallback(fallthrough_kernel, _KEY)
+        heard = Library("aten", "IMPL", _KEY)
+        heard.impl("scaled_dot_product_attention", _attention)
+        heard.impl("softmax.int", _softmax)
+        _kernels.extend([others, heard])
 
 
 def _unheard() -> Any:
@@ -100,6 +126,8 @@ def _attention(*args: Any, **kwargs: Any) -> Tensor:
     if not _in_backward():
         for listener in _here.listeners:
             listener.hear_attention(*args, **kwargs)
+    if args[0].is_cuda:  # which may be waiting for us
+        native.workshop.prepare()
     return output
 
 

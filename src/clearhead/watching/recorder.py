@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -18,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from clearhead import kernels
 from clearhead.masks import Mask
-from clearhead.watching import dispatcher
-from clearhead.watching.copies import Keeper
+from clearhead.watching import dispatcher, native
+from clearhead.watching.copies import Arguments, Keeper
 from clearhead.watching.seen import Seen
 
 Selector = str | int | Callable[[str], bool]
@@ -46,15 +47,28 @@ class Recorder(TorchFunctionMode):
         self.seen = Seen(type(model).__name__)
         self.keeper = keeper
         self._model = model
-        self._names, kinds, replaced = _look_over(model)
         self._selectors = selectors
         self._unused = set(range(len(selectors or ())))
         self._chosen: dict[str, bool] = {}  # every attention layer in order: is it kept?
         self._elsewhere = 0
         self._softmax: list[str] = []  # where a model without fused attention has its softmax
-        # A forward put into one module may be a CUDA graph, which writes behind torch's back.
-        keeper.may_share &= not replaced
-        self._through_mode = any(issubclass(kind, nn.MultiheadAttention) for kind in kinds)
+        self._through_mode = False
+        usual = selectors is None and keeper.may_share and keeper.detach
+        self.recording = native.recording(model, keeper.spare) if usual else None
+        if self.recording is not None:
+            # Seen must not hold what holds it: memory of a GPU would wait for Python to find out.
+            self.seen._take = partial(_take, self.recording, self._chosen)
+        else:
+            self._names, kinds, replaced = _look_over(model)
+            # A forward put into one module may be a CUDA graph, which writes behind torch's back.
+            keeper.may_share &= not replaced
+            self._through_mode = any(issubclass(kind, nn.MultiheadAttention) for kind in kinds)
+
+    @cached_property
+    def _names(self) -> dict[nn.Module, str]:
+        """The names of the model's modules."""
+        assert self.recording is not None
+        return self.recording.names()
 
     def start(self) -> None:
         """Begin to see what this thread does."""
@@ -195,7 +209,7 @@ class Recorder(TorchFunctionMode):
 
     def check(self) -> None:
         """Raise if nothing was seen, or if `layers` asks for what was not there."""
-        if not self._chosen:
+        if not self._chosen and not self.recording:
             raise NothingSeen(self._nothing())
         if self._unused:
             assert self._selectors is not None
@@ -244,6 +258,15 @@ class Recorder(TorchFunctionMode):
                 "flash-attn and flex attention cannot be watched."
             )
         return "\n  ".join(lines)
+
+
+def _take(recording: native.Recording, chosen: dict[str, bool]) -> Iterator[tuple[str, Arguments]]:
+    """What the recorder in C++ has written down since it was asked last."""
+    if recording:
+        names = recording.names()
+        for module, call in recording.take():
+            chosen[names[module]] = True
+            yield names[module], call
 
 
 def _look_over(model: nn.Module) -> tuple[dict[nn.Module, str], set[type], bool]:
@@ -330,8 +353,9 @@ class _Uncompiled:
         with self._lock:
             self._watching += 1
             # Without it nothing is compiled, and importing it takes a second.
-            if self._stance is None and "torch._dynamo" in sys.modules:
-                self._stance = torch.compiler.set_stance("force_eager")
+            dynamo = sys.modules.get("torch._dynamo")
+            if self._stance is None and dynamo is not None:
+                self._stance = dynamo.set_stance("force_eager")
 
     def leave(self) -> None:
         with self._lock:

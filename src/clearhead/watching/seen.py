@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -76,15 +76,33 @@ class Seen(Mapping[str, AttentionMap]):
 
     def __init__(self, model: str = "") -> None:
         self.model = model
-        self.calls: list[Call] = []
-        self._by_name: dict[str, list[Call]] = {}
+        self._calls: list[Call] = []
+        self._layers: dict[str, list[Call]] = {}
+        # Where further calls wait; it is asked whenever somebody looks.
+        self._take: Callable[[], Iterable[tuple[str, Makes]]] = tuple
 
     def add(self, name: str, weights: AttentionMap | Makes) -> None:
         """Append a call of the layer `name`."""
-        calls = self._by_name.setdefault(name, [])
+        for earlier in self._take():
+            self._append(*earlier)
+        self._append(name, weights)
+
+    def _append(self, name: str, weights: AttentionMap | Makes) -> None:
+        calls = self._layers.setdefault(name, [])
         call = Call(name, len(calls), weights)
         calls.append(call)
-        self.calls.append(call)
+        self._calls.append(call)
+
+    @property
+    def calls(self) -> list[Call]:
+        """Every call, in order."""
+        for waiting in self._take():
+            self._append(*waiting)
+        return self._calls
+
+    @property
+    def _by_name(self) -> dict[str, list[Call]]:
+        return self._layers if self.calls else {}
 
     @property
     def layers(self) -> list[str]:
