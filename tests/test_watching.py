@@ -720,6 +720,17 @@ def test_only_the_watching_thread_is_watched():
     assert [call.map.shape[3] for call in seen.calls] == [11, 11]
 
 
+def test_a_model_that_ran_in_another_thread_only():
+    model = build(transformers.GPT2LMHeadModel, gpt2())
+    thread = threading.Thread(target=model, args=(IDS,))
+    watching = watch(model)
+    watching.__enter__()
+    thread.start()
+    thread.join()
+    with pytest.raises(NothingSeen, match="only the one that opened the block is watched"):
+        watching.__exit__(None, None, None)
+
+
 def test_two_threads_watch_the_same_model():
     model = build(transformers.GPT2LMHeadModel, gpt2())
     barrier = threading.Barrier(2, timeout=30)

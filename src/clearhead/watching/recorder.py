@@ -223,8 +223,9 @@ class Recorder(TorchFunctionMode):
     def _nothing(self) -> str:
         kind = type(self._model).__name__
         lines = [
-            f"No attention was seen: {kind} did not run inside the block, or it called no function "
-            "that watch() knows."
+            f"No attention was seen: {kind} did not run inside the block, or in another thread "
+            "(only the one that opened the block is watched), or it called no function that "
+            "watch() knows."
         ]
         if self._elsewhere:
             lines.append(
