@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
@@ -223,6 +222,28 @@ print(swift())
     assert len(list(folder.iterdir())) == 1
 
 
+def test_whatever_the_umask_nobody_else_may_write_it(compiler, tmp_path):
+    program = "import os; os.umask(0)" + WATCH + "native.workshop.build(); print(swift())"
+    assert in_a_process(program, CXX=compiler, XDG_CACHE_HOME=tmp_path) == "True"
+    for path in (tmp_path / "clearhead").rglob("*"):
+        assert not path.stat().st_mode & 0o077
+
+
+def test_a_build_waits_for_the_one_in_the_background(compiler, tmp_path):
+    program = WATCH + "native.workshop.prepare(); native.workshop.build(); print(swift())"
+    assert in_a_process(program, CXX=compiler, XDG_CACHE_HOME=tmp_path) == "True"
+    assert (tmp_path / "c++.log").read_text() == "called\n"
+
+
+def test_without_a_home_python_records(tmp_path):
+    program = (
+        "import pathlib, os\n"
+        "def nowhere():\n    raise RuntimeError('no home')\n"
+        "pathlib.Path.home = nowhere\nos.environ.pop('XDG_CACHE_HOME', None)\n"
+    )
+    assert in_a_process(program + WATCH + "native.workshop.prepare(); print(swift())") == "False"
+
+
 def test_without_a_gpu_nothing_is_compiled(compiler, tmp_path):
     program = WATCH + "print(swift(), swift())"
     assert in_a_process(program, CXX=compiler, XDG_CACHE_HOME=tmp_path) == "False False"
@@ -240,13 +261,16 @@ def test_it_can_be_kept_off(compiler, tmp_path):
 def test_a_file_that_others_could_write_is_not_loaded(compiler, tmp_path, mode):
     kept = native._kept()
     folder = tmp_path / "cache" / "clearhead"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, mode=0o700)
     shutil.copy(kept, folder)
     program = WATCH + "native.workshop.prepare(); print(native.workshop.made is not None)"
     options = {"CXX": "/nowhere", "PATH": "", "XDG_CACHE_HOME": tmp_path / "cache"}
     (folder / kept.name).chmod(0o755)
     assert in_a_process(program, **options) == "True"
     (folder / kept.name).chmod(mode)
+    assert in_a_process(program, **options) == "False"
+    (folder / kept.name).chmod(0o755)
+    folder.chmod(mode)
     assert in_a_process(program, **options) == "False"
 
 
@@ -270,6 +294,7 @@ def test_errors_of_build_say_why(monkeypatch, tmp_path):
     broken.write_text("#!/bin/sh\necho 'no such header' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("PATH", os.defpath)
     with pytest.raises(RuntimeError, match="failed:\nno such header"):
         workshop.build()
-    assert not Path(tmp_path, "clearhead").exists() or not any((tmp_path / "clearhead").iterdir())
+    assert not any((tmp_path / "clearhead").iterdir())

@@ -81,8 +81,7 @@ class _Workshop:
         """The compiled recorder, when it is there."""
         if self._compiler is not None and self._compiler.poll() is not None:
             with self._lock:
-                self._compiler = None
-                self.made = _load(_kept())
+                self._finish()
         return self.made
 
     def prepare(self) -> None:
@@ -95,38 +94,37 @@ class _Workshop:
             self._tried = True
             if os.environ.get("CLEARHEAD_NATIVE") == "0" or sys.platform != "linux":
                 return
-            kept = _kept()
-            self.made = _load(kept)
-            if self.made is None and (compiler := _compiler()) is not None:
-                whole = f"{shlex.join(_command(compiler, kept))} && {_move(kept)}"
-                quiet = subprocess.DEVNULL
-                with suppress(OSError):  # a home that is not there, or full
-                    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            quiet = subprocess.DEVNULL
+            with suppress(OSError, RuntimeError):  # no home, no compiler: Python records on
+                kept = _kept()
+                self.made = _load(kept)
+                if self.made is None:
                     self._compiler = subprocess.Popen(
-                        ["nice", "sh", "-c", whole], stdin=quiet, stdout=quiet, stderr=quiet
+                        _recipe(kept), stdin=quiet, stdout=quiet, stderr=quiet
                     )
 
     def build(self) -> Native:
         """It, compiled here and now if it must be; RuntimeError says why that cannot be."""
         with self._lock:
             self._tried = True
+            self._finish()
             kept = _kept()
             self.made = self.made or _load(kept)
             if self.made is None:
-                compiler = _compiler()
-                if compiler is None:
-                    raise RuntimeError("No C++ compiler (c++, g++ or clang++, or what CXX names).")
-                kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                done = subprocess.run(
-                    _command(compiler, kept), capture_output=True, text=True, check=False
-                )
+                done = subprocess.run(_recipe(kept), capture_output=True, text=True, check=False)
                 if done.returncode:
-                    raise RuntimeError(f"{compiler} failed:\n{done.stderr[-2000:]}")
-                _fresh(kept).replace(kept)
+                    raise RuntimeError(f"The compiler failed:\n{done.stderr[-2000:]}")
                 self.made = _load(kept)
             if self.made is None:
                 raise RuntimeError(f"{kept} was compiled but cannot be loaded.")
             return self.made
+
+    def _finish(self) -> None:
+        """Wait for the compiler, if it is at work, and load what it made. Once: it stays."""
+        if self._compiler is not None:
+            self._compiler.wait()
+            self._compiler = None
+            self.made = self.made or _load(_kept())
 
 
 workshop = _Workshop()
@@ -181,23 +179,31 @@ def recording(model: nn.Module, spare: dict[str, int]) -> Recording | None:
     return Recording(made, inside)
 
 
-def _compiler() -> str | None:
+def _recipe(kept: Path) -> list[str]:
+    """The command that compiles it; nobody else may write what it makes, nor see half a file."""
     names = [os.environ.get("CXX"), "c++", "g++", "clang++"]
-    return next((found for name in names if name and (found := shutil.which(name))), None)
-
-
-def _command(compiler: str, kept: Path) -> list[str]:
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    compiler = next((found for name in names if name and (found := shutil.which(name))), None)
+    if compiler is None:
+        raise RuntimeError("No C++ compiler (c++, g++ or clang++, or what CXX names).")
     includes = [
         sysconfig.get_paths()["include"],
         _TORCH / "include",
         _TORCH / "include" / "torch" / "csrc" / "api" / "include",
     ]
-    return [
+    fresh = kept.with_suffix(f".{os.getpid()}.so")
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    command = [
         *(compiler, "-O2", "-std=c++20", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
         *(f"-I{folder}" for folder in includes),
-        *(str(_SOURCE), "-o", str(_fresh(kept)), f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu"),
+        *(str(_SOURCE), "-o", str(fresh), f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu"),
     ]
+    steps = [
+        ["umask", "077"],
+        ["mkdir", "-p", str(kept.parent)],
+        ["nice", *command],
+        ["mv", str(fresh), str(kept)],
+    ]
+    return ["/bin/sh", "-c", " && ".join(shlex.join(step) for step in steps)]
 
 
 def _kept() -> Path:
@@ -208,22 +214,13 @@ def _kept() -> Path:
     return Path(caches) / "clearhead" / f"native-{name}.so"
 
 
-def _fresh(kept: Path) -> Path:
-    """Where it is written first: nobody loads half a file."""
-    return kept.with_suffix(f".{os.getpid()}.so")
-
-
-def _move(kept: Path) -> str:
-    return shlex.join(["mv", str(_fresh(kept)), str(kept)])
-
-
 def _load(kept: Path) -> Native | None:
     """What a file holds; None without one, or where others could have written it."""
     try:
-        status = kept.stat()
+        found = [kept.stat(), kept.parent.stat()]
     except OSError:
         return None
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if any(status.st_uid != os.getuid() or status.st_mode & 0o022 for status in found):
         return None
     spec = importlib.util.spec_from_file_location("native", kept)
     assert spec is not None
