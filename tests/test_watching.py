@@ -989,6 +989,18 @@ def test_what_nobody_looked_at_is_let_go_at_once(recorder):
         gc.enable()
 
 
+def test_what_was_seen_does_not_hold_the_model():
+    model = build(transformers.GPT2LMHeadModel, gpt2())
+    with torch.no_grad(), watch(model) as seen:
+        model(IDS, use_cache=False)
+    assert len(seen) == 2
+    held = weakref.ref(model)
+    del model
+    gc.collect()
+    assert held() is None
+    assert seen["transformer.h.0.attn"].shape[1] == 3
+
+
 def test_queries_and_keys_of_one_projection_stay_one_memory(monkeypatch):
     monkeypatch.setattr("clearhead.watching.copies._SPARE", {"cpu": 2**28})  # as on a GPU
     model = build(transformers.GPT2LMHeadModel, gpt2())

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -57,7 +57,7 @@ class Recorder(TorchFunctionMode):
         self.recording = native.recording(model, keeper.spare) if usual else None
         if self.recording is not None:
             # Seen must not hold what holds it: memory of a GPU would wait for Python to find out.
-            self.seen._take = partial(_take, self.recording, self._chosen)
+            self._waiting = self.seen._take = _Waiting(self.recording, self._chosen)
         else:
             self._names, kinds, replaced = _look_over(model)
             # A forward put into one module may be a CUDA graph, which writes behind torch's back.
@@ -83,6 +83,8 @@ class Recorder(TorchFunctionMode):
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's own
         else:
             dispatcher.leave(self)
+        if self.recording is not None:
+            self._waiting.over = True
 
     def __torch_function__(
         self,
@@ -261,13 +263,28 @@ class Recorder(TorchFunctionMode):
         return "\n  ".join(lines)
 
 
-def _take(recording: native.Recording, chosen: dict[str, bool]) -> Iterator[tuple[str, Arguments]]:
-    """What the recorder in C++ has written down since it was asked last."""
-    if recording:
-        names = recording.names()
-        for module, call in recording.take():
-            chosen[names[module]] = True
-            yield names[module], call
+class _Waiting:
+    """What the recorder in C++ has written down, until somebody looks.
+
+    It knows the model, and lets it go when the block is over and all is taken.
+
+    Attributes:
+        over: Whether the block is over.
+    """
+
+    def __init__(self, recording: native.Recording, chosen: dict[str, bool]) -> None:
+        self._recording: native.Recording | None = recording
+        self._chosen = chosen
+        self.over = False
+
+    def __call__(self) -> Iterator[tuple[str, Arguments]]:
+        if self._recording:
+            names = self._recording.names()
+            for module, call in self._recording.take():
+                self._chosen[names[module]] = True
+                yield names[module], call
+        if self.over:
+            self._recording = None
 
 
 def _look_over(model: nn.Module) -> tuple[dict[nn.Module, str], set[type], bool]:
