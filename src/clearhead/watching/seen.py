@@ -128,10 +128,10 @@ class Seen(Mapping[str, AttentionMap]):
         if not isinstance(name, str) or name not in self._by_name:
             raise _NotSeen(self._unknown(name))
         calls = self._by_name[name]
-        if not -len(calls) <= step < len(calls):
+        if not isinstance(step, int) or not -len(calls) <= step < len(calls):
             raise _NotSeen(
                 f"{name} was called {len(calls)} time{'s' if len(calls) > 1 else ''}, "
-                f"so {step} is not one of its calls: they count from 0."
+                f"so {step!r} is not one of its calls: they count from 0."
             )
         return calls[step].map
 
