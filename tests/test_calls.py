@@ -79,6 +79,8 @@ def test_a_static_cache_gives_the_table_of_a_growing_one(filled):
     assert_same_tables(static.heads(out), growing.heads(out))
     assert_same_tables(static.heads(out[:, :-1]), growing.heads(out))
     assert_same_tables(static.heads(out, attention_mask=real), growing.heads(out))
+    told = static.heads(out.tolist(), attention_mask=real.tolist())
+    assert_same_tables(told, growing.heads(out))
 
 
 @pytest.mark.parametrize("window", [4, 12])

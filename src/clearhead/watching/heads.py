@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int, Shaped
 from rich.console import Group, RenderableType
 from rich.text import Text
 from torch import Tensor
@@ -106,7 +106,7 @@ class HeadTable:
 def measure(
     layers: Mapping[str, Sequence[AttentionMap]],
     ids: Int[Tensor, "batch tokens"] | Sequence[Sequence[int]] | None = None,
-    attention_mask: Int[Tensor, "batch tokens"] | Bool[Tensor, "batch tokens"] | None = None,
+    attention_mask: Shaped[Tensor, "batch tokens"] | Sequence[Sequence[int]] | None = None,
     *,
     model: str = "",
     on_progress: Callable[[float], None] | None = None,
@@ -124,7 +124,8 @@ def measure(
     crossing = calls.crossing(layers)
     text = None if ids is None else as_tensor("ids", ids)
     read = {} if text is None else _reading(runs, crossing, text)
-    filled = {} if attention_mask is None else filling.fitting(runs, crossing, attention_mask)
+    real = None if attention_mask is None else as_tensor("attention_mask", attention_mask)
+    filled = {} if real is None else filling.fitting(runs, crossing, real)
     rows: list[Head] = []
     for place, name in enumerate(layers):
         means = _Means(layers[name][0].shape[1])
@@ -137,7 +138,7 @@ def measure(
             means.add(
                 run,
                 text if number in read.get(name, ()) else None,
-                attention_mask if number in filled.get(name, ()) else None,
+                real if number in filled.get(name, ()) else None,
                 name not in crossing,
                 report,
             )
