@@ -25,6 +25,7 @@ from clearhead.watching import calls, filling
 from clearhead.watching.calls import Run, Step
 
 _SCORES = ("entropy", "distance", "previous", "sink", "same_token", "induction")
+_TITLES = {"distance": "away", "sink": "first", "same_token": "same"}  # of the columns
 # Of the columns, those that a narrow window misses least: what a head looks at says the rest.
 _LEAST_FIRST = ("away", "entropy", "same", "first", "induction", "previous")
 
@@ -63,6 +64,23 @@ class HeadTable:
     rows: tuple[Head, ...]
     model: str = ""
 
+    def sorted(self, column: str) -> HeadTable:
+        """The same table, the largest number of a column first; heads without one come last.
+
+        Args:
+            column: As it is called in the table, or as the field of a row: "first" or "sink".
+        """
+        fields_of = {_TITLES.get(name, name): name for name in _SCORES}
+        name = fields_of.get(column, column)
+        if name not in _SCORES:
+            raise ValueError(f"column: expected one of {', '.join(fields_of)}, got {column!r}.")
+
+        def place(row: Head) -> float:
+            number = getattr(row, name)
+            return math.inf if number is None else -number
+
+        return HeadTable(tuple(sorted(self.rows, key=place)), self.model)
+
     def to_json(self) -> dict[str, Any]:
         """Everything, for programs."""
         return {"schema": 1, "model": self.model, "heads": [asdict(row) for row in self.rows]}
@@ -79,8 +97,7 @@ class HeadTable:
         names = ["entropy", "distance", "previous", "sink"]
         if any(row.same_token is not None or row.induction is not None for row in self.rows):
             names += ["same_token", "induction"]
-        titles = {"distance": "away", "sink": "first", "same_token": "same"}
-        head = ["head", "looks at", *(titles.get(name, name) for name in names)]
+        head = ["head", "looks at", *(_TITLES.get(name, name) for name in names)]
         cells, layers = [], {}
         for place, row in enumerate(self.rows):
             numbers = [getattr(row, name) for name in names]
