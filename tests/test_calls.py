@@ -153,6 +153,19 @@ def test_texts_that_do_not_go_on():
     assert seen.heads(torch.zeros(1, 12, dtype=torch.int64)).rows[0].same_token is not None
 
 
+def test_sequences_that_stand_at_different_places():
+    torch.manual_seed(1)
+    q, k = torch.randn(2, 1, 1, 4).double(), torch.randn(2, 1, 9, 4).double()
+    visible = torch.arange(9) <= torch.tensor([6, 4])[:, None, None, None]
+    m, seen = AttentionMap(q, k, Mask.custom(visible)), Seen()
+    seen.add("a", m)
+    ids = torch.tensor([[1, 2, 3, 1, 2, 3, 1], [1, 2, 3, 4, 3, 0, 0]])
+    row, weights = seen.heads(ids).rows[0], m.dense()
+    assert row.previous == pytest.approx(float(weights[0, 0, 0, 5] + weights[1, 0, 0, 3]) / 2)
+    same = weights[0, 0, 0, 0] + weights[0, 0, 0, 3] + weights[1, 0, 0, 2]
+    assert row.same_token == pytest.approx(float(same) / 2)
+
+
 # Encoder, decoder, and attention between them.
 
 ENCODER, DECODER, CROSS = (

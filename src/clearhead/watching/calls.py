@@ -20,7 +20,7 @@ class Step:
     Attributes:
         map: Its weights.
         origin: The token that its first key is: not 0 where a cache has let the oldest keys go.
-        start: The key of the map at which its first query stands.
+        start: The key of the map at which its first query stands, in the longest sequence.
     """
 
     map: AttentionMap
@@ -45,7 +45,7 @@ def runs(maps: Sequence[AttentionMap]) -> list[list[Step]]:
     """
     found: list[list[Step]] = []
     for m in maps:
-        start = m._starts[0] if len(set(m._starts)) == 1 else -1  # ragged: on its own
+        start = max(m._starts, default=0)
         step = Step(m, 0, start)
         before = found[-1][-1] if found else None
         gone = None if before is None else _gone(before, step)
@@ -60,6 +60,8 @@ def _gone(before: Step, step: Step) -> int | None:
     """How many of the oldest keys are gone since the call before; None if it is another text."""
     a, b = before.map, step.map
     if a.shape[:2] != b.shape[:2] or min(before.start, step.start) < 0:
+        return None
+    if len(set(a._starts)) > 1 or len(set(b._starts)) > 1:  # then each sequence has its own place
         return None
     end = before.start + a.shape[2]
     gone = end - step.start
