@@ -61,6 +61,17 @@ def maps(draw, dtypes=(torch.float64, torch.float32, torch.bfloat16), self_atten
     return m, dense(q, k, mask, scale, bias)
 
 
+def places(m):
+    """Where the queries stand: by the name of the mask, or as the map itself read it there."""
+    queries, keys = m.shape[2:]
+    name = "" if m.mask is None else m.mask.encode([])
+    if "custom" not in name and ("band" in name or m._scores.bias is None):
+        start = 0 if "start" in name else keys - queries
+        expected = (start + torch.arange(queries)).expand(BATCH, -1)
+        assert torch.equal(m.query_positions, expected)
+    return m.query_positions
+
+
 def small_tiles(draw):
     """Tiles that do not divide the tokens."""
     patch = pytest.MonkeyPatch()
@@ -238,13 +249,13 @@ def test_statistics_equal_those_of_the_dense_weights(case, data):
     known = found.top.keys >= 0
     close(weights.gather(3, found.top.keys.clamp_min(0)) * known, best)
 
-    position = torch.arange(queries)[:, None] + keys - queries
-    distance = (position - torch.arange(keys)).abs()
-    close(found.distance.mean, (weights * distance).sum(-1))
+    position = places(m)  # (batch, queries)
+    distance = (position[..., None] - torch.arange(keys)).abs()
+    close(found.distance.mean, (weights * distance[:, None]).sum(-1))
     for b in range(BATCH):
         for h in range(HEADS):
-            by_distance = torch.zeros(max(queries, keys), dtype=torch.float64)
-            by_distance.index_add_(0, distance.flatten(), weights[b, h].flatten())
+            by_distance = torch.zeros(int(distance.max()) + 1, dtype=torch.float64)
+            by_distance.index_add_(0, distance[b].flatten(), weights[b, h].flatten())
             share = by_distance.cumsum(0)
             for level, found_at in zip(
                 (0.1, 0.5, 0.99), found.distance.quantiles[b, h], strict=True
@@ -256,9 +267,10 @@ def test_statistics_equal_those_of_the_dense_weights(case, data):
 
     close(found.sink, torch.stack([weights[0, :, :, 0], weights[1, :, :, keys - 1]]))
     expected = torch.full((BATCH, HEADS, queries), math.nan, dtype=torch.float64)
-    for i in range(queries):
-        if i + keys - queries >= 1:
-            expected[:, :, i] = weights[:, :, i, i + keys - queries - 1]
+    for b in range(BATCH):
+        for i, here in enumerate(position[b].tolist()):
+            if 1 <= here <= keys:
+                expected[b, :, i] = weights[b, :, i, here - 1]
     close(found.previous, expected)
     close(found.relation, weights[:, :, pairs[:, 0], pairs[:, 1]])
 
@@ -271,8 +283,7 @@ def test_copies_and_induction_equal_loops(case, words, data):
     same = torch.full((BATCH, HEADS, queries), math.nan, dtype=torch.float64)
     after = same.clone()
     for b in range(BATCH):
-        for i in range(queries):
-            here = i + keys - queries
+        for i, here in enumerate(places(m)[b].tolist()):
             copies = [j for j in range(here) if ids[b, j] == ids[b, here]]
             if copies:
                 same[b, :, i] = weights[b, :, i, copies].sum(-1)
@@ -475,6 +486,101 @@ def test_repr_says_what_it_holds_and_would_take():
     assert text == (
         "AttentionMap(batch=1, heads=2, queries=1024, keys=1024, 1.0 MiB held, 8.0 MiB if built)"
     )
+
+
+# Where queries stand.
+
+
+def causal_rows(queries, keys, start):
+    """Row i may see the keys up to start + i."""
+    return torch.arange(keys) <= start + torch.arange(queries)[:, None]
+
+
+def test_empty_slots_of_a_static_cache_are_no_tokens():
+    """previous() was 0 and distance() too far: the last slot was taken for the query's place."""
+    torch.manual_seed(2)
+    attention = MultiHeadAttention(8, 8, 16, 0.0, num_heads=2).double().eval()
+    x, ids = torch.randn(2, 7, 8).double(), torch.randint(3, (2, 7))
+    static, growing = attention.new_cache(2, static=True), attention.new_cache(2)
+    for part in (slice(0, 4), slice(4, 5), slice(5, 7)):
+        a = attention.with_map(x[:, part], cache=static)[1]
+        b = attention.with_map(x[:, part], cache=growing)[1]
+        assert (a.shape[3], b.shape[3]) == (16, part.stop)
+        assert a.query_positions.tolist() == [list(range(part.start, part.stop))] * 2
+        close(a.previous(), b.previous())
+        close(a.distance().mean, b.distance().mean)
+        close(a.distance().quantiles, b.distance().quantiles)
+        known = ids[:, : part.stop]
+        close(a.same_token(known), b.same_token(known))
+        close(a.induction(known), b.induction(known))
+        padded = torch.nn.functional.pad(known, (0, 16 - part.stop), value=1)  # an id a slot
+        close(a.same_token(padded), b.same_token(known))
+        close(a.sink(), b.sink())
+
+
+@pytest.mark.parametrize("kind", ["bool", "-inf", "lowest"])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("queries", "start"), [(1, 0), (1, 6), (1, 10), (2, 5), (5, 0), (5, 4)])
+def test_positions_are_read_from_a_causal_mask(kind, window, queries, start):
+    visible = causal_rows(queries, 11, start)
+    if window is not None:
+        visible &= ~causal_rows(queries, 11, start - window)
+    q, k = torch.randn(2, 1, queries, 4), torch.randn(2, 1, 11, 4)
+    if kind == "bool":
+        m = AttentionMap(q, k, Mask.custom(visible))
+    else:
+        lowest = -math.inf if kind == "-inf" else torch.finfo(torch.float32).min
+        m = AttentionMap(q, k, bias=torch.zeros(queries, 11).masked_fill(~visible, lowest))
+    assert m.query_positions.tolist() == [list(range(start, start + queries))] * 2
+    assert m.select(batch=0).query_positions.tolist() == [list(range(start, start + queries))]
+
+
+def test_positions_of_each_sequence_with_filling():
+    """Ragged positions, filling on the left and on the right, and rows that see nothing."""
+    visible = torch.stack([causal_rows(4, 12, 5), causal_rows(4, 12, 3)])[:, None]
+    q, k = torch.randn(2, 1, 4, 4).double(), torch.randn(2, 1, 12, 4).double()
+    m = AttentionMap(q, k, Mask.custom(visible))
+    assert m.query_positions.tolist() == [[5, 6, 7, 8], [3, 4, 5, 6]]
+    weights = m.dense()
+    close(m.previous()[0, 0], torch.stack([weights[0, 0, i, i + 4] for i in range(4)]))
+    close(m.previous()[1, 0], torch.stack([weights[1, 0, i, i + 2] for i in range(4)]))
+    visible = causal_rows(4, 12, 5).repeat(2, 1, 1, 1)
+    visible[0, :, :, 7:] = False  # filled on the right: its last queries are filling
+    visible[1, :, :, :6] = False  # filled on the left: its first query sees nothing
+    m = AttentionMap(q, k, Mask.custom(visible))
+    assert m.query_positions[:, 0].tolist() == [5, 5]
+    visible[0, :, :, 5:] = False  # nothing new in sequence 0: as the other one
+    assert AttentionMap(q, k, Mask.custom(visible)).query_positions[:, 0].tolist() == [5, 5]
+
+
+def test_positions_without_causality_are_the_last_keys():
+    q, k = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 11, 4)
+    memory = torch.arange(11) < torch.tensor([4, 6])[:, None, None, None]  # padded, for everybody
+    for mask in (None, Mask.padding([4, 6]), Mask.custom(memory.expand(-1, -1, 4, -1))):
+        assert AttentionMap(q, k, mask).query_positions.tolist() == [[7, 8, 9, 10]] * 2
+    assert AttentionMap(q, k, Mask.causal("start")).query_positions.tolist() == [[0, 1, 2, 3]] * 2
+
+
+def test_lists_do_as_well_as_tensors():
+    m = AttentionMap(torch.randn(1, 2, 4, 3), torch.randn(1, 2, 4, 3), Mask.causal())
+    ids = torch.tensor([[5, 6, 5, 5]])
+    close(m.same_token(ids.tolist()), m.same_token(ids))
+    close(m.induction(ids.tolist()), m.induction(ids))
+    close(m.relation([(1, 0), (3, 2)]), m.relation(torch.tensor([(1, 0), (3, 2)])))
+    with pytest.raises(ShapeError, match="ids: expected whole numbers, as a tensor or as lists"):
+        m.same_token([[5, 6], [5]])
+    with pytest.raises(ShapeError, match=r"pairs: expected \(pairs, 2\), got \(2\)"):
+        m.relation([1, 0])
+
+
+def test_two_lists_are_refused():
+    """They gave a block where a tensor gives pairs."""
+    m = AttentionMap(torch.randn(1, 2, 4, 3), torch.randn(1, 2, 4, 3))
+    with pytest.raises(IndexError, match=r"at most one list.*\n.*takes pairs.*m\.relation"):
+        m[0, 0, [0, 1], [2, 3]]
+    with pytest.raises(IndexError, match="queries: expected a list of integers, got one with 2"):
+        m[0, 0, torch.zeros(2, 2, dtype=torch.int64)]
+    close(m[0, 0, [0, 1]][:, [2, 3]], m.dense()[0, 0, :2, 2:])
 
 
 MEMORY = """

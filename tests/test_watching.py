@@ -1320,6 +1320,17 @@ def test_ids_that_do_not_fit(seen):
         Seen().heads()
 
 
+def test_a_table_in_another_order(seen):
+    table = seen.heads()
+    assert [r.sink for r in table.sorted("first").rows] == sorted([r.sink for r in table.rows])[
+        ::-1
+    ]
+    assert table.sorted("sink") == table.sorted("first")
+    assert table.sorted("same").rows == table.rows  # nobody has such a number
+    with pytest.raises(ValueError, match=r"column: expected one of entropy, away, .*, got 'x'"):
+        table.sorted("x")
+
+
 def test_progress_goes_to_the_end(seen):
     shares = []
     seen.heads(IDS, on_progress=shares.append)
@@ -1519,6 +1530,20 @@ def test_heads_of_a_checkpoint(folder, run, tmp_path):
         assert head[mine] == pytest.approx(expected[other], abs=1e-5)
 
 
+def test_some_layers_and_another_order(folder, run):
+    status, out, err = run("--model", folder, "--json", "--sort", "first", "the cat the mat")
+    assert (status, err) == (0, "")
+    told = [row["sink"] for row in json.loads(out)["heads"]]
+    assert len(told) == 6
+    assert told == sorted(told, reverse=True)
+    chosen = ("--layer", "h.1.*", "--layer", "*.0.attn")
+    for layers, count in ((chosen[:2], 3), (chosen, 6)):
+        status, out, err = run("--model", folder, *layers, "--sort", "same", "the cat the mat")
+        assert (status, err) == (0, "")
+        assert sum(line.startswith("   ") for line in out.splitlines()) == count
+    assert "h.0.attn" in out
+
+
 def test_a_text_that_is_too_long(folder, run):
     status, out, err = run("--model", folder, "--json", "cat " * 100)
     assert status == 0
@@ -1539,6 +1564,10 @@ def test_a_text_that_is_too_long(folder, run):
         (["--model", "{folder}", "--text", "{binary}"], "not text in UTF-8 (byte 3)"),
         (["--model", "{folder}", "--csv", "no/such/x.csv", "cat"], "there is no folder no/such"),
         (["--model", "{folder}", ""], "TEXT has no tokens"),
+        (["--model", "{folder}", "cat", "--layer", "x.*"], "nothing matched 'x.*'"),
+        (["--model", "{folder}", "cat", "--layer", "x.*"], "1  h.1.attn"),
+        (["--model", "{folder}", "cat", "--sort", "x"], "'x' is not one of 'entropy', 'away'"),
+        (["--relations", "--sort", "away"], "--layer and --sort are for the table of a text"),
     ],
 )
 def test_errors_of_heads(folder, run, tmp_path, arguments, message):

@@ -373,7 +373,9 @@ def check(
     return checker.check(target, options)
 
 
-app.command(epilog='Example: clearhead heads "the cat sat on the mat"')(heads)
+app.command(
+    epilog='Example: clearhead heads "the cat sat on the mat" --layer "h.1.*" --sort previous'
+)(heads)
 app.command(epilog="Example: clearhead claims mask-after-softmax")(claims)
 app.command(epilog="Example: clearhead train --seeds 3 --out my-lab")(train)
 app.command(epilog='Example: clearhead generate "the cat sat" --top-p 0.9 --seed 1')(generate)

@@ -74,6 +74,7 @@ def layer(
     tokens: Sequence[str] | None = None,
     context_tokens: Sequence[str] | None = None,
     numbers: Sequence[int] | None = None,
+    start: int | None = None,
 ) -> Layer:
     """One layer, with what each of its heads looks at.
 
@@ -84,20 +85,22 @@ def layer(
         tokens: One label per query; t0, t1, ... by default.
         context_tokens: One label per key. By default those of the queries, where there are as many.
         numbers: The number of each head; 0, 1, ... by default.
+        start: The key at which the first query stands; by default the queries are the last keys.
     """
     heads, queries, keys = weights.shape
     if weights.numel() == 0:
         raise ValueError(f"There is nothing to show in {heads} heads × {queries} × {keys} weights.")
-    rows, columns = labels(queries, keys, tokens, context_tokens)
+    start = keys - queries if start is None else start
+    rows, columns = labels(queries, keys, tokens, context_tokens, start)
     if hidden is not None:
         hidden = hidden.expand(heads, queries, keys)
         hidden = hidden if bool(hidden.any()) else None
     ids = None
     if tokens is not None or context_tokens is not None:
         known = {token: place for place, token in enumerate(dict.fromkeys(columns))}
-        if rows == columns[keys - queries :]:
+        if rows == columns[start : start + queries]:
             ids = torch.tensor([known[token] for token in columns])
-    scores = measure(weights, hidden, ids)
+    scores = measure(weights, hidden, ids, start)
     one_each = [{key: values[head] for key, values in scores.items()} for head in range(heads)]
     return Layer(
         name,
@@ -116,24 +119,32 @@ def labels(
     keys: int,
     tokens: Sequence[str] | None,
     context_tokens: Sequence[str] | None = None,
+    start: int | None = None,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """One label per query and one per key.
 
-    With more keys than queries (a cache), one label per key is enough: the queries are the last.
+    With more keys than queries (a cache), one label per key is enough: the queries are the last, or
+    stand at `start`. What follows them in a cache of fixed size are empty slots.
 
     >>> labels(1, 3, ["the", "cat", "sat"])
     (('sat',), ('the', 'cat', 'sat'))
+    >>> labels(1, 4, ["the", "cat"], start=1)
+    (('cat',), ('the', 'cat', '(empty)', '(empty)'))
     """
+    shift = max(0, keys - queries if start is None else start)
+    end = shift + queries
     for name, given in (("tokens", tokens), ("context_tokens", context_tokens)):
         if isinstance(given, str):
             raise ShapeError(f"{name}: expected a list of labels, got one string.")
-    if tokens is not None and context_tokens is None and len(tokens) == keys:
-        context_tokens, tokens = tokens, tokens[max(0, keys - queries) :]
+    if tokens is not None and context_tokens is None:
+        if len(tokens) == end < keys:
+            tokens = [*tokens, *["(empty)"] * (keys - end)]
+        if len(tokens) == keys:
+            context_tokens, tokens = tokens, tokens[shift:end]
     if tokens is None:
-        aligned = context_tokens is not None and queries <= keys == len(context_tokens)
-        shift = max(0, keys - queries)
+        aligned = context_tokens is not None and end <= keys == len(context_tokens)
         tokens = (
-            context_tokens[shift:]
+            context_tokens[shift:end]
             if aligned and context_tokens is not None
             else [f"t{shift + i}" for i in range(queries)]
         )
@@ -156,6 +167,7 @@ def measure(
     weights: Float[Tensor, "heads queries keys"],
     hidden: Bool[Tensor, "heads queries keys"] | None,
     ids: Tensor | None = None,
+    start: int | None = None,
 ) -> dict[str, list[float | None]]:
     """What `Seen.heads` says of a map, from its weights: each a mean over the queries, a head.
 
@@ -163,31 +175,32 @@ def measure(
         weights: The weights of one sequence.
         hidden: True where a query may not look at a key.
         ids: The tokens as numbers, one a key; None if queries and keys are different texts.
+        start: The key at which the first query stands; by default the queries are the last keys.
     """
     _, queries, keys = weights.shape
-    position = torch.arange(queries)[:, None] + keys - queries
+    start = keys - queries if start is None else start
+    position = torch.arange(queries)[:, None] + start
     key = torch.arange(keys)
     far = (position - key).abs()
     before = position[:, 0] - 1
     without = (before < 0) | (before >= keys)
     first = int((weights.nan_to_num(0.0).sum((0, 1)) > 0).int().argmax())
     filling = torch.zeros(keys, dtype=torch.bool)
-    if hidden is not None and queries == keys:  # a key that nobody may see, and its query
-        filling = hidden.all(0).all(0).cpu()
-        filling &= not bool(filling.all())
-        without |= filling[before.clamp_min(0)]
+    if hidden is not None and start == 0 and queries <= keys:
+        visible = ~hidden[:, :, :queries].all(0).cpu()  # the keys after these are empty slots
+        filling[:queries] = only_filling(visible.any(0)[None], bool(visible.diagonal().any()))[0]
+        without |= filling[before.clamp(0, keys - 1)]
     copies = None
     if ids is not None and queries <= keys:
-        copies = (ids[keys - queries :, None] == ids) & (key < position) & ~filling
-        copies &= ~filling[keys - queries :, None]
+        copies = (ids[position] == ids) & (key < position) & ~filling & ~filling[position]
         if int(copies.any(-1).sum()) < _REPEATED:
             copies = None
     found: list[dict[str, Tensor]] = []
     for head, one in enumerate(weights.detach()):  # head by head: a map may be large
         w = one.double().cpu().nan_to_num(0.0)
         blind = w.sum(-1) <= 0 if hidden is None else hidden[head].cpu().all(-1)
-        if queries == keys:
-            blind = blind | filling
+        if start == 0 and queries <= keys:
+            blind = blind | filling[:queries]
         previous = w[torch.arange(queries), before.clamp(0, keys - 1)]
         rows = {
             "entropy": -torch.special.xlogy(w, w).sum(-1),
@@ -206,6 +219,22 @@ def measure(
     }
 
 
+def only_filling(
+    seen: Bool[Tensor, "batch tokens"], sees_itself: bool
+) -> Bool[Tensor, "batch tokens"]:
+    """The tokens of self-attention that only fill a batch: those that no token may see.
+
+    Args:
+        seen: Whether any token may see this one.
+        sees_itself: Whether any token may see itself. Where none may, nobody can see the last one,
+            filling or not: it is what the one before it is.
+    """
+    if not sees_itself and seen.shape[1] > 1:
+        seen = torch.cat([seen[:, :-1], seen[:, -2:-1]], 1)
+    # Where nothing at all is seen, it is no filling: the mask means something else.
+    return (~seen).masked_fill(~seen.any(1, keepdim=True), False)
+
+
 def in_words(scores: Mapping[str, float | None]) -> str:
     """The strongest pattern, or how many tokens it looks at, and how far away.
 
@@ -219,10 +248,11 @@ def in_words(scores: Mapping[str, float | None]) -> str:
     if share >= _NAMED:
         return f"{_PATTERNS[best]} {share:.2f}"
     entropy, distance = scores.get("entropy"), scores.get("distance")
-    if entropy is None or distance is None:
+    if entropy is None:
         return "nothing"
     wide = math.exp(entropy)
-    return f"{wide:.0f} token{'s' if round(wide) > 1 else ''}, {distance:.0f} away"
+    words = f"{wide:.0f} token{'s' if round(wide) > 1 else ''}"
+    return words if distance is None else f"{words}, {distance:.0f} away"
 
 
 def walk(x: Tensor, steps: Sequence[AnyStep], form: str, gap: float) -> Walk:

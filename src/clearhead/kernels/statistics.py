@@ -289,22 +289,29 @@ class Top(Statistic):
 
 
 class Distance(_Zeros):
-    """How far the weights look: the total weight at each distance |query position - key|."""
+    """How far the weights look: the total weight at each distance |query position - key|.
 
-    def __init__(self, scores: Scores) -> None:
+    Args:
+        scores: The map.
+        starts: The position of each sequence's first query among the keys.
+    """
+
+    def __init__(self, scores: Scores, starts: Sequence[int]) -> None:
         _, _, queries, keys = scores.shape
-        super().__init__(scores, max(queries, keys))
+        # From the first query to the last key, or from the last query to the first key.
+        farthest = max((max(keys - 1 - s, s + queries - 1) for s in starts), default=0)
+        super().__init__(scores, farthest + 1)
+        self.starts = starts
         self.mean = torch.zeros(*scores.shape[:3], dtype=scores.dtype, device=scores.q.device)
 
     def add(self, tile: Tile) -> None:
         """Take from one tile what is needed."""
-        _, _, queries, keys = self.scores.shape
         heads, rows, cols = tile.weights.shape
         # Shear the tile so that each of its diagonals becomes a column, then add up the columns.
         sheared = tile.weights.new_zeros(heads, rows, rows + cols)
         sheared[:, :, :cols] = tile.weights.flip(1)
         sheared = sheared.flatten(1)[:, : rows * (rows + cols - 1)].view(heads, rows, -1)
-        first = tile.rows.start + keys - queries  # the position of the first query
+        first = tile.rows.start + self.starts[tile.b]  # the position of the first query
         diagonal = torch.arange(rows + cols - 1, device=self.sum.device) - (rows - 1)
         distance = (diagonal + tile.cols.start - first).abs()
         self.sum[tile.b, tile.heads].index_add_(1, distance, sheared.sum(1))
@@ -321,6 +328,7 @@ class Matching(_Zeros):
         scores: The map.
         rows: A label for each query.
         cols: A label for each key.
+        starts: The position of each sequence's first query among the keys.
         ahead: How far past "strictly before" a key may stand.
     """
 
@@ -329,16 +337,17 @@ class Matching(_Zeros):
         scores: Scores,
         rows: Int[Tensor, "batch queries"],
         cols: Int[Tensor, "batch keys"],
+        starts: Sequence[int],
         ahead: int = 0,
     ) -> None:
         super().__init__(scores, scores.shape[2])
-        self.rows, self.cols, self.ahead = rows, cols, ahead
+        self.rows, self.cols, self.starts, self.ahead = rows, cols, starts, ahead
 
     def add(self, tile: Tile) -> None:
         """Take from one tile what is needed."""
-        _, _, queries, keys = self.scores.shape
         row, col = self.rows[tile.b, tile.rows], self.cols[tile.b, tile.cols]
         position = torch.arange(tile.rows.start, tile.rows.stop, device=row.device)
+        position = position[:, None] + self.starts[tile.b]
         key = torch.arange(tile.cols.start, tile.cols.stop, device=row.device)
-        same = (row[:, None] == col) & (key < position[:, None] + keys - queries + self.ahead)
+        same = (row[:, None] == col) & (key < position + self.ahead)
         self.sum[tile.b, tile.heads, tile.rows] += (tile.weights * same).sum(-1)

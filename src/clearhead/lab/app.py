@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
     from clearhead.lab.train import Curve
 
 _INTERRUPTED = 130  # what a shell reports after Ctrl-C
+
+
+class Column(StrEnum):
+    """The numbers in the table of heads."""
+
+    ENTROPY = "entropy"
+    AWAY = "away"
+    PREVIOUS = "previous"
+    FIRST = "first"
+    SAME = "same"
+    INDUCTION = "induction"
 
 
 def train(
@@ -133,6 +145,18 @@ def heads(
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write the table there, too.")
     ] = None,
+    layer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Only the layers with such a name, as h.3.attn or h.*.attn; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    sort: Annotated[
+        Column | None,
+        typer.Option(help="The largest number of this column first.", show_default=False),
+    ] = None,
 ) -> None:
     """Show what each head of a model looks at.
 
@@ -144,6 +168,8 @@ def heads(
             raise ValueError(
                 "--relations brings its own sentences: give it no TEXT, no --text and no --csv."
             )
+        if layer or sort is not None:
+            raise ValueError("--layer and --sort are for the table of a text: give one as TEXT.")
         measure_relations(model, sentences=sentences, as_json=as_json, picture=out)
         return
     if out is not None:
@@ -169,8 +195,11 @@ def heads(
             ids = ids[:, : loaded.longest]
         progress.update(task, description="Looking at its heads", total=1.0)
         table = checkpoints.heads(
-            loaded, ids, on_progress=lambda share: progress.update(task, completed=share)
+            *(loaded, ids),
+            layers=layer or None,
+            on_progress=lambda share: progress.update(task, completed=share),
         )
+    table = table if sort is None else table.sorted(sort.value)
     used = ids.shape[1]
     if used < tokens:
         print(

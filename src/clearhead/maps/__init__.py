@@ -4,6 +4,7 @@ An `AttentionMap` is a `Display` (what people see of it), which is a `LazyWeight
 
     attention_map  AttentionMap: indexing, choosing, statistics
     lazy_weights   the scores, normalisers and weights below it, computed where somebody looks
+    positions      where its queries stand among its keys
     indexing       what m[0, 3, 10:20] means
     cells          the map in cells: shares of attention, for a picture or a part of one
     summary        what statistics give: Summary, Top, Distance

@@ -10,17 +10,22 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.drawing.writing import memory
 from clearhead.kernels import statistics
 from clearhead.kernels.scores import Scores
 from clearhead.maps.display import Display
-from clearhead.maps.indexing import Index, numbers, squeeze, where
+from clearhead.maps.indexing import Index, as_tensor, numbers, squeeze, where
+from clearhead.maps.positions import seen_before
 from clearhead.maps.summary import Distance, Summary, Top
 from clearhead.masks import Mask
 from clearhead.shapes import ShapeError, describe
+
+# Token ids, or pairs: lists do as well.
+_Ids = Int[Tensor, "batch keys"] | Sequence[Sequence[int]]
+_Pairs = Int[Tensor, "pairs 2"] | Sequence[Sequence[int]]
 
 _NAMED_HEADS = 8  # so many chosen heads are named one by one; of more, how many they are
 
@@ -275,15 +280,15 @@ class AttentionMap(Display):
         """Each query's weight on the token before it; NaN for one without (use `nanmean`)."""
         return _given(self.summary(previous=True).previous)
 
-    def same_token(self, ids: Int[Tensor, "batch keys"]) -> Float[Tensor, "batch heads queries"]:
+    def same_token(self, ids: _Ids) -> Float[Tensor, "batch heads queries"]:
         """Each query's weight on earlier copies of itself; NaN for a token that is new."""
         return _given(self.summary(same_token=ids).same_token)
 
-    def induction(self, ids: Int[Tensor, "batch keys"]) -> Float[Tensor, "batch heads queries"]:
+    def induction(self, ids: _Ids) -> Float[Tensor, "batch heads queries"]:
         """Each query's weight on what followed its earlier copies; NaN for a token that is new."""
         return _given(self.summary(induction=ids).induction)
 
-    def relation(self, pairs: Int[Tensor, "pairs 2"]) -> Float[Tensor, "batch heads pairs"]:
+    def relation(self, pairs: _Pairs) -> Float[Tensor, "batch heads pairs"]:
         """The weights at labelled (query, key) pairs."""
         return _given(self.summary(relation=pairs).relation)
 
@@ -297,9 +302,9 @@ class AttentionMap(Display):
         distance: tuple[float, ...] | bool = False,
         sink: int | Int[Tensor, " batch"] | None = None,
         previous: bool = False,
-        same_token: Int[Tensor, "batch keys"] | None = None,
-        induction: Int[Tensor, "batch keys"] | None = None,
-        relation: Int[Tensor, "pairs 2"] | None = None,
+        same_token: _Ids | None = None,
+        induction: _Ids | None = None,
+        relation: _Pairs | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> Summary:
         """Several statistics from one pass over the map; each as the method of its name gives it.
@@ -344,18 +349,19 @@ class AttentionMap(Display):
         if thumbnail is not None and "thumbnail" not in found:
             walk["thumbnail"] = statistics.Thumbnail(scores, *thumbnail)
         if distance:
-            walk["distance"] = statistics.Distance(scores)
+            walk["distance"] = statistics.Distance(scores, self._starts)
         new = None
         if same_token is not None:
-            ids = self._ids(same_token)
-            walk["same_token"] = statistics.Matching(scores, ids[:, keys - queries :], ids)
-            new = ~_seen_before(ids)[:, None, keys - queries :]
+            ids, here = self._ids(same_token)
+            walk["same_token"] = statistics.Matching(scores, ids.gather(1, here), ids, self._starts)
+            new = ~seen_before(ids).gather(1, here)[:, None]
         if induction is not None:
-            ids = self._ids(induction)
+            ids, here = self._ids(induction)
             before = torch.cat([torch.full_like(ids[:, :1], -1), ids[:, :-1]], 1)
             before[:, 0] = ids.min() - 1  # no token has this id
-            walk["induction"] = statistics.Matching(scores, ids[:, keys - queries :], before, 1)
-            new = ~_seen_before(ids)[:, None, keys - queries :]
+            own = ids.gather(1, here)
+            walk["induction"] = statistics.Matching(scores, own, before, self._starts, 1)
+            new = ~seen_before(ids).gather(1, here)[:, None]
         if walk:
             statistics.stream(scores, lse, list(walk.values()), on_progress)
         for name, statistic in walk.items():
@@ -377,25 +383,29 @@ class AttentionMap(Display):
         if previous:
             found["previous"] = self._previous()
         if relation is not None:
-            if relation.ndim != 2 or relation.shape[1] != 2:
-                raise ShapeError(f"pairs: expected (pairs, 2), got {describe(relation)}.")
-            relation = relation.to(self.device)
+            pairs = as_tensor("pairs", relation, self.device)
+            if pairs.ndim != 2 or pairs.shape[1] != 2:
+                raise ShapeError(f"pairs: expected (pairs, 2), got {describe(pairs)}.")
             found["relation"] = self._pairs(
-                relation[:, 0].expand(batch, -1), relation[:, 1].expand(batch, -1)
+                pairs[:, 0].expand(batch, -1), pairs[:, 1].expand(batch, -1)
             )
         return Summary(**found)  # type: ignore[arg-type]  # the names are the fields' names
 
     # Inside.
 
-    def _ids(self, ids: Tensor) -> Tensor:
+    def _ids(self, ids: _Ids) -> tuple[Tensor, Tensor]:
+        """An id for each key, and where each query has its own among them."""
+        ids = as_tensor("ids", ids, self.device)
         batch, _, queries, keys = self.shape
-        if ids.shape != (batch, keys) or queries > keys:
+        tokens = max(self._starts, default=0) + queries  # what follows these are empty slots
+        if ids.shape not in ((batch, keys), (batch, tokens)) or queries > keys:
             raise ShapeError(
                 f"ids: expected one id per key, (batch={batch}, keys={keys}), got "
                 f"{describe(ids)}.\n"
                 "  Only self-attention has the same tokens as queries and keys."
             )
-        return ids.to(self.device)
+        here = self.query_positions.clamp(0, keys - 1)
+        return torch.nn.functional.pad(ids, (0, keys - ids.shape[1])), here
 
     def _where(self, index: object) -> tuple[list[Tensor], list[int]]:
         places, removed = where(index, self.shape)
@@ -415,14 +425,6 @@ def _choose(x: Tensor, b: Tensor, h: Tensor) -> Tensor:
 def _given(value: Tensor | None) -> Tensor:
     assert value is not None
     return value
-
-
-def _seen_before(ids: Int[Tensor, "batch tokens"]) -> Bool[Tensor, "batch tokens"]:
-    """True where a token has occurred earlier in its sequence."""
-    ordered, order = ids.sort(dim=1, stable=True)
-    repeated = torch.zeros_like(ids, dtype=torch.bool)
-    repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-    return torch.zeros_like(repeated).scatter_(1, order, repeated)
 
 
 def _quantiles(

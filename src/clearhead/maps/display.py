@@ -49,8 +49,12 @@ class Display(LazyWeights):
             title: What stands at the head of the page.
         """
         weights, hidden = pictures.weights_and_hidden(self._map, batch)
-        numbers = self._map.head_numbers
-        return Page(title, (pages.layer("", weights, hidden, tokens, context_tokens, numbers),))
+        one = pages.layer(
+            *("", weights, hidden, tokens, context_tokens),
+            numbers=self._map.head_numbers,
+            start=self._starts[batch],
+        )
+        return Page(title, (one,))
 
     def save(
         self,

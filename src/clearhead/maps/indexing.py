@@ -1,7 +1,11 @@
 """Indexing a map as a tensor is indexed."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from clearhead.shapes import ShapeError
 
 Index = int | slice | Tensor | list[int]
 
@@ -17,6 +21,12 @@ def where(index: object, shape: torch.Size) -> tuple[list[Tensor], list[int]]:
         at = parts.index(Ellipsis)
         parts[at : at + 1] = [slice(None)] * (5 - len(parts))
     parts += [slice(None)] * (4 - len(parts))
+    if sum(_axes(part) > 0 for part in parts) > 1:
+        raise IndexError(
+            f"expected at most one list, got the index {index!r}.\n"
+            "  Of two lists a tensor takes pairs. The weights at pairs: "
+            "m.relation([(query, key), ...]); a block: m[0, 3, [1, 2]][:, [4, 5]]."
+        )
     places, squeeze = [], []
     for axis, (part, size) in enumerate(zip(parts, shape, strict=True)):
         found, single = numbers(part, size, _AXES[axis])
@@ -33,6 +43,8 @@ def numbers(part: object, size: int, axis: str) -> tuple[Tensor, bool]:
     if isinstance(part, slice):
         return torch.arange(size)[part] if (part.step or 1) > 0 else _backwards(part, size), False
     single = isinstance(part, int) or (isinstance(part, Tensor) and part.ndim == 0)
+    if _axes(part) > 1:
+        raise IndexError(f"{axis}: expected a list of integers, got one with {_axes(part)} axes.")
     found = torch.as_tensor(part).reshape(-1)
     if found.dtype == torch.bool:
         found = found.nonzero().flatten()
@@ -53,3 +65,23 @@ def squeeze(x: Tensor, axes: list[int]) -> Tensor:
     for axis in reversed(axes):
         x = x.squeeze(axis)
     return x
+
+
+def as_tensor(
+    name: str, given: Tensor | Sequence[Sequence[int]], device: torch.device | None = None
+) -> Tensor:
+    """A tensor of what may be one already, or lists of whole numbers."""
+    try:
+        return torch.as_tensor(given, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(
+            f"{name}: expected whole numbers, as a tensor or as lists of one length, got what "
+            f"makes no tensor ({error})."
+        ) from None
+
+
+def _axes(part: object) -> int:
+    """How many axes a list or a tensor has; 0 for what is neither."""
+    if not isinstance(part, Tensor | Sequence) and not hasattr(part, "__array__"):
+        return 0
+    return torch.as_tensor(part).ndim

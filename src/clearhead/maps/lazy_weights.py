@@ -5,13 +5,15 @@ weight_ij = exp(q_i · k_j scale + bias_ij - lse_i)
 
 import math
 from dataclasses import replace
+from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.kernels import statistics
 from clearhead.kernels.scores import Scores
+from clearhead.maps.positions import starts
 
 # Scores and log-sum-exp beyond this size are computed in float64: exp(score - lse) in float32 is
 # off by a share of |lse| · 6e-8, so up to here by 4e-6.
@@ -43,6 +45,21 @@ class LazyWeights:
     def device(self) -> torch.device:
         """Where it lives."""
         return self._scores.q.device
+
+    @property
+    def query_positions(self) -> Int[Tensor, "batch queries"]:
+        """The key at whose place each query stands: the last ones, unless the mask tells others.
+
+        It tells others with a cache of fixed size: the slots that no query may see are empty.
+        """
+        _, _, queries, _ = self.shape
+        start = torch.tensor(self._starts, device=self.device)
+        return start[:, None] + torch.arange(queries, device=self.device)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Where the first query of each sequence stands; read from the mask when first needed."""
+        return starts(self)
 
     @property
     def lse(self) -> Float[Tensor, "batch heads queries"]:
@@ -89,16 +106,20 @@ class LazyWeights:
         batch, heads, queries, keys = self.shape
         shared = heads // s.k.shape[1]
         found = torch.full((batch, heads, queries), math.nan, dtype=self.dtype, device=self.device)
-        back = keys - queries - 1  # the key before query i is i + back
         height = max(1, 2**24 // (batch * heads * s.q.shape[3]))
-        for start in range(max(0, -back), queries, height):
-            rows = slice(start, min(start + height, queries))
-            k = s.k[:, :, rows.start + back : rows.stop + back].to(s.dtype)
-            q = torch.unflatten(s.q[:, :, rows].to(s.dtype), 1, (-1, shared))
-            logs = (q * k[:, :, None]).sum(-1).flatten(1, 2) * s.scale - lse[:, :, rows]
-            i = torch.arange(rows.start, rows.stop, device=self.device)
-            where = (*self._numbers_of_heads(), i, i + back)
-            found[:, :, rows] = self._finish(logs, lse[:, :, rows], where)
+        number, head = self._numbers_of_heads()
+        for first in sorted(set(self._starts)):  # nearly always one for all
+            here = [i for i, start in enumerate(self._starts) if start == first]
+            b = slice(None) if len(here) == batch else here
+            back = first - 1  # the key before query i is i + back
+            for start in range(max(0, -back), min(queries, keys - back), height):
+                rows = slice(start, min(start + height, queries, keys - back))
+                k = s.k[b, :, rows.start + back : rows.stop + back].to(s.dtype)
+                q = torch.unflatten(s.q[b, :, rows].to(s.dtype), 1, (-1, shared))
+                logs = (q * k[:, :, None]).sum(-1).flatten(1, 2) * s.scale - lse[b, :, rows]
+                i = torch.arange(rows.start, rows.stop, device=self.device)
+                where = (number[b], head, i, i + back)
+                found[b, :, rows] = self._finish(logs, lse[b, :, rows], where)
         return found
 
     def _numbers_of_heads(self) -> tuple[Tensor, Tensor]:

@@ -81,7 +81,7 @@ def plot(
     """See `AttentionMap.plot`."""
     from clearhead.drawing import figures
 
-    chosen, rows_columns = _heads(m, head), _axes(m, tokens, context_tokens)
+    chosen, rows_columns = _heads(m, head), _axes(m, batch, tokens, context_tokens)
     _, _, queries, keys = m.shape
     grid = grid_for(queries, keys, alone=len(chosen) == 1)
     cells = cells_of(m, batch, chosen, grid).numpy()
@@ -128,7 +128,7 @@ def draw(
     log: bool,
 ) -> Heatmap:
     """See `AttentionMap.draw`."""
-    chosen, (rows, columns) = _heads(m, head), _axes(m, tokens, context_tokens)
+    chosen, (rows, columns) = _heads(m, head), _axes(m, batch, tokens, context_tokens)
 
     def source(high: int, wide: int) -> Any:
         return cells_of(m, batch, chosen, (high, wide))[0].tolist()
@@ -168,10 +168,11 @@ def _heads(m: AttentionMap, head: Index | None) -> list[int]:
 
 
 def _axes(
-    m: AttentionMap, tokens: Sequence[str] | None, context_tokens: Sequence[str] | None
+    m: AttentionMap, batch: int, tokens: Sequence[str] | None, context_tokens: Sequence[str] | None
 ) -> tuple[Axis, Axis]:
     _, _, queries, keys = m.shape
     if tokens is None and context_tokens is None:
         return Axis("query", queries), Axis("key", keys)
-    rows, columns = labels(queries, keys, tokens, context_tokens)
+    check_batch(m, batch)
+    rows, columns = labels(queries, keys, tokens, context_tokens, m._starts[batch])
     return Axis("query", queries, rows), Axis("key", keys, columns)

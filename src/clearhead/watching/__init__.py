@@ -57,6 +57,12 @@ def watch(
 ) -> Watch:
     """Record the attention maps of a model while it runs, without changing what it computes.
 
+    The output does not change by a bit, with one exception: `nn.MultiheadAttention` (and with it
+    `nn.TransformerEncoder`) leaves its fast path for inference. Its output then differs by about
+    1e-6, and an encoder's at filled-up places, zero on the fast path, is what is computed there.
+
+    Only the thread that opens the block is watched, not those that it starts.
+
     Args:
         model: Any model whose attention goes through `scaled_dot_product_attention`,
             `nn.MultiheadAttention` or Clearhead's own module. A Hugging Face model is built with

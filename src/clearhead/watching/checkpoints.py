@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,22 +140,25 @@ def heads(
     checkpoint: Checkpoint,
     ids: Int[Tensor, "1 tokens"],
     *,
+    layers: Sequence[str] | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> HeadTable:
     """What every head of the model looks at in these tokens.
 
     A model with encoder and decoder is shown its text in the encoder; that is what is measured.
     """
-    return see(checkpoint, ids).heads(ids, on_progress=on_progress)
+    return see(checkpoint, ids, layers).heads(ids, on_progress=on_progress)
 
 
-def see(checkpoint: Checkpoint, ids: Int[Tensor, "1 tokens"]) -> Seen:
-    """The maps of the model while it reads these tokens."""
+def see(
+    checkpoint: Checkpoint, ids: Int[Tensor, "1 tokens"], layers: Sequence[str] | None = None
+) -> Seen:
+    """The maps of the model while it reads these tokens; of some layers only, by patterns."""
     model = checkpoint.model
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         model = model.get_encoder()  # type: ignore[operator]  # transformers' own method
     try:
-        with torch.no_grad(), watch(model) as seen:
+        with torch.no_grad(), watch(model, layers=layers) as seen:
             model(input_ids=ids)
     except NothingSeen as error:
         raise ValueError(f"{checkpoint.name}: {error}") from None

@@ -5,23 +5,27 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Float, Int, Shaped
 from rich.console import Group, RenderableType
 from rich.text import Text
 from torch import Tensor
 
 from clearhead import drawing
 from clearhead.maps import AttentionMap
+from clearhead.maps.indexing import as_tensor
+from clearhead.maps.positions import seen_before
 from clearhead.pages import in_words
 from clearhead.shapes import ShapeError, describe
-from clearhead.watching import filling
+from clearhead.watching import calls, filling
+from clearhead.watching.calls import Run, Step
 
+_SCORES = ("entropy", "distance", "previous", "sink", "same_token", "induction")
+_TITLES = {"distance": "away", "sink": "first", "same_token": "same"}  # of the columns
 # Of the columns, those that a narrow window misses least: what a head looks at says the rest.
 _LEAST_FIRST = ("away", "entropy", "same", "first", "induction", "previous")
 
@@ -60,6 +64,23 @@ class HeadTable:
     rows: tuple[Head, ...]
     model: str = ""
 
+    def sorted(self, column: str) -> HeadTable:
+        """The same table, the largest number of a column first; heads without one come last.
+
+        Args:
+            column: As it is called in the table, or as the field of a row: "first" or "sink".
+        """
+        fields_of = {_TITLES.get(name, name): name for name in _SCORES}
+        name = fields_of.get(column, column)
+        if name not in _SCORES:
+            raise ValueError(f"column: expected one of {', '.join(fields_of)}, got {column!r}.")
+
+        def place(row: Head) -> float:
+            number = getattr(row, name)
+            return math.inf if number is None else -number
+
+        return HeadTable(tuple(sorted(self.rows, key=place)), self.model)
+
     def to_json(self) -> dict[str, Any]:
         """Everything, for programs."""
         return {"schema": 1, "model": self.model, "heads": [asdict(row) for row in self.rows]}
@@ -76,8 +97,7 @@ class HeadTable:
         names = ["entropy", "distance", "previous", "sink"]
         if any(row.same_token is not None or row.induction is not None for row in self.rows):
             names += ["same_token", "induction"]
-        titles = {"distance": "away", "sink": "first", "same_token": "same"}
-        head = ["head", "looks at", *(titles.get(name, name) for name in names)]
+        head = ["head", "looks at", *(_TITLES.get(name, name) for name in names)]
         cells, layers = [], {}
         for place, row in enumerate(self.rows):
             numbers = [getattr(row, name) for name in names]
@@ -102,8 +122,8 @@ class HeadTable:
 
 def measure(
     layers: Mapping[str, Sequence[AttentionMap]],
-    ids: Int[Tensor, "batch tokens"] | None = None,
-    attention_mask: Int[Tensor, "batch tokens"] | Bool[Tensor, "batch tokens"] | None = None,
+    ids: Int[Tensor, "batch tokens"] | Sequence[Sequence[int]] | None = None,
+    attention_mask: Shaped[Tensor, "batch tokens"] | Sequence[Sequence[int]] | None = None,
     *,
     model: str = "",
     on_progress: Callable[[float], None] | None = None,
@@ -117,103 +137,142 @@ def measure(
         model: What the model is called.
         on_progress: Called with the share that is done, now and then.
     """
-    if ids is not None:
-        _check_ids(layers, ids)
-    if attention_mask is not None:
-        filling.check(layers, attention_mask)
+    runs = {name: calls.runs(maps) for name, maps in layers.items()}
+    crossing = calls.crossing(layers)
+    text = None if ids is None else as_tensor("ids", ids)
+    read = {} if text is None else _reading(runs, crossing, text)
+    real = None if attention_mask is None else as_tensor("attention_mask", attention_mask)
+    filled = {} if real is None else filling.fitting(runs, crossing, real)
     rows: list[Head] = []
-    for place, (name, maps) in enumerate(layers.items()):
+    for place, name in enumerate(layers):
+        means = _Means(layers[name][0].shape[1])
+        for number, run in enumerate(runs[name]):
 
-        def report(share: float, done: int = place) -> None:
-            if on_progress is not None:
-                on_progress((done + share) / len(layers))
+            def report(share: float, done: float = place + number / len(runs[name])) -> None:
+                if on_progress is not None:
+                    on_progress((done + share / len(runs[name])) / len(layers))  # noqa: B023
 
-        scores = _scores(maps, ids, attention_mask, report)
-        for head, number in enumerate(maps[0].head_numbers):
-            one = {key: None if math.isnan(s[head]) else s[head] for key, s in scores.items()}
-            rows.append(Head(name, number, **one, looks_at=in_words(one)))
+            means.add(
+                run,
+                text if number in read.get(name, ()) else None,
+                real if number in filled.get(name, ()) else None,
+                name not in crossing,
+                report,
+            )
+        for head, one in zip(layers[name][0].head_numbers, means.of_heads(), strict=True):
+            rows.append(Head(name, head, **one, looks_at=in_words(one)))
     return HeadTable(tuple(rows), model)
 
 
-def _check_ids(layers: Mapping[str, Sequence[AttentionMap]], ids: Tensor) -> None:
-    if not any(_fits(m, ids) for maps in layers.values() for m in maps):
-        batch, _, _, keys = next(iter(layers.values()))[-1].shape
+def _reading(
+    runs: Mapping[str, Sequence[Run]], crossing: Collection[str], ids: Tensor
+) -> dict[str, list[int]]:
+    """The runs of self-attention that read these ids, by number; raise if nobody can know."""
+    found = calls.about(
+        *(runs, ids),
+        lambda run: {run[-1].end},
+        lambda run: {run[-1].end + 1},  # the last one was generated and not read
+    )
+    if not found:
+        last = next(iter(runs.values()))[-1][-1]
         raise ShapeError(
-            f"ids: expected one id per key, (batch={batch}, keys={keys}), got {describe(ids)}.\n"
+            f"ids: expected one id per key, (batch={last.map.shape[0]}, keys={last.end}), got "
+            f"{describe(ids)}.\n"
             "  Give the ids that the model was given; after generation, all of them."
         )
-    for name, maps in layers.items():
-        if sum(_fits(m, ids) for m in maps) > 1 and not continues(maps):
+    found = {name: numbers for name, numbers in found.items() if name not in crossing}
+    for name, numbers in found.items():
+        if len(numbers) > 1:
             raise ValueError(
-                f"ids: {name} was called {len(maps)} times with different texts, "
+                f"ids: {name} was called {sum(map(len, runs[name]))} times with different texts, "
                 "and ids belong to one of them.\n"
                 "  Watch one forward pass at a time, or leave ids out."
             )
+    calls.check_one_text("ids", runs, found)
+    return found
 
 
-def _fits(m: AttentionMap, ids: Tensor) -> bool:
-    batch, _, queries, keys = m.shape
-    return ids.ndim == 2 and ids.shape[0] == batch and queries <= keys <= ids.shape[1]
+class _Means:
+    """Each score's mean over batch and queries, one number per head."""
 
+    def __init__(self, heads: int) -> None:
+        self._sums = {name: torch.zeros(heads, dtype=torch.float64) for name in _SCORES}
+        self._counts = {name: torch.zeros(heads, dtype=torch.float64) for name in _SCORES}
 
-def continues(maps: Sequence[AttentionMap]) -> bool:
-    """Whether each call added its queries to the keys of the one before, as a cache does."""
-    return all(b.shape[3] == a.shape[3] + b.shape[2] for a, b in pairwise(maps))
+    def of_heads(self) -> list[dict[str, float | None]]:
+        """The scores of each head; None where there is none."""
+        means = {name: (self._sums[name] / self._counts[name]).tolist() for name in _SCORES}
+        heads = zip(*means.values(), strict=True)
+        return [
+            {n: None if math.isnan(x) else x for n, x in zip(_SCORES, head, strict=True)}
+            for head in heads
+        ]
 
+    def add(
+        self,
+        run: Run,
+        ids: Tensor | None,
+        attention_mask: Tensor | None,
+        is_self: bool,
+        on_progress: Callable[[float], None],
+    ) -> None:
+        """Take in the calls that read one text.
 
-def _scores(
-    maps: Sequence[AttentionMap],
-    ids: Tensor | None,
-    attention_mask: Tensor | None,
-    on_progress: Callable[[float], None],
-) -> dict[str, list[float]]:
-    """Each score's mean over batch and queries, one number per head; NaN where there is none."""
-    names = ("entropy", "distance", "previous", "sink", "same_token", "induction")
-    heads = maps[0].shape[1]
-    sums = {name: torch.zeros(heads, dtype=torch.float64) for name in names}
-    counts = {name: torch.zeros(heads, dtype=torch.float64) for name in names}
-    going_on = continues(maps)
-    first = None
-    fillings = filling.filling(maps, attention_mask, going_on)
-    for place, (m, filled) in enumerate(zip(maps, fillings, strict=True)):
+        Args:
+            run: The calls.
+            ids: The tokens of the text, if they are known.
+            attention_mask: Which of them are real; None to find out.
+            is_self: Whether queries and keys are the same tokens. If not, there is no token before,
+                and nothing is near or far.
+            on_progress: Called with the share that is done.
+        """
+        first = None
+        text = filling.filling(run, attention_mask, is_self)
+        if ids is not None:
+            ids = ids.to(run[0].map.device)
+            if text is not None:
+                ids = filling.apart(ids, filling.part(text, 0, ids.shape[1]))
+        for place, step in enumerate(run):
+            m, keys = step.map, step.map.shape[3]
+            filled = None if text is None else filling.part(text, step.origin, keys)
 
-        def report(share: float, done: int = place) -> None:
-            on_progress((done + share) / len(maps))
+            def report(share: float, done: int = place) -> None:
+                on_progress((done + share) / len(run))
 
-        known = None
-        if ids is not None and _fits(m, ids):
-            known = ids[:, : m.shape[3]]
-            known = known if filled is None else filling.apart(known, filled)
-        found = m.summary(
-            entropy=True,
-            received=True,
-            distance=True,
-            previous=True,
-            same_token=known,
-            induction=known,
-            on_progress=report,
-        )
-        if first is None or not going_on:
-            first = _first_token(found.received, filled)
-        assert found.distance is not None
-        values = {
-            "entropy": found.entropy,
-            "distance": found.distance.mean,
-            "previous": _after_real(found.previous, filled),
-            "sink": m.sink(first),
-            "same_token": found.same_token,
-            "induction": found.induction,
-        }
-        blind = m.lse.isneginf()
-        same = m.shape[2] == m.shape[3] or (going_on and len(maps) > 1)  # not cross-attention
-        if filled is not None and same:
-            blind = blind | filled[:, None, m.shape[3] - m.shape[2] :]
-        for name, value in values.items():
-            if value is not None:
+            known = None if ids is None else filling.part(ids, step.origin, keys)
+            found = m.summary(
+                entropy=True,
+                received=True,
+                distance=is_self,
+                previous=is_self,
+                same_token=known,
+                induction=known,
+                on_progress=report,
+            )
+            if first is None:
+                first = _first_token(found.received, filled)
+            assert found.entropy is not None
+            values = {"entropy": found.entropy, "sink": _sink(m, first - step.origin)}
+            blind = m.lse.isneginf()
+            if is_self:
+                assert found.distance is not None
+                assert found.previous is not None
+                values |= {"distance": found.distance.mean, "previous": found.previous}
+                if filled is not None:
+                    here = m.query_positions.clamp(0, keys - 1)
+                    blind = blind | filled.gather(1, here)[:, None]
+                    before = filled.gather(1, (here - 1).clamp_min(0))[:, None]
+                    values["previous"] = found.previous.masked_fill(before, math.nan)
+            if ids is not None:
+                assert found.same_token is not None
+                assert found.induction is not None
+                values |= {"same_token": found.same_token, "induction": found.induction}
+                if step.origin:
+                    values |= _with_gone_copies(found.same_token, found.induction, ids, step)
+            for name, value in values.items():
                 value = value.detach().double().masked_fill(blind, math.nan)
-                sums[name] += value.nansum(dim=(0, 2)).cpu()
-                counts[name] += (~value.isnan()).sum(dim=(0, 2)).cpu()
-    return {name: (sums[name] / counts[name]).tolist() for name in names}
+                self._sums[name] += value.nansum(dim=(0, 2)).cpu()
+                self._counts[name] += (~value.isnan()).sum(dim=(0, 2)).cpu()
 
 
 def _first_token(received: Tensor | None, filled: Tensor | None) -> Int[Tensor, " batch"]:
@@ -223,9 +282,20 @@ def _first_token(received: Tensor | None, filled: Tensor | None) -> Int[Tensor, 
     return looked_at.int().argmax(-1)
 
 
-def _after_real(previous: Tensor | None, filled: Tensor | None) -> Tensor | None:
-    """The weights on the token before, NaN where that is filling."""
-    if previous is None or filled is None or previous.shape[2] > filled.shape[1]:
-        return previous
-    before = torch.cat([filled[:, :1], filled[:, :-1]], 1)[:, -previous.shape[2] :]
-    return previous.masked_fill(before[:, None], math.nan)
+def _sink(m: AttentionMap, first: Int[Tensor, " batch"]) -> Float[Tensor, "batch heads queries"]:
+    """Each query's weight on the first token; 0 where a window has let that token go."""
+    return m.sink(first.clamp_min(0)).masked_fill((first < 0)[:, None, None], 0.0)
+
+
+def _with_gone_copies(
+    same: Tensor, induction: Tensor, ids: Int[Tensor, "batch tokens"], step: Step
+) -> dict[str, Tensor]:
+    """The same where a window has let keys go: copies among them count, with weight 0.
+
+    Of the last one that is gone, what followed it is still there: the first key.
+    """
+    own = step.map.query_positions + step.origin
+    old = seen_before(ids).gather(1, own)[:, None]
+    follows = (ids.gather(1, own) == ids[:, step.origin - 1, None])[:, None]
+    same, induction = (x.masked_fill(x.isnan() & old, 0.0) for x in (same, induction))
+    return {"same_token": same, "induction": induction + follows * step.map.sink()}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import safetensors
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int, Shaped
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -128,10 +128,10 @@ class Seen(Mapping[str, AttentionMap]):
         if not isinstance(name, str) or name not in self._by_name:
             raise _NotSeen(self._unknown(name))
         calls = self._by_name[name]
-        if not -len(calls) <= step < len(calls):
+        if not isinstance(step, int) or not -len(calls) <= step < len(calls):
             raise _NotSeen(
                 f"{name} was called {len(calls)} time{'s' if len(calls) > 1 else ''}, "
-                f"so {step} is not one of its calls: they count from 0."
+                f"so {step!r} is not one of its calls: they count from 0."
             )
         return calls[step].map
 
@@ -149,27 +149,38 @@ class Seen(Mapping[str, AttentionMap]):
 
     def heads(
         self,
-        ids: Int[Tensor, "batch tokens"] | None = None,
+        ids: Int[Tensor, "batch tokens"] | Sequence[Sequence[int]] | None = None,
         *,
-        attention_mask: Int[Tensor, "batch tokens"] | Bool[Tensor, "batch tokens"] | None = None,
+        attention_mask: Shaped[Tensor, "batch tokens"] | Sequence[Sequence[int]] | None = None,
         on_progress: Callable[[float], None] | None = None,
     ) -> HeadTable:
         """What every head looks at, averaged over the queries of all calls.
 
+        Calls that continue each other, as in generation with a cache, count as one text. The first
+        token is that of the text: where a window has let its key go, its weight is 0.
+
         What only fills a batch up to one length does not count, neither as a query nor as a copy.
-        Without `attention_mask` it is found where a map has as many queries as keys, which are
-        taken for the same tokens: a key that no query may see is filling. So the means of a batch
-        filled on the right are those of its texts alone. Filled on the left, the same holds for
-        relative positions (Llama); GPT-2 counts the filling as positions, unless it is given
-        `position_ids`, and then its weights themselves are others.
+        Without `attention_mask` it is found where every key of self-attention has a query: a key
+        that no query may see is filling. So the means of a batch filled on the right are those of
+        its texts alone. Filled on the left, the same holds for relative positions (Llama); GPT-2
+        counts the filling as positions, unless it is given `position_ids`, and then its weights
+        themselves are others.
+
+        Cross-attention has no token before and no distance. With as many queries as keys it looks
+        like self-attention without causality; after a causal layer with as many queries, as in a
+        decoder, it is taken for cross-attention.
 
         Args:
             ids: The token ids that the model was given (after generation: all of them). With them
                 the table also says how much a head looks at earlier copies of a token, and at what
-                followed these. Layers whose keys are not these tokens have no such numbers.
+                followed these. Only the layers that read so many tokens have such numbers.
             attention_mask: 1 for a real token and 0 for filling, as the model was given it. What
                 was generated after it is real.
             on_progress: Called with the share that is done, now and then.
+
+        Raises:
+            ValueError: If it cannot be seen whose ids these are: a layer was called with several
+                texts of this length, or an encoder and a decoder have as many tokens.
         """
         self._check_something()
         return measure(self._maps(), ids, attention_mask, model=self.model, on_progress=on_progress)

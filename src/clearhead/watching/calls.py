@@ -1,0 +1,171 @@
+"""The calls of a layer: which of them continue each other, and which are not self-attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from clearhead.maps import AttentionMap
+from clearhead.maps.positions import is_causal
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call, and where it stands in a text that several calls read, as with a cache.
+
+    Attributes:
+        map: Its weights.
+        origin: The token that its first key is: not 0 where a cache has let the oldest keys go.
+        start: The key of the map at which its first query stands, in the longest sequence.
+    """
+
+    map: AttentionMap
+    origin: int
+    start: int
+
+    @property
+    def end(self) -> int:
+        """How many tokens of the text have been read after it."""
+        return self.origin + self.start + self.map.shape[2]
+
+
+Run = Sequence[Step]
+
+
+def runs(maps: Sequence[AttentionMap]) -> list[list[Step]]:
+    """The calls of a layer, those together that read one text bit by bit.
+
+    A call goes on with the text of the one before if its queries follow the tokens that were read
+    then. With a window the cache lets old keys go; then the keys that it still has must be the same
+    numbers as before. Of the first call of a run the first key is taken for the first token.
+    """
+    found: list[list[Step]] = []
+    for m in maps:
+        start = max(m._starts, default=0)
+        step = Step(m, 0, start)
+        before = found[-1][-1] if found else None
+        gone = None if before is None else _gone(before, step)
+        if before is None or gone is None:
+            found.append([step])
+        else:
+            found[-1].append(Step(m, before.origin + gone, start))
+    return found
+
+
+def _gone(before: Step, step: Step) -> int | None:
+    """How many of the oldest keys are gone since the call before; None if it is another text."""
+    a, b = before.map, step.map
+    if a.shape[:2] != b.shape[:2] or min(before.start, step.start) < 0:
+        return None
+    if len(set(a._starts)) > 1 or len(set(b._starts)) > 1:  # then each sequence has its own place
+        return None
+    end = before.start + a.shape[2]
+    gone = end - step.start
+    if gone <= 0 or not step.start:
+        return 0 if gone == 0 else None
+    same = _same(a._scores.k[:, :, gone:end], b._scores.k[:, :, : step.start])
+    return gone if same else None
+
+
+def about(
+    layers: Mapping[str, Sequence[Run]], given: Tensor, *rules: Callable[[Run], set[int]]
+) -> dict[str, list[int]]:
+    """The runs of each layer that have as many sequences and tokens as `given` has; by number.
+
+    Args:
+        layers: The runs of each layer.
+        given: One number per token, (batch, tokens).
+        rules: How many tokens may be meant, for a run. The first rule counts that any run fits:
+            so a text that fits one layer exactly is not taken for that of another one.
+    """
+    if given.ndim != 2:
+        return {}
+    for rule in rules:
+        found = {
+            name: [
+                i
+                for i, run in enumerate(runs)
+                if run[0].map.shape[0] == given.shape[0] and given.shape[1] in rule(run)
+            ]
+            for name, runs in layers.items()
+        }
+        if any(found.values()):
+            return found
+    return {}
+
+
+def check_one_text(
+    name: str, layers: Mapping[str, Sequence[Run]], found: Mapping[str, Sequence[int]]
+) -> None:
+    """Raise if causal and other layers read as many tokens: those of a decoder and of an encoder.
+
+    Args:
+        name: What was given.
+        layers: The runs of each layer.
+        found: Those of self-attention that it may be about, by number.
+    """
+    kinds: dict[bool, str] = {}
+    for layer, numbers in found.items():
+        for run in [layers[layer][number] for number in numbers]:
+            causal = len(run) > 1 or is_causal(run[0].map)
+            if causal is not None:
+                kinds.setdefault(causal, layer)
+    if len(kinds) == 2:
+        raise ValueError(
+            f"{name}: as many tokens were read by {kinds[False]}, which is not causal, and by "
+            f"{kinds[True]}, which is: an encoder and a decoder?\n"
+            f"  Whose {name} this is cannot be seen. Watch one of the two, such as "
+            f'watch(model, layers="encoder.*"), or leave {name} out.'
+        )
+
+
+def crossing(layers: Mapping[str, Sequence[AttentionMap]]) -> set[str]:
+    """The layers whose keys are other tokens than their queries, or may be.
+
+    It is known where there are more queries than keys; where some queries see fewer keys than there
+    are, and no causality; and where later queries meet the very same keys. Cross-attention with as
+    many queries as keys looks like self-attention without causality. After a causal layer with as
+    many queries, as in a decoder, it is taken for cross-attention.
+
+    Args:
+        layers: The maps of each layer, the layer first that is called first.
+    """
+    found: set[str] = set()
+    causal: set[int] = set()  # the numbers of queries of the causal layers so far
+    for name, maps in layers.items():
+        kinds = [(m, is_causal(m)) for m in _different(maps)]
+        known = any(_is_crossing(m, kind) for m, kind in kinds) or _keys_stay(maps)
+        if known or any(kind is False and m.shape[2] in causal for m, kind in kinds):
+            found.add(name)
+        causal |= {m.shape[2] for m, kind in kinds if kind}
+    return found
+
+
+def _is_crossing(m: AttentionMap, causal: bool | None) -> bool:
+    _, _, queries, keys = m.shape
+    return queries > keys or (queries < keys and causal is False)
+
+
+def _keys_stay(maps: Sequence[AttentionMap]) -> bool:
+    """Whether other queries met the same keys: a cache would have taken in the new tokens."""
+    return any(
+        a.shape == b.shape
+        and b.shape[2] < b.shape[3]
+        and _same(a._scores.k, b._scores.k)
+        and not _same(a._scores.q, b._scores.q)
+        for a, b in pairwise(maps)
+    )
+
+
+def _different(maps: Sequence[AttentionMap]) -> list[AttentionMap]:
+    """One map of each size, the first: the others would say the same of the layer."""
+    return list({m.shape: m for m in reversed(maps)}.values())
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether these are the same numbers; unknown is not the same."""
+    return a.device == b.device and a.device.type != "meta" and torch.equal(a, b)

@@ -1,0 +1,312 @@
+"""Calls: which of a layer's calls read one text, and which layers are self-attention."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, watch
+
+NUMBERS = ("entropy", "distance", "previous", "sink", "same_token", "induction")
+SIZES = {
+    "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "num_key_value_heads": 3, "vocab_size": 7, "pad_token_id": 0,
+}  # fmt: skip
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+
+
+def build(cls, config):
+    torch.manual_seed(3)
+    model = cls(config).eval().double()
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.3)
+    return model
+
+
+def llama():
+    return build(transformers.LlamaForCausalLM, transformers.LlamaConfig(**SIZES))
+
+
+def mistral(window):
+    config = transformers.MistralConfig(**SIZES, sliding_window=window)
+    return build(transformers.MistralForCausalLM, config)
+
+
+def t5():
+    config = transformers.T5Config(
+        d_model=24, d_kv=8, d_ff=20, num_layers=2, num_heads=3, vocab_size=50,
+        decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    return build(transformers.T5ForConditionalGeneration, config)
+
+
+def generated(model, ids, **options):
+    with torch.no_grad(), watch(model) as seen:
+        out = model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=None, **options)
+    return seen, out
+
+
+def numbers(table):
+    return {(r.layer, r.head): [getattr(r, n) for n in NUMBERS] for r in table.rows}
+
+
+def assert_same_tables(a, b):
+    a, b = numbers(a), numbers(b)
+    assert a.keys() == b.keys()
+    for key in a:
+        assert a[key] == pytest.approx(b[key], abs=1e-6), key
+
+
+def some_ids(batch=2, tokens=9):
+    return torch.randint(1, 7, (batch, tokens), generator=torch.Generator().manual_seed(5))
+
+
+# One text in several calls.
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_a_static_cache_gives_the_table_of_a_growing_one(filled):
+    """Its empty slots were tokens, and ids were refused: "called 8 times with different texts"."""
+    model, ids = llama(), some_ids()
+    real = torch.ones_like(ids)
+    if filled:
+        real[0, :3] = 0
+    growing, out = generated(model, ids, attention_mask=real)
+    static, same = generated(model, ids, attention_mask=real, **STATIC)
+    assert torch.equal(out, same)
+    assert static[static.layers[0], 1].shape[3] == 16
+    assert_same_tables(static.heads(), growing.heads())
+    assert_same_tables(static.heads(out), growing.heads(out))
+    assert_same_tables(static.heads(out[:, :-1]), growing.heads(out))
+    assert_same_tables(static.heads(out, attention_mask=real), growing.heads(out))
+    told = static.heads(out.tolist(), attention_mask=real.tolist())
+    assert_same_tables(told, growing.heads(out))
+
+
+@pytest.mark.parametrize("window", [4, 12])
+@pytest.mark.parametrize("options", [{}, STATIC], ids=["growing", "static"])
+def test_a_window_that_lets_keys_go_gives_the_table_of_one_pass(window, options):
+    """Key 0 of such a map is not the first token, and ids were refused."""
+    model = mistral(window)
+    seen, out = generated(model, some_ids(), **options)
+    with torch.no_grad(), watch(model) as once:
+        model(out[:, :-1])
+    assert seen[seen.layers[0]].shape[3] == window
+    assert once[once.layers[0]].shape[3] == 16
+    assert_same_tables(seen.heads(), once.heads())
+    assert_same_tables(seen.heads(out), once.heads(out[:, :-1]))
+
+
+def test_our_static_cache_in_parts():
+    torch.manual_seed(1)
+    attention = MultiHeadAttention(8, 8, 20, 0.0, num_heads=2).double().eval()
+    x, ids = torch.randn(2, 11, 8).double(), some_ids(2, 11)
+    tables = []
+    for cache in (attention.new_cache(2, static=True), attention.new_cache(2), None):
+        parts = [x] if cache is None else [x[:, :5], x[:, 5:6], x[:, 6:]]
+        with torch.no_grad(), watch(attention) as seen:
+            for part in parts:
+                attention(part, cache=cache)
+        tables.append(seen.heads(ids.tolist()))
+    assert_same_tables(tables[0], tables[1])
+    assert_same_tables(tables[0], tables[2])
+
+
+@pytest.mark.parametrize("case", ["static", "window", "static window"])
+def test_pages_show_one_text(case):
+    """Only the last call was shown, or its keys stood in the columns of others."""
+    model = llama() if case == "static" else mistral(4)
+    seen, out = generated(model, some_ids(), **(STATIC if "static" in case else {}))
+    with torch.no_grad(), watch(model) as once:
+        model(out[:, :-1])
+    tokens = [f"w{i}" for i in range(16)]
+    for mine, told in zip(
+        seen.page(tokens=tokens, batch=1).layers, once.page(tokens=tokens, batch=1).layers,
+        strict=True,
+    ):  # fmt: skip
+        assert (mine.rows, mine.columns) == (told.rows, told.columns)
+        torch.testing.assert_close(torch.tensor(mine.weights), torch.tensor(told.weights))
+        assert (mine.hidden == told.hidden).all()
+        assert mine.words == told.words
+
+
+def test_a_static_map_on_a_page():
+    attention = MultiHeadAttention(8, 8, 7, 0.0, num_heads=2).eval()
+    cache = attention.new_cache(1, static=True)
+    attention.with_map(torch.randn(1, 2, 8), cache=cache)
+    m = attention.with_map(torch.randn(1, 2, 8), cache=cache)[1]
+    one = m.page(tokens=["a", "b", "c", "d"]).layers[0]
+    assert one.rows == ("c", "d")
+    assert one.columns == ("a", "b", "c", "d", "(empty)", "(empty)", "(empty)")
+    assert one.scores["previous"] == pytest.approx(m.previous().mean((0, 2)).tolist(), abs=1e-6)
+    assert m.page().layers[0].rows == ("t2", "t3")
+
+
+def test_texts_that_do_not_go_on():
+    """Queries that do not follow what was read, or keys that are others, are another text."""
+    seen = Seen()
+    q, k = torch.randn(1, 1, 12, 4), torch.randn(1, 1, 12, 4)
+    seen.add("a", AttentionMap(q, k, Mask.causal()))
+    seen.add("a", AttentionMap(q[:, :, :1], torch.randn(1, 1, 4, 4), Mask.causal()))
+    with pytest.raises(ValueError, match=r"ids: expected one id per key, \(batch=1, keys=4\)"):
+        seen.heads(torch.zeros(1, 15, dtype=torch.int64))
+    assert seen.heads(torch.zeros(1, 12, dtype=torch.int64)).rows[0].same_token is not None
+
+
+def test_sequences_that_stand_at_different_places():
+    torch.manual_seed(1)
+    q, k = torch.randn(2, 1, 1, 4).double(), torch.randn(2, 1, 9, 4).double()
+    visible = torch.arange(9) <= torch.tensor([6, 4])[:, None, None, None]
+    m, seen = AttentionMap(q, k, Mask.custom(visible)), Seen()
+    seen.add("a", m)
+    ids = torch.tensor([[1, 2, 3, 1, 2, 3, 1], [1, 2, 3, 4, 3, 0, 0]])
+    row, weights = seen.heads(ids).rows[0], m.dense()
+    assert row.previous == pytest.approx(float(weights[0, 0, 0, 5] + weights[1, 0, 0, 3]) / 2)
+    same = weights[0, 0, 0, 0] + weights[0, 0, 0, 3] + weights[1, 0, 0, 2]
+    assert row.same_token == pytest.approx(float(same) / 2)
+
+
+# Encoder, decoder, and attention between them.
+
+ENCODER, DECODER, CROSS = (
+    "encoder.block.1.layer.0.SelfAttention",
+    "decoder.block.1.layer.0.SelfAttention",
+    "decoder.block.1.layer.1.EncDecAttention",
+)
+
+
+def read_by_t5(tokens, decoder_tokens, mask=None, layers=None):
+    """The encoder reads one token again and again, the decoder each token once."""
+    enc, dec = torch.full((1, tokens), 7), torch.arange(20, 20 + decoder_tokens)[None]
+    enc = enc if mask is None else dec.flip(1)
+    model = t5()
+    with torch.no_grad(), watch(model, layers=layers) as seen:
+        model(input_ids=enc, decoder_input_ids=dec, attention_mask=mask)
+    return seen, enc, dec
+
+
+def row_of(table, layer):
+    return next(row for row in table.rows if row.layer == layer)
+
+
+@pytest.mark.parametrize("sizes", [(12, 7), (7, 12), (12, 11), (11, 12)])
+def test_ids_belong_to_the_layers_that_read_so_many(sizes):
+    """The decoder was measured with the encoder's ids: same_token 0.81, and nothing repeats."""
+    seen, enc, dec = read_by_t5(*sizes)
+    table = seen.heads(enc)
+    assert row_of(table, ENCODER).same_token > 0
+    assert row_of(table, DECODER).same_token is row_of(table, DECODER).induction is None
+    assert row_of(table, DECODER).previous is not None
+    table = seen.heads(dec)
+    assert row_of(table, DECODER).same_token is None  # every token is new
+    assert row_of(table, ENCODER).same_token is None
+    dec[0, -1] = dec[0, 0]
+    table = seen.heads(dec)
+    assert row_of(table, DECODER).same_token > 0
+    assert row_of(table, ENCODER).same_token is None
+
+
+@pytest.mark.parametrize("sizes", [(12, 7), (7, 12), (9, 9)])
+def test_cross_attention_has_no_token_before(sizes):
+    """Queries and keys are different texts, also where there are as many of both."""
+    seen, enc, _ = read_by_t5(*sizes)
+    for table in (seen.heads(), seen.heads(enc) if sizes[0] != sizes[1] else seen.heads()):
+        row = row_of(table, CROSS)
+        assert (row.previous, row.distance, row.same_token, row.induction) == (None,) * 4
+        m = seen[CROSS]
+        assert row.sink == pytest.approx(float(m.sink()[0, row.head].mean()), abs=1e-6)
+        assert row.entropy == pytest.approx(float(m.entropy()[0, row.head].mean()), abs=1e-6)
+        assert "away" not in row.looks_at
+        assert row_of(table, ENCODER).previous is not None
+        assert row_of(table, DECODER).previous is not None
+
+
+def test_encoder_and_decoder_of_one_length():
+    """Nobody can see whose ids they are: refused, and possible with one of the two watched."""
+    seen, enc, dec = read_by_t5(9, 9)
+    expected = r"%s: as many tokens were read by encoder\.block\.0.*, and by decoder\.block\.0"
+    with pytest.raises(ValueError, match=expected % "ids"):
+        seen.heads(enc)
+    with pytest.raises(ValueError, match=expected % "attention_mask"):
+        seen.heads(attention_mask=torch.ones(1, 9))
+    seen, enc, _ = read_by_t5(9, 9, layers="encoder.*")
+    assert row_of(seen.heads(enc), ENCODER).same_token > 0
+    seen, _, dec = read_by_t5(9, 9, layers="decoder.*")
+    dec[0, -1] = dec[0, 0]
+    table = seen.heads(dec)
+    assert row_of(table, DECODER).same_token > 0
+    assert row_of(table, CROSS).same_token is None
+
+
+def test_cross_attention_with_a_filled_up_memory():
+    """With as many queries as keys, the queries in the places of filling were left out."""
+    real = torch.arange(9)[None] < 6
+    seen, _, _ = read_by_t5(9, 9, mask=real.long())
+    table = seen.heads()
+    for layer, queries in ((CROSS, 9), (DECODER, 9), (ENCODER, 6)):
+        told = float(seen[layer].entropy()[0, 0, :queries].mean())
+        assert row_of(table, layer).entropy == pytest.approx(told, abs=1e-6)
+
+
+def test_cross_attention_in_generation():
+    """One query a call, and always the same keys: no cache grows there."""
+    enc = some_ids(1, 9)
+    seen, out = generated(t5(), enc)
+    table = seen.heads(out)
+    assert {call.map.shape[2:] for call in seen.calls if call.name == CROSS} == {(1, 9)}
+    assert row_of(table, CROSS).previous is row_of(table, CROSS).distance is None
+    assert row_of(table, DECODER).previous is not None
+    assert row_of(table, ENCODER).previous is not None
+    assert row_of(seen.heads(enc), ENCODER).same_token is not None
+
+
+def test_the_same_step_twice_is_no_cross_attention():
+    """As when it is timed: the keys stay, and so do the queries."""
+    m = AttentionMap(torch.randn(1, 1, 1, 4), torch.randn(1, 1, 6, 4))
+    seen = Seen()
+    seen.add("a", m)
+    seen.add("a", m)
+    assert seen.heads().rows[0].previous == pytest.approx(float(m.previous()), abs=1e-6)
+
+
+def test_attention_without_causality_after_another_text():
+    """A causal text encoder, then a picture encoder, as in CLIP: other numbers of tokens."""
+    seen = Seen()
+    q = torch.randn(1, 1, 7, 4)
+    seen.add("text", AttentionMap(q, q, Mask.causal()))
+    seen.add("picture", AttentionMap(q[:, :, :5], q[:, :, :5]))
+    assert [row.previous is None for row in seen.heads().rows] == [False, False]
+    seen.add("same length", AttentionMap(q, q))
+    assert [row.previous is None for row in seen.heads().rows] == [False, False, True]
+
+
+# Filling, where no token sees itself.
+
+
+@pytest.mark.parametrize("kind", ["bool", "-inf"])
+def test_the_last_token_of_strict_causality_is_no_filling(kind):
+    """Nobody sees it, since it does not see itself; it was left out of the means."""
+    torch.manual_seed(2)
+    q, k = torch.randn(2, 3, 2, 8, 4, dtype=torch.float64)
+    strict = torch.ones(8, 8, dtype=torch.bool).tril(-1)
+    real = torch.arange(8) < torch.tensor([8, 5, 8])[:, None]
+    for visible in (strict.expand(3, 1, 8, 8), strict & real[:, None, None]):
+        bias = torch.zeros(3, 1, 8, 8).double().masked_fill(~visible, -torch.inf)
+        mask = {"mask": Mask.custom(visible)} if kind == "bool" else {"bias": bias}
+        m, seen = AttentionMap(q, k, **mask), Seen()
+        seen.add("a", m)
+        counts = real if visible[1, 0, 7, 6] == 0 else torch.ones_like(real)
+        counts = counts & (torch.arange(8) > 0)  # the first one sees nothing
+        entropy = m.entropy()[:, 0]
+        assert seen.heads().rows[0].entropy == pytest.approx(float(entropy[counts].mean()))
+        told = counts | (torch.arange(8) == 0)
+        assert_same_tables(seen.heads(), seen.heads(attention_mask=told))
+        page = m.page(batch=1).layers[0]
+        assert page.scores["entropy"][0] == pytest.approx(float(entropy[1][counts[1]].mean()))
+
+
+def test_a_call_that_is_no_number():
+    seen = Seen()
+    seen.add("a", AttentionMap(torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4)))
+    with pytest.raises(KeyError, match="a was called 1 time, so 'x' is not one of its calls"):
+        seen["a", "x"]
