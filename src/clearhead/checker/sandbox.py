@@ -28,7 +28,13 @@ import torch
 
 from clearhead.checker.answers import Failure, Limits, clean
 from clearhead.checker.child import FRAME, MAGIC, MAX_JSON, MAX_TENSORS
-from clearhead.checker.usage import descendants, size_of, takes_more, user_threads
+from clearhead.checker.usage import (
+    descendants,
+    folder_prefix,
+    size_of,
+    takes_more,
+    user_threads,
+)
 
 HERE = Path(__file__).parent
 START_SECONDS = 90.0  # starting Python and importing torch: our time, not the stranger's
@@ -214,14 +220,9 @@ def choose_way(first: str) -> Way:
     raise RuntimeError(
         f"A stranger's code runs only where it can be held in, and here it cannot:{reasons}\n"
         "  As root, a user of its own is made for it, who must be able to read Python and torch.\n"
-        "  Fix: run the command as an ordinary user; or install bubblewrap; or, where a file above\n"
-        "  may not be read, let all users pass (chmod o+x) each folder on the way to it."
+        "  Fix: run the command as an ordinary user; or install bubblewrap; or, where a file\n"
+        "  above may not be read, let all users pass (chmod o+x) each folder on the way to it."
     )
-
-
-def folder_prefix(pid: int) -> str:
-    """How the names of the folders begin that a process makes for strangers."""
-    return f"clearhead-{pid}-"
 
 
 class Process:

@@ -1,7 +1,9 @@
-"""What a stranger's processes take, as Linux tells it: processes, memory, files."""
+"""What a stranger's processes take, as Linux tells it: processes, memory, files, folders."""
 
 import contextlib
 import os
+import shutil
+import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -95,3 +97,14 @@ def size_of(folder: str, most: int = 2000) -> Iterator[int]:
             if count > most or number > most:
                 yield 1 << 60
                 return
+
+
+def folder_prefix(pid: int) -> str:
+    """How the names of the folders begin that a process makes for strangers."""
+    return f"clearhead-{pid}-"
+
+
+def remove_folders(pid: int) -> None:
+    """Remove the folders of a process that was killed before it could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{folder_prefix(pid)}*"):
+        shutil.rmtree(folder, ignore_errors=True)
