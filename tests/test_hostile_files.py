@@ -15,7 +15,7 @@ import torch
 import batch_stubs
 from batch_stubs import mark
 from clearhead import cli
-from clearhead.checker import answers, app, batch, page
+from clearhead.checker import answers, app, batch, page, usage
 from clearhead.checker.answers import Forged
 from clearhead.checker.diagnose import check_source
 from clearhead.checker.isolate import Failure, InProcess, Isolated
@@ -56,20 +56,34 @@ def test_a_pipe_and_a_file_of_a_terabyte_are_rows(tmp_path):
         app.check(str(tmp_path / "a.py"), app.Options(), judge=batch_stubs.judge)
 
 
-def test_folders_inside_each_other_end_somewhere(tmp_path):
-    (tmp_path / "c.py").write_text("# correct\n", encoding="utf-8")
+@pytest.fixture
+def deep(tmp_path):
+    """A folder with more folders inside each other than Python's own functions take."""
     place = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(1100):  # a longer path than the system takes at once
+    for _ in range(1100):
         os.mkdir("d", dir_fd=place)
         below = os.open("d", os.O_RDONLY, dir_fd=place)
         os.close(place)
         place = below
     os.close(place)
-    rows = rows_of(tmp_path)
-    deep = "/".join("d" * (batch.DEEPEST + 1))
-    assert {name: row.verdict for name, row in rows.items()} == {"c.py": "correct", deep: "error"}
-    assert "folders deep" in rows[deep].note
+    yield tmp_path
     subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
+
+
+def test_what_is_too_deep_is_endless_and_can_be_removed(deep):
+    """Who watched a submission that made such folders ended, and its limits with it."""
+    assert sum(usage.size_of(str(deep))) >= 1 << 60
+    usage.remove(str(deep / "d"))
+    assert list(deep.iterdir()) == []
+    assert sum(usage.size_of(str(deep))) == 0
+
+
+def test_folders_inside_each_other_end_somewhere(deep, tmp_path):
+    (tmp_path / "c.py").write_text("# correct\n", encoding="utf-8")
+    rows = rows_of(tmp_path)
+    place = "/".join("d" * (batch.DEEPEST + 1))
+    assert {name: row.verdict for name, row in rows.items()} == {"c.py": "correct", place: "error"}
+    assert "folders deep" in rows[place].note
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may open every folder")

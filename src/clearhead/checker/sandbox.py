@@ -31,6 +31,7 @@ from clearhead.checker.child import FRAME, MAGIC, MAX_JSON, MAX_TENSORS
 from clearhead.checker.usage import (
     descendants,
     folder_prefix,
+    remove,
     size_of,
     takes_more,
     user_threads,
@@ -394,4 +395,4 @@ class Process:
         self.watcher.join()
         for fd in (self.writer, self.reader, self.output):
             os.close(fd)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)

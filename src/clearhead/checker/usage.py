@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -88,9 +89,12 @@ def shared(pids: Collection[int]) -> int:
     return sum(pieces.values())
 
 
-def size_of(folder: str, most: int = 2000) -> Iterator[int]:
-    """Sizes of the files in a folder; a folder with too many files counts as endless."""
+def size_of(folder: str, most: int = 2000, deepest: int = 50) -> Iterator[int]:
+    """Sizes of the files in a folder; with too many files, or too deep, it counts as endless."""
     for number, (path, _, files) in enumerate(os.walk(folder)):
+        if path.count(os.sep) - folder.count(os.sep) > deepest:
+            yield 1 << 60
+            return
         for count, name in enumerate(files):
             with contextlib.suppress(OSError):
                 yield os.lstat(os.path.join(path, name)).st_size
@@ -107,4 +111,12 @@ def folder_prefix(pid: int) -> str:
 def remove_folders(pid: int) -> None:
     """Remove the folders of a process that was killed before it could."""
     for folder in Path(tempfile.gettempdir()).glob(f"{folder_prefix(pid)}*"):
+        remove(str(folder))
+
+
+def remove(folder: str) -> None:
+    """Remove a folder with all that a stranger has put into it."""
+    try:
         shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:  # a thousand folders inside each other
+        subprocess.run(["rm", "-rf", "--", folder], check=False, capture_output=True)
