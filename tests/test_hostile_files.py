@@ -125,7 +125,7 @@ def test_a_strange_encoding_is_refused(name, tmp_path):
     """Of 1.7 MB in punycode every letter is put in its place: hours."""
     file = tmp_path / "a.py"
     file.write_bytes(f"# coding: {name}\n".encode() + b"x" * 1_700_000)
-    with pytest.raises(ValueError, match="its encoding is .*; save it as UTF-8"):
+    with pytest.raises(ValueError, match=r"its encoding is .*; save it as UTF-8"):
         batch.read_source(file)
 
 
