@@ -5,6 +5,7 @@ An answer may be forged. Whatever does not have exactly the expected form raises
 """
 
 import json
+import keyword
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 from safetensors.torch import load as read_tensors
 from torch import Tensor
 
-from clearhead.checker.child import DTYPES, Header, Tensors
+from clearhead.checker.child import DTYPES, MAX_CLASSES, MAX_NUMBERS, Header, Tensors
 
 MAX_ITEMS, MAX_NAME, MAX_TEXT, MAX_DIMS = 20_000, 500, 8_000, 16
 STRUCTURES = ("tensor", "tuple", "list", "dict", "none", "other")
@@ -159,6 +160,14 @@ def a_name(value: object) -> str:
     return a_text(value, MAX_NAME)
 
 
+def an_identifier(value: object) -> str:
+    """The value, if Python can name a thing so: adapters are written with such names."""
+    name = a_name(value)
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise Forged(f"expected a name as Python allows it, got {name[:50]!r}")
+    return name
+
+
 def a_number(value: object, low: int = 0, high: int = 1 << 40) -> int:
     """The value, if it is a whole number in a sensible range."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -252,7 +261,7 @@ def read_parameter(value: object) -> Parameter:
     """One parameter of a signature."""
     fields = a_table(value)
     return Parameter(
-        name=a_name(fields["name"]),
+        name=an_identifier(fields["name"]),
         kind=a_name(fields["kind"]),
         has_default=a_flag(fields["has_default"]),
         default=a_plain(fields["default"]),
@@ -264,38 +273,45 @@ def read_class(value: object) -> ClassInfo:
     """One class."""
     fields = a_table(value)
     return ClassInfo(
-        name=a_name(fields["name"]),
+        name=an_identifier(fields["name"]),
         line=a_number(fields["line"]),
         end_line=a_number(fields["end_line"]),
         is_module=a_flag(fields["is_module"]),
         init=tuple(read_parameter(item) for item in a_list(fields["init"])),
         forward=tuple(read_parameter(item) for item in a_list(fields["forward"])),
-        methods=tuple(a_name(item) for item in a_list(fields["methods"])),
-        bases=tuple(a_name(item) for item in a_list(fields["bases"])),
+        methods=tuple(an_identifier(item) for item in a_list(fields["methods"])),
+        bases=tuple(an_identifier(item) for item in a_list(fields["bases"])),
     )
 
 
 def read_classes(header: Header, tensors: Tensors) -> tuple[ClassInfo, ...]:
     """All classes."""
-    return tuple(read_class(item) for item in a_list(header["classes"]))
+    found = a_list(header["classes"])
+    if len(found) > MAX_CLASSES:
+        raise Forged(f"{len(found)} classes in one file")
+    return tuple(read_class(item) for item in found)
 
 
 def read_built(header: Header, tensors: Tensors) -> Built:
-    """An object; the shape told must be the shape of the values."""
+    """An object; the shape told must be the shape of the values, and every value must be there."""
     parameters, buffers = (
         {name: a_shape(shape) for name, shape in a_table(header[part]).items()}
         for part in ("parameters", "buffers")
     )
     for name, shape in parameters.items():
-        if name in tensors and tuple(tensors[name].shape) != shape:
+        if name not in tensors:
+            raise Forged(f"{name}: its numbers were not sent")
+        if tuple(tensors[name].shape) != shape:
             raise Forged(f"{name}: said {shape}, sent {tuple(tensors[name].shape)}")
+    if sum(math.prod(shape) for shape in parameters.values()) > MAX_NUMBERS:
+        raise Forged("more numbers than an honest process sends")
     return Built(
         parameters=parameters,
         buffers=buffers,
         stray=tuple(a_name(name) for name in a_list(header["stray"])),
         modules={path: a_name(name) for path, name in a_table(header["modules"]).items()},
         plain={name: a_plain(value) for name, value in a_table(header["plain"]).items()},
-        weights={name: tensors[name] for name in parameters if name in tensors},
+        weights={name: tensors[name] for name in parameters},
         arrays=a_flag(header.get("arrays", False)),
     )
 

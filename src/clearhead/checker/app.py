@@ -5,7 +5,9 @@ import difflib
 import itertools
 import json
 import re
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from pathlib import Path
 
 from clearhead import drawing
 from clearhead.checker import batch, page, summary
-from clearhead.checker.marks import Marks, Row, guarded, write
+from clearhead.checker.marks import Marks, Row, key_of, write
 from clearhead.checker.notebooks import Source
 from clearhead.checker.policy import PARTS, Policy
 from clearhead.checker.report import Report, exit_status
@@ -58,20 +60,21 @@ def check(target: str, options: Options, *, judge: batch.Check = batch.check_tex
     for name, file in (("--csv", options.csv), ("--html", options.html)):
         if file is not None and not file.parent.is_dir():
             raise ValueError(f"{name} {file}: there is no folder {file.parent}.")
+    if path.is_dir() and options.csv is not None:
+        _check_place(options.csv, path)
     policy = Policy() if options.policy is None else Policy.read(options.policy)
     if options.adapter is not None:
         policy = replace(policy, adapter=read_text("--adapter", options.adapter))
     source = None if path.is_dir() else _readable(path)
     if source is not None and only is not None:
         _check_class(path, source, only, policy.adapter)
-    if judge is batch.check_text:
-        _warn()
+    contained = _warn() if judge is batch.check_text else ""
     if path.is_dir() or options.csv is not None or options.html is not None:
         if only is not None:
             policy = replace(policy, cls=only)
-        return _many(path, policy, options, judge)
+        return _many(path, policy, options, judge, contained)
     source = source or batch.read_source(path)
-    with _waiting(f"Checking {drawing.shorten(path.name, 40)}"):
+    with _waiting(f"Checking {drawing.shorten(path.name, 40)}"), _patient(path):
         reports = judge(source.text, str(path), only, policy.adapter)
     judged = policy.judge(str(path), reports) or [
         Report(str(path), only or "", "error", notes=("No attention class was found.",))
@@ -111,11 +114,21 @@ def _check_class(path: Path, source: Source, only: str, adapter: str | None = No
     raise ValueError(f"{path}: there is no class {only} in it.\n  {there}{meant}")
 
 
-def _warn() -> None:
-    """Say what is not contained, before anything runs."""
+def _check_place(csv: Path, folder: Path) -> None:
+    """Raise ValueError if the marks would lie among the submissions."""
+    if csv.parent.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"--csv {csv}: expected a place outside {folder}, the folder of submissions.\n"
+            "  Marks that came with a submission would be believed: choose another folder."
+        )
+
+
+def _warn() -> str:
+    """Say what is not contained, before anything runs; give back what is."""
     contained = batch.containment()
     if "Not contained" in contained:
         print(contained, file=sys.stderr)
+    return contained
 
 
 def write_adapter(target: str, file: Path) -> None:
@@ -136,6 +149,7 @@ def write_adapter(target: str, file: Path) -> None:
     from clearhead.checker.isolate import Failure, Isolated
     from clearhead.checker.skeletons import adapter_for
 
+    _warn()
     with Isolated(source.text, path.name) as session:
         classes = session.classes()
     if isinstance(classes, Failure):
@@ -143,7 +157,8 @@ def write_adapter(target: str, file: Path) -> None:
     chosen = choose(classes, only) or classes
     if not chosen:
         raise ValueError(f"{path}: there is no class in it.")
-    made = adapter_for(chosen[0], source.text)
+    with _patient(path):
+        made = adapter_for(chosen[0], source.text)
     write(file, made.text.encode())
     todo = f"Complete {file} where it says so, then" if made.open else f"Wrote {file}. Now"
     print(f"{todo}: clearhead check {target} --adapter {file}", file=sys.stderr)
@@ -191,7 +206,7 @@ def _show(reports: Sequence[Report], options: Options) -> None:
             out.print(*([""] if number else []), report.draw(hint=options.hint), sep="\n")
 
 
-def _many(path: Path, policy: Policy, options: Options, judge: batch.Check) -> int:
+def _many(path: Path, policy: Policy, options: Options, judge: batch.Check, contained: str) -> int:
     """A folder, or a file whose row is to be kept."""
     files, root = (batch.collect(path), path) if path.is_dir() else ([path], path.parent)
     if not files:
@@ -205,8 +220,9 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check) -> i
     try:
         with _progress(len(files)) as advance:
             done = marks.done if marks is not None else lambda file, sha256, rules: False
+            links = not path.is_dir()
             for result in batch.run(
-                files, root, jobs=options.jobs, policy=policy, done=done, check=judge
+                files, root, jobs=options.jobs, policy=policy, done=done, links=links, check=judge
             ):
                 if result is None:
                     again += 1
@@ -229,7 +245,8 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check) -> i
         if marks is not None:
             marks.close()
     if options.html is not None:
-        write(options.html, page.html(rows, policy.fail, hint=options.hint).encode())
+        made = page.html(rows, policy.fail, hint=options.hint, contained=contained)
+        write(options.html, made.encode())
     if not options.as_json:
         out = drawing.console()
         if marks is None:
@@ -248,7 +265,7 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check) -> i
 
 def _say_what_changed(marks: Marks, names: Sequence[str], policy: Policy) -> None:
     """Rows of other rules are made anew: say so before, since it takes long."""
-    known = [marks.rows[name] for name in map(guarded, names) if name in marks.rows]
+    known = [marks.rows[name] for name in map(key_of, names) if name in marks.rows]
     other = [row for row in known if row.rules != policy.digest]
     if not other:
         return
@@ -284,6 +301,31 @@ def _say_what_is_kept(finished: int, total: int, options: Options) -> None:
 
 def _nothing(row: Row) -> Report:
     return Report(row.file, "", "error", notes=(row.note,))
+
+
+@contextmanager
+def _patient(path: Path, seconds: float = batch.PATIENCE) -> Iterator[None]:
+    """End what takes longer than one submission may, as in a folder of them."""
+
+    def ring(*_: object) -> None:
+        raise _TookTooLong
+
+    if not hasattr(signal, "setitimer") or threading.current_thread() != threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _TookTooLong:
+        raise ValueError(f"{path}: checking it took longer than {seconds:g} s.") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class _TookTooLong(BaseException):
+    """Not an Exception: nothing in between may take it for an answer."""
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import traceback
 import types
 from collections.abc import Callable
 from json import dumps, loads
+from keyword import iskeyword
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,8 @@ from clearhead.checker.leaves import LETTERS, Leaves, flatten, json_value
 FRAME = struct.Struct(">4sIQ")  # magic, bytes of JSON, bytes of safetensors
 MAGIC = b"CLR1"
 MAX_JSON, MAX_TENSORS = 4 << 20, 256 << 20
+MAX_NUMBERS = MAX_TENSORS // 4  # of all parameters together, in whatever dtype they are sent
+MAX_CLASSES = 200  # of one file
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
@@ -76,11 +79,20 @@ def revive(value: Any, tensors: Tensors) -> Any:
     return value
 
 
+def without_numbers(tensor: Tensor) -> str:
+    """What kind of tensor it is, if it has no numbers that can be sent; else ""."""
+    if tensor.is_meta:
+        return 'a tensor of the device "meta", which has none'
+    if tensor.layout != torch.strided:
+        return f"a tensor of the layout {tensor.layout}"
+    return "" if tensor.dtype in DTYPES else f"a tensor of the dtype {tensor.dtype}"
+
+
 def plain_tensor(tensor: Tensor) -> Tensor | None:
     """The numbers alone, on the CPU, without subclass or graph; None for what cannot be sent."""
     with _plain_torch(), _no_grad():
         tensor = _as_subclass(tensor, Tensor)
-        if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_meta:
+        if without_numbers(tensor):
             return None
         if tensor.numel() * tensor.element_size() > MAX_TENSORS:
             raise ValueError(
@@ -110,6 +122,11 @@ def parameters_of(function: object) -> list[Header]:
     ]
 
 
+def named(name: str) -> bool:
+    """Whether Python's own syntax could give this name: `setattr` and `type` take any text."""
+    return name.isidentifier() and not iskeyword(name)
+
+
 def describe_class(cls: type, lines: tuple[int, int]) -> Header:
     """What can be told of a class without building it."""
     forward = getattr(cls, "forward", None)
@@ -122,8 +139,8 @@ def describe_class(cls: type, lines: tuple[int, int]) -> Header:
         "is_module": issubclass(cls, Module),
         "init": [] if cls.__init__ is object.__init__ else parameters_of(cls.__init__),  # type: ignore[misc]
         "forward": [] if forward is None else parameters_of(forward),
-        "methods": [name for name, value in vars(cls).items() if inspect.isfunction(value)],
-        "bases": [base.__name__ for base in cls.__bases__],
+        "methods": [n for n, value in vars(cls).items() if inspect.isfunction(value) and named(n)],
+        "bases": [base.__name__ for base in cls.__bases__ if named(base.__name__)],
     }
 
 
@@ -229,6 +246,8 @@ class Worker:
     def do_classes(self, tensors: Tensors) -> tuple[Header, Tensors]:
         """The classes written in the file, from top to bottom."""
         ordered = sorted(self.known.values(), key=lambda one: one.lines)
+        if len(ordered) > MAX_CLASSES:
+            raise ValueError(f"{len(ordered)} classes in one file: at most {MAX_CLASSES} are read")
         return {"classes": [describe_class(one.cls, one.lines) for one in ordered]}, {}
 
     def do_build(
@@ -247,6 +266,14 @@ class Worker:
     def do_describe(self, tensors: Tensors) -> tuple[Header, Tensors]:
         """Parameters, buffers, stray tensors and attributes, as they are now."""
         leaves = Leaves(self.built)
+        numbers = 0
+        with _plain_torch():
+            for name, tensor in leaves.parameters.items():
+                numbers += tensor.numel()
+                if kind := without_numbers(tensor):
+                    raise ValueError(f"parameter {name}: expected plain numbers, got {kind}")
+        if numbers > MAX_NUMBERS:
+            raise ValueError(f"{numbers:,} numbers in its parameters: at most {MAX_NUMBERS:,}")
         shapes = {"parameters": leaves.parameters, "buffers": leaves.buffers}
         header: Header = {
             part: {name: list(tensor.shape) for name, tensor in found.items()}

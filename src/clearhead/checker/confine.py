@@ -1,24 +1,26 @@
 """The first thing a stranger's process does: bind itself to limits, then answer questions.
 
-`sandbox.py` runs this file as a plain script (`python -I confine.py '{...}'`), perhaps inside
+`sandbox.py` runs this text as a plain script (`python -I -c TEXT '{...}'`), perhaps inside
 bubblewrap. It uses the standard library only; nothing of the stranger has run when it is done.
 """
 
 import ctypes
 import fcntl
-import importlib.util
 import json
 import os
+import platform
 import resource
 import select
 import signal
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
-# Numbers from <linux/prctl.h> and <linux/capability.h>.
-PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 8, 36, 38
-CAPABILITY_VERSION_3, CAP_DAC_READ_SEARCH = 0x20080522, 2
+# Numbers from <linux/prctl.h>, <linux/capability.h>, <linux/keyctl.h> and <asm/unistd.h>.
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 36, 38, 47
+PR_CAP_AMBIENT_CLEAR_ALL, CAPABILITY_VERSION_3, KEYCTL_JOIN_SESSION_KEYRING = 4, 0x20080522, 1
+KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
 FIRST_PROTOCOL_FD, OPEN_FILES = 200, 256
 
 
@@ -47,25 +49,28 @@ def set_limits(settings: dict[str, Any]) -> None:
         limit(resource.RLIMIT_NPROC, settings["processes"])
 
 
-def drop(uid: int, keep_read: bool) -> None:
-    """Become a user that owns nothing; a process limit does not bind root.
+def new_keyring() -> None:
+    """Leave the kernel's keyring of this session: what one submission keeps there, others read."""
+    number = KEYCTL.get(platform.machine())
+    if sys.platform == "linux" and number is not None:  # refused, no key can be kept either
+        ctypes.CDLL(None).syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None, 0, 0, 0)
+
+
+def drop(uid: int | None) -> None:
+    """Give up every right; root also becomes a user that owns nothing.
 
     Args:
-        uid: The user and group to become.
-        keep_read: Keep the right to read every file. Needed when Python itself lies in a folder
-            that only root may enter.
+        uid: The user and group to become; None to stay who one is.
     """
-    if keep_read:
-        prctl(PR_SET_KEEPCAPS, 1)
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-    if keep_read:
-        header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-        only = 1 << CAP_DAC_READ_SEARCH
-        sets = (ctypes.c_uint32 * 6)(only, only, 0, 0, 0, 0)
-        if ctypes.CDLL(None).capset(header, sets) != 0:
-            raise OSError("could not keep the right to read files")
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    if sys.platform == "linux":
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+        header, none = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+        if ctypes.CDLL(None).capset(header, none) != 0:
+            raise OSError("the rights of this process could not be given up")
 
 
 def children(pid: int) -> list[int]:
@@ -105,13 +110,10 @@ def keep(protocol: list[int]) -> None:
     os._exit(status if status >= 0 else 128 - status)
 
 
-def load(name: str, path: str) -> Any:
-    """One file of ours as a module, without the package around it."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def load(name: str, source: str) -> Any:
+    """A source of ours as a module, without the package around it."""
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, f"<{name}>", "exec"), vars(module))
     return module
 
 
@@ -120,18 +122,18 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     sys.argv = [sys.argv[0]]
     prctl(PR_SET_NO_NEW_PRIVS, 1)
+    new_keyring()
     set_limits(settings)
-    if settings["uid"] is not None:
-        drop(settings["uid"], settings["keep_read"])
+    drop(settings["uid"])
     protocol = settings["protocol"]
     if settings["keeper"]:
         keep(protocol)
     else:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path.extend(path for path in settings["paths"] if path not in sys.path)
-    for path in settings["files"].values():
-        if not os.access(path, os.R_OK):
-            raise FileNotFoundError(path)
+    for path in settings["readable"]:
+        with Path(path).open("rb"):
+            continue
     Path("trial").touch()  # the working folder must be ours
     Path("trial").unlink()
     if not protocol:
@@ -141,8 +143,8 @@ def main() -> None:
     reader, writer = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_PROTOCOL_FD) for fd in protocol)
     for fd in protocol:
         os.close(fd)
-    for name, path in settings["files"].items():  # the last one is child.py
-        child = load(name, path)
+    for name, source in settings["sources"].items():  # the last one is child.py
+        child = load(name, source)
     child.serve(reader, writer)
 
 

@@ -167,7 +167,8 @@ def check_class(
     if wrong_name is not None:
         id, name = wrong_name
         name = name.removeprefix(f"_{info.name}")  # Python mangles __init
-        case.add(id, f"The class has a method {name!r}.", case.text.line(rf"def {name}\b"))
+        line = case.text.line(rf"def {re.escape(name)}\b")
+        case.add(id, f"The class has a method {name!r}.", line)
         return case.report()
     try:
         subject = prepare(case)

@@ -47,15 +47,14 @@ def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Exp
 def _stray(case: Case, subject: Subject) -> None:
     for path in subject.built.stray:
         name = path.rpartition(".")[2]
-        lines = [
-            line for line in case.text.code.splitlines() if re.search(rf"self\.{name}\b", line)
-        ]
+        own = rf"self\.{re.escape(name)}"
+        lines = [line for line in case.text.code.splitlines() if re.search(rf"{own}\b", line)]
         if not lines:
             continue
         if any(re.search(r"\.to\(|type_as|\.cuda\(|device", line) for line in lines):
             continue
-        made = next((line for line in lines if re.search(rf"self\.{name}\s*[:=]", line)), lines[0])
-        line = case.text.line(rf"self\.{name}\s*[:=]", rf"self\.{name}\b")
+        made = next((line for line in lines if re.search(rf"{own}\s*[:=]", line)), lines[0])
+        line = case.text.line(rf"{own}\s*[:=]", rf"{own}\b")
         evidence = f"self.{name} is a tensor, but neither a parameter nor a buffer."
         if re.search(r"mask|tri[lu]|causal", name + made):
             case.add("mask-not-a-buffer", evidence, line)

@@ -262,7 +262,7 @@ def may_make_on_cpu(text: Text) -> bool:
 
 def _made(what: str) -> str:
     maker = r"\b(torch|T|th)\.(ones|zeros|full|arange|tensor|eye|empty|[A-Z]\w*Tensor)\("
-    kept = rf"{what}|\.to\(|type_as|register_buffer|Parameter\(|self\.\w+\s*=|^\s*#"
+    kept = rf"{what}|\.to\(|type_as|register_buffer|Parameter\(|self\.\w+\s*=|^[ \t]*#"
     return rf"^(?!.*({kept})).*{maker}"
 
 
@@ -407,7 +407,7 @@ def context_name(text: Text, info: ClassInfo) -> str:
     names += re.findall(rf"\.({'|'.join(known)})\b", text.code)
     for name in names:
         for line in text.code.splitlines():
-            if re.search(rf"\b{name}\b", line) and re.search(
+            if re.search(rf"\b{re.escape(name)}\b", line) and re.search(
                 r"(?i)embedding|position|\bpos|\brel|rope|rotary|arange|freq|randn|zeros", line
             ):
                 return ""

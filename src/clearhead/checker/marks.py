@@ -46,16 +46,44 @@ class Row:
 HEAD = tuple("class" if field.name == "cls" else field.name for field in fields(Row))
 
 
-def guarded(cell: str) -> str:
-    r"""A cell that a spreadsheet takes for text and not for a formula, in one line.
+LONGEST = 20_000  # letters of a cell; a spreadsheet takes 32,767
+# A sign alone is ours, for "none". In some countries `;` divides the cells of a CSV file.
+_FORMULA = r"(?=[\s']*(?:[=+@＝＋－＠]|-(?!\s*(?:;|\Z))))"
+_START = re.compile(rf"(\A|;){_FORMULA}")
+_GUARD = re.compile(rf"(\A|;)'{_FORMULA}")
 
-    >>> guarded("=1+1"), guarded("a\nb"), guarded("-")
-    ("'=1+1", 'a\\nb', '-')
+
+def guarded(cell: str) -> str:
+    r"""A cell that a spreadsheet takes for text and not for a formula, in one line, not too long.
+
+    >>> guarded("=1+1"), guarded("a\nb"), guarded("-"), guarded("x;=2")
+    ("'=1+1", 'a\\nb', '-', "x;'=2")
     """
+    return _guarded(cell[:LONGEST])[:LONGEST]
+
+
+def _guarded(cell: str) -> str:
     cell = drawing.harmless(cell).replace("\n", "\\n")
-    if re.fullmatch(r"-([; ]+-)*", cell):  # our own sign for "none": no formula
-        return cell
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@")) else cell
+    return cell if re.fullmatch(r"-([; ]+-)*", cell) else _START.sub(r"\1'", cell)
+
+
+def key_of(file: str) -> str:
+    r"""The cell for a file's name: guarded, and no two names have the same one.
+
+    >>> key_of("=x.py"), key_of("'=x.py"), key_of("a\\nb.py")
+    ("'=x.py", "''=x.py", 'a\\\\nb.py')
+    """
+    return _guarded(file.replace("\\", r"\\"))
+
+
+def file_of(key: str) -> str:
+    r"""The file's name that a cell stands for.
+
+    >>> file_of(key_of("a\n'=b\\n\u2028é.py")) == "a\n'=b\\n\u2028é.py"
+    True
+    """
+    plain = _GUARD.sub(r"\1", key)
+    return plain.encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 
 class Marks:
@@ -74,7 +102,7 @@ class Marks:
         self._others: list[list[str]] = []  # not ours: kept below the rows
         data = path.read_bytes() if path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
-        lines = list(csv.reader(io.StringIO(whole.decode("utf-8", "replace"))))
+        lines = _cells(whole.decode("utf-8", "replace"))
         if data and whole and tuple(lines[0]) != HEAD:
             raise ValueError(
                 f"--csv {path}: expected a file with the columns {', '.join(HEAD)}, got another.\n"
@@ -95,12 +123,12 @@ class Marks:
 
     def done(self, file: str, sha256: str, rules: str) -> bool:
         """Whether this file was judged before, with the same content under the same rules."""
-        row = self.rows.get(guarded(file))
+        row = self.rows.get(key_of(file))
         return row is not None and (row.sha256, row.rules) == (sha256, rules)
 
     def add(self, row: Row) -> None:
         """Write a row, so that nothing is lost when the power fails now."""
-        cells = tuple(guarded(cell) for cell in astuple(row))
+        cells = (key_of(row.file), *(guarded(cell) for cell in astuple(row)[1:]))
         again = cells[0] in self.rows
         self.rows[cells[0]] = Row(*cells)
         if again:  # the file has changed since: one row per submission
@@ -122,10 +150,10 @@ class Marks:
             files: The names of files that were found.
             root: Their folder; a row's file may be in it without being among them.
         """
-        names = {guarded(file) for file in files}
+        names = {key_of(file) for file in files}
         there, gone = list[Row](), list[Row]()
         for name, row in self.rows.items():
-            kept = name in names or (root / name.removeprefix("'")).is_file()
+            kept = name in names or _is_there(root, name)
             (there if kept else gone).append(row)
         return there, gone
 
@@ -143,6 +171,23 @@ class Marks:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _is_there(root: Path, key: str) -> bool:
+    """Whether the file of a row is in the folder."""
+    try:
+        return (root / file_of(key)).is_file()
+    except (OSError, ValueError):  # no name that a file can have
+        return False
+
+
+def _cells(text: str) -> list[list[str]]:
+    """The cells of a CSV file, however long they are."""
+    before = csv.field_size_limit(len(text) + 1)
+    try:
+        return list(csv.reader(io.StringIO(text)))
+    finally:
+        csv.field_size_limit(before)
 
 
 def line(cells: Iterable[str]) -> bytes:

@@ -131,7 +131,7 @@ def with_configs(info: ClassInfo, code: str, file: str) -> ClassInfo:
         code: Its source.
         file: The whole file, in which a configuration's own defaults may stand.
     """
-    body = re.search(r"def __init__.*?(?=\n\s*def |\Z)", code, re.DOTALL)
+    body = re.search(r"def __init__.*?(?=\n[ \t]*def |\Z)", code, re.DOTALL)
     marked = tuple(
         replace(p, annotation=_CONFIG)
         if meaning_of(p.name) == "config" or (body and _may_be_config(p) and _read(p.name, body[0]))
@@ -157,7 +157,8 @@ def _read(name: str, code: str) -> set[str]:
 
 def _default_in(file: str, name: str) -> object:
     """The plain value that a field has in the file, if it has one: `rope_base: float = 1e4`."""
-    given = re.search(rf"(?m)^\s+{name}\s*(?::[^=\n]+)?=\s*([\w.+-]+)\s*(?:#.*)?$", file)
+    own = rf"^[ \t]+{re.escape(name)}[ \t]*(?::[^=\n]+)?=[ \t]*"
+    given = re.search(rf"(?m){own}([\w.+-]+)[ \t]*(?:#.*)?$", file)
     try:
         value = ast.literal_eval(given[1]) if given else None
     except (SyntaxError, ValueError):

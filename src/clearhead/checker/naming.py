@@ -192,7 +192,7 @@ def scale_set_by(text: Text, subject: Subject, best: Explanation) -> str:
             continue
         if min(abs(value / found - 1), abs(1 / value / found - 1)) > 1e-4:
             continue
-        line = re.search(rf"self\.{name}\s*(?::[^=]+)?=\s*([^\n]+)", text.code)
+        line = re.search(rf"self\.{re.escape(name)}\s*(?::[^=\n]+)?=\s*([^\n]+)", text.code)
         if line and re.fullmatch(r"(float\()?[\d.e+-]+\)?", line[1].strip()):
             return "a constant"
         if line and re.fullmatch(r"(float\()?(\w+\.)?[a-z_]\w*\)?", line[1].strip()):

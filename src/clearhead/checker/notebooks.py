@@ -63,19 +63,28 @@ class Source(NamedTuple):
 
 
 def read_notebook(path: str | Path) -> Source:
+    """The code of a notebook's file; see `parse_notebook`."""
+    return parse_notebook(Path(path).read_bytes(), Path(path).name)
+
+
+def parse_notebook(data: bytes, name: str) -> Source:
     """The code of a notebook as one Python source, each cell after a line `# cell N`.
+
+    Args:
+        data: The bytes of its file.
+        name: The name of its file.
 
     Raises:
         ValueError: If the file is no notebook.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(data.decode("utf-8"))
         found = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
         texts = ["".join(cell["source"]) for cell in found]
         counts = [cell.get("execution_count") for cell in found]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"{Path(path).name}: expected a Jupyter notebook (JSON with cells), got something "
+            f"{name}: expected a Jupyter notebook (JSON with cells), got something "
             f"else ({type(error).__name__}).\n  Saved by an old program? Export it as .py."
         ) from error
     numbers = [count if isinstance(count, int) else None for count in counts]
@@ -84,9 +93,9 @@ def read_notebook(path: str | Path) -> Source:
     for place, (text, number) in enumerate(zip(texts, numbers, strict=True), start=1):
         part = f"# cell {place}\n{cell_source(text)}\n"
         known = number is not None and often[number] == 1
-        name = f"In[{number}]" if known else f"code cell {place}"
+        shown = f"In[{number}]" if known else f"code cell {place}"
         size = part.count("\n") - 1
-        cells.append(Cell(name, line + 1, size))
+        cells.append(Cell(shown, line + 1, size))
         parts.append(part)
         line += size + 1
     return Source("".join(parts), tuple(cells))

@@ -38,6 +38,7 @@ def html(
     *,
     hint: bool = False,
     title: str = "What the class found hard",
+    contained: str = "",
 ) -> str:
     """The page, with every text from outside escaped.
 
@@ -46,6 +47,7 @@ def html(
         fail: The severities that fail.
         hint: Show symptoms, without causes and fixes.
         title: What stands above.
+        contained: What the submissions could reach when they ran.
     """
     seen = tally(rows, fail, hint=hint)
     tiles = "".join(
@@ -75,6 +77,7 @@ def html(
 {remarks}
 <h2>The files</h2>
 {lost}{_folded("Every submission", [name for name, _ in columns], cells)}
+{f'<p class="dim">{_text(contained)}</p>' if contained else ""}
 </main></body></html>
 """
 

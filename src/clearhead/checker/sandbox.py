@@ -1,7 +1,8 @@
 """A process for a stranger: how it is started, watched, heard and ended.
 
-Of three ways to start it, the first whose trial run works is taken: inside bubblewrap (`bwrap`),
-inside namespaces of its own (`unshare`), or plainly. Each trial really runs `confine.py` that way.
+Of the ways to start it, the first whose trial run works is taken: inside bubblewrap (`bwrap`, best
+with no namespaces of users below it), inside namespaces of its own (`unshare`), or plainly. Each
+trial really runs `confine.py` that way. A stranger's code never runs as root.
 """
 
 import contextlib
@@ -17,8 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,21 @@ import torch
 
 from clearhead.checker.answers import Failure, Limits, clean
 from clearhead.checker.child import FRAME, MAGIC, MAX_JSON, MAX_TENSORS
+from clearhead.checker.usage import (
+    descendants,
+    folder_prefix,
+    remove,
+    size_of,
+    takes_more,
+    user_threads,
+)
 
 HERE = Path(__file__).parent
 START_SECONDS = 90.0  # starting Python and importing torch: our time, not the stranger's
 TICK = 0.05
 # No person and no service has these user numbers, so that all their processes may be ended.
 FIRST_UID, MANY_UIDS = 1_900_000_000, 100_000_000
+PACKAGES = (torch, numpy, safetensors)
 INSIDE = "/tmp/submission"  # the working folder, as seen from inside bubblewrap
 
 
@@ -43,7 +52,13 @@ class Way:
 
     name: str
     contained: str
-    uid: bool  # root becomes a user of its own for each submission
+    fenced: bool = False  # nothing inside can make a user namespace
+    why: str = ""  # what is in the way of the stronger ways
+
+    @property
+    def program(self) -> str:
+        """What is run before Python."""
+        return self.name.partition("-")[0]
 
 
 def new_uid() -> int | None:
@@ -54,30 +69,31 @@ def new_uid() -> int | None:
 
 
 def needed_folders() -> list[Path]:
-    """What the child must be able to read: Python, torch and this folder."""
-    packages = [Path(str(one.__file__)).parents[1] for one in (torch, numpy, safetensors)]
+    """What the child must be able to read: Python and torch."""
+    packages = [Path(str(one.__file__)).parents[1] for one in PACKAGES]
     python = Path(sys.executable)
     prefixes = [Path(sys.prefix), Path(sys.base_prefix)]
-    places = [*prefixes, python.parent, python.resolve().parents[1], HERE, *packages]
+    places = [*prefixes, python.parent, python.resolve().parents[1], *packages]
     return list(dict.fromkeys(places))
 
 
-def open_to_all(path: Path) -> bool:
-    """Whether any user may read and enter this folder."""
-    return path.stat().st_mode & 0o005 == 0o005
-
-
-def prefix(way: str, size: int) -> list[str]:
+def prefix(way: Way, size: int) -> list[str]:
     """The words before the command."""
     root = os.geteuid() == 0
-    program = shutil.which(way) or way  # found on our PATH, which the child does not get
-    if way == "unshare":
+    program = shutil.which(way.program) or way.program  # on our PATH, which the child does not get
+    if way.name == "unshare":
         words = "--net --ipc --uts --pid --fork --kill-child --mount-proc"
         return [program, *words.split(), *([] if root else ["--user", "--map-current-user"])]
-    if way != "bwrap":
+    if way.program != "bwrap":
         return []
     words = "--die-with-parent --unshare-pid --unshare-net --unshare-ipc --unshare-uts"
-    command = [program, *words.split(), *([] if root else ["--unshare-user"])]
+    command = [program, *words.split(), "--cap-drop", "ALL"]
+    if root:  # confine.py needs these two to become another user, and loses them by that
+        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        fence = [sys.executable, "-I", "-S", str(HERE / "fence.py")]
+        command = [*fence, *command] if way.fenced else command
+    else:
+        command += ["--unshare-user", *(["--disable-userns"] if way.fenced else [])]
     for place in ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin"):
         if os.path.islink(place):
             command += ["--symlink", os.readlink(place), place]
@@ -97,21 +113,10 @@ def prefix(way: str, size: int) -> list[str]:
     return [*command, "--remount-ro", "/", "--chdir", INSIDE, "--"]
 
 
-def user_threads() -> int:
-    """How many threads this user already has; they all count against the process limit."""
-    count = 0
-    for task in Path("/proc").glob("[0-9]*/task"):
-        with contextlib.suppress(OSError):
-            count += len(os.listdir(task)) if task.stat().st_uid == os.getuid() else 0
-    return count
-
-
 def command_for(
     way: Way, limits: Limits, uid: int | None, protocol: list[int]
 ) -> tuple[list[str], dict[str, str]]:
     """The whole command and its environment, with nothing of ours in it."""
-    # In bubblewrap the folders above are new ones that all may enter.
-    chains = [[one] if way.name == "bwrap" else [one, *one.parents] for one in needed_folders()]
     processes = limits.processes + (0 if uid is not None else user_threads())
     settings: dict[str, Any] = {
         "file_bytes": limits.file_mib << 20,
@@ -119,69 +124,60 @@ def command_for(
         "memory_bytes": limits.memory_mib << 20,
         "processes": processes if sys.platform == "linux" else None,
         "uid": uid,
-        "keep_read": not all(open_to_all(path) for chain in chains for path in chain),
-        "keeper": way.name != "bwrap" and sys.platform == "linux",
+        "keeper": way.program != "bwrap" and sys.platform == "linux",
         "protocol": protocol,
-        "paths": [str(Path(str(one.__file__)).parents[1]) for one in (torch, numpy, safetensors)],
-        "files": {
-            "clearhead.checker.leaves": str(HERE / "leaves.py"),
-            "clearhead_child": str(HERE / "child.py"),
+        "paths": [str(Path(str(one.__file__)).parents[1]) for one in PACKAGES],
+        "readable": [str(one.__file__) for one in (os, *PACKAGES)],
+        # As text: the child may be a user who cannot read the folder of this package.
+        "sources": {
+            "clearhead.checker.leaves": (HERE / "leaves.py").read_text(encoding="utf-8"),
+            "clearhead_child": (HERE / "child.py").read_text(encoding="utf-8"),
         },
     }
-    python = [sys.executable, "-I", "-B", str(HERE / "confine.py"), json.dumps(settings)]
+    confine = (HERE / "confine.py").read_text(encoding="utf-8")
+    python = [sys.executable, "-I", "-B", "-c", confine, json.dumps(settings)]
     environment = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     }
-    return [*prefix(way.name, 16 * limits.file_mib << 20), *python], environment
+    return [*prefix(way, 16 * limits.file_mib << 20), *python], environment
 
 
-MISSING = "(bubblewrap is missing or not permitted here)."
+BUBBLE = "Contained by bubblewrap: no network, none of your files, nothing stays behind."
 WAYS = (
-    Way(
-        "bwrap",
-        "Contained by bubblewrap: no network, none of your files, nothing stays behind.",
-        True,
-    ),
+    Way("bwrap", BUBBLE, fenced=True),
+    Way("bwrap-open", f"{BUBBLE} Not contained: memory in file systems that it makes itself"),
     Way(
         "unshare",
-        "Contained by namespaces: no network, nothing stays running. "
-        f"Not contained: {{files}} {MISSING}",
-        True,
+        "Contained by namespaces: no network, nothing stays running. Not contained: {files}",
     ),
     Way(
         "plain",
         "Limited in time, memory, processes and output. "
-        f"Not contained: the network, {{files}}{{others}} {MISSING}",
-        True,
-    ),
-    Way(
-        "plain-root",
-        "Limited in time, memory and output. Not contained: it runs as root, with the network, "
-        f"all files and all processes {MISSING}",
-        False,
+        "Not contained: the network, {files}{others}",
     ),
 )
 
 
 def contained_by(way: Way) -> str:
-    """One line for the user: what is contained and what is not."""
+    """One line for the user: what is contained, what is not, and why not."""
     if sys.platform != "linux":
         return "Limited in time and output. Not contained: memory, the network, your files."
-    if os.geteuid() == 0:
-        return way.contained.format(files="reading files", others="")
-    return way.contained.format(files="your files", others=", your other processes")
+    root = os.geteuid() == 0
+    files, others = ("reading files", "") if root else ("your files", ", your other processes")
+    line = way.contained.format(files=files, others=others).removesuffix(".")
+    return f"{line} ({way.why})." if way.why else f"{line}."
 
 
 def try_way(way: Way) -> str | None:
     """Run `confine.py` this way; None if it works, else why not."""
     limits = Limits()
-    if way.name in ("bwrap", "unshare") and shutil.which(way.name) is None:
-        return f"{way.name} is not installed"
-    with tempfile.TemporaryDirectory() as folder:
-        uid = new_uid() if way.uid else None
+    if way.program in ("bwrap", "unshare") and shutil.which(way.program) is None:
+        return f"{way.program} is not installed"
+    with tempfile.TemporaryDirectory(prefix=folder_prefix(os.getpid())) as folder:
+        uid = new_uid()
         command, environment = command_for(way, limits, uid, [])
         if uid is not None:
             os.chown(folder, uid, uid)
@@ -190,12 +186,13 @@ def try_way(way: Way) -> str | None:
                 command, env=environment, cwd=folder, capture_output=True, timeout=30, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            return f"{way.name}: {error}"
+            return f"{way.program}: {type(error).__name__}"
     # The keeper gives its output away, so the trial's word comes from the process it started.
     if done.returncode == 0 and b"confined" in done.stdout:
         return None
     last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    return f"{way.name}: {clean(last[0]) if last else f'status {done.returncode}'}"
+    reason = clean(last[0], 300) if last else f"status {done.returncode}"
+    return f"{way.program}: {reason.removeprefix(f'{way.program}: ')}"
 
 
 @functools.cache
@@ -204,6 +201,9 @@ def choose_way(first: str) -> Way:
 
     Args:
         first: Leave out the ways before this one. The tests ask for the weaker ways so.
+
+    Raises:
+        RuntimeError: If none works. Then nothing is run.
     """
     if os.name != "posix":
         raise RuntimeError(
@@ -211,54 +211,19 @@ def choose_way(first: str) -> Way:
             "  On Windows? Use WSL. For a class of your own: clearhead.check(MyClass)."
         )
     names = [way.name for way in WAYS]
+    failed: list[str] = []
     for way in WAYS[names.index(first) :]:
-        if try_way(way) is None:
-            return way
+        reason = try_way(way)
+        if reason is None:
+            return replace(way, why="; ".join(dict.fromkeys(failed)))
+        failed.append(reason)
+    reasons = "".join(f"\n  {reason}" for reason in dict.fromkeys(failed))
     raise RuntimeError(
-        "No process for checking could be started: "
-        + "; ".join(str(try_way(way)) for way in WAYS[names.index(first) :])
+        f"A stranger's code runs only where it can be held in, and here it cannot:{reasons}\n"
+        "  As root, a user of its own is made for it, who must be able to read Python and torch.\n"
+        "  Fix: run the command as an ordinary user; or install bubblewrap; or, where a file\n"
+        "  above may not be read, let all users pass (chmod o+x) each folder on the way to it."
     )
-
-
-def descendants(root: int) -> set[int]:
-    """A process and all below it."""
-    found, left = set(), [root]
-    while left:
-        pid = left.pop()
-        if pid not in found:
-            found.add(pid)
-            with contextlib.suppress(OSError, ValueError):
-                for task in os.listdir(f"/proc/{pid}/task"):
-                    text = Path(f"/proc/{pid}/task/{task}/children").read_text()
-                    left += map(int, text.split())
-    return found
-
-
-def memory_of(pid: int) -> int:
-    """Bytes of memory that a process alone fills."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return sum(int(x.split()[1]) << 10 for x in lines if x.startswith(("RssAnon", "RssShmem")))
-    return 0
-
-
-def share_of(pid: int) -> int:
-    """The same, with pages that several processes share counted once among them."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        return sum(int(x.split()[1]) << 10 for x in lines if x.startswith("Pss:"))
-    return memory_of(pid)
-
-
-def size_of(folder: str, most: int = 2000) -> Iterator[int]:
-    """Sizes of the files in a folder; a folder with too many files counts as endless."""
-    for number, (path, _, files) in enumerate(os.walk(folder)):
-        for count, name in enumerate(files):
-            with contextlib.suppress(OSError):
-                yield os.lstat(os.path.join(path, name)).st_size
-            if count > most or number > most:
-                yield 1 << 60
-                return
 
 
 class Process:
@@ -274,15 +239,15 @@ class Process:
         self.printed = bytearray()
         self.verdict: Failure | None = None  # why we ended it
         self.ended, self.lock = threading.Event(), threading.Lock()
-        self.folder = tempfile.mkdtemp(prefix="clearhead-")
-        self.uid = new_uid() if way.uid else None
+        self.folder = tempfile.mkdtemp(prefix=folder_prefix(os.getpid()))
+        self.uid = new_uid()
         if self.uid is not None:
             os.chown(self.folder, self.uid, self.uid)
         theirs_in, self.writer = os.pipe()
         self.reader, theirs_out = os.pipe()
         self.output, theirs_print = os.pipe()
         command, environment = command_for(way, limits, self.uid, [theirs_in, theirs_out])
-        environment["HOME"] = INSIDE if way.name == "bwrap" else self.folder
+        environment["HOME"] = INSIDE if way.program == "bwrap" else self.folder
         environment["TMPDIR"] = environment["HOME"]
         try:
             self.process = subprocess.Popen(
@@ -308,7 +273,7 @@ class Process:
         most, ticks = self.limits.memory_mib << 20, 0
         while not self.ended.wait(TICK):
             pids = descendants(self.process.pid)
-            if sum(map(memory_of, pids)) > most and sum(map(share_of, pids)) > most:
+            if takes_more(pids, most):
                 self.end(Failure("memory", message=f"it took more than {most >> 20} MiB"))
             elif len(pids) > self.limits.processes + 4:
                 self.end(Failure("died", message=f"it started {len(pids)} processes"))
@@ -430,4 +395,4 @@ class Process:
         self.watcher.join()
         for fd in (self.writer, self.reader, self.output):
             os.close(fd)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)

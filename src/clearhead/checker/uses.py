@@ -279,6 +279,7 @@ def _marks_real(text: Text) -> bool:
 
 def _said_real(text: Text, name: str) -> bool:
     """Whether the source says so of this very argument, in one line: `mask: (B, S), 1 = token`."""
-    told = [line for line in text.source.splitlines() if re.match(rf"\W*{name}\b(?!\s*=)", line)]
+    own = rf"\W*{re.escape(name)}\b(?!\s*=)"
+    told = [line for line in text.source.splitlines() if re.match(own, line)]
     real = [line for line in told if re.search(_REAL, line)]
     return bool(real) and not any(re.search(_HIDDEN, line) for line in told)
