@@ -18,6 +18,7 @@ from clearhead.checker.marks import Marks, Row, guarded, write
 from clearhead.checker.notebooks import Source
 from clearhead.checker.policy import PARTS, Policy
 from clearhead.checker.report import Report, exit_status
+from clearhead.files import check_place
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _INTERRUPTED = 130  # what a shell reports after Ctrl-C
@@ -56,8 +57,8 @@ def check(target: str, options: Options, *, judge: batch.Check = batch.check_tex
         raise ValueError("--json gives everything and --hint leaves things out: choose one.")
     path, only = split_target(target)
     for name, file in (("--csv", options.csv), ("--html", options.html)):
-        if file is not None and not file.parent.is_dir():
-            raise ValueError(f"{name} {file}: there is no folder {file.parent}.")
+        if file is not None:
+            check_place(file, name)
     policy = Policy() if options.policy is None else Policy.read(options.policy)
     if options.adapter is not None:
         policy = replace(policy, adapter=read_text("--adapter", options.adapter))

@@ -4,13 +4,13 @@ import csv
 import io
 import os
 import re
-import tempfile
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import IO
 
 from clearhead import drawing
+from clearhead.files import beside, is_plain
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Marks:
     """The CSV file: what is in it stays, a torn last line is taken away, rows are added.
 
     Args:
-        path: The file; made if it is not there.
+        path: The file; made if it is not there. Into a pipe the rows go as they finish.
 
     Raises:
         ValueError: If there is another file of that name.
@@ -72,7 +72,8 @@ class Marks:
         self._path = path
         self.rows: dict[str, Row] = {}
         self._others: list[list[str]] = []  # not ours: kept below the rows
-        data = path.read_bytes() if path.exists() else b""
+        self._lasting = is_plain(path) or not path.exists()
+        data = path.read_bytes() if self._lasting and path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
         lines = list(csv.reader(io.StringIO(whole.decode("utf-8", "replace"))))
         if data and whole and tuple(lines[0]) != HEAD:
@@ -87,9 +88,10 @@ class Marks:
                 self.rows[cells[0]] = Row(*cells)
             elif cells:
                 self._others.append(cells)
-        self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
-        self._file.truncate(len(whole))
-        self._file.seek(0, os.SEEK_END)
+        self._file: IO[bytes] = path.open("r+b" if data else "wb")
+        if data:
+            self._file.truncate(len(whole))
+            self._file.seek(0, os.SEEK_END)
         if not whole:
             self._write(HEAD)
 
@@ -103,7 +105,7 @@ class Marks:
         cells = tuple(guarded(cell) for cell in astuple(row))
         again = cells[0] in self.rows
         self.rows[cells[0]] = Row(*cells)
-        if again:  # the file has changed since: one row per submission
+        if again and self._lasting:  # the file has changed since: one row per submission
             self._rewrite()
         else:
             self._write(cells)
@@ -111,7 +113,7 @@ class Marks:
     def sort(self) -> None:
         """Put the rows in the order of the files' names; they stand as they finished."""
         ordered = sorted(self.rows)
-        if ordered != list(self.rows):
+        if ordered != list(self.rows) and self._lasting:
             self.rows = {name: self.rows[name] for name in ordered}
             self._rewrite()
 
@@ -132,7 +134,8 @@ class Marks:
     def _write(self, cells: Iterable[str]) -> None:
         self._file.write(line(cells))
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._lasting:
+            os.fsync(self._file.fileno())
 
     def _rewrite(self) -> None:
         rows = [*(astuple(row) for row in self.rows.values()), *self._others]
@@ -153,8 +156,6 @@ def line(cells: Iterable[str]) -> bytes:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write beside, then rename: a reader sees the old file or the whole new one."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        whole = Path(folder) / path.name
+    """A reader sees the old file or the whole new one."""
+    with beside(path) as whole:
         whole.write_bytes(data)
-        os.replace(whole, path)

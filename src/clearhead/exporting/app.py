@@ -63,8 +63,6 @@ def export(
             written = write(loaded, out, what=what.value, say=status.update, verbose=verbose)
         except (ModuleNotFoundError, UnequalExport) as error:
             raise ValueError(str(error)) from error
-        except OSError as error:
-            raise ValueError(f"{out}: {error.strerror or error}") from None
     out_screen = drawing.console()
     out_screen.print(f"{written.path}: {what.value}, batch and tokens are free", markup=False)
     out_screen.print(f"  in    {_list(written.inputs)}", markup=False)

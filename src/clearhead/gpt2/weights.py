@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from clearhead.configs import GPT2Config
+from clearhead.files import beside
 from clearhead.gpt2 import names
 from clearhead.gpt2.files import Spec, Tensors, find_files, read_json
 from clearhead.gpt2.names import Name
@@ -272,13 +271,12 @@ def save_pretrained(model: GPT2, folder: str | Path) -> None:
             zeros = torch.zeros(3 * model.config["d_model"], dtype=tensor.dtype)
             tensors[f"transformer.h.{number}.attn.c_attn.bias"] = zeros
     said = json.dumps(_to_json(model), indent=2) + "\n"
-    # Written beside and renamed: no reader ever sees half a file.
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as beside:
-        weights, config = Path(beside, "model.safetensors"), Path(beside, "config.json")
+    with (
+        beside(folder / "config.json") as config,  # no reader ever sees half a file
+        beside(folder / "model.safetensors") as weights,
+    ):
         safetensors.torch.save_file(tensors, weights, metadata={"format": "pt"})
         config.write_text(said, encoding="utf-8")
-        for file in (weights, config):
-            os.replace(file, folder / file.name)
 
 
 def _to_json(model: GPT2) -> dict[str, Any]:

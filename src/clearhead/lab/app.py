@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead.files import beside, check_place
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -149,12 +151,11 @@ def heads(
     if out is not None:
         raise ValueError("--out is the figure of known relations: it goes with --relations.")
     given = _text(text, file)
-    if csv is not None and not csv.parent.is_dir():
-        raise ValueError(f"--csv {csv}: there is no folder {csv.parent}.")
+    if csv is not None:
+        check_place(csv, "--csv")
     from rich.progress import BarColumn, Progress, TextColumn
 
     from clearhead import drawing
-    from clearhead.drawing import saving
     from clearhead.lab.model import find_checkpoint
     from clearhead.watching import checkpoints
 
@@ -179,7 +180,7 @@ def heads(
             file=sys.stderr,
         )
     if csv is not None:
-        with saving.beside(csv) as whole:
+        with beside(csv) as whole:
             whole.write_text(table.to_csv(), encoding="utf-8")
         print(f"Wrote {csv}", file=sys.stderr)
     if as_json:

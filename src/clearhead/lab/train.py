@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from clearhead.configs import GPT2Config
-from clearhead.drawing.saving import beside
 from clearhead.embedding import Rope
+from clearhead.files import beside
 from clearhead.gpt2.model import GPT2
 from clearhead.lab import grammar
 from clearhead.lab.relations import Examples, WordReader, answers, encode
