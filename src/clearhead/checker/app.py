@@ -14,10 +14,11 @@ from pathlib import Path
 
 from clearhead import drawing
 from clearhead.checker import batch, page, summary
-from clearhead.checker.marks import Marks, Row, guarded, write
+from clearhead.checker.marks import Marks, Row, write
 from clearhead.checker.notebooks import Source
 from clearhead.checker.policy import PARTS, Policy
 from clearhead.checker.report import Report, exit_status
+from clearhead.drawing import guarded
 from clearhead.files import check_place
 
 _IMPORTS = (ast.Import, ast.ImportFrom)

@@ -3,13 +3,12 @@
 import csv
 import io
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import IO
 
-from clearhead import drawing
+from clearhead.drawing import guarded
 from clearhead.files import beside, is_plain
 
 
@@ -44,18 +43,6 @@ class Row:
 
 
 HEAD = tuple("class" if field.name == "cls" else field.name for field in fields(Row))
-
-
-def guarded(cell: str) -> str:
-    r"""A cell that a spreadsheet takes for text and not for a formula, in one line.
-
-    >>> guarded("=1+1"), guarded("a\nb"), guarded("-")
-    ("'=1+1", 'a\\nb', '-')
-    """
-    cell = drawing.harmless(cell).replace("\n", "\\n")
-    if re.fullmatch(r"-([; ]+-)*", cell):  # our own sign for "none": no formula
-        return cell
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@")) else cell
 
 
 class Marks:

@@ -3,6 +3,7 @@ r"""Numbers and strange text as people can read them: `0.9544`, `\x1b[31m`, `␣
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -44,6 +45,18 @@ def harmless(text: str) -> str:
     'a b\n  \\x1b[31m'
     """
     return "".join(c if c == "\n" else _visible_character(c) for c in text)
+
+
+def guarded(cell: str) -> str:
+    r"""A cell that a spreadsheet takes for text and not for a formula, in one line.
+
+    >>> guarded("=1+1"), guarded("a\nb"), guarded("-")
+    ("'=1+1", 'a\\nb', '-')
+    """
+    cell = harmless(cell).replace("\n", "\\n")
+    if re.fullmatch(r"-([; ]+-)*", cell):  # our own sign for "none": no formula
+        return cell
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@")) else cell
 
 
 def _visible_character(character: str) -> str:

@@ -353,9 +353,12 @@ def read_about(file: Path) -> dict[str, Any] | None:
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
             about = (opened.metadata() or {}).get(_METADATA)
-    except (safetensors.SafetensorError, OSError):
+        found = None if about is None else json.loads(about)
+    except (safetensors.SafetensorError, OSError, ValueError, RecursionError):
         return None
-    return None if about is None else dict(json.loads(about))
+    if isinstance(found, dict) and {"settings", "looks"} <= found.keys():
+        return found
+    return None
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
