@@ -75,6 +75,13 @@ def check_place(path: Path, option: str = "") -> None:
         )
 
 
+def check_folder(path: Path, option: str) -> None:
+    """Raise if this cannot be a folder; it need not be there yet."""
+    there = _stat(path)
+    if there is not None and not stat.S_ISDIR(there.st_mode):
+        raise NotADirectoryError(f"{option} {path}: this is a file; expected a folder.")
+
+
 def is_plain(path: Path) -> bool:
     """Whether a file stands there that can be read back: no pipe, and not /dev/stdout."""
     there = _stat(path)

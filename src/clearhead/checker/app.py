@@ -180,8 +180,10 @@ def read_text(option: str, path: Path) -> str:
     """The text of a file that an option names."""
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{option} {path}: {error}.") from None
+    except OSError as error:
+        raise ValueError(f"{option} {path}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{option} {path}: not text in UTF-8 (byte {error.start}).") from None
 
 
 def _show(reports: Sequence[Report], options: Options) -> None:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from clearhead.files import check_place
+
 
 class What(StrEnum):
     """The forms of a model that can be exported."""
@@ -42,6 +44,7 @@ def export(
     One graph serves every batch and every length. The ONNX file has standard operators only; a
     large model's weights stand beside it in OUT.data.
     """
+    check_place(out)
     from rich.console import Console
 
     from clearhead import drawing, lab

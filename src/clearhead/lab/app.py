@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.files import beside, check_place
+from clearhead.files import beside, check_folder, check_place
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -41,6 +41,7 @@ def train(
     with model.safetensors, a checkpoint and what its heads do. A run may be stopped at any moment;
     with --resume it goes on and gives the same curve, bit for bit.
     """
+    check_folder(out, "--out")
     folders = [out / f"seed-{seed}" for seed in range(seeds)]
     begun = [folder for folder in folders if any(folder.glob("*.safetensors"))]
     if begun and not resume:
@@ -275,10 +276,10 @@ def _measured(model: Path | None, sentences: int, progress: Progress) -> HeadRep
             sentences=sentences,
             on_progress=on_progress,
         )
+    from clearhead.gpt2 import reading
     from clearhead.lab.pieces import PieceReader
-    from clearhead.watching import checkpoints
 
-    other = PieceReader(checkpoints.load(model))
+    other = PieceReader(reading.load(model))
     return measure(
         other,
         other.vocabulary,
