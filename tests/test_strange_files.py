@@ -232,6 +232,15 @@ def test_a_folder_that_asks_for_much_more_than_it_has(hugging, changed, said):
         checkpoints.load(hugging)
 
 
+def test_code_of_the_folder_is_not_run_and_not_advised(hugging):
+    """The message ended with transformers' advice to pass trust_remote_code=True."""
+    configure(hugging, model_type="own", auto_map={"AutoModel": "own.M", "AutoConfig": "own.C"})
+    (hugging / "own.py").write_text("raise SystemExit", encoding="utf-8")
+    with pytest.raises(ValueError, match="code of the folder's own, and that is never run") as got:
+        checkpoints.load(hugging)
+    assert "trust_remote_code" not in str(got.value)
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

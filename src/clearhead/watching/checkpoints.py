@@ -97,7 +97,7 @@ def load(folder: str | Path) -> Checkpoint:
             **local,
         )
     except Exception as error:  # whatever transformers makes of a bad config.json
-        raise ValueError(f"{folder}: the model cannot be loaded.\n  {error}") from None
+        raise ValueError(f"{folder}: the model cannot be loaded.\n  {reason(error)}") from None
     missing = [name for name in sorted(found["missing_keys"]) if not name.startswith("pooler.")]
     if missing:
         raise ValueError(
@@ -107,8 +107,15 @@ def load(folder: str | Path) -> Checkpoint:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
     except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{folder}: the tokenizer cannot be loaded.\n  {error}") from None
+        raise ValueError(f"{folder}: the tokenizer cannot be loaded.\n  {reason(error)}") from None
     return Checkpoint(model.eval(), tokenizer, folder.resolve().name)
+
+
+def reason(error: Exception) -> str:
+    """What transformers says, without its advice to run code of a stranger."""
+    if "trust_remote_code" in str(error):
+        return "It needs Python code of the folder's own, and that is never run here."
+    return str(error)
 
 
 M = TypeVar("M", bound=nn.Module)
