@@ -620,7 +620,7 @@ def test_cpu_name(tmp_path):
 
 
 def test_command_prints_tables_then_one_line_of_json_and_writes_it(tmp_path):
-    out = tmp_path / "results" / "attention.json"
+    out = tmp_path / "attention.json"
     command = ["attention", "--quick", "--only", "window", "--shape", "1,24,16,2"]
     done = CliRunner().invoke(app_module.app, [*command, "--rounds", "1", "--out", str(out)])
     assert done.exit_code == 0, done.output
@@ -656,7 +656,7 @@ def test_building_the_command_imports_nothing_heavy(module):
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module or "")
-    ours = {"clearhead.bench.everything", "clearhead.bench.options"}
+    ours = {"clearhead.bench.everything", "clearhead.bench.options", "clearhead.files"}
     assert {name.partition(".")[0] for name in imported - ours} <= {
         *sys.stdlib_module_names,
         "typer",

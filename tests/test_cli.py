@@ -477,6 +477,25 @@ def test_info_counts_for_what_is_asked(ok):
     assert re.search(r"^KV cache +96\.00$", out, re.M)
 
 
+def test_info_in_a_narrow_window_keeps_its_numbers(ok, monkeypatch):
+    """Of the column of numbers, 38,5… was left."""
+    monkeypatch.setenv("COLUMNS", "30")
+    out = ok("info", "gpt2-small")
+    for number in ("38,597,376", "124,439,808", "474.70", "576.00", "291.65"):
+        assert re.search(rf"(^| ){re.escape(number)}$", out, re.MULTILINE), number
+    assert max(map(len, out.splitlines())) <= 30
+
+
+def test_info_says_where_a_text_is_longer_than_the_context(ok):
+    for name in ("gpt2-small", "gpt3"):
+        out = ok("info", name, "--tokens", "5000")
+        assert "Note: 5,000 tokens are more than the context of the model" in out
+        assert "Note" not in ok("info", name, "--tokens", "1024")
+    out = " ".join(ok("info", "--tokens", "2000").split())
+    assert "context of gpt2-small, gpt2-medium, gpt2-large, gpt2-xl: counted" in out
+    assert "Note" not in ok("info")
+
+
 def test_info_of_your_own_size(ok):
     out = ok("info", "--d-model", "512", "--heads", "8")
     assert "your own size (from gpt2-small: num_layers 12, context_length 1024)" in out
@@ -489,3 +508,26 @@ def test_how_words_are_spaced_does_not_count(options, run):
     status, out, err = run("explain", " the  cat\nsat ", *options, "--json")
     assert (status, err) == (0, "")
     assert json.loads(out)["tokens"] == ["the", "cat", "sat"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("export none/a.onnx", "none/a.onnx: there is no folder none. Make it first."),
+        ("generate the --temperature 1 --seed 99999999999999999999999", "--seed"),
+        ("generate the --temperature 1 --seed -1", "--seed"),
+        ("check {file} --adapter none.py", "--adapter none.py: No such file or directory."),
+        ("check {file} --policy none.toml", "--policy none.toml: No such file or directory."),
+        ("train --out {file}", "--out {file}: this is a file; expected a folder."),
+        ("bench maps --out none/a.json", "--out none/a.json: there is no folder none."),
+        ("bench maps --out .", "--out .: expected the name of a file"),
+    ],
+)
+def test_wrong_files_and_seeds(run, tmp_path, monkeypatch, command, said):
+    """Some were tracebacks, and `export` made the folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("class A: pass\n", encoding="utf-8")
+    status, out, err = run(*command.format(file="a.py").split())
+    assert (status, out) == (2, "")
+    assert said.format(file="a.py") in err
+    assert [file.name for file in tmp_path.iterdir()] == ["a.py"]

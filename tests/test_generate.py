@@ -133,8 +133,25 @@ def test_a_seed_fixes_the_text_and_touches_no_other_chance(
     assert first == model.generate(PROMPTS, 12, seed=3, **settings)
     assert first == model.generate(PROMPTS, 12, seed=3, cache=False, **settings)
     assert first != model.generate(PROMPTS, 12, seed=4, **settings)
-    assert model.generate(PROMPTS, 12, **settings) != model.generate(PROMPTS, 12, **settings)
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 1.3}, {"top_k": 5}])
+def test_without_a_seed_torch_decides(model: GPT2, settings: dict[str, Any]) -> None:
+    """`torch.manual_seed` changed nothing: each call had a generator of its own."""
+    texts = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        texts.append([model.generate(PROMPTS, 12, **settings) for _ in range(2)])
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+    assert texts[0][0] != texts[0][1]
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 10**30])
+def test_a_seed_has_64_bits(model: GPT2, seed: int) -> None:
+    with pytest.raises(ValueError, match=f"seed: expected a number of 64 bits.*, got {seed}"):
+        model.generate(PROMPTS, 3, temperature=1.0, seed=seed)
 
 
 def test_top_k_of_one_is_greedy(model: GPT2) -> None:

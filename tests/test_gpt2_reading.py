@@ -210,3 +210,12 @@ def test_a_llama_is_named(command_line, tmp_path, arguments):
     assert (status, out) == (2, "")
     assert "this is a llama, and export, generate and explain know GPT-2 only" in err
     assert "clearhead heads, clearhead view and clearhead.watch work with it" in err
+
+
+def test_text_and_relations_agree_about_the_tokenizer(folder, run):
+    """A text was read with GPT-2's own tokenizer; known relations said that there is none."""
+    assert run("heads", "--model", folder, TEXT)[0] == 0
+    status, _, err = run("heads", "--model", folder, "--relations")
+    assert status == 2
+    assert "small: known relations need a tokenizer that says which characters" in err
+    assert "A TEXT of yours is read without it." in err

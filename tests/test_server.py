@@ -23,7 +23,7 @@ import torch
 import clearhead
 import view_cases
 from clearhead import GPT2, GPT2_CONFIGS, AttentionMap, Mask, Seen, ShapeError, cli, server
-from clearhead.server import grids, site, work
+from clearhead.server import grids, running, site, work
 from clearhead.server.labels import Labels
 from clearhead.server.work import Kept, Place, Work
 
@@ -462,6 +462,39 @@ def test_a_link_may_be_followed_from_anywhere(client):
     host = HOST.format(port=client.page.port)
     assert client.raw(f"GET /?token={client.token}", Host=host, **told) == 200
     assert client.raw("GET /?token=wrong", Host=host, **told) == 403
+
+
+def test_many_fields_are_no_token(client):
+    """A traceback and status 500, for everybody."""
+    host = HOST.format(port=client.page.port)
+    assert client.raw(f"GET /?{'a=1&' * 70}", Host=host) == 403
+
+
+def test_requests_that_never_end_do_not_keep_the_owner_out(client, monkeypatch):
+    """A few hundred of them took all connections, for as long as they liked."""
+    monkeypatch.setattr(running, "_MOST_SECONDS", 0.5)
+    address = ("127.0.0.1", client.page.port)
+    held = [socket.create_connection(address, timeout=10) for _ in range(300)]
+    try:
+        for number, each in enumerate(held):
+            if number % 3:
+                each.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        for _ in range(4):  # a byte now and then gives no more time
+            time.sleep(0.1)
+            held[1].sendall(b"x")
+        assert [each.recv(1) for each in held] == [b""] * 300
+    finally:
+        for each in held:
+            each.close()
+    assert client("about").status_code == 200
+
+
+def test_a_connection_may_be_used_again_and_again(client, monkeypatch):
+    monkeypatch.setattr(running, "_MOST_SECONDS", 0.2)
+    with httpx.Client(base_url=client.http.base_url, headers=client.http.headers) as http:
+        for _ in range(4):
+            assert http.get("/api/about").status_code == 200
+            time.sleep(0.1)
 
 
 @pytest.mark.parametrize("token", [None, "", "x", "{token}x", "{short}", "é", "{token},{token}"])

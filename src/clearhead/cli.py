@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what writing may meet
 
 
 class Variant(StrEnum):
@@ -68,15 +72,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         status = app(arguments, prog_name="clearhead", standalone_mode=False)
+        print(end="", flush=True)
     except ValueError as error:
         _fail(str(error))
     except BrokenPipeError:  # `clearhead explain | head` closes the pipe early
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(1)
     except OSError as error:
-        if error.filename is None or error.strerror is None:
+        if error.strerror is None:
+            _fail(str(error))
+        if error.filename is not None:
+            _fail(f"{error.filename}: {error.strerror}")
+        if error.errno not in _FULL:
             raise
-        _fail(f"{error.filename}: {error.strerror}")
+        _drop_output()
+        _fail(f"the output cannot be written: {error.strerror}", status=1)
     except typer.Abort:
         sys.exit(130)
     except Exception as error:
@@ -95,11 +105,20 @@ def _hint(error: Exception) -> str:
     return "" if context is None else f"\n  Try: {context.command_path} --help"
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, status: int = 2) -> None:
     from clearhead.drawing import harmless
 
     print(f"Error: {harmless(message)}", file=sys.stderr)
-    sys.exit(2)
+    try:
+        print(end="", flush=True)
+    except OSError:
+        _drop_output()
+    sys.exit(status)
+
+
+def _drop_output() -> None:
+    """Let what is not written yet go nowhere: else Python tries once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _version(asked: bool) -> None:

@@ -16,7 +16,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from clearhead.files import beside
 
 SCHEMA = 1
 SLOW = 2.0  # this many times the fastest one's time: a slow contestant
@@ -276,18 +277,9 @@ def write_json(path: Path, found: dict[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside, then rename: a reader sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", delete=False
-    ) as file:
-        file.write(text)
-    os.chmod(file.name, 0o644)  # temporary files are private; a result is not
-    try:
-        os.replace(file.name, path)
-    except OSError:
-        os.unlink(file.name)
-        raise
+    """A reader sees the old file or the whole new one."""
+    with beside(path) as whole:
+        whole.write_text(text, encoding="utf-8")
 
 
 def import_run(statement: str) -> Callable[[], object]:

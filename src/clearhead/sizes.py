@@ -30,9 +30,22 @@ def compare(
         drawing.FittingTable(head, shapes, drop=[5, 4, 1, 3, 2]),
         Text(f"\nMiB, and operations of one forward pass; batch {batch}, tokens {length}, {dtype}"),
         drawing.FittingTable(bill_head, bill, drop=[5, 2, 4, 1]),
+        *_beyond(sizes, tokens),
         Text("n × n: the attention matrices of all layers, if they were built."),
         Text("ours: what a fused forward pass keeps instead, one number per row."),
     )
+
+
+def _beyond(sizes: dict[str, GPT2Config], tokens: int | None) -> list[Text]:
+    """What to say where a text is longer than models can read."""
+    short = [name for name, config in sizes.items() if (tokens or 0) > config["context_length"]]
+    if not short:
+        return []
+    models = "the model" if len(sizes) == 1 else ", ".join(short)
+    words = (
+        f"{tokens:,} tokens are more than the context of {models}: counted as if it were so long."
+    )
+    return [Text(f"Note: {words}")]
 
 
 def describe(
@@ -73,12 +86,14 @@ def describe(
             f"{d_model // heads}, context {config['context_length']}, "
             f"vocabulary {config['vocab_size']:,}"
         ),
-        Text(f"Counted for batch {batch}, tokens {length:,}, {dtype}.\n"),
-        drawing.table(["Parameters", "", "share"], counts),
+        Text(f"Counted for batch {batch}, tokens {length:,}, {dtype}."),
+        *_beyond({title: config}, tokens),
         Text(),
-        drawing.table(["Memory, MiB", "one layer", "all layers"], mib),
+        drawing.FittingTable(["Parameters", "", "share"], counts, drop=[2]),
         Text(),
-        drawing.table(
+        drawing.FittingTable(["Memory, MiB", "one layer", "all layers"], mib, drop=[1]),
+        Text(),
+        drawing.FittingTable(
             ["Operations of one forward pass", "GFLOPs"],
             [[part, f"{count / 1e9:,.2f}"] for part, count in operations.items()],
         ),

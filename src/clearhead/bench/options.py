@@ -7,6 +7,8 @@ from pathlib import Path
 
 import typer
 
+from clearhead.files import check_place
+
 
 class Dtype(StrEnum):
     """The dtypes that have a tolerance."""
@@ -25,9 +27,9 @@ class Device(StrEnum):
 
 
 def check_file(out: Path | None) -> None:
-    """Refuse a folder before anything is measured for it."""
-    if out is not None and out.is_dir():
-        raise typer.BadParameter(f"{out} is a folder; give a file.", param_hint="--out")
+    """Refuse what cannot be written before anything is measured for it."""
+    if out is not None:
+        check_place(out, "--out")
 
 
 def check_device(device: Device) -> None:

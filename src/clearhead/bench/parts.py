@@ -175,6 +175,7 @@ def run_all(
         before: Called with each part that starts, and its number.
         after: Called with what became of it.
     """
+    out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * job.minutes
     outcomes = []
     for number, part in enumerate(parts):

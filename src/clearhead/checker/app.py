@@ -20,6 +20,7 @@ from clearhead.checker.marks import Marks, Row, key_of, write
 from clearhead.checker.notebooks import Source
 from clearhead.checker.policy import PARTS, Policy
 from clearhead.checker.report import Report, exit_status
+from clearhead.files import check_place
 
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _INTERRUPTED = 130  # what a shell reports after Ctrl-C
@@ -58,10 +59,10 @@ def check(target: str, options: Options, *, judge: batch.Check = batch.check_tex
         raise ValueError("--json gives everything and --hint leaves things out: choose one.")
     path, only = split_target(target)
     for name, file in (("--csv", options.csv), ("--html", options.html)):
-        if file is not None and not file.parent.is_dir():
-            raise ValueError(f"{name} {file}: there is no folder {file.parent}.")
+        if file is not None:
+            check_place(file, name)
     if path.is_dir() and options.csv is not None:
-        _check_place(options.csv, path)
+        _check_outside(options.csv, path)
     policy = Policy() if options.policy is None else Policy.read(options.policy)
     if options.adapter is not None:
         policy = replace(policy, adapter=read_text("--adapter", options.adapter))
@@ -114,7 +115,7 @@ def _check_class(path: Path, source: Source, only: str, adapter: str | None = No
     raise ValueError(f"{path}: there is no class {only} in it.\n  {there}{meant}")
 
 
-def _check_place(csv: Path, folder: Path) -> None:
+def _check_outside(csv: Path, folder: Path) -> None:
     """Raise ValueError if the marks would lie among the submissions."""
     if csv.parent.resolve().is_relative_to(folder.resolve()):
         raise ValueError(
@@ -193,8 +194,10 @@ def read_text(option: str, path: Path) -> str:
     """The text of a file that an option names."""
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{option} {path}: {error}.") from None
+    except OSError as error:
+        raise ValueError(f"{option} {path}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{option} {path}: not text in UTF-8 (byte {error.start}).") from None
 
 
 def _show(reports: Sequence[Report], options: Options) -> None:

@@ -3,14 +3,14 @@
 import csv
 import io
 import os
-import re
-import tempfile
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import IO
 
-from clearhead import drawing
+from clearhead.drawing import guarded
+from clearhead.drawing.writing import guarded_whole, unguarded
+from clearhead.files import beside, is_plain
 
 
 @dataclass(frozen=True)
@@ -46,34 +46,13 @@ class Row:
 HEAD = tuple("class" if field.name == "cls" else field.name for field in fields(Row))
 
 
-LONGEST = 20_000  # letters of a cell; a spreadsheet takes 32,767
-# A sign alone is ours, for "none". In some countries `;` divides the cells of a CSV file.
-_FORMULA = r"(?=[\s']*(?:[=+@＝＋－＠]|-(?!\s*(?:;|\Z))))"
-_START = re.compile(rf"(\A|;){_FORMULA}")
-_GUARD = re.compile(rf"(\A|;)'{_FORMULA}")
-
-
-def guarded(cell: str) -> str:
-    r"""A cell that a spreadsheet takes for text and not for a formula, in one line, not too long.
-
-    >>> guarded("=1+1"), guarded("a\nb"), guarded("-"), guarded("x;=2")
-    ("'=1+1", 'a\\nb', '-', "x;'=2")
-    """
-    return _guarded(cell[:LONGEST])[:LONGEST]
-
-
-def _guarded(cell: str) -> str:
-    cell = drawing.harmless(cell).replace("\n", "\\n")
-    return cell if re.fullmatch(r"-([; ]+-)*", cell) else _START.sub(r"\1'", cell)
-
-
 def key_of(file: str) -> str:
     r"""The cell for a file's name: guarded, and no two names have the same one.
 
     >>> key_of("=x.py"), key_of("'=x.py"), key_of("a\\nb.py")
     ("'=x.py", "''=x.py", 'a\\\\nb.py')
     """
-    return _guarded(file.replace("\\", r"\\"))
+    return guarded_whole(file.replace("\\", r"\\"))
 
 
 def file_of(key: str) -> str:
@@ -82,15 +61,14 @@ def file_of(key: str) -> str:
     >>> file_of(key_of("a\n'=b\\n\u2028é.py")) == "a\n'=b\\n\u2028é.py"
     True
     """
-    plain = _GUARD.sub(r"\1", key)
-    return plain.encode("latin-1", "backslashreplace").decode("unicode_escape")
+    return unguarded(key).encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 
 class Marks:
     """The CSV file: what is in it stays, a torn last line is taken away, rows are added.
 
     Args:
-        path: The file; made if it is not there.
+        path: The file; made if it is not there. Into a pipe the rows go as they finish.
 
     Raises:
         ValueError: If there is another file of that name.
@@ -100,7 +78,8 @@ class Marks:
         self._path = path
         self.rows: dict[str, Row] = {}
         self._others: list[list[str]] = []  # not ours: kept below the rows
-        data = path.read_bytes() if path.exists() else b""
+        self._lasting = is_plain(path) or not path.exists()
+        data = path.read_bytes() if self._lasting and path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
         lines = _cells(whole.decode("utf-8", "replace"))
         if data and whole and tuple(lines[0]) != HEAD:
@@ -115,9 +94,10 @@ class Marks:
                 self.rows[cells[0]] = Row(*cells)
             elif cells:
                 self._others.append(cells)
-        self._file: IO[bytes] = path.open("r+b" if path.exists() else "w+b")
-        self._file.truncate(len(whole))
-        self._file.seek(0, os.SEEK_END)
+        self._file: IO[bytes] = path.open("r+b" if data else "wb")
+        if data:
+            self._file.truncate(len(whole))
+            self._file.seek(0, os.SEEK_END)
         if not whole:
             self._write(HEAD)
 
@@ -131,7 +111,7 @@ class Marks:
         cells = (key_of(row.file), *(guarded(cell) for cell in astuple(row)[1:]))
         again = cells[0] in self.rows
         self.rows[cells[0]] = Row(*cells)
-        if again:  # the file has changed since: one row per submission
+        if again and self._lasting:  # the file has changed since: one row per submission
             self._rewrite()
         else:
             self._write(cells)
@@ -139,7 +119,7 @@ class Marks:
     def sort(self) -> None:
         """Put the rows in the order of the files' names; they stand as they finished."""
         ordered = sorted(self.rows)
-        if ordered != list(self.rows):
+        if ordered != list(self.rows) and self._lasting:
             self.rows = {name: self.rows[name] for name in ordered}
             self._rewrite()
 
@@ -160,7 +140,8 @@ class Marks:
     def _write(self, cells: Iterable[str]) -> None:
         self._file.write(line(cells))
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._lasting:
+            os.fsync(self._file.fileno())
 
     def _rewrite(self) -> None:
         rows = [*(astuple(row) for row in self.rows.values()), *self._others]
@@ -198,8 +179,6 @@ def line(cells: Iterable[str]) -> bytes:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write beside, then rename: a reader sees the old file or the whole new one."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        whole = Path(folder) / path.name
+    """A reader sees the old file or the whole new one."""
+    with beside(path) as whole:
         whole.write_bytes(data)
-        os.replace(whole, path)

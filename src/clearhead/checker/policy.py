@@ -94,7 +94,9 @@ class Policy:
             file = path.parent / data["adapter"]
             try:
                 adapter = file.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
+            except OSError as error:
+                raise ValueError(f"--policy {path}: adapter {file}: {error.strerror}.") from None
+            except UnicodeDecodeError as error:
                 raise ValueError(f"--policy {path}: adapter {file}: {error}.") from None
         return cls(
             data.get("class"), data.get("causal"), data.get("multi_head"), tuple(fail), adapter

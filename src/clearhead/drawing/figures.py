@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clearhead.drawing.axes import Axis
 from clearhead.drawing.colours import VIRIDIS, text_on
-from clearhead.drawing.saving import FIGURES, beside
+from clearhead.drawing.saving import FIGURES
 from clearhead.drawing.writing import number, shorten, visible
+from clearhead.files import beside, check_place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -285,8 +286,7 @@ def check_path(path: Path) -> None:
             f"{path}: the end of the name decides the format, and {path.suffix or 'no end'!r} is "
             f"none that a figure can have.\n  Try {', '.join(FIGURES)}."
         )
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: there is no folder {path.parent}. Make it first.")
+    check_place(path)
 
 
 def _need_matplotlib() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clearhead.drawing.page import Page
+from clearhead.files import beside, check_place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,8 +50,7 @@ def save(
             f"none that is known here.\n  There are {', '.join(known)}: "
             f"try {path.with_suffix(known[-1 if tensors else 0]).name}."
         )
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: there is no folder {path.parent}. Make it first.")
+    check_place(path)
     if kind == ".html":
         text = page().html()
         with beside(path) as file:
@@ -73,18 +71,3 @@ def save(
         assert tensors is not None
         with beside(path) as file:
             tensors(file)
-
-
-@contextmanager
-def beside(path: Path) -> Iterator[Path]:
-    """A file to write to; it takes the place of `path` when the block ends without an error.
-
-    It has the rights of any new file, whoever writes it: some libraries let only the owner read.
-    """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        whole = Path(folder) / path.name
-        plain = Path(folder) / "rights"
-        plain.touch()
-        yield whole
-        whole.chmod(plain.stat().st_mode & 0o777)
-        os.replace(whole, path)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group
 from rich.segment import Segment
 from rich.style import Style
@@ -217,6 +217,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) 
 class FittingTable:
     """A table that leaves out whole columns where the window is too narrow, and says which.
 
+    Where it is still too wide, the longest words are cut.
+
     >>> table = FittingTable(["head", "key", "other"], [["2.0", "0.98", "0.00"]], drop=[2, 1])
     >>> print(plain(table, width=12))
     head   key
@@ -256,8 +258,12 @@ class FittingTable:
             if sum(widths[j] for j in shown) + 2 * (len(shown) - 1) <= options.max_width:
                 break
             shown.remove(place)
-        head = [self._head[j] for j in shown]
-        rows = [[row[j] for j in shown] for row in self._rows]
+        too_wide = sum(widths[j] for j in shown) + 2 * (len(shown) - 1) - options.max_width
+        if too_wide > 0:  # words can be cut and still be understood, numbers cannot
+            longest = max(shown[: self._left], key=widths.__getitem__)
+            widths[longest] = max(1, widths[longest] - too_wide)
+        head = [_cut(self._head[j], widths[j]) for j in shown]
+        rows = [[_cut(row[j], widths[j]) for j in shown] for row in self._rows]
         first, *lines = table(head, rows, left=self._left).renderables
         yield first
         for place, line in enumerate(lines):
@@ -268,6 +274,10 @@ class FittingTable:
         if gone:
             names = ", ".join(dict.fromkeys(gone))
             yield Text(f"Too narrow for: {names}. {self._more}".rstrip(), style=Style(dim=True))
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if cell_len(cell) <= width else set_cell_size(cell, width - 1) + "…"
 
 
 class Indent:

@@ -3,6 +3,7 @@ r"""Numbers and strange text as people can read them: `0.9544`, `\x1b[31m`, `␣
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -44,6 +45,33 @@ def harmless(text: str) -> str:
     'a b\n  \\x1b[31m'
     """
     return "".join(c if c == "\n" else _visible_character(c) for c in text)
+
+
+LONGEST_CELL = 20_000  # letters; a spreadsheet takes 32,767
+# A sign alone is ours, for "none". In some countries `;` divides the cells of a CSV file.
+_FORMULA = r"(?=[\s']*(?:[=+@＝＋－＠]|-(?!\s*(?:;|\Z))))"
+_START = re.compile(rf"(\A|;){_FORMULA}")
+_GUARD = re.compile(rf"(\A|;)'{_FORMULA}")
+
+
+def guarded(cell: str) -> str:
+    r"""A cell that a spreadsheet takes for text and not for a formula, in one line, not too long.
+
+    >>> guarded("=1+1"), guarded("a\nb"), guarded("-"), guarded("x;=2")
+    ("'=1+1", 'a\\nb', '-', "x;'=2")
+    """
+    return guarded_whole(cell[:LONGEST_CELL])[:LONGEST_CELL]
+
+
+def guarded_whole(cell: str) -> str:
+    """The same, of any length."""
+    cell = harmless(cell).replace("\n", "\\n")
+    return cell if re.fullmatch(r"-([; ]+-)*", cell) else _START.sub(r"\1'", cell)
+
+
+def unguarded(cell: str) -> str:
+    """What `guarded_whole` was given, but for escapes."""
+    return _GUARD.sub(r"\1", cell)
 
 
 def _visible_character(character: str) -> str:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from clearhead.files import check_place
+
 
 class What(StrEnum):
     """The forms of a model that can be exported."""
@@ -42,6 +44,7 @@ def export(
     One graph serves every batch and every length. The ONNX file has standard operators only; a
     large model's weights stand beside it in OUT.data.
     """
+    check_place(out)
     from rich.console import Console
 
     from clearhead import drawing, lab
@@ -63,8 +66,6 @@ def export(
             written = write(loaded, out, what=what.value, say=status.update, verbose=verbose)
         except (ModuleNotFoundError, UnequalExport) as error:
             raise ValueError(str(error)) from error
-        except OSError as error:
-            raise ValueError(f"{out}: {error.strerror or error}") from None
     out_screen = drawing.console()
     out_screen.print(f"{written.path}: {what.value}, batch and tokens are free", markup=False)
     out_screen.print(f"  in    {_list(written.inputs)}", markup=False)

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import logging
 import os
-import tempfile
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.exporting.graphs import Graph, What, graph
+from clearhead.files import beside, check_place
 from clearhead.gpt2 import GPT2
 from clearhead.version import __version__
 
@@ -77,6 +78,7 @@ def export(
         ValueError: The suffix is unknown, or something in the module cannot be exported; the
             message says why.
         TypeError: It is none of these modules.
+        OSError: There is no such folder, or the file may not be written.
         ModuleNotFoundError: A package that writes ONNX is missing.
         UnequalExport: The written file does not give the module's numbers.
 
@@ -96,13 +98,12 @@ def export(
             f"path: expected a name that ends in .onnx or .pt2, got {path.name!r}.\n"
             "  .onnx is read by onnxruntime and others, .pt2 by torch.export.load."
         )
+    check_place(path)
     form = graph(module, what)
     if path.suffix == ".onnx":
         _need("onnx", "onnxscript")
     say = say or (lambda text: None)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as beside:
-        draft = Path(beside) / path.name
+    with beside(path) as draft:
         say("tracing the module")
         with _only_our_warnings(verbose), torch.no_grad():
             program = _trace(form)
@@ -113,8 +114,9 @@ def export(
             if path.suffix == ".pt2" or importlib.util.find_spec("onnxruntime") is not None:
                 run = _onnx_runner(draft, form) if path.suffix == ".onnx" else _pt2_runner(draft)
                 gap = _compare(form, run, sizes, say)
-        for part in sorted(Path(beside).iterdir(), reverse=True):  # the weights before the graph
-            os.replace(part, path.parent / part.name)
+        for part in set(draft.parent.iterdir()) - {draft}:  # the weights before the graph
+            with beside(path.with_name(part.name)) as whole:
+                shutil.move(part, whole)
     return Exported(path, what, form.inputs, form.outputs, gap, sizes if gap is not None else [])
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from clearhead.configs import GPT2_CONFIGS
+from clearhead.gpt2.pickles import check_pickle
 
 PICKLES = (".bin", ".pth", ".pt")
 SUFFIXES = (".safetensors", *PICKLES)
@@ -116,21 +117,10 @@ class _Pickle:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's, on the age of a file's format
-                content = self._load()
-        except pickle.UnpicklingError as error:
-            raise ValueError(
-                f"{path}: refused, because it holds more than tensors, and loading the rest could "
-                f"run code of a stranger.\n  {str(error).splitlines()[0]}\n"
-                "  Save the state dict alone: torch.save(model.state_dict(), path)."
-            ) from None
-        except Exception as error:
-            raise ValueError(
-                f"{path}: cannot be read as a file of torch.save: "
-                f"{type(error).__name__}: {str(error).partition('. ')[0]}\n  {_CUT_OFF}"
-            ) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on the age of a file's format, on odd characters
+            check_pickle(path)
+            content = self._load()
         for inside in _INSIDE:
             if isinstance(content, Mapping) and isinstance(content.get(inside), Mapping):
                 content = content[inside]
@@ -142,6 +132,24 @@ class _Pickle:
         self.content = dict(content)
 
     def _load(self) -> Any:
+        path = self.path
+        try:
+            return self._mapped()
+        except pickle.UnpicklingError as error:
+            asked = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest is advice to run it
+            raise ValueError(
+                f"{path}: refused, because it holds more than tensors"
+                f"{f' ({asked[1]})' if asked else ''}, and loading the rest could run code of a "
+                "stranger.\n"
+                "  Save the state dict alone: torch.save(model.state_dict(), path)."
+            ) from None
+        except Exception as error:
+            raise ValueError(
+                f"{path}: cannot be read as a file of torch.save: "
+                f"{type(error).__name__}: {str(error).partition('. ')[0]}\n  {_CUT_OFF}"
+            ) from error
+
+    def _mapped(self) -> Any:
         options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
         try:
             return torch.load(self.path, mmap=True, **options)
@@ -164,6 +172,13 @@ class _Pickle:
                 )
             dtype = str(value.dtype).removeprefix("torch.")
             found[key] = Spec(tuple(value.shape), dtype, self.path, value.nbytes)
+        total, size = sum(spec.bytes for spec in found.values()), self.path.stat().st_size
+        if total > 2 * size:  # the head may be there twice; see `torch.Tensor.expand`
+            raise ValueError(
+                f"{self.path}: its tensors say that they have {total:,} bytes, and the file has "
+                f"{size:,}: they show the same numbers again and again.\n"
+                "  Save each with numbers of its own: tensor.contiguous().clone()."
+            )
         return found
 
     def get(self, key: str) -> Tensor:

@@ -52,7 +52,8 @@ def generate(
             is wilder.
         top_k: Draw among this many likeliest tokens only.
         top_p: Draw among the fewest likeliest tokens that have at least this probability together.
-        seed: The same seed gives the same draws.
+        seed: The same seed gives the same draws. None: `torch.manual_seed` decides, as elsewhere in
+            torch.
         stop: A token, or several, after which a row ends.
         cache: Whether to keep keys and values. False reads all tokens again at each step: slow, and
             the same tokens.

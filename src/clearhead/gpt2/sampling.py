@@ -2,8 +2,9 @@
 
 A draw needs a single random number u in [0, 1) for each token: walk along the probabilities, sum
 them up, and take the token at which the sum passes u. The numbers are drawn on the CPU, before the
-first step, by a generator of their own. So the same seed means the same numbers on every device,
-with a cache or without one, and no other random numbers of the program are touched.
+first step. So the same seed means the same numbers on every device, with a cache or without one. A
+seed has a generator of its own, and no other random numbers of the program are touched; without one
+it is torch's, which `torch.manual_seed` sets.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Sampling:
             become likelier, above 1 all become more alike. None: no chance, the likeliest token.
         top_k: Draw among this many likeliest tokens only.
         top_p: Draw among the fewest likeliest tokens whose probabilities sum to at least this.
-        seed: Of the draws; None: another text each time.
+        seed: Of the draws; None: torch's own random numbers, another text each time.
     """
 
     temperature: float | None = None
@@ -57,6 +58,8 @@ class Sampling:
             )
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
             raise ValueError(f"seed: expected a whole number, got {seed!r}.")
+        if seed is not None and not -(2**63) <= seed < 2**64:
+            raise ValueError(f"seed: expected a number of 64 bits, up to 2**64 - 1, got {seed}.")
         chance = temperature is not None or top_k is not None or top_p is not None
         if not chance and seed is not None:
             raise ValueError(
@@ -77,12 +80,8 @@ class Sampling:
         """The random numbers of all steps, on the CPU; None where no chance is involved."""
         if self.greedy:
             return None
-        generator = torch.Generator()
-        if self.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(self.seed)
-        return torch.rand(steps, batch, generator=generator)
+        own = None if self.seed is None else torch.Generator().manual_seed(self.seed)
+        return torch.rand(steps, batch, generator=own, device="cpu")
 
     def pick(
         self,

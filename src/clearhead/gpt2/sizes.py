@@ -21,6 +21,11 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
 }
+_ELSEWHERE = (
+    "In transformers it works, and clearhead.watch(model) shows that model's attention; so do "
+    "clearhead heads and clearhead view."
+)
+_MOST = 10**12
 _KINDS = ("gpt2", "clearhead-gpt2")  # the second: with rotary positions, which gpt2 has not
 
 
@@ -96,7 +101,9 @@ def _from_json(said: dict[str, Any], file: Path, num_heads: int | None) -> Plan:
         raise ValueError(f"{file}: a model of type {kind!r}; only GPT-2 can be loaded here.")
     for key, allowed in _FIXED.items():
         if said.get(key, allowed[0]) not in allowed:
-            raise ValueError(f"{file}: {key} is {said[key]!r}; only {allowed[0]!r} works here.")
+            raise ValueError(
+                f"{file}: {key} is {said[key]!r}; only {allowed[0]!r} works here.\n  {_ELSEWHERE}"
+            )
     sizes: dict[str, int] = {}
     for ours, theirs in {
         "vocab_size": ("vocab_size",),
@@ -106,25 +113,42 @@ def _from_json(said: dict[str, Any], file: Path, num_heads: int | None) -> Plan:
         "num_layers": ("n_layer",),
     }.items():
         value = next((said[key] for key in theirs if key in said), None)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{file}: {theirs[0]}: expected a number of 1 or more, got {value!r}.")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+            raise ValueError(
+                f"{file}: {theirs[0]}: expected a number from 1 to {_MOST:,}, got {value!r}."
+            )
         sizes[ours] = value
     if said.get("n_inner") not in (None, 4 * sizes["d_model"]):
         raise ValueError(
             f"{file}: n_inner is {said['n_inner']}; only 4 × n_embd ({4 * sizes['d_model']}) works "
-            "here."
+            f"here.\n  {_ELSEWHERE}"
         )
     if num_heads is not None and num_heads != sizes["num_heads"]:
         raise ValueError(f"num_heads: {num_heads}, but {file} says {sizes['num_heads']}.")
-    rates = [said.get(key, 0.1) for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")]
+    rates = [_number(said, key, 0.1, file) for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")]
     if len(set(rates)) > 1:
         warnings.warn(
             f"{file}: three different dropouts {rates}; the first is used for all. It matters only "
             "for training.",
             stacklevel=4,
         )
-    config = read_config(
-        {**sizes, "dropout": rates[0], "qkv_bias": bool(said.get("qkv_bias", True))}
-    )
-    rope = Rope(said["rope_base"]) if kind == "clearhead-gpt2" and "rope_base" in said else None
-    return Plan(config, rope, bool(said.get("tie_word_embeddings", True)))
+    bias = _truth(said, "qkv_bias", file)
+    config = read_config({**sizes, "dropout": rates[0], "qkv_bias": bias})
+    rope = None
+    if kind == "clearhead-gpt2" and "rope_base" in said:
+        rope = Rope(_number(said, "rope_base", None, file))
+    return Plan(config, rope, _truth(said, "tie_word_embeddings", file))
+
+
+def _number(said: dict[str, Any], key: str, default: float | None, file: Path) -> float:
+    value = said.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{file}: {key}: expected a number, got {value!r}.")
+    return value
+
+
+def _truth(said: dict[str, Any], key: str, file: Path) -> bool:
+    value = said.get(key, True)
+    if not isinstance(value, bool):
+        raise ValueError(f"{file}: {key}: expected true or false, got {value!r}.")
+    return value

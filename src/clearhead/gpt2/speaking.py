@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from clearhead.text import GPT2Tokenizer
 from clearhead.watching import watch
+from clearhead.watching.checkpoints import reason
 
 if TYPE_CHECKING:
     from clearhead.gpt2.model import GPT2
@@ -91,7 +92,7 @@ def _load_theirs(where: str | Path, *, local: bool) -> tuple[Tokenizer, int | No
             where, local_files_only=local, trust_remote_code=False
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{where}: the tokenizer cannot be loaded.\n  {error}") from None
+        raise ValueError(f"{where}: the tokenizer cannot be loaded.\n  {reason(error)}") from None
     return _Theirs(found), found.eos_token_id
 
 

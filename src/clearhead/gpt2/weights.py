@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from clearhead.configs import GPT2Config
+from clearhead.files import beside
 from clearhead.gpt2 import names
 from clearhead.gpt2.files import Spec, Tensors, find_files, read_json
 from clearhead.gpt2.names import Name
-from clearhead.gpt2.sizes import find_sizes
+from clearhead.gpt2.sizes import Plan, find_sizes
 from clearhead.version import __version__
+from clearhead.watching.checkpoints import without_numbers
 
 if TYPE_CHECKING:
     from clearhead.gpt2.model import GPT2
@@ -91,9 +89,8 @@ def from_pretrained(
                 '"tie_word_embeddings": false.'
             )
     tied = same_head is not False
-    _check_sizes(plan.config, specs[token], keys[token], len(specs), config_file)
-    with torch.device("meta"), _Unfilled():
-        model = cls(plan.config, rope=plan.rope, tied=tied)
+    _check_sizes(plan, specs, keys, names.table_names(style), config_file)
+    model = without_numbers(lambda: cls(plan.config, rope=plan.rope, tied=tied))
     own = model.state_dict()
     wanted = names.table(style, own)
     spare = {head} if tied else set()
@@ -118,32 +115,24 @@ def from_pretrained(
     return model.eval()
 
 
-class _Unfilled(TorchFunctionMode):
-    """While it is on, weights are made but not filled with random numbers.
-
-    For weights without memory that would do nothing, after torch has imported its compiler for it:
-    two seconds and 170 MiB.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
-
-
 def _check_sizes(
-    config: GPT2Config, token: Spec, key: str, count: int, config_file: Path | None
+    plan: Plan,
+    specs: Mapping[str, Spec],
+    keys: Mapping[str, str],
+    tables: tuple[str, str],
+    config_file: Path | None,
 ) -> None:
     """What must hold before a model of these sizes is even thought of."""
-    if config["num_layers"] > count:
+    config, file = plan.config, specs[tables[0]].file
+    if config["num_layers"] > len(specs):
         raise ValueError(
-            f"{config_file or token.file}: {config['num_layers']} layers, but {token.file} has "
-            f"only {count} tensors."
+            f"{config_file or file}: {config['num_layers']} layers, but {file} has only "
+            f"{len(specs)} tensors."
         )
-    wanted = (config["vocab_size"], config["d_model"])
-    if token.shape != wanted:
-        raise ValueError(_wrong_shape(key, wanted, token, config_file))
+    for name, rows in zip(tables, (config["vocab_size"], config["context_length"]), strict=True):
+        wanted = (rows, config["d_model"])
+        if name in specs and specs[name].shape != wanted:
+            raise ValueError(_wrong_shape(keys[name], wanted, specs[name], config_file))
 
 
 def _wrong_shape(key: str, wanted: tuple[int, ...], spec: Spec, config_file: Path | None) -> str:
@@ -272,13 +261,12 @@ def save_pretrained(model: GPT2, folder: str | Path) -> None:
             zeros = torch.zeros(3 * model.config["d_model"], dtype=tensor.dtype)
             tensors[f"transformer.h.{number}.attn.c_attn.bias"] = zeros
     said = json.dumps(_to_json(model), indent=2) + "\n"
-    # Written beside and renamed: no reader ever sees half a file.
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as beside:
-        weights, config = Path(beside, "model.safetensors"), Path(beside, "config.json")
+    with (
+        beside(folder / "config.json") as config,  # no reader ever sees half a file
+        beside(folder / "model.safetensors") as weights,
+    ):
         safetensors.torch.save_file(tensors, weights, metadata={"format": "pt"})
         config.write_text(said, encoding="utf-8")
-        for file in (weights, config):
-            os.replace(file, folder / file.name)
 
 
 def _to_json(model: GPT2) -> dict[str, Any]:

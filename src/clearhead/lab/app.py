@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead.files import beside, check_folder, check_place
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -51,6 +53,7 @@ def train(
     with model.safetensors, a checkpoint and what its heads do. A run may be stopped at any moment;
     with --resume it goes on and gives the same curve, bit for bit.
     """
+    check_folder(out, "--out")
     folders = [out / f"seed-{seed}" for seed in range(seeds)]
     begun = [folder for folder in folders if any(folder.glob("*.safetensors"))]
     if begun and not resume:
@@ -175,12 +178,11 @@ def heads(
     if out is not None:
         raise ValueError("--out is the figure of known relations: it goes with --relations.")
     given = _text(text, file)
-    if csv is not None and not csv.parent.is_dir():
-        raise ValueError(f"--csv {csv}: there is no folder {csv.parent}.")
+    if csv is not None:
+        check_place(csv, "--csv")
     from rich.progress import BarColumn, Progress, TextColumn
 
     from clearhead import drawing
-    from clearhead.drawing import saving
     from clearhead.lab.model import find_checkpoint
     from clearhead.watching import checkpoints
 
@@ -208,7 +210,7 @@ def heads(
             file=sys.stderr,
         )
     if csv is not None:
-        with saving.beside(csv) as whole:
+        with beside(csv) as whole:
             whole.write_text(table.to_csv(), encoding="utf-8")
         print(f"Wrote {csv}", file=sys.stderr)
     if as_json:
@@ -303,10 +305,10 @@ def _measured(model: Path | None, sentences: int, progress: Progress) -> HeadRep
             sentences=sentences,
             on_progress=on_progress,
         )
+    from clearhead.gpt2 import reading
     from clearhead.lab.pieces import PieceReader
-    from clearhead.watching import checkpoints
 
-    other = PieceReader(checkpoints.load(model))
+    other = PieceReader(reading.load(model))
     return measure(
         other,
         other.vocabulary,

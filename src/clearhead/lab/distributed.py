@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from clearhead.drawing.saving import beside
+from clearhead.files import beside
 from clearhead.gpt2.model import GPT2
 from clearhead.lab.model import save_model
 from clearhead.lab.train import (

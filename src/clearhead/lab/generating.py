@@ -60,7 +60,8 @@ def generate(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="S", help="The same seed draws the same text.")
+        int | None,
+        typer.Option(metavar="S", min=0, max=2**32 - 1, help="The same seed draws the same text."),
     ] = None,
     sliding: Annotated[
         bool,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,16 @@ from typing import Any
 import safetensors
 import torch
 
+from clearhead.configs import read_config
 from clearhead.embedding import Rope
 from clearhead.gpt2 import reading
+from clearhead.gpt2.files import Spec, Tensors
 from clearhead.gpt2.model import GPT2
 from clearhead.lab.reading import read
 from clearhead.lab.relations import WordReader
 from clearhead.lab.train import CHECKPOINT, read_about, write_safetensors
 from clearhead.text import END_OF_TEXT, WordTokenizer
-from clearhead.watching.checkpoints import Checkpoint
+from clearhead.watching.checkpoints import Checkpoint, without_numbers
 
 MODEL = "model.safetensors"
 _METADATA = "clearhead.lab"
@@ -45,16 +47,45 @@ def load_model(file: Path) -> tuple[GPT2, WordTokenizer]:
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
             about = (opened.metadata() or {}).get(_METADATA)
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it cannot be iterated
+        tensors = Tensors([file])
     except (safetensors.SafetensorError, ValueError) as error:
         raise ValueError(f"{file}: not a whole safetensors file ({error}).") from None
     if about is None:
         raise ValueError(f"{file}: a safetensors file, but not one of `clearhead train`.")
-    described = json.loads(about)
-    base = described["rope_base"]
-    model = GPT2(described["config"], rope=None if base is None else Rope(base))
-    model.load_state_dict(tensors)
-    return model.eval(), WordTokenizer(described["vocabulary"])
+    try:
+        described = json.loads(about)
+        model, words = _described(described, tensors.specs), described["vocabulary"]
+        tokenizer = WordTokenizer(words)
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # too deep is a RuntimeError
+        raise ValueError(
+            f"{file}: what it says of its model makes no sense ({type(error).__name__}: {error}).\n"
+            "  It was changed after `clearhead train` wrote it. Train it again."
+        ) from None
+    state = {name: tensor.clone() for name, tensor in tensors.read(tensors.specs)}
+    model.load_state_dict(state, assign=True)
+    return model.eval(), tokenizer
+
+
+def _described(described: dict[str, Any], specs: Mapping[str, Spec]) -> GPT2:
+    """The model without its numbers, once its shapes are found to be those of the file."""
+    base, config = described["rope_base"], read_config(described["config"])
+    if config["num_layers"] > len(specs):
+        raise ValueError(f"{config['num_layers']} layers, but only {len(specs)} tensors")
+    model = without_numbers(lambda: GPT2(config, rope=None if base is None else Rope(base)))
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: spec.shape for name, spec in specs.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise ValueError(
+                f"{name}: expected {wanted.get(name, 'no such tensor')}, "
+                f"got {found.get(name, 'no such tensor')}"
+            )
+    return model
 
 
 def trained_file(path: str | Path) -> Path | None:

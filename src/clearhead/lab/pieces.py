@@ -33,8 +33,9 @@ class PieceReader:
         self._tokenizer = checkpoint.tokenizer
         if not getattr(self._tokenizer, "is_fast", False):
             raise ValueError(
-                f"{self.name}: its tokenizer does not say which characters a token stands for.\n"
-                "  Save its fast form there (tokenizer.json), and words can be found again."
+                f"{self.name}: known relations need a tokenizer that says which characters a token "
+                "stands for, and the folder has none of that kind.\n"
+                "  Save its fast form there (tokenizer.json). A TEXT of yours is read without it."
             )
         self._pieces: dict[str, int] = {}
         self.causal = True  # for the look that finds it out

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from clearhead import drawing
-from clearhead.drawing.saving import beside
+from clearhead.files import beside
 from clearhead.lab import grammar, heads
 from clearhead.lab.heads import Estimate, HeadReport, HeadScore, RelationScore
 from clearhead.lab.model import MODEL, load_model, readers, save_model

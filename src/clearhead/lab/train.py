@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from clearhead.configs import GPT2Config
-from clearhead.drawing.saving import beside
 from clearhead.embedding import Rope
+from clearhead.files import beside
 from clearhead.gpt2.model import GPT2
 from clearhead.lab import grammar
 from clearhead.lab.relations import Examples, WordReader, answers, encode
@@ -353,9 +353,12 @@ def read_about(file: Path) -> dict[str, Any] | None:
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
             about = (opened.metadata() or {}).get(_METADATA)
-    except (safetensors.SafetensorError, OSError):
+        found = None if about is None else json.loads(about)
+    except (safetensors.SafetensorError, OSError, ValueError, RecursionError):
         return None
-    return None if about is None else dict(json.loads(about))
+    if isinstance(found, dict) and {"settings", "looks"} <= found.keys():
+        return found
+    return None
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import socket
@@ -16,6 +17,7 @@ from types import TracebackType
 import uvicorn
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from clearhead import drawing
 from clearhead.server.labels import Labels
@@ -23,6 +25,7 @@ from clearhead.server.site import Site
 from clearhead.server.work import Progress, Work
 
 _MOST_CONNECTIONS = 256
+_MOST_SECONDS = 5.0  # from the first byte of a request to its last
 
 
 class View:
@@ -53,7 +56,7 @@ class View:
             self._site.app(token=token, port=self.port),
             lifespan="off",
             ws="none",
-            http="h11",
+            http=_Impatient,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -111,6 +114,39 @@ def open_browser(url: str) -> None:
     screen = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     if screen or sys.platform in ("darwin", "win32"):
         webbrowser.open(url)
+
+
+class _Impatient(H11Protocol):
+    """A connection that is closed when a request does not come to its end in a few seconds.
+
+    Else a few hundred requests that are begun and never finished keep the owner out.
+    """
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own type
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        """More bytes of the same request do not give it more time."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()  # it is here, and being answered
+        elif self._late is None:
+            self._late = self.loop.call_later(_MOST_SECONDS, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 @contextmanager

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from clearhead.drawing.writing import memory
 from clearhead.watching import NothingSeen, Seen, watch
 from clearhead.watching.heads import HeadTable
 
 _WEIGHTS = "*.safetensors"
+# A model of float32 has eight times the bytes of one of 4 bits; masks and the like come on top.
+_MOST_TIMES, _SPARE = 16, 2**28
 # Without any of these transformers makes an empty tokenizer, and does not say so.
 _TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 
@@ -84,6 +88,7 @@ def load(folder: str | Path) -> Checkpoint:
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
     local = {"local_files_only": True, "trust_remote_code": False}
     try:
+        _check_cost(folder, transformers.AutoConfig.from_pretrained(folder, **local))
         model, found = transformers.AutoModel.from_pretrained(
             folder,
             use_safetensors=True,
@@ -91,8 +96,8 @@ def load(folder: str | Path) -> Checkpoint:
             output_loading_info=True,
             **local,
         )
-    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{folder}: the model cannot be loaded.\n  {error}") from None
+    except Exception as error:  # whatever transformers makes of a bad config.json
+        raise ValueError(f"{folder}: the model cannot be loaded.\n  {reason(error)}") from None
     missing = [name for name in sorted(found["missing_keys"]) if not name.startswith("pooler.")]
     if missing:
         raise ValueError(
@@ -102,13 +107,70 @@ def load(folder: str | Path) -> Checkpoint:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
     except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{folder}: the tokenizer cannot be loaded.\n  {error}") from None
+        raise ValueError(f"{folder}: the tokenizer cannot be loaded.\n  {reason(error)}") from None
     return Checkpoint(model.eval(), tokenizer, folder.resolve().name)
+
+
+def reason(error: Exception) -> str:
+    """What transformers says, without its advice to run code of a stranger."""
+    if "trust_remote_code" in str(error):
+        return "It needs Python code of the folder's own, and that is never run here."
+    return str(error)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def without_numbers(make: Callable[[], M]) -> M:
+    """A model that has names and shapes, but no numbers and no memory for them."""
+    with torch.device("meta"), _Unfilled():
+        return make()
+
+
+class _Unfilled(TorchFunctionMode):
+    """While it is on, weights are made but not filled with random numbers.
+
+    For weights without memory that would do nothing, after torch has imported its compiler for it:
+    two seconds and 170 MiB.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether there are files of a tokenizer in this folder."""
     return any(file for pattern in _TOKENIZER for file in folder.glob(pattern))
+
+
+def _check_cost(folder: Path, config: Any) -> None:
+    """Raise where config.json asks for much more than the files have.
+
+    transformers fills what is missing with random numbers, and says so when it is done.
+    """
+    import transformers
+
+    files = list(folder.glob(_WEIGHTS))
+    size = sum(file.stat().st_size for file in files)
+    count = 0
+    for file in files:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            count += len(opened.keys())
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > count:
+        raise ValueError(f"config.json says {layers:,} layers, and the files have {count} tensors.")
+    model = without_numbers(
+        lambda: transformers.AutoModel.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]  # theirs
+    )
+    needed = sum(part.nbytes for part in (*model.parameters(), *model.buffers()))
+    if needed > _MOST_TIMES * size + _SPARE:
+        raise ValueError(
+            f"config.json describes a model of {memory(needed)}, and the files have "
+            f"{memory(size)}.\n  Are all files there, and is it their config.json?"
+        )
 
 
 def _check(folder: Path) -> None:

@@ -90,7 +90,11 @@ class HeadTable:
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([field.name for field in fields(Head)])
-        writer.writerows(asdict(row).values() for row in self.rows)
+        for row in self.rows:
+            cells = asdict(row).values()
+            writer.writerow(
+                [drawing.guarded(cell) if isinstance(cell, str) else cell for cell in cells]
+            )
         return file.getvalue()
 
     def __rich__(self) -> RenderableType:

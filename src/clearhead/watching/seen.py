@@ -19,7 +19,7 @@ from torch import Tensor
 
 from clearhead.drawing.page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
 from clearhead.drawing.saving import save
-from clearhead.drawing.writing import memory
+from clearhead.drawing.writing import harmless, memory
 from clearhead.maps import AttentionMap
 from clearhead.masks import Mask
 from clearhead.version import __version__
@@ -143,7 +143,7 @@ class Seen(Mapping[str, AttentionMap]):
 
     def __repr__(self) -> str:
         return (
-            f"Seen({self.model}: {len(self)} layers, {len(self.calls)} calls, "
+            f"Seen({harmless(self.model)}: {len(self)} layers, {len(self.calls)} calls, "
             f"{memory(self.nbytes)} held)"
         )
 
@@ -336,6 +336,8 @@ class Seen(Mapping[str, AttentionMap]):
                 mask = Mask.decode(call["mask"], [tensors[str(i)] for i in call["mask_tensors"]])
             if q is None or k is None:
                 raise KeyError("q and k")
+            if not q.numel() or not k.numel():  # of any length, and of no bytes
+                raise ValueError(f"an axis is empty in q {tuple(q.shape)} or k {tuple(k.shape)}")
             weights = AttentionMap(
                 *(q, k, mask),
                 scale=float(call["scale"]),
@@ -366,7 +368,7 @@ class _NotSeen(KeyError):
     """A KeyError that prints its message as it is."""
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return harmless(str(self.args[0]))
 
 
 class _LaterVersion(ValueError):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.files import check_place
+
 if TYPE_CHECKING:
     from clearhead.lab.claims.claim import Claim
 
@@ -53,8 +55,8 @@ def claims(
     All together take less than ten minutes on two cores.
     """
     for option, path in (("--out", out), ("--page", page)):
-        if path is not None and not path.parent.is_dir():
-            raise ValueError(f"{option} {path}: there is no folder {path.parent}.")
+        if path is not None:
+            check_place(path, option)
     if resume and (out is None or not out.is_file()):
         raise ValueError("--resume goes on with what is in --out FILE: give a file that is there.")
     from clearhead import drawing, harness
