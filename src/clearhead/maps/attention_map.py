@@ -30,7 +30,8 @@ class AttentionMap(Display):
 
     Args:
         q: The queries, as they meet the keys (after rotary positions and norms).
-        k: The keys; heads must be a multiple of kv_heads.
+        k: The keys; heads must be a multiple of kv_heads. Neither is copied: who changes q or k in
+            place changes the map.
         mask: Who may attend to whom.
         scale: What the scores are multiplied with; 1 / √head_dim by default.
         bias: What the model adds to the scores, broadcastable to (batch, heads, queries, keys).

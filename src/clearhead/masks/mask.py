@@ -108,11 +108,13 @@ class Mask:
 
     def __and__(self, other: "Mask") -> "Mask":
         """Visible where both allow it."""
-        return kinds.both(self, other)
+        return kinds.both(self, as_mask(other))
 
     def __or__(self, other: "Mask") -> "Mask":
         """Visible where either allows it."""
-        return kinds.Either(self, other)
+        return kinds.Either(self, as_mask(other))
+
+    __rand__, __ror__ = __and__, __or__  # reached by what is no mask: to say so
 
     # Asking.
 
@@ -139,6 +141,20 @@ class Mask:
     def is_never_empty(self, queries: int, keys: int) -> bool:
         """Whether every query surely sees something: with causality or a window, itself."""
         return False
+
+    def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
+        """Raise `ShapeError` unless the mask fits weights of this shape; None = not known yet."""
+
+    def over(
+        self, queries: int, seen: Int[Tensor, ""], capacity: int
+    ) -> Bool[Tensor, "#batch #heads #queries #capacity"]:
+        """What `dense(queries, seen)` says, as wide as a cache that holds `seen` of its places.
+
+        `seen` stays a tensor: nobody reads it, so that a graph can be captured. A mask that is a
+        matrix itself must be as wide as the capacity. Of places that are empty yet the mask says
+        what it says of later keys: causality hides them.
+        """
+        raise NotImplementedError
 
     def parts(self) -> list["Mask"]:
         """The masks that must all allow it: this one, or what `&` joined."""
@@ -250,6 +266,17 @@ class Mask:
         queries, keys = self._natural_size()
         keys = keys or queries or 6
         return self.draw(queries or keys, keys)
+
+
+def as_mask(mask: object) -> Mask:
+    """The mask itself, or a TypeError that says what to write instead."""
+    if isinstance(mask, Mask):
+        return mask
+    raise TypeError(
+        f"mask: expected a clearhead.Mask, got {type(mask).__name__}.\n"
+        "  Say what it means: Mask.padding(real) for (batch, tokens), "
+        "Mask.custom(may_attend) for (queries, keys); True means may attend."
+    )
 
 
 # Down here, since every kind of mask is itself a Mask.
