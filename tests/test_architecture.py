@@ -27,6 +27,7 @@ ORDER = [
     "pages",
     "maps",
     "cache",
+    "projections",
     "attention",
     "steps",
     "tracing",
