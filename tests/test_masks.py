@@ -91,6 +91,18 @@ def test_tiles_reach_and_text_agree_with_the_whole(queries, keys, data):
         assert whole.any(-1).all()
 
 
+@given(sizes, st.integers(0, 3), st.integers(0, 3), st.data())
+def test_a_cache_wider_than_what_it_holds(queries, before, empty, data):
+    seen, capacity = before + queries, before + queries + empty
+    mask = data.draw(any_mask(queries, capacity, 3))
+    wide = mask.over(queries, torch.tensor(seen), capacity).expand(2, 3, queries, capacity)
+    if "custom" not in mask.encode([]):  # a matrix is as wide as the capacity
+        expected = mask.dense(queries, seen).expand(2, 3, -1, -1)
+        assert torch.equal(wide[..., :seen], expected)
+    elif not empty:
+        assert torch.equal(wide, mask.dense(queries, capacity).expand(2, 3, -1, -1))
+
+
 def test_which_masks_are_never_empty():
     window = Mask.causal() & Mask.window(2)
     assert window.is_never_empty(5, 5)

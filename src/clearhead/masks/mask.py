@@ -41,7 +41,8 @@ class Mask:
                 (decoding with a cache); "start" makes the first query the first key's position,
                 which is what `is_causal=True` of `scaled_dot_product_attention` means.
         """
-        return kinds.Band(None, 0, _check_align(align))
+        _check_align(align)
+        return kinds.Band(None, 0, align)
 
     @staticmethod
     def window(back: int, ahead: int = 0, align: Align = "end") -> "Mask":
@@ -52,7 +53,8 @@ class Mask:
                 "window: expected whole numbers, at least 1 key (the token itself is the first) "
                 f"and ahead >= 0, got back={back!r}, ahead={ahead!r}."
             )
-        return kinds.Band(back - 1, ahead, _check_align(align))
+        _check_align(align)
+        return kinds.Band(back - 1, ahead, align)
 
     @staticmethod
     def padding(
@@ -272,10 +274,9 @@ class Mask:
         return self.draw(queries or keys, keys)
 
 
-def _check_align(align: Align) -> Align:
+def _check_align(align: Align) -> None:
     if align not in ("start", "end"):
         raise ValueError(f'align must be "start" or "end", got {align!r}.')
-    return align
 
 
 def as_mask(mask: object) -> Mask:
