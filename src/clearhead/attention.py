@@ -131,7 +131,7 @@ class MultiHeadAttention(nn.Module):
             context: Where keys and values come from instead (cross-attention; `causal=False` only).
             mask: Who may attend to whom, on top of causality and window. With a cache, its keys are
                 all the tokens seen so far.
-            cache: Keys and values of earlier tokens; those of x are added to it.
+            cache: Keys and values of earlier tokens; those of x are added to it, without gradients.
         """
         queries, keys, values, combined = self.project(x, context, mask=mask, cache=cache)
         context_vec = attend(

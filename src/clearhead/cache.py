@@ -92,17 +92,16 @@ class KVCache:
 
     def _store(self, memory: Tensor, new: Tensor, where: Tensor | None) -> Tensor:
         """Write what is new, and give back all; `where` are the places of a static cache."""
-        numbers = new.detach()
+        keeps_graph = torch.is_grad_enabled()
+        numbers = new.detach() if new.requires_grad else new
         if where is not None:
             memory.index_copy_(2, where, numbers.to(memory.dtype))
-            if torch.is_grad_enabled():
-                return memory.to(new.dtype).index_copy(2, where, new)
-            return memory.to(new.dtype)  # the same memory, except under autocast
-        end = self._filled + new.shape[2]
-        memory[:, :, self._filled : end] = numbers
-        if torch.is_grad_enabled():
-            return torch.cat([memory[:, :, : self._filled].to(new.dtype), new], 2)
-        return memory[:, :, :end].to(new.dtype)
+            memory = memory.to(new.dtype)  # the same memory, except under autocast
+            return memory.index_copy(2, where, new) if keeps_graph else memory
+        start, end = self._filled, self._filled + new.shape[2]
+        memory[:, :, start:end] = numbers
+        memory = memory[:, :, : start if keeps_graph else end].to(new.dtype)
+        return torch.cat([memory, new], 2) if keeps_graph else memory
 
     def _known(self) -> int:
         """How many tokens there are; of a static cache, at least, where asking would cost."""

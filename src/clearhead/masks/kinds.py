@@ -57,12 +57,14 @@ class Band(Mask):
         return _always(queries == keys)  # then query i stands at key i, and no band leaves it out
 
     def _visible(self, position: Tensor, key: Tensor) -> Tensor:
-        visible = torch.ones((), dtype=torch.bool, device=key.device)
+        limits = []
         if self.ahead is not None:
-            visible = visible & (key <= position + self.ahead)
+            limits.append(key <= position + self.ahead)
         if self.back is not None:
-            visible = visible & (key >= position - self.back)
-        return visible
+            limits.append(key >= position - self.back)
+        if not limits:
+            return torch.ones_like(key, dtype=torch.bool)
+        return limits[0] if len(limits) == 1 else limits[0] & limits[1]
 
     def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
         position = torch.arange(queries, device=seen.device)[:, None]
@@ -174,9 +176,10 @@ class Custom(Mask):
             if own != 1 and size is not None and own != size:
                 known = zip(("batch", "heads", "queries", "keys"), sizes, strict=True)
                 axes = (name if size is None else f"{name}={size}" for name, size in known)
+                wide = self.visible.shape[3] not in (1, keys)
                 raise ShapeError(
                     f"custom mask: expected ({', '.join(axes)}), got {describe(self.visible)}; an "
-                    f"axis of size 1 serves all.\n  {_WIDTH}"
+                    "axis of size 1 serves all." + (f"\n  {_WIDTH}" if wide else "")
                 )
 
     def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
