@@ -28,6 +28,7 @@ ORDER = [
     "pages",
     "maps",
     "cache",
+    "projections",
     "attention",
     "steps",
     "tracing",

@@ -150,7 +150,7 @@ def test_gradients_with_options_equal_the_eager_kernel(options, kernel):
 
 @pytest.fixture
 def one_product(monkeypatch):
-    monkeypatch.setattr("clearhead.attention._one_product_is_faster", lambda *_: True)
+    monkeypatch.setattr("clearhead.attention.one_product_is_faster", lambda *_: True)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -162,7 +162,7 @@ def test_one_product_equals_three(monkeypatch, bias, kv_heads):
     expected = gradients(module, module, x)
     called = []
     original = torch.nn.functional.linear
-    monkeypatch.setattr("clearhead.attention._one_product_is_faster", lambda *_: True)
+    monkeypatch.setattr("clearhead.attention.one_product_is_faster", lambda *_: True)
     monkeypatch.setattr(
         "clearhead.attention.F.linear",
         lambda x, weight, bias=None: called.append(weight.shape) or original(x, weight, bias),
@@ -179,7 +179,7 @@ def test_one_product_is_for_learning():
         gpu = types.SimpleNamespace(type="cuda")
         return types.SimpleNamespace(device=gpu, shape=(1, tokens, 8), requires_grad=learns)
 
-    is_faster = clearhead.attention._one_product_is_faster
+    is_faster = clearhead.attention.one_product_is_faster
     learning = [nn.Linear(2, 2).requires_grad_(name == "value") for name in ("query", "value")]
     frozen = [nn.Linear(2, 2).requires_grad_(False) for _ in range(3)]
     assert is_faster(x(256), learning)
@@ -198,7 +198,7 @@ def test_only_some_biases(monkeypatch, without):
         [module.W_query, module.W_key, module.W_value][index].bias = None
     x = random_x()
     expected = module(x)
-    monkeypatch.setattr("clearhead.attention._one_product_is_faster", lambda *_: True)
+    monkeypatch.setattr("clearhead.attention.one_product_is_faster", lambda *_: True)
     torch.testing.assert_close(module(x), expected)
 
 
@@ -541,6 +541,107 @@ def test_compiles_as_one_graph_for_every_length(options, training):
     assert counter.frame_count == 1
 
 
+# What others do with modules.
+
+
+class Adapter(nn.Module):
+    """As low-rank adapters are: no `weight`, the layer inside."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.down = nn.Linear(inner.in_features, 2, bias=False)
+        self.up = nn.Linear(2, inner.out_features, bias=False)
+
+    def forward(self, x):
+        return self.inner(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("one_product", [False, True])
+def test_projections_may_be_wrapped(monkeypatch, one_product):
+    monkeypatch.setattr("clearhead.attention.one_product_is_faster", lambda *_: one_product)
+    module = build()
+    for name in ("W_query", "W_key", "W_value"):
+        setattr(module, name, Adapter(getattr(module, name)))
+    module.double()
+    x = random_x()
+    merged = build()
+    for name in ("W_query", "W_key", "W_value"):
+        wrapped = getattr(module, name)
+        weight = wrapped.inner.weight + wrapped.up.weight @ wrapped.down.weight
+        getattr(merged, name).weight = nn.Parameter(weight)
+    merged.out_proj.load_state_dict(module.out_proj.state_dict())
+    torch.testing.assert_close(module(x), merged(x))
+    torch.testing.assert_close(module(x, cache=module.new_cache(BATCH)), merged(x))
+    with pytest.raises(ShapeError, match="x is float32, but the module's weights are float64"):
+        module(x.float())
+
+
+def test_wrapped_projections_learn(monkeypatch):
+    linears = [Adapter(nn.Linear(2, 2)) for _ in range(3)]
+    gpu = types.SimpleNamespace(type="cuda")
+    x = types.SimpleNamespace(device=gpu, shape=(1, 256, 8), requires_grad=False)
+    assert clearhead.attention.one_product_is_faster(x, linears)
+
+
+def test_projections_without_any_weight():
+    """As `quantize_dynamic` leaves them: `weight` is a method, and there are no parameters."""
+
+    class Packed(nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.packed = [linear]
+
+        def weight(self):
+            return self.packed[0].weight
+
+        def forward(self, x):
+            return self.packed[0](x)
+
+    module = build().float()
+    x = random_x().float()
+    expected = module(x)
+    for name in ("W_query", "W_key", "W_value", "out_proj"):
+        setattr(module, name, Packed(getattr(module, name)))
+    torch.testing.assert_close(module(x), expected)
+    torch.testing.assert_close(module(x, cache=module.new_cache(BATCH)), expected)
+
+
+@pytest.mark.parametrize("kernel", ["auto", *KERNELS])
+@pytest.mark.parametrize("options", [{}, {"window": 3, "rope": Rope(), "qk_norm": True}], ids=str)
+def test_no_sequences_and_no_tokens(kernel, options):
+    module = build(kernel=kernel, num_kv_heads=1, **options)
+    for x in (random_x(batch=0), random_x(tokens=0), random_x(0, batch=0)):
+        assert module(x).shape == (*x.shape[:2], D_OUT)
+        output, weights = module.with_map(x)
+        assert output.shape == (*x.shape[:2], D_OUT)
+        assert weights.dense().shape == (x.shape[0], HEADS, x.shape[1], x.shape[1])
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("options", [{}, {"window": 3, "num_kv_heads": 1, "rope": Rope()}], ids=str)
+def test_can_be_traced_by_torch_jit(options):
+    module = build(**options)
+    traced = torch.jit.trace(module, random_x())
+    x = random_x(tokens=9, batch=3)
+    torch.testing.assert_close(traced(x), module(x))
+
+
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("options", [{}, {"window": 3, "num_kv_heads": 1}], ids=str)
+def test_with_map_compiles(options, detach):
+    torch._dynamo.reset()
+    module = build(**options)
+    x = random_x()
+    expected, weights = module.with_map(x)
+    output, found = torch.compile(module.with_map, backend="aot_eager")(x, detach=detach)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(found.dense(), weights.dense())
+    (output.sum() + (0 if detach else found.dense()[..., 0].sum())).backward()
+    assert module.W_key.weight.grad.any()
+
+
 def test_kernel_choice_is_explained():
     module = build(dropout=0.1)
     x = random_x()
@@ -601,7 +702,11 @@ def test_constructor_errors_word_for_word(cls):
         "  Numbers of heads near 12 that divide 256: 8 or 16.",
         lambda: cls(256, 256, 4, 0.1, 12),
     )
-    raises(ValueError, "num_heads must be at least 1, got 0.", lambda: cls(8, 8, 4, 0.1, 0))
+    raises(
+        ValueError,
+        "num_heads must be a whole number of at least 1, got 0.",
+        lambda: cls(8, 8, 4, 0.1, 0),
+    )
     raises(
         ValueError,
         "dropout is the probability of dropping a weight: expected 0 to 1, got 10.\n"
@@ -671,6 +776,24 @@ def test_input_errors_word_for_word(cls):
         '  Move one of them: x.to("cpu") or module.to("meta").',
         lambda: module(torch.zeros(2, 6, 24, device="meta")),
     )
+
+
+@pytest.mark.parametrize("cls", [MultiHeadAttention, ladder.MultiHeadAttention])
+def test_values_of_another_kind_are_refused(cls):
+    for heads in (4.0, True, "4"):
+        with pytest.raises(ValueError, match=f"num_heads must be a whole number.*got {heads!r}"):
+            cls(8, 8, 4, 0.1, heads)
+    for dropout in ("0.1", True, None):
+        with pytest.raises(ValueError, match=f"dropout is the .*expected 0 to 1, got {dropout!r}"):
+            cls(8, 8, 4, dropout, 2)
+
+
+@pytest.mark.parametrize("rope", [True, 10000.0, Rope], ids=str)
+def test_rope_is_a_rope(rope):
+    with pytest.raises(
+        TypeError, match=r"rope: expected a clearhead.Rope or None, got .*\n.*Rope\(\)"
+    ):
+        MultiHeadAttention(8, 8, 4, 0.0, 2, rope=rope)
 
 
 def test_option_errors_word_for_word():

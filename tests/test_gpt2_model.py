@@ -80,6 +80,7 @@ def test_padded_batches_equal_hugging_face():
     positions = (real.long().cumsum(1) - 1).clamp(min=0)
     expected = other(ids, attention_mask=real.long(), position_ids=positions).logits
     torch.testing.assert_close(model(ids, lengths=lengths)[real], expected[real])
+    assert torch.equal(model(ids, lengths=lengths.tolist()), model(ids, lengths=lengths))
 
 
 # Padding and caches.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
-from clearhead import Mask
+from clearhead import Mask, ShapeError
 from clearhead.kernels import KERNELS, attend, blocked, choose, sdpa
 
 FAST = [name for name in KERNELS if name != "eager"]
@@ -325,7 +325,7 @@ def test_choice_depends_on_what_pytorch_would_build():
 
 MEMORY = """
 import resource, sys, torch
-from clearhead import Mask
+from clearhead import Mask, ShapeError
 from clearhead.kernels import attend
 q, k, v = (torch.randn(1, 12, 8192, 16, requires_grad=True) for _ in range(3))
 mask = {"window": Mask.causal() & Mask.window(64), "dropout": Mask.causal()}[sys.argv[1]]
@@ -343,3 +343,67 @@ def test_auto_never_builds_queries_by_keys(case):
         [sys.executable, "-c", MEMORY, case], capture_output=True, text=True, check=True
     )
     assert int(out.stdout) / 1024 < 300
+
+
+# A mask meets shapes in one place.
+
+
+@pytest.mark.parametrize("kernel", ["auto", *KERNELS])
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_a_mask_for_another_batch_is_refused_by_every_kernel(kernel, batch):
+    """Eager gave a batch of three back for one sequence, others an error of torch's own."""
+    q, k, v = random_qkv(batch=batch)
+    message = rf"padding mask: expected lengths \(batch={batch},\), got \(3\).*or one for all"
+    with pytest.raises(ShapeError, match=f"(?s){message}"):
+        attend(q, k, v, Mask.causal() & Mask.padding([7, 3, 2]), kernel=kernel)
+    real = torch.ones(3, 7, dtype=torch.bool)
+    with pytest.raises(ShapeError, match=rf"\(batch={batch}, keys=7\), got \(3, 7\)"):
+        attend(q, k, v, Mask.padding(real), kernel=kernel)
+    message = (
+        rf"custom mask: expected \(batch={batch}, heads=6, queries=7, keys=7\), got \(1, 4, 7, 7\)"
+    )
+    with pytest.raises(ShapeError, match=message):
+        attend(q, k, v, Mask.custom(torch.ones(1, 4, 7, 7, dtype=torch.bool)), kernel=kernel)
+    with pytest.raises(TypeError, match=r"expected a clearhead.Mask, got Tensor"):
+        attend(q, k, v, real[0], kernel=kernel)
+
+
+@pytest.mark.parametrize("kernel", ["auto", *KERNELS])
+def test_one_length_serves_the_whole_batch(kernel):
+    q, k, v = random_qkv()
+    expected = attend(q, k, v, Mask.padding([5, 5]), kernel="eager")
+    torch.testing.assert_close(attend(q, k, v, Mask.padding([5]), kernel=kernel), expected)
+
+
+@pytest.mark.parametrize("kernel", ["auto", *KERNELS])
+@pytest.mark.parametrize(
+    "empty", [{"batch": 0}, {"queries": 0}, {"queries": 0, "keys": 0}], ids=str
+)
+@pytest.mark.parametrize("name", ["none", "causal", "window"])
+def test_nothing_gives_nothing(kernel, empty, name):
+    q, k, v = random_qkv(**empty)
+    context, *grads = run(kernel, q, k, v, MASKS[name](q.shape[2], k.shape[2]))
+    assert context.shape == q.shape
+    assert [grad.shape for grad in grads] == [q.shape, k.shape, v.shape]
+    assert not any(grad.any() for grad in grads)
+
+
+# torch.func.
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch says it of its own
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.3}, {"mask": Mask.window(3)}], ids=str)
+def test_auto_can_be_transformed_by_torch_func(options):
+    """Per-sample gradients: "auto" took our own operator, which torch.func cannot look into."""
+    q, k, v = random_qkv(queries=300, keys=300)
+
+    def loss(q, k, v):
+        return attend(q[None], k[None], v[None], **options).square().sum()
+
+    transformed = torch.func.vmap(torch.func.grad(loss), randomness="different")(q, k, v)
+    assert transformed.isfinite().all()
+    if "dropout" not in options:
+        alone = [torch.func.grad(loss)(q[i], k[i], v[i]) for i in range(2)]
+        torch.testing.assert_close(transformed, torch.stack(alone))
+    with pytest.raises(RuntimeError, match=r'kernel="blocked" cannot be transformed by torch.func'):
+        torch.func.grad(lambda q: attend(q, k, v, kernel="blocked").sum())(q)

@@ -598,3 +598,43 @@ def test_peak_memory_at_32768_tokens():
     """12 heads: dense float32 would take 51 GB. The window only saves time, not memory."""
     out = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert int(out.stdout) / 1024 < 500
+
+
+def test_a_mask_for_another_batch_is_refused():
+    """It gave numbers: those of the first sequences of the mask."""
+    for batch in (1, 2):
+        q = torch.randn(batch, 4, 5, 16)
+        with pytest.raises(ShapeError, match=rf"expected lengths \(batch={batch},\), got \(3\)"):
+            AttentionMap(q, q, Mask.padding([1, 2, 3]))
+    with pytest.raises(TypeError, match=r"expected a clearhead.Mask, got Tensor"):
+        AttentionMap(q, q, torch.ones(5, 5, dtype=torch.bool))
+
+
+def test_one_length_serves_the_whole_batch():
+    q = torch.randn(3, 4, 5, 16)
+    one, three = (AttentionMap(q, q, Mask.padding(lengths)) for lengths in ([2], [2, 2, 2]))
+    assert torch.equal(one.dense(), three.dense())
+    assert torch.equal(one.entropy(), three.entropy())
+    assert torch.equal(one.sink(), three.sink())
+    assert torch.equal(one.select(batch=2).dense(), three.dense()[2:])
+
+
+@pytest.mark.parametrize("tokens", [6, 300])
+def test_only_weights_have_gradients(tokens):
+    """Statistics failed inside torch, and of long maps `sink` had a gradient that was wrong."""
+    q = torch.randn(1, 2, tokens, 8, dtype=torch.float64, requires_grad=True)
+    weights = AttentionMap(q, q, Mask.causal(), detach=False)
+    for statistic in (weights.entropy, weights.received, weights.sink, weights.previous):
+        with pytest.raises(RuntimeError, match=r"no gradient.*\n.*map.dense\(\).*map.detach\(\)"):
+            statistic()
+    with torch.no_grad():
+        numbers = weights.entropy()  # from here on the normalisers are known
+    assert torch.equal(weights.detach().entropy(), numbers)
+    dense = weights.dense()
+    assert dense.requires_grad
+    (actual,) = torch.autograd.grad(dense[..., -1, 2].sum(), q)
+    scores = q @ q.transpose(-2, -1) / 8**0.5
+    hidden = ~torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    plain = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    (expected,) = torch.autograd.grad(plain[..., -1, 2].sum(), q)
+    torch.testing.assert_close(actual, expected)

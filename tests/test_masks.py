@@ -91,6 +91,18 @@ def test_tiles_reach_and_text_agree_with_the_whole(queries, keys, data):
         assert whole.any(-1).all()
 
 
+@given(sizes, st.integers(0, 3), st.integers(0, 3), st.data())
+def test_a_cache_wider_than_what_it_holds(queries, before, empty, data):
+    seen, capacity = before + queries, before + queries + empty
+    mask = data.draw(any_mask(queries, capacity, 3))
+    wide = mask.over(queries, torch.tensor(seen), capacity).expand(2, 3, queries, capacity)
+    if "custom" not in mask.encode([]):  # a matrix is as wide as the capacity
+        expected = mask.dense(queries, seen).expand(2, 3, -1, -1)
+        assert torch.equal(wide[..., :seen], expected)
+    elif not empty:
+        assert torch.equal(wide, mask.dense(queries, capacity).expand(2, 3, -1, -1))
+
+
 def test_which_masks_are_never_empty():
     window = Mask.causal() & Mask.window(2)
     assert window.is_never_empty(5, 5)
@@ -194,7 +206,39 @@ def test_value_errors_teach():
         Mask.causal("middle")
     with pytest.raises(ValueError, match="the token itself is the first"):
         Mask.window(0)
+    for back, ahead in ((2.5, 0), (True, 0), (2, 1.0)):
+        with pytest.raises(ValueError, match=rf"whole numbers.*got back={back}, ahead={ahead}"):
+            Mask.window(back, ahead)
+    with pytest.raises(ValueError, match='align must be "start" or "end", got \'x\''):
+        Mask.window(3, align="x")
+    with pytest.raises(ValueError, match="padding: expected lengths of 0 or more, got -1"):
+        Mask.padding([-1, 3])
     with pytest.raises(ValueError, match='side must be "left" or "right"'):
         Mask.padding([1], "up")
     with pytest.raises(ValueError, match="not an encoded mask"):
         Mask.decode("('lambda',)", [])
+
+
+def test_what_is_no_mask_cannot_be_joined():
+    may = torch.ones(3, 3, dtype=torch.bool)
+    for join in (
+        lambda: Mask.causal() & may,
+        lambda: Mask.causal() | may,
+        lambda: may & Mask.causal(),
+        lambda: may | Mask.causal(),
+        lambda: Mask.causal() & None,
+    ):
+        with pytest.raises(TypeError, match=r"expected a clearhead.Mask, got .*\n.*Mask.custom"):
+            join()
+
+
+def test_lists_are_tensors():
+    rows = [[True, False], [True, True]]
+    assert torch.equal(Mask.custom(rows).dense(2), Mask.custom(torch.tensor(rows)).dense(2))
+    with pytest.raises(ShapeError, match="expected a bool tensor"):
+        Mask.custom([[1, 0]])
+
+
+def test_lengths_of_whole_texts_serve_while_tokens_still_come():
+    assert torch.equal(Mask.padding([5, 2]).dense(3), Mask.padding([3, 2]).dense(3))
+    assert torch.equal(Mask.padding([5, 2], "left").dense(3), Mask.padding([3, 2], "left").dense(3))

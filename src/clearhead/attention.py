@@ -19,7 +19,8 @@ from clearhead.configs import GPT2_CONFIGS
 from clearhead.embedding import Rope
 from clearhead.kernels import Choice, Kernel, attend, attend_with_lse, check_kernel, choose
 from clearhead.maps import AttentionMap
-from clearhead.masks import Mask
+from clearhead.masks import Mask, as_mask
+from clearhead.projections import apply_norm, are_plain, one_product_is_faster, some_weight
 from clearhead.shapes import (
     ShapeError,
     check_dropout,
@@ -30,13 +31,6 @@ from clearhead.shapes import (
 )
 
 _CAUSAL = Mask.causal()
-_MANY_TOKENS = 256  # from here on queries, keys and values are one product on a GPU
-_HOOKS_FOR_ALL = (  # hooks that torch calls for every module
-    nn.modules.module._global_forward_hooks,
-    nn.modules.module._global_forward_pre_hooks,
-    nn.modules.module._global_backward_hooks,
-    nn.modules.module._global_backward_pre_hooks,
-)
 
 
 class MultiHeadAttention(nn.Module):
@@ -92,6 +86,11 @@ class MultiHeadAttention(nn.Module):
             )
         if window is not None:
             check_sizes(window=window)
+        if rope is not None and not isinstance(rope, Rope):
+            raise TypeError(
+                f"rope: expected a clearhead.Rope or None, got {rope!r}.\n"
+                "  Try rope=Rope(), or Rope(base=500000.0) for another base."
+            )
         if rope is not None and self.head_dim % 2:
             raise ValueError(
                 f"rope turns pairs of numbers: head_dim must be even, got {self.head_dim} "
@@ -132,7 +131,7 @@ class MultiHeadAttention(nn.Module):
             context: Where keys and values come from instead (cross-attention; `causal=False` only).
             mask: Who may attend to whom, on top of causality and window. With a cache, its keys are
                 all the tokens seen so far.
-            cache: Keys and values of earlier tokens; those of x are added to it.
+            cache: Keys and values of earlier tokens; those of x are added to it, without gradients.
         """
         queries, keys, values, combined = self.project(x, context, mask=mask, cache=cache)
         context_vec = attend(
@@ -160,6 +159,10 @@ class MultiHeadAttention(nn.Module):
         context_vec, lse = attend_with_lse(
             queries, keys, values, combined, dropout=self._dropout(), kernel=self.kernel
         )
+        if cache is not None:  # what is in it will be overwritten
+            keys = keys.clone()
+        if torch.compiler.is_compiling():  # a compiled graph cannot give these views back
+            queries, keys = queries.contiguous(), keys.contiguous()
         weights = AttentionMap(queries, keys, combined, lse=lse if detach else None, detach=detach)
         return self._merge(context_vec), weights
 
@@ -179,7 +182,7 @@ class MultiHeadAttention(nn.Module):
             queries = self._split(self.W_query(x))
             keys, values = self._split(self.W_key(context)), self._split(self.W_value(context))
         if self.qk_norm:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
+            queries, keys = apply_norm(self.q_norm, queries), apply_norm(self.k_norm, keys)
         if self.rope is not None:
             tokens = x.shape[1]
             here = (
@@ -187,14 +190,17 @@ class MultiHeadAttention(nn.Module):
             )
             there = here if context is None else torch.arange(context.shape[1], device=x.device)
             queries, keys = self.rope.rotate(queries, here), self.rope.rotate(keys, there)
+        combined = self.mask_for(mask)
         if cache is None:
-            return queries, keys, values, self.mask_for(mask)
-        if cache.static:
-            combined = self._static_mask(cache.positions(x.shape[1]), cache.capacity, mask)
-            keys, values = cache.append(keys, values)
             return queries, keys, values, combined
+        tokens = x.shape[1]
+        if mask is not None:  # before anything is stored: a call that fails leaves no trace
+            mask.check(queries.shape[0], queries.shape[1], tokens, cache._keys_after(tokens))
+        if cache.static:  # it is wider than what it holds
+            assert combined is not None  # only causal modules have a cache
+            combined = Mask.custom(combined.over(tokens, cache.length + tokens, cache.capacity))
         keys, values = cache.append(keys, values)
-        return queries, keys, values, self.mask_for(mask)
+        return queries, keys, values, combined
 
     def mask_for(self, mask: Mask | None = None) -> Mask | None:
         """The module's own causality and window, and `mask` on top."""
@@ -212,14 +218,14 @@ class MultiHeadAttention(nn.Module):
         self, batch: int, capacity: int | None = None, *, static: bool = False
     ) -> KVCache:
         """An empty cache that fits this module; `capacity` is context_length by default."""
-        weight = self.W_key.weight
+        weight = some_weight(self.W_key)
         return KVCache(
             batch,
             self.num_kv_heads,
             self.context_length if capacity is None else capacity,
             self.head_dim,
-            device=weight.device,
-            dtype=weight.dtype,
+            device=None if weight is None else weight.device,
+            dtype=None if weight is None else weight.dtype,
             static=static,
         )
 
@@ -303,7 +309,7 @@ class MultiHeadAttention(nn.Module):
         two may differ in the last bit.
         """
         linears = (self.W_query, self.W_key, self.W_value)
-        if not _one_product_is_faster(x, linears) or not _are_plain(linears):
+        if not one_product_is_faster(x, linears) or not are_plain(linears):
             return [self._split(linear(x)) for linear in linears]
         weight = torch.cat([linear.weight for linear in linears])
         bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
@@ -316,8 +322,8 @@ class MultiHeadAttention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """(batch, tokens, heads × head_dim) -> (batch, heads, tokens, head_dim), no copy."""
-        batch, tokens, _ = x.shape
-        return x.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
+        batch, tokens, width = x.shape
+        return x.view(batch, tokens, width // self.head_dim, self.head_dim).transpose(1, 2)
 
     def _merge(self, context_vec: Tensor) -> Tensor:
         """Steps 5 and 6: the heads side by side again, and mixed."""
@@ -327,44 +333,31 @@ class MultiHeadAttention(nn.Module):
     def _dropout(self) -> float:
         return self.dropout.p if self.training else 0.0
 
-    def _static_mask(self, positions: Tensor, capacity: int, mask: Mask | None) -> Mask:
-        """Causality and window by position, since a static cache is wider than what it holds."""
-        key = torch.arange(capacity, device=positions.device)
-        visible = key <= positions[:, None]
-        if self.window is not None:
-            visible = visible & (key > positions[:, None] - self.window)
-        combined = Mask.custom(visible)
-        return combined if mask is None else combined & mask
-
     def _check(
         self, x: Tensor, context: Tensor | None, mask: Mask | None, cache: KVCache | None
     ) -> None:
-        check_vectors(x, self.d_in, self.W_query.weight)
-        if cache is None:
-            check_length(x.shape[1], self.context_length)
-        elif not self.causal or context is not None:
+        check_vectors(x, self.d_in, some_weight(self.W_query))
+        if cache is not None and (not self.causal or context is not None):
             raise ValueError(
                 "cache: only causal self-attention can be cached: without causality the new tokens "
                 "would change what the old ones see."
             )
+        before = 0 if cache is None else cache._known()
+        check_length(x.shape[1], self.context_length, before=before)
         if context is not None:
             if self.causal:
                 raise ValueError(
                     "context: keys from elsewhere have no order in common with x, so a causal "
                     "module cannot use them.\n  Build it with causal=False."
                 )
-            check_vectors(context, self.d_in, self.W_key.weight, name="context")
+            check_vectors(context, self.d_in, some_weight(self.W_key), name="context")
             check_length(context.shape[1], self.context_length, name="context")
             if context.shape[0] != x.shape[0]:
                 raise ShapeError(
                     f"context: expected the batch of x ({x.shape[0]}), got {context.shape[0]}."
                 )
-        if mask is not None and not isinstance(mask, Mask):
-            raise TypeError(
-                f"mask: expected a clearhead.Mask, got {type(mask).__name__}.\n"
-                "  Say what it means: Mask.padding(real) for (batch, tokens), "
-                "Mask.custom(may_attend) for (queries, keys); True means may attend."
-            )
+        if mask is not None:
+            as_mask(mask)
 
     def _must_be_plain(self, who: str) -> None:
         extras = {
@@ -382,34 +375,6 @@ class MultiHeadAttention(nn.Module):
         # Checkpoints of the book's class carry their mask; ours needs none.
         state_dict.pop(prefix + "mask", None)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _one_product_is_faster(x: Tensor, linears: Sequence[nn.Linear]) -> bool:
-    if x.device.type != "cuda" or torch.compiler.is_exporting() or not torch.is_grad_enabled():
-        return False
-    learns = x.requires_grad or any(linear.weight.requires_grad for linear in linears)
-    return learns and x.shape[0] * x.shape[1] >= _MANY_TOKENS
-
-
-def _are_plain(linears: Sequence[nn.Linear]) -> bool:
-    """Whether calling them is their products and nothing else: no hook, no adapter, no shards."""
-    if any(_HOOKS_FOR_ALL):
-        return False
-    without_bias = linears[0].bias is None
-    for linear in linears:
-        own = linear.__dict__
-        if (
-            type(linear) is not nn.Linear
-            or type(linear.weight) is not nn.Parameter
-            or (linear.bias is None) is not without_bias
-            or "forward" in own
-            or own["_forward_hooks"]
-            or own["_forward_pre_hooks"]
-            or own["_backward_hooks"]
-            or own["_backward_pre_hooks"]
-        ):
-            return False
-    return True
 
 
 def _gpt2_attention(name: str, dropout: float) -> MultiHeadAttention:

@@ -4,11 +4,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.shapes import ShapeError, check_length, check_sizes, describe
+from clearhead.shapes import ShapeError, check_sizes, describe, dtype_name, is_readable
 
 
 class KVCache:
     """The keys and values of the tokens seen so far, in tensors of their final size.
+
+    It holds numbers, no gradients: those of a call reach the tokens of that call, and the tokens
+    before are constants. To train on a text, give it whole and without a cache. Decode under
+    `torch.no_grad()`: otherwise each call copies what is cached.
 
     Args:
         batch: How many sequences.
@@ -18,7 +22,8 @@ class KVCache:
         device: Where the tensors live.
         dtype: Their dtype.
         static: Attend over the whole capacity with a mask, so that no shape ever changes and a
-            CUDA graph can be captured. A user's mask must then be as wide as the capacity.
+            CUDA graph can be captured. A mask that is a matrix (`Mask.custom`, `Mask.padding` of
+            bools) must then be as wide as the capacity.
     """
 
     def __init__(
@@ -38,7 +43,9 @@ class KVCache:
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.length = torch.zeros((), device=device, dtype=torch.int64)
         self.static = static
-        self._filled = 0  # the same number where Python can see it without a synchronisation
+        # The same number where Python can see it without a synchronisation. What a captured graph
+        # adds to a static cache it does not know.
+        self._filled = 0
 
     @property
     def capacity(self) -> int:
@@ -62,30 +69,78 @@ class KVCache:
         keys: Float[Tensor, "batch kv_heads tokens head_dim"],
         values: Float[Tensor, "batch kv_heads tokens head_dim"],
     ) -> tuple[Float[Tensor, "batch kv_heads seen head_dim"], Float[Tensor, "..."]]:
-        """Store keys and values of new tokens; give back all there are (static: all that fit)."""
+        """Store keys and values of new tokens; give back all there are (static: all that fit).
+
+        What comes back is the cache's own memory, and a copy where gradients are recorded.
+        """
+        self._check(keys)
         tokens = keys.shape[2]
-        if keys.shape[:2] + keys.shape[3:] != self.keys.shape[:2] + self.keys.shape[3:]:
-            batch, kv_heads, _, head_dim = self.keys.shape
-            raise ShapeError(
-                f"cache: made for keys (batch={batch}, kv_heads={kv_heads}, tokens, "
-                f"head_dim={head_dim}), got {describe(keys)}.\n"
-                "  One cache serves one module and one batch: module.new_cache(batch)."
-            )
+        where = self.positions(tokens) if self.static else None
+        everything = self._store(self.keys, keys, where), self._store(self.values, values, where)
         if self.static:
-            where = self.positions(tokens)
-            self.keys.index_copy_(2, where, keys)
-            self.values.index_copy_(2, where, values)
             self.length.add_(tokens)
-            return self.keys, self.values
-        check_length(tokens, self.capacity, before=self._filled)
-        end = self._filled + tokens
-        self.keys[:, :, self._filled : end] = keys
-        self.values[:, :, self._filled : end] = values
-        self.length.fill_(end)
-        self._filled = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        else:
+            self.length.fill_(self._filled + tokens)
+        if not self.static or not _makes_a_graph(self.keys):
+            self._filled += tokens
+        return everything
 
     def reset(self) -> None:
         """Forget all tokens; the memory stays."""
         self.length.zero_()
         self._filled = 0
+
+    def _store(self, memory: Tensor, new: Tensor, where: Tensor | None) -> Tensor:
+        """Write what is new, and give back all; `where` are the places of a static cache."""
+        keeps_graph = torch.is_grad_enabled()
+        numbers = new.detach() if new.requires_grad else new
+        if where is not None:
+            memory.index_copy_(2, where, numbers.to(memory.dtype))
+            memory = memory.to(new.dtype)  # the same memory, except under autocast
+            return memory.index_copy(2, where, new) if keeps_graph else memory
+        start, end = self._filled, self._filled + new.shape[2]
+        memory[:, :, start:end] = numbers
+        memory = memory[:, :, : start if keeps_graph else end].to(new.dtype)
+        return torch.cat([memory, new], 2) if keeps_graph else memory
+
+    def _known(self) -> int:
+        """How many tokens there are; of a static cache, at least, where asking would cost."""
+        if self.static and is_readable(self.length):
+            return int(self.length)
+        return 0 if self.static and torch.compiler.is_compiling() else self._filled
+
+    def _keys_after(self, tokens: int) -> int:
+        """How many keys `append` will give back."""
+        return self.capacity if self.static else self._filled + tokens
+
+    def _check(self, keys: Tensor) -> None:
+        mine, tokens = self.keys, keys.shape[2]
+        if keys.shape[:2] + keys.shape[3:] != mine.shape[:2] + mine.shape[3:]:
+            batch, kv_heads, _, head_dim = mine.shape
+            raise ShapeError(
+                f"cache: made for keys (batch={batch}, kv_heads={kv_heads}, tokens, "
+                f"head_dim={head_dim}), got {describe(keys)}.\n"
+                "  One cache serves one module and one batch: module.new_cache(batch)."
+            )
+        autocast = torch.is_autocast_enabled(keys.device.type)
+        if keys.device != mine.device or (keys.dtype != mine.dtype and not autocast):
+            raise ShapeError(
+                f"cache: made for {dtype_name(mine)} on {mine.device}, "
+                f"got {dtype_name(keys)} on {keys.device}.\n"
+                "  Make it after module.to(...): module.new_cache(batch)."
+            )
+        known = self._known()
+        if known + tokens > self.capacity:
+            raise ShapeError(
+                f"cache: {known} cached + {tokens} new tokens, but its capacity is "
+                f"{self.capacity}.\n  Make a larger one: "
+                f"module.new_cache(batch, capacity={known + tokens}); or start again: "
+                "cache.reset()."
+            )
+
+
+def _makes_a_graph(x: Tensor) -> bool:
+    """Whether what Python does now is only written down, to be done later and often."""
+    if torch.compiler.is_compiling():
+        return True
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()

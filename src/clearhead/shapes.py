@@ -4,6 +4,8 @@ Every check here reads shapes, dtypes and devices only, never values: it costs n
 synchronisation and breaks no compiled graph.
 """
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 
@@ -24,17 +26,19 @@ def describe(tensor: Tensor) -> str:
 
 
 def check_vectors(
-    x: Tensor, d_in: int, weight: Tensor, *, name: str = "x", unbatched: bool = False
+    x: Tensor, d_in: int, weight: Tensor | None, *, name: str = "x", unbatched: bool = False
 ) -> None:
     """Raise `ShapeError` unless x is (batch, tokens, d_in), a float, beside the weights.
 
     Args:
         x: What the user gave.
         d_in: The width that the module was built for.
-        weight: Any weight of the module: x must share its dtype and device.
+        weight: Any weight of the module: x must share its dtype and device. None = not known.
         name: What the argument is called.
         unbatched: Whether (tokens, d_in) is allowed too.
     """
+    if weight is None:
+        weight = x
     shape = x.shape
     alike = x.dtype == weight.dtype and x.device == weight.device
     if alike and len(shape) == 3 and shape[2] == d_in and x.is_floating_point():
@@ -42,7 +46,7 @@ def check_vectors(
     wanted = f"(batch, tokens, d_in={d_in})" + (f" or (tokens, d_in={d_in})" if unbatched else "")
     if not x.is_floating_point():
         raise ShapeError(
-            f"{name}: expected vectors {wanted}, got {_dtype(x)} of shape {describe(x)}.\n"
+            f"{name}: expected vectors {wanted}, got {dtype_name(x)} of shape {describe(x)}.\n"
             "  Token ids become vectors first: Embedding(vocab_size, d_model, context_length)(ids)."
         )
     if x.ndim != 3 and not (unbatched and x.ndim == 2):
@@ -64,9 +68,9 @@ def check_vectors(
         )
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
         raise ShapeError(
-            f"{name} is {_dtype(x)}, but the module's weights are {_dtype(weight)}.\n"
-            f"  Convert one of them: {name}.to(torch.{_dtype(weight)}) "
-            f"or module.to(torch.{_dtype(x)})."
+            f"{name} is {dtype_name(x)}, but the module's weights are {dtype_name(weight)}.\n"
+            f"  Convert one of them: {name}.to(torch.{dtype_name(weight)}) "
+            f"or module.to(torch.{dtype_name(x)})."
         )
 
 
@@ -81,10 +85,11 @@ def check_length(tokens: int, context_length: int, *, name: str = "x", before: i
     """
     if before + tokens > context_length:
         came = f"{before} cached + {tokens} new tokens" if before else f"{tokens} tokens"
+        room = context_length - before
+        cut = f"Cut the input ({name}[:, :{room}])" if room > 0 else "Begin again (cache.reset())"
         raise ShapeError(
             f"{name}: {came}, but context_length is {context_length}.\n"
-            f"  Cut the input ({name}[:, :{context_length}]), "
-            f"or build the module with context_length={before + tokens}."
+            f"  {cut}, or build the module with context_length={before + tokens}."
         )
 
 
@@ -94,8 +99,7 @@ def check_heads(d_out: int, num_heads: int) -> int:
     >>> check_heads(768, 12)
     64
     """
-    if num_heads <= 0:
-        raise ValueError(f"num_heads must be at least 1, got {num_heads}.")
+    check_sizes(num_heads=num_heads)
     if d_out % num_heads:
         raise ValueError(
             f"d_out ({d_out}) must be divisible by num_heads ({num_heads}).\n"
@@ -113,13 +117,27 @@ def check_sizes(**sizes: int) -> None:
 
 def check_dropout(dropout: float) -> None:
     """Raise ValueError unless dropout is a probability."""
-    if not 0.0 <= dropout <= 1.0:
-        hint = f"  A percentage? {dropout} % is {dropout / 100:g}." if 1 < dropout <= 100 else ""
+    is_number = isinstance(dropout, Real) and not isinstance(dropout, bool)
+    if not is_number or not 0.0 <= dropout <= 1.0:
+        percent = is_number and 1 < dropout <= 100
         raise ValueError(
-            f"dropout is the probability of dropping a weight: expected 0 to 1, got {dropout}."
-            + ("\n" + hint if hint else "")
+            f"dropout is the probability of dropping a weight: expected 0 to 1, got {dropout!r}."
+            + (f"\n  A percentage? {dropout} % is {dropout / 100:g}." if percent else "")
         )
 
 
-def _dtype(tensor: Tensor) -> str:
+def dtype_name(tensor: Tensor) -> str:
+    """The dtype as people say it.
+
+    >>> dtype_name(torch.zeros(2))
+    'float32'
+    """
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether its values can be read now at no cost: on the CPU, and no graph is being made."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) is not Tensor:
+        return False
+    inside = torch._C._functorch.peek_interpreter_stack()
+    return inside is None and torch._C._get_tracing_state() is None

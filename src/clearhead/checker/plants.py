@@ -117,9 +117,9 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("ladder", _STORE, _STORE.replace("diagonal=1", "diagonal=2")),
         Plant("masks.mask", "Band(None, 0, align)", "Band(None, 1, align)"),
         Plant(
-            "attention",
-            "visible = key <= positions[:, None]",
-            "visible = key <= positions[:, None] + 1",
+            "masks.kinds",
+            "position = position + (seen - queries)",
+            "position = position + (seen - queries + 1)",
         ),
     ),
     "mask-hides-self": (
@@ -159,7 +159,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("ladder", _TRANSPOSE, _RESHAPE),
         Plant(
             "attention",
-            "x.view(batch, tokens, -1, self.head_dim).transpose(1, 2)",
+            "x.view(batch, tokens, width // self.head_dim, self.head_dim).transpose(1, 2)",
             "x.view(batch, -1, tokens, self.head_dim)",
         ),
     ),
@@ -182,8 +182,8 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("ladder", "queries @ keys.transpose(2, 3)  #", "keys @ queries.transpose(2, 3)  #"),
         Plant(
             "attention",
-            "return queries, keys, values, self.mask_for(mask)\n        if",
-            "return keys, queries, values, self.mask_for(mask)\n        if",
+            "return queries, keys, values, combined\n        tokens",
+            "return keys, queries, values, combined\n        tokens",
         ),
     ),
     "key-from-query-weights": (

@@ -179,6 +179,9 @@ class _Past(KVCache):
         before = self.keys.shape[2]
         return torch.arange(before, before + tokens, device=self.keys.device)
 
+    def _known(self) -> int:
+        return 0  # asking for less than all lengths would tie the graph to its example
+
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         self.keys = torch.cat([self.keys, keys], 2)  # (.., past, ..) -> (.., past + tokens, ..)
         self.values = torch.cat([self.values, values], 2)

@@ -12,7 +12,7 @@ stands before what it serves ("pre-norm"), so that the sum x runs straight from 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -162,7 +162,7 @@ class GPT2(nn.Module):
         self,
         ids: Int[Tensor, "batch tokens"],
         *,
-        lengths: Int[Tensor, " batch"] | None = None,
+        lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
         caches: list[KVCache] | None = None,
     ) -> Float[Tensor, "batch tokens vocab_size"]:
         """The logits of the next token, at every place.
@@ -180,7 +180,7 @@ class GPT2(nn.Module):
         self,
         ids: Int[Tensor, "batch tokens"],
         *,
-        lengths: Int[Tensor, " batch"] | None = None,
+        lengths: Int[Tensor, " batch"] | Sequence[int] | None = None,
         caches: list[KVCache] | None = None,
     ) -> Float[Tensor, "batch tokens d_model"]:
         """The vectors after the last norm: what the head reads. Arguments as for `forward`."""
@@ -211,7 +211,7 @@ class GPT2(nn.Module):
         return [layer.new_cache(batch, capacity, static=static) for layer in layers]
 
     def _place(
-        self, ids: Tensor, lengths: Tensor | None, caches: list[KVCache] | None
+        self, ids: Tensor, lengths: Tensor | Sequence[int] | None, caches: list[KVCache] | None
     ) -> tuple[int | Tensor, Mask | None]:
         """Where the first token of each text stands, and which keys are filling."""
         if caches is not None and len(caches) != len(self.blocks):
@@ -228,13 +228,10 @@ class GPT2(nn.Module):
         if lengths is None:
             return past, None
         batch, tokens = ids.shape
-        lengths = self._check_lengths(lengths, batch, past + tokens).to(ids.device)
+        lengths = self._check_lengths(torch.as_tensor(lengths), batch, past + tokens)
+        lengths = lengths.to(ids.device)
         filling = past + tokens - lengths  # (batch,)
-        if caches is None or not caches[0].static:
-            return past - filling, Mask.padding(lengths, side="left")
-        # A static cache is as wide as its capacity, and attention itself hides its empty end.
-        keys = torch.arange(caches[0].capacity, device=ids.device)
-        return past - filling, Mask.padding(keys >= filling[:, None])
+        return past - filling, Mask.padding(lengths, side="left")
 
     def _check_lengths(self, lengths: Tensor, batch: int, seen: int | Tensor) -> Tensor:
         if lengths.shape != (batch,) or lengths.is_floating_point():

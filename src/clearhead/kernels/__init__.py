@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from clearhead.kernels import blocked, eager, sdpa
-from clearhead.masks import Mask
+from clearhead.masks import Mask, as_mask
 
 Kernel = Literal["auto", "eager", "sdpa", "blocked"]
 KERNELS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "blocked": blocked}
@@ -56,6 +56,8 @@ class Choice(NamedTuple):
 
 def choose(q: Tensor, k: Tensor, mask: Mask | None = None, dropout: float = 0.0) -> Choice:
     """What `kernel="auto"` runs for these inputs, from shapes and device alone."""
+    if blocked.is_transformed():
+        return Choice("sdpa", "torch.func can transform PyTorch's operator, not blocked")
     if dropout > 0 and q.device.type == "cpu":
         return Choice(
             "blocked", "with dropout PyTorch's CPU kernel builds queries × keys; blocked does not"
@@ -97,6 +99,7 @@ def attend(
         return handle_torch_function(
             attend, (q, k, v), q, k, v, mask, scale=scale, dropout=dropout, kernel=kernel
         )
+    _check_mask(q, k, mask)
 
     def run() -> Tensor:
         chosen = _pick(q, k, mask, dropout, kernel)
@@ -118,6 +121,7 @@ def attend_with_lse(
     kernel: Kernel = "auto",
 ) -> tuple[Float[Tensor, "batch heads queries value_dim"], Float[Tensor, "..."] | None]:
     """As `attend`, and each row's log-sum-exp if the kernel has it anyway (else None)."""
+    _check_mask(q, k, mask)
     context, lse = _pick(q, k, mask, dropout, kernel).attend_with_lse(
         q, k, v, mask, _scale(q, scale), dropout
     )
@@ -126,7 +130,15 @@ def attend_with_lse(
     return context, None if coarse else lse
 
 
+def _check_mask(q: Tensor, k: Tensor, mask: Mask | None) -> None:
+    """Here a mask meets shapes, whichever kernel runs: what broadcasts by chance is refused."""
+    if mask is not None:
+        as_mask(mask).check(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+
+
 def _pick(q: Tensor, k: Tensor, mask: Mask | None, dropout: float, kernel: Kernel) -> ModuleType:
+    if not torch.compiler.is_exporting() and 0 in (*q.shape, *k.shape):
+        return eager  # of nothing there is nothing to compute, and PyTorch's CPU kernel dies of it
     return KERNELS[choose(q, k, mask, dropout).kernel if kernel == "auto" else kernel]
 
 

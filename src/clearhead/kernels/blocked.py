@@ -34,12 +34,24 @@ def attend_with_lse(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The context, and each row's log-sum-exp (-inf for a row with nothing to attend to)."""
+    if is_transformed():
+        raise RuntimeError(
+            'kernel="blocked" cannot be transformed by torch.func (grad, vmap, jvp).\n'
+            '  Use kernel="auto", which takes another kernel there.'
+        )
     tensors: list[Tensor] = []
     text = "" if mask is None else mask.encode(tensors)
     # Drawn from torch's global generator, so that torch.manual_seed decides what is dropped.
     seed = torch.randint(2**62, ()) if dropout > 0 else torch.zeros((), dtype=torch.int64)
     context, lse = _forward(q, k, v, text, tensors, scale, dropout, seed)
     return context, lse
+
+
+def is_transformed() -> bool:
+    """Whether torch.func is at work: it cannot look into an operator of our own."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 @torch.library.custom_op("clearhead::blocked_attention", mutates_args=())

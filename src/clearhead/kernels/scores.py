@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.masks import Mask
+from clearhead.masks import Mask, as_mask
 
 # The score of a hidden cell. Finite, so that weight 0 times its logarithm is 0 and not NaN.
 HIDDEN = -1e30
@@ -33,6 +33,10 @@ class Scores:
     bias: Float[Tensor, "#batch #heads #queries #keys"] | None
     scale: float
     wide: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mask is not None:
+            as_mask(self.mask).check(*self.shape)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -32,7 +32,7 @@ def attend(
         dropout_p=dropout,
         is_causal=is_causal,
         scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        enable_gqa=bool(q.shape[1] != k.shape[1]),  # sizes are tensors to torch.jit.trace
     )
     if empty is None:
         return context

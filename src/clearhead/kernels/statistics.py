@@ -47,8 +47,10 @@ def triton_arguments(scores: Scores) -> dict[str, Any] | None:
         return None
     if scores.q.shape[-1] not in (16, 32, 64, 128) or scores.q.dtype == torch.float64:
         return None
-    _, _, queries, keys = scores.shape
+    batch, _, queries, keys = scores.shape
     band = as_band(scores.mask, queries, keys, scores.q.device)
+    if band is not None and band["key_valid"] is not None:
+        band["key_valid"] = band["key_valid"].expand(batch, -1)  # one row may serve all
     return None if band is None else {"scale": scores.scale, **band}
 
 

@@ -35,12 +35,13 @@ class AttentionMap(Display):
 
     Args:
         q: The queries, as they meet the keys (after rotary positions and norms).
-        k: The keys; heads must be a multiple of kv_heads.
+        k: The keys; heads must be a multiple of kv_heads. Neither is copied: who changes q or k in
+            place changes the map.
         mask: Who may attend to whom.
         scale: What the scores are multiplied with; 1 / √head_dim by default.
         bias: What the model adds to the scores, broadcastable to (batch, heads, queries, keys).
         lse: The row log-sum-exp, where somebody has it already; else computed for the rows asked.
-        detach: Whether gradients end here.
+        detach: Whether gradients end here. If not, weights have them, but statistics do not.
         head_numbers: What each head is called where heads are named; 0, 1, ... by default.
 
     >>> m = AttentionMap(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), Mask.causal())

@@ -67,6 +67,12 @@ class LazyWeights:
 
         It is float64 where float32 would leave no decimals.
         """
+        if self._learns():
+            raise RuntimeError(
+                "Statistics of a map have no gradient: they stream over it in memory that is used "
+                "again.\n  Weights have one: compute from map.dense() or map[0, 3]. "
+                "For the numbers alone: map.detach()."
+            )
         self._settle()
         if self._lse is None:
             self._lse = statistics.log_sum_exp(self._scores)
@@ -98,6 +104,11 @@ class LazyWeights:
             )
             self._lse = None
             self._swallowed = swallowed
+
+    def _learns(self) -> bool:
+        """Whether gradients of the weights are recorded."""
+        parts = (self._scores.q, self._scores.k, self._scores.bias)
+        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in parts)
 
     def _previous(self) -> Tensor:
         """Weights one left of the diagonal: a dot product a row, some rows at a time."""
@@ -171,7 +182,7 @@ class LazyWeights:
 
     def _lse_at(self, batch: Tensor, heads: Tensor, rows: Tensor) -> Tensor:
         """The normalisers of these rows; computed for these alone, unless they are known."""
-        if self._lse is not None:
+        if self._lse is not None and not self._learns():  # what is known has no gradient
             lse = self._lse[batch[:, None, None], heads[:, None], rows].double()
             if self._lse.dtype == torch.float64 or not _is_large(lse):
                 return lse
@@ -186,7 +197,9 @@ class LazyWeights:
                     lse = torch.logaddexp(lse, self._scores_at(b, h, rows, cols).logsumexp(-1))
                 found.append(lse)
         shape = (len(batch), len(heads), len(rows))
-        return torch.stack(found).view(shape) if found else self.lse.new_empty(shape).double()
+        if not found:
+            return torch.empty(shape, dtype=torch.float64, device=self.device)
+        return torch.stack(found).view(shape)
 
 
 def _is_large(lse: Tensor) -> bool:

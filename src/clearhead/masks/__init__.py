@@ -10,6 +10,6 @@ libraries want other polarities and shapes; the `to_*` methods convert explicitl
 """
 
 from clearhead.masks.for_kernels import as_band
-from clearhead.masks.mask import Mask
+from clearhead.masks.mask import Mask, as_mask
 
-__all__ = ["Mask", "as_band"]
+__all__ = ["Mask", "as_band", "as_mask"]

@@ -32,6 +32,7 @@ def as_band(
             found["causal"] |= part.ahead == 0
             found["window"] = tighter(found["window"], None if part.back is None else part.back + 1)
         elif isinstance(part, Padding):
+            part.check(None, None, queries, keys)
             real = part.real.to(device)
             valid = part._visible(real, torch.arange(keys, device=device), keys)
             found["key_valid"] = valid if found["key_valid"] is None else found["key_valid"] & valid

@@ -11,6 +11,10 @@ from torch import Tensor
 from clearhead.masks.mask import Align, Mask, MaskMod, Part, Place, Side
 from clearhead.shapes import ShapeError, describe
 
+_WIDTH = (
+    "With a cache, keys are all the tokens seen so far; with a static one, as many as it can hold."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Band(Mask):
@@ -53,12 +57,20 @@ class Band(Mask):
         return _always(queries == keys)  # then query i stands at key i, and no band leaves it out
 
     def _visible(self, position: Tensor, key: Tensor) -> Tensor:
-        visible = torch.ones((), dtype=torch.bool, device=key.device)
+        limits = []
         if self.ahead is not None:
-            visible = visible & (key <= position + self.ahead)
+            limits.append(key <= position + self.ahead)
         if self.back is not None:
-            visible = visible & (key >= position - self.back)
-        return visible
+            limits.append(key >= position - self.back)
+        if not limits:
+            return torch.ones_like(key, dtype=torch.bool)
+        return limits[0] if len(limits) == 1 else limits[0] & limits[1]
+
+    def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
+        position = torch.arange(queries, device=seen.device)[:, None]
+        if self.align == "end":
+            position = position + (seen - queries)
+        return self._visible(position, torch.arange(capacity, device=seen.device))[None, None]
 
     def encode(self, tensors: list[Tensor]) -> str:
         return f"('band',{self.back},{self.ahead},'{self.align}')"
@@ -76,6 +88,7 @@ class Padding(Mask):
     side: Side
 
     def tile(self, rows: slice, cols: slice, queries: int, keys: int, device: Place = None) -> Part:
+        self.check(None, None, queries, keys)
         real = self.real.to(device) if device is not None else self.real
         key = torch.arange(cols.start, cols.stop, device=real.device)
         return self._visible(real, key, keys)[:, None, None, :]
@@ -93,14 +106,30 @@ class Padding(Mask):
         return True
 
     def select(self, batch: Tensor, heads: Tensor) -> Mask:
+        if self.real.shape[0] == 1:
+            return self
         return Padding(self.real[batch.to(self.real.device)], self.side)
 
-    def _visible(self, real: Tensor, key: Tensor, keys: int) -> Tensor:
+    def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
+        real, said = self.real, "batch" if batch is None else f"batch={batch}"
+        if real.dtype == torch.bool and real.shape[1] != keys:
+            raise ShapeError(
+                f"padding mask: expected ({said}, keys={keys}), got {describe(real)}.\n  {_WIDTH}"
+            )
+        if batch is not None and real.shape[0] != 1 and real.shape[0] != batch:
+            wanted = f"({said}, keys={keys})" if real.ndim == 2 else f"lengths ({said},)"
+            raise ShapeError(
+                f"padding mask: expected {wanted}, got {describe(real)}.\n"
+                "  It needs one row or length for each sequence of the batch, or one for all."
+            )
+
+    def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
+        self.check(None, None, queries, capacity)
+        key = torch.arange(capacity, device=seen.device)
+        return self._visible(self.real.to(seen.device), key, seen)[:, None, None, :]
+
+    def _visible(self, real: Tensor, key: Tensor, keys: int | Tensor) -> Tensor:
         if real.dtype == torch.bool:
-            if real.shape[1] != keys:
-                raise ShapeError(
-                    f"padding mask: expected (batch, keys={keys}), got {describe(real)}."
-                )
             return real[:, key]
         return key < real[:, None] if self.side == "right" else key >= keys - real[:, None]
 
@@ -109,8 +138,10 @@ class Padding(Mask):
         return f"('padding',{len(tensors) - 1},'{self.side}')"
 
     def _mask_mod(self, queries: int, keys: int) -> MaskMod:
+        self.check(None, None, queries, keys)
         visible = self._visible(self.real, torch.arange(keys, device=self.real.device), keys)
-        return lambda batch, head, query, key: visible[batch, key]
+        each = self.real.shape[0] != 1
+        return lambda batch, head, query, key: visible[batch * each, key]
 
     def _natural_size(self) -> tuple[int | None, int | None]:
         if self.real.dtype == torch.bool:
@@ -125,12 +156,8 @@ class Custom(Mask):
     visible: Tensor
 
     def tile(self, rows: slice, cols: slice, queries: int, keys: int, device: Place = None) -> Part:
+        self.check(None, None, queries, keys)
         visible = self.visible.to(device) if device is not None else self.visible
-        if visible.shape[2] not in (1, queries) or visible.shape[3] not in (1, keys):
-            raise ShapeError(
-                f"custom mask: expected (.., queries={queries}, keys={keys}), "
-                f"got {describe(self.visible)}."
-            )
         if visible.shape[2] != 1:
             visible = visible[:, :, rows.start : rows.stop]
         if visible.shape[3] != 1:
@@ -142,6 +169,22 @@ class Custom(Mask):
         visible = visible[batch.to(device)] if visible.shape[0] > 1 else visible
         visible = visible[:, heads.to(device)] if visible.shape[1] > 1 else visible
         return Custom(visible)
+
+    def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
+        sizes = (batch, heads, queries, keys)
+        for own, size in zip(self.visible.shape, sizes, strict=True):
+            if own != 1 and size is not None and own != size:
+                known = zip(("batch", "heads", "queries", "keys"), sizes, strict=True)
+                axes = (name if size is None else f"{name}={size}" for name, size in known)
+                wide = self.visible.shape[3] not in (1, keys)
+                raise ShapeError(
+                    f"custom mask: expected ({', '.join(axes)}), got {describe(self.visible)}; an "
+                    "axis of size 1 serves all." + (f"\n  {_WIDTH}" if wide else "")
+                )
+
+    def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
+        self.check(None, None, queries, capacity)
+        return self.visible.to(seen.device)
 
     def encode(self, tensors: list[Tensor]) -> str:
         tensors.append(self.visible)
@@ -189,6 +232,10 @@ class Pair(Mask):
     def select(self, batch: Tensor, heads: Tensor) -> Mask:
         return type(self)(self.left.select(batch, heads), self.right.select(batch, heads))
 
+    def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
+        self.left.check(batch, heads, queries, keys)
+        self.right.check(batch, heads, queries, keys)
+
 
 class Both(Pair):
     """Visible where both allow it."""
@@ -211,6 +258,9 @@ class Both(Pair):
     def encode(self, tensors: list[Tensor]) -> str:
         return f"('both',{self.left.encode(tensors)},{self.right.encode(tensors)})"
 
+    def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
+        return self.left.over(queries, seen, capacity) & self.right.over(queries, seen, capacity)
+
     def _mask_mod(self, queries: int, keys: int) -> MaskMod:
         left, right = self.left._mask_mod(queries, keys), self.right._mask_mod(queries, keys)
         return lambda b, h, q, k: left(b, h, q, k) & right(b, h, q, k)
@@ -230,6 +280,9 @@ class Either(Pair):
 
     def encode(self, tensors: list[Tensor]) -> str:
         return f"('either',{self.left.encode(tensors)},{self.right.encode(tensors)})"
+
+    def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
+        return self.left.over(queries, seen, capacity) | self.right.over(queries, seen, capacity)
 
     def _mask_mod(self, queries: int, keys: int) -> MaskMod:
         left, right = self.left._mask_mod(queries, keys), self.right._mask_mod(queries, keys)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.shapes import ShapeError, describe
+from clearhead.shapes import ShapeError, describe, is_readable
 
 Side = Literal["left", "right"]
 Align = Literal["start", "end"]
@@ -41,18 +41,19 @@ class Mask:
                 (decoding with a cache); "start" makes the first query the first key's position,
                 which is what `is_causal=True` of `scaled_dot_product_attention` means.
         """
-        if align not in ("start", "end"):
-            raise ValueError(f'align must be "start" or "end", got {align!r}.')
+        _check_align(align)
         return kinds.Band(None, 0, align)
 
     @staticmethod
     def window(back: int, ahead: int = 0, align: Align = "end") -> "Mask":
         """Each query sees `back` keys, itself included, and `ahead` keys after itself."""
-        if back < 1 or ahead < 0:
+        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (back, ahead))
+        if not whole or back < 1 or ahead < 0:
             raise ValueError(
-                f"window: expected at least 1 key (the token itself is the first) and ahead >= 0, "
-                f"got back={back}, ahead={ahead}."
+                "window: expected whole numbers, at least 1 key (the token itself is the first) "
+                f"and ahead >= 0, got back={back!r}, ahead={ahead!r}."
             )
+        _check_align(align)
         return kinds.Band(back - 1, ahead, align)
 
     @staticmethod
@@ -63,7 +64,8 @@ class Mask:
         """Hide the keys that only fill a batch up to one length.
 
         Args:
-            real: How many real tokens each sequence has, or True where a token is real.
+            real: How many real tokens each sequence has, or True where a token is real. More than
+                there are keys hides none: so lengths of whole texts serve while tokens still come.
             side: With lengths: the side on which the filling stands.
         """
         if side not in ("left", "right"):
@@ -80,15 +82,19 @@ class Mask:
                 f"padding: expected lengths (batch,) or bool (batch, tokens), got "
                 f"{str(real.dtype).removeprefix('torch.')} {describe(real)}."
             )
+        if real.dtype != torch.bool and is_readable(real) and (real < 0).any():
+            raise ValueError(f"padding: expected lengths of 0 or more, got {int(real.min())}.")
         return kinds.Padding(real, side)
 
     @staticmethod
-    def custom(may_attend: Bool[Tensor, "..."]) -> "Mask":
+    def custom(may_attend: Bool[Tensor, "..."] | Sequence[object]) -> "Mask":
         """Any mask at all, as bool (queries, keys), (batch, queries, keys) or with heads.
 
         Args:
             may_attend: True where the query may look at the key. Axes of size 1 broadcast.
         """
+        if not isinstance(may_attend, Tensor):
+            may_attend = torch.tensor(may_attend)
         if may_attend.dtype != torch.bool:
             hint = "1 = may attend? Try may_attend.bool(). 1 = hidden? Try may_attend == 0."
             if may_attend.is_floating_point():
@@ -108,11 +114,13 @@ class Mask:
 
     def __and__(self, other: "Mask") -> "Mask":
         """Visible where both allow it."""
-        return kinds.both(self, other)
+        return kinds.both(self, as_mask(other))
 
     def __or__(self, other: "Mask") -> "Mask":
         """Visible where either allows it."""
-        return kinds.Either(self, other)
+        return kinds.Either(self, as_mask(other))
+
+    __rand__, __ror__ = __and__, __or__  # reached by what is no mask: to say so
 
     # Asking.
 
@@ -139,6 +147,20 @@ class Mask:
     def is_never_empty(self, queries: int, keys: int) -> bool:
         """Whether every query surely sees something: with causality or a window, itself."""
         return False
+
+    def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
+        """Raise `ShapeError` unless the mask fits weights of this shape; None = not known yet."""
+
+    def over(
+        self, queries: int, seen: Int[Tensor, ""], capacity: int
+    ) -> Bool[Tensor, "#batch #heads #queries #capacity"]:
+        """What `dense(queries, seen)` says, as wide as a cache that holds `seen` of its places.
+
+        `seen` stays a tensor: nobody reads it, so that a graph can be captured. A mask that is a
+        matrix itself must be as wide as the capacity. Of places that are empty yet the mask says
+        what it says of later keys: causality hides them.
+        """
+        raise NotImplementedError
 
     def parts(self) -> list["Mask"]:
         """The masks that must all allow it: this one, or what `&` joined."""
@@ -250,6 +272,22 @@ class Mask:
         queries, keys = self._natural_size()
         keys = keys or queries or 6
         return self.draw(queries or keys, keys)
+
+
+def _check_align(align: Align) -> None:
+    if align not in ("start", "end"):
+        raise ValueError(f'align must be "start" or "end", got {align!r}.')
+
+
+def as_mask(mask: object) -> Mask:
+    """The mask itself, or a TypeError that says what to write instead."""
+    if isinstance(mask, Mask):
+        return mask
+    raise TypeError(
+        f"mask: expected a clearhead.Mask, got {type(mask).__name__}.\n"
+        "  Say what it means: Mask.padding(real) for (batch, tokens), "
+        "Mask.custom(may_attend) for (queries, keys); True means may attend."
+    )
 
 
 # Down here, since every kind of mask is itself a Mask.
