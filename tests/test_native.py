@@ -3,12 +3,16 @@
 That both record the same is shown in test_watching.py, where every test runs with both.
 """
 
+import copy
+import gc
 import os
+import pickle
 import shutil
 import stat
 import subprocess
 import sys
 import textwrap
+import weakref
 
 import pytest
 import torch
@@ -148,6 +152,74 @@ def test_gradients_flow_through_a_watched_call(made):
         (watched,) = torch.autograd.grad(model(x).square().sum(), x)
     assert torch.equal(plain, watched)
     assert not seen["Layer"].dense().requires_grad
+
+
+def hold_what_was_not_looked_at(model):
+    with watch(model) as seen:
+        model(X)
+    return seen
+
+
+def hold_what_was_looked_at_inside(model):
+    with watch(model) as seen:
+        model(X)
+        assert len(seen) == 1
+    return seen
+
+
+def hold_it_in_the_model(model):
+    with watch(model) as seen:
+        model(X)
+    model.seen = seen
+
+
+def hold_the_block_in_the_model(model):
+    model.watching = watch(model)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        hold_what_was_not_looked_at,
+        hold_what_was_looked_at_inside,
+        hold_it_in_the_model,
+        hold_the_block_in_the_model,
+    ],
+)
+def test_the_model_is_not_held(made, hold):
+    model = nn.Sequential(Layer(attend))
+    seen = hold(model)
+    held = weakref.ref(model)
+    del model
+    gc.collect()
+    assert held() is None
+    assert seen is None or seen.layers == ["0"]
+
+
+def test_what_nobody_looked_at_can_be_copied(made):
+    for again in (copy.deepcopy, lambda seen: pickle.loads(pickle.dumps(seen))):
+        model = Layer(attend)
+        with watch(model) as seen:
+            model(X)
+        other = again(seen)
+        assert torch.equal(other["Layer"].dense(), seen["Layer"].dense())
+
+
+def test_a_module_of_that_name_stays_whose_it_was(made):
+    assert sys.modules.get("native") is not made
+
+
+def test_parameters_are_copied_at_once(made):
+    """Optimizers write to them in ways of their own, and threads share them."""
+    layer = Layer(lambda x: F.scaled_dot_product_attention(layer.q.expand(2, -1, -1, -1), x, x))
+    layer.q = nn.Parameter(torch.randn(1, 3, 5, 4))
+    with watch(layer) as seen:
+        layer(X)
+    assert not torch._C._is_cow_tensor(layer.q)
+    before = seen["Layer"].dense()
+    with torch.no_grad():
+        layer.q.data.mul_(2)
+    assert torch.equal(seen["Layer"].dense(), before)
 
 
 # How it is made and kept. Each in a process of its own: it can be loaded once.

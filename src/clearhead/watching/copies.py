@@ -93,10 +93,10 @@ class Keeper:
     Most never are, so a copy shares their memory until somebody writes to it (copy on write); the
     writer then gets memory of its own. Where queries, keys and values are parts of one tensor, the
     values stay in memory with them. Tensors that were written to before are copied at once: they
-    are caches, whose address a CUDA graph may know. So are tensors of inference mode, which do not
-    tell. What is written behind torch's back (through numpy, or by a CUDA graph of the user's own)
-    is not noticed; `offload` copies at once. A mask is often the same tensor in all layers, so the
-    last few are remembered.
+    are caches, whose address a CUDA graph may know. So are parameters, to which optimizers write in
+    ways of their own, and tensors of inference mode, which do not tell. What is written behind
+    torch's back (through numpy, or by a CUDA graph of the user's own) is not noticed; `offload`
+    copies at once. A mask is often the same tensor in all layers, so the last few are remembered.
 
     Args:
         detach: Whether gradients end at the copies.
@@ -177,6 +177,9 @@ class Keeper:
         little more in all.
         """
         if not self.may_share or type(x) not in _ORDINARY or x.is_inference() or x._version:
+            return None
+        whole = x if x._base is None else x._base
+        if whole.is_leaf and whole.requires_grad:  # optimizers write to it in ways of their own
             return None
         if _in_other_hands():
             return None

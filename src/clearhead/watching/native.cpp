@@ -12,8 +12,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <mutex>
 #include <optional>
-#include <unordered_set>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -49,7 +50,7 @@ struct Owned {
 };
 
 struct Call {
-  Owned module;
+  size_t place;  // of its module among the nodes
   Tensor q, k;
   bool is_causal;
   std::optional<double> scale;
@@ -58,7 +59,7 @@ struct Call {
 
 // A module of the watched model: its place in the tree says its name, which few ask for.
 struct Node {
-  Owned module, key;
+  Owned key;
   size_t parent;
 };
 
@@ -66,7 +67,9 @@ struct Recording {
   // So many bytes may be held beyond what is wanted; see copies.py.
   size_t spare_cpu, spare_cuda;
   std::vector<Node> nodes;  // the model itself is the first
-  std::unordered_set<PyObject*> known;
+  // Where a module is among them. Borrowed: Python holds the modules, so that its garbage collector
+  // sees who holds the model; nobody can look into a capsule.
+  std::unordered_map<PyObject*, size_t> known;
   std::vector<Call> calls;
 };
 
@@ -91,6 +94,9 @@ bool can_share(const Tensor& x) {
        DispatchKey::AutogradCUDA, DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA});
   if (x.key_set().raw_repr() & ~ordinary.raw_repr()) return false;
   if (x.is_inference() || x._version() != 0) return false;
+  // A parameter, or a view of one: optimizers write to it in ways of their own.
+  const at::TensorBase& whole = x.is_view() ? x._base() : x;
+  if (whole.is_leaf() && whole.requires_grad()) return false;
   return c10::impl::cow::is_cow_data_ptr(x.storage().data_ptr()) ||
          c10::impl::cow::has_simple_data_ptr(*x.storage().unsafeGetStorageImpl());
 }
@@ -119,12 +125,21 @@ bool is_easy(Recording& recording, const Tensor& q, const Tensor& k,
   return true;
 }
 
-// The innermost module of the model that was called and is running now, or null.
-Owned running(const Recording& recording) {
+// A copy that is made when somebody writes, or at once where torch cannot do that.
+Tensor copy(const Tensor& x) {
+  try {
+    return at::_lazy_clone(x);
+  } catch (const c10::Error&) {
+    return x.clone();
+  }
+}
+
+// The place of the innermost module of the model that was called and is running now, if any.
+std::optional<size_t> running(const Recording& recording) {
   Gil gil;
-  PyObject* found = nullptr;
+  std::optional<size_t> found;
   PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
-  while (frame != nullptr && found == nullptr) {
+  while (frame != nullptr && !found) {
     PyCodeObject* code = PyFrame_GetCode(frame);
     if (reinterpret_cast<PyObject*>(code) == call_code) {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -134,12 +149,12 @@ Owned running(const Recording& recording) {
       PyObject* module = locals == nullptr ? nullptr : PyObject_GetItem(locals, self_name);
       Py_XDECREF(locals);
 #endif
-      if (module != nullptr && recording.known.count(module)) {
-        found = module;
-      } else {
-        Py_XDECREF(module);
+      if (module == nullptr) {
         PyErr_Clear();
+      } else if (const auto it = recording.known.find(module); it != recording.known.end()) {
+        found = it->second;
       }
+      Py_XDECREF(module);
     }
     Py_DECREF(code);
     PyFrameObject* back = PyFrame_GetBack(frame);
@@ -147,7 +162,7 @@ Owned running(const Recording& recording) {
     frame = back;
   }
   Py_XDECREF(frame);
-  return Owned(found);
+  return found;
 }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -159,15 +174,19 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
   };
   Recording* const recording = here;
   if (recording == nullptr || !is_easy(*recording, q, k, mask)) return go_on(DispatchKeySet(OURS));
-  Call call{running(*recording), {}, {}, is_causal, scale, enable_gqa};
-  if (call.module.object == nullptr) return go_on(DispatchKeySet(OURS));
+  const auto place = running(*recording);
+  if (!place) return go_on(DispatchKeySet(OURS));
+  Call call{*place, {}, {}, is_causal, scale, enable_gqa};
   Tensor output = go_on(DispatchKeySet({OURS, PYTHONS}));
   {
+    static std::mutex sharing;  // torch makes memory shared without a lock
+    const std::lock_guard alone(sharing);
     at::AutoDispatchBelowADInplaceOrView without_gradients;
-    call.q = at::_lazy_clone(q);
+    call.q = copy(q);
     // Parts of one tensor, as after one projection for all, stay that.
-    call.k = is_pair(q, k) ? call.q.as_strided(k.sizes(), k.strides(), k.storage_offset())
-                           : at::_lazy_clone(k);
+    call.k = is_pair(q, k) && c10::impl::cow::is_cow_data_ptr(call.q.storage().data_ptr())
+                 ? call.q.as_strided(k.sizes(), k.strides(), k.storage_offset())
+                 : copy(k);
   }
   Gil gil;
   recording->calls.push_back(std::move(call));
@@ -196,10 +215,11 @@ PyObject* switch_to(PyObject*, PyObject* capsule) {
 
 // Add a module and what is below it. Not if one is of an unusual make, has a forward of its own or
 // is an nn.MultiheadAttention: recorder.py knows what to do then.
-bool add(Recording& recording, PyObject* module, PyObject* key, size_t parent) {
-  if (!recording.known.insert(module).second) return true;
+bool add(Recording& recording, PyObject* modules, PyObject* module, PyObject* key, size_t parent) {
   const size_t place = recording.nodes.size();
-  recording.nodes.push_back({Owned(Py_NewRef(module)), Owned(Py_NewRef(key)), parent});
+  if (!recording.known.emplace(module, place).second) return true;
+  recording.nodes.push_back({Owned(Py_NewRef(key)), parent});
+  if (PyList_Append(modules, module)) return false;
   if (PyType_IsSubtype(Py_TYPE(module), reinterpret_cast<PyTypeObject*>(multihead_class))) {
     return false;
   }
@@ -209,14 +229,15 @@ bool add(Recording& recording, PyObject* module, PyObject* key, size_t parent) {
               PyDict_CheckExact(children);
   PyObject *name, *child;
   for (Py_ssize_t next = 0; done && PyDict_Next(children, &next, &name, &child);) {
-    done = child == Py_None || (PyUnicode_Check(name) && add(recording, child, name, place));
+    done = child == Py_None || (PyUnicode_Check(name) && add(recording, modules, child, name, place));
   }
   Py_XDECREF(own);
   Py_XDECREF(children);
   return done;
 }
 
-// record(model, spare_cpu, spare_cuda): a recording, or None for a model that is not ordinary.
+// record(model, spare_cpu, spare_cuda): a recording and the modules, to be held as long as it hears;
+// None for a model that is not ordinary.
 PyObject* record(PyObject*, PyObject* arguments) {
   PyObject* model;
   Py_ssize_t cpu, cuda;
@@ -225,20 +246,22 @@ PyObject* record(PyObject*, PyObject* arguments) {
   recording->nodes.reserve(256);
   recording->known.reserve(256);
   PyObject* capsule = PyCapsule_New(recording, nullptr, forget);
-  if (add(*recording, model, Py_None, 0)) return capsule;
+  PyObject* modules = PyList_New(0);
+  if (add(*recording, modules, model, Py_None, 0)) return Py_BuildValue("(NN)", capsule, modules);
   Py_DECREF(capsule);
+  Py_DECREF(modules);
   PyErr_Clear();
   Py_RETURN_NONE;
 }
 
-// [(module, its own name, the number of its parent), ...], the model first.
-PyObject* modules(PyObject*, PyObject* capsule) {
+// [(its own name, the number of its parent), ...] of every module, the model first.
+PyObject* nodes(PyObject*, PyObject* capsule) {
   Recording* recording = recording_of(capsule);
   if (recording == nullptr) return nullptr;
   PyObject* rows = PyList_New(0);
   for (const Node& node : recording->nodes) {
-    PyObject* row = Py_BuildValue("(OOn)", node.module.object, node.key.object,
-                                  static_cast<Py_ssize_t>(node.parent));
+    PyObject* row =
+        Py_BuildValue("(On)", node.key.object, static_cast<Py_ssize_t>(node.parent));
     PyList_Append(rows, row);
     Py_DECREF(row);
   }
@@ -251,23 +274,25 @@ void forget_tensors(PyObject* capsule) {
   delete static_cast<Tensors*>(PyCapsule_GetPointer(capsule, nullptr));
 }
 
-// ([(module, is_causal, scale, enable_gqa), ...], where their tensors are, who owns these): the
-// calls so far, which the recording forgets.
+// ([(number of its module, is_causal, scale, enable_gqa), ...], where their tensors are, who owns
+// these): the calls so far, which the recording forgets.
 PyObject* take(PyObject*, PyObject* capsule) {
   Recording* recording = recording_of(capsule);
   if (recording == nullptr) return nullptr;
   PyObject* rows = PyList_New(0);
   auto* tensors = new Tensors();
-  for (Call& call : recording->calls) {
-    tensors->push_back(std::move(call.q));
-    tensors->push_back(std::move(call.k));
-    PyObject* row = Py_BuildValue("(OONO)", call.module.object, call.is_causal ? Py_True : Py_False,
+  // What follows may run the garbage collector, and that anything: the calls are ours first.
+  const auto calls = std::exchange(recording->calls, {});
+  for (const Call& call : calls) {
+    tensors->push_back(call.q);
+    tensors->push_back(call.k);
+    PyObject* row = Py_BuildValue("(nONO)", static_cast<Py_ssize_t>(call.place),
+                                  call.is_causal ? Py_True : Py_False,
                                   call.scale ? PyFloat_FromDouble(*call.scale) : Py_NewRef(Py_None),
                                   call.enable_gqa ? Py_True : Py_False);
     PyList_Append(rows, row);
     Py_DECREF(row);
   }
-  recording->calls.clear();
   return Py_BuildValue("(NNN)", rows, PyLong_FromVoidPtr(tensors),
                        PyCapsule_New(tensors, nullptr, forget_tensors));
 }
@@ -279,14 +304,32 @@ PyObject* count(PyObject*, PyObject* capsule) {
 
 PyMethodDef functions[] = {
     {"record", record, METH_VARARGS, "A recording for a model, if it is an ordinary one."},
-    {"modules", modules, METH_O, "The modules of a recording's model."},
+    {"nodes", nodes, METH_O, "The names of the modules of a recording's model."},
     {"switch_to", switch_to, METH_O, "The recording of this thread's calls from now on, or None."},
     {"take", take, METH_O, "The calls recorded so far; the recording is empty then."},
     {"count", count, METH_O, "How many calls are recorded."},
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native", nullptr, -1, functions};
+int set_up(PyObject*) {
+  PyObject* nn = PyImport_ImportModule("torch.nn");
+  PyObject* kind = nn ? PyObject_GetAttrString(nn, "Module") : nullptr;
+  multihead_class = nn ? PyObject_GetAttrString(nn, "MultiheadAttention") : nullptr;
+  PyObject* call = kind ? PyObject_GetAttrString(kind, "_call_impl") : nullptr;
+  call_code = call ? PyObject_GetAttrString(call, "__code__") : nullptr;
+  self_name = PyUnicode_InternFromString("self");
+  modules_name = PyUnicode_InternFromString("_modules");
+  forward_name = PyUnicode_InternFromString("forward");
+  Py_XDECREF(nn);
+  Py_XDECREF(kind);
+  Py_XDECREF(call);
+  return call_code && multihead_class && self_name && modules_name && forward_name ? 0 : -1;
+}
+
+PyModuleDef_Slot slots[] = {{Py_mod_exec, reinterpret_cast<void*>(set_up)}, {0, nullptr}};
+
+// In two phases: in one, Python would put it into sys.modules.
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native", nullptr, 0, functions, slots};
 
 }  // namespace
 
@@ -305,16 +348,5 @@ TORCH_LIBRARY_FRAGMENT(clearhead, library) {
 }
 
 PyMODINIT_FUNC PyInit_native() {
-  PyObject* nn = PyImport_ImportModule("torch.nn");
-  PyObject* kind = nn ? PyObject_GetAttrString(nn, "Module") : nullptr;
-  multihead_class = nn ? PyObject_GetAttrString(nn, "MultiheadAttention") : nullptr;
-  PyObject* call = kind ? PyObject_GetAttrString(kind, "_call_impl") : nullptr;
-  call_code = call ? PyObject_GetAttrString(call, "__code__") : nullptr;
-  self_name = PyUnicode_InternFromString("self");
-  modules_name = PyUnicode_InternFromString("_modules");
-  forward_name = PyUnicode_InternFromString("forward");
-  Py_XDECREF(nn);
-  Py_XDECREF(kind);
-  Py_XDECREF(call);
-  return call_code && multihead_class && self_name ? PyModule_Create(&definition) : nullptr;
+  return PyModuleDef_Init(&definition);
 }

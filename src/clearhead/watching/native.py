@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -39,22 +40,24 @@ _TORCH = Path(torch.__file__).parent
 class Native(Protocol):
     """What is compiled."""
 
-    def record(self, model: nn.Module, spare_cpu: int, spare_cuda: int) -> object | None:
-        """A recording for a model, given its `Keeper.spare`.
+    def record(
+        self, model: nn.Module, spare_cpu: int, spare_cuda: int
+    ) -> tuple[object, list[nn.Module]] | None:
+        """A recording for a model, given its `Keeper.spare`, and the modules.
 
         None if a module is of an unusual make, has a forward put into it or is an
         `nn.MultiheadAttention`.
         """
 
-    def modules(self, recording: object) -> list[tuple[nn.Module, str, int]]:
-        """The model and its modules, each with its own name and the number of its parent."""
+    def nodes(self, recording: object) -> list[tuple[str, int]]:
+        """The model and its modules: each one's own name and the number of its parent."""
 
     def switch_to(self, recording: object | None) -> None:
         """This thread's calls are heard from now on, and go to a recording; None: no longer."""
 
     def take(
         self, recording: object
-    ) -> tuple[list[tuple[nn.Module, bool, float | None, bool]], int, object]:
+    ) -> tuple[list[tuple[int, bool, float | None, bool]], int, object]:
         """The calls recorded so far, which are forgotten; where their tensors are; who owns these.
 
         `torch.ops.clearhead.taken_tensors` gives the tensors, q, k, q, k, ..., of that place.
@@ -79,7 +82,8 @@ class _Workshop:
 
     def look(self) -> Native | None:
         """The compiled recorder, when it is there."""
-        if self._compiler is not None and self._compiler.poll() is not None:
+        compiler = self._compiler
+        if compiler is not None and compiler.poll() is not None:
             with self._lock:
                 self._finish()
         return self.made
@@ -92,7 +96,8 @@ class _Workshop:
             if self._tried:
                 return
             self._tried = True
-            if os.environ.get("CLEARHEAD_NATIVE") == "0" or sys.platform != "linux":
+            free = not getattr(sys, "_is_gil_enabled", lambda: True)()  # it needs Python's lock
+            if os.environ.get("CLEARHEAD_NATIVE") == "0" or sys.platform != "linux" or free:
                 return
             quiet = subprocess.DEVNULL
             with suppress(OSError, RuntimeError):  # no home, no compiler: Python records on
@@ -100,7 +105,12 @@ class _Workshop:
                 self.made = _load(kept)
                 if self.made is None:
                     self._compiler = subprocess.Popen(
-                        _recipe(kept), stdin=quiet, stdout=quiet, stderr=quiet
+                        # Ctrl-C is meant for the model, not for it.
+                        _recipe(kept),
+                        stdin=quiet,
+                        stdout=quiet,
+                        stderr=quiet,
+                        start_new_session=True,
                     )
 
     def build(self) -> Native:
@@ -133,18 +143,28 @@ workshop = _Workshop()
 class Recording:
     """The calls of one model that were recorded and not yet taken; its length is their number."""
 
-    def __init__(self, made: Native, inside: object) -> None:
+    def __init__(self, made: Native, inside: object, modules: list[nn.Module]) -> None:
         self._made, self._inside = made, inside
+        self._model = type(modules[0]).__name__
+        self._modules = modules  # as long as it hears, their addresses stay taken
 
-    def names(self) -> dict[nn.Module, str]:
-        """The model's modules, as they were when the recording was made, with their names."""
+    def names(self) -> list[str]:
+        """The names of the model's modules, as they were when the recording was made."""
         prefixes: list[str] = []
-        names = {}
-        for module, name, parent in self._made.modules(self._inside):
+        names = []
+        for name, parent in self._made.nodes(self._inside):
             whole = prefixes[parent] + name if prefixes else ""
-            names[module] = whole or type(module).__name__
+            names.append(whole or self._model)
             prefixes.append(f"{whole}." if whole else "")
         return names
+
+    def by_module(self) -> dict[nn.Module, str]:
+        """The same, by module, until it is over."""
+        return dict(zip(self._modules, self.names(), strict=True))
+
+    def over(self) -> None:
+        """It will hear no more, and lets go of the model."""
+        self._modules = []
 
     def __len__(self) -> int:
         return self._made.count(self._inside)
@@ -153,14 +173,15 @@ class Recording:
         """This thread's calls are heard from now on, and the usual ones written down here."""
         self._made.switch_to(self._inside if on else None)
 
-    def take(self) -> Iterator[tuple[nn.Module, Arguments]]:
+    def take(self) -> Iterator[tuple[str, Arguments]]:
         """The calls so far, which are forgotten."""
+        names = self.names()
         rows, place, owner = self._made.take(self._inside)
         tensors = torch.ops.clearhead.taken_tensors(place)
         del owner
-        for i, (module, is_causal, scale, enable_gqa) in enumerate(rows):
+        for i, (number, is_causal, scale, enable_gqa) in enumerate(rows):
             q, k = tensors[2 * i : 2 * i + 2]
-            yield module, Arguments(q, k, None, is_causal, scale, enable_gqa)
+            yield names[number], Arguments(q, k, None, is_causal, scale, enable_gqa)
 
 
 def recording(model: nn.Module, spare: dict[str, int]) -> Recording | None:
@@ -176,7 +197,7 @@ def recording(model: nn.Module, spare: dict[str, int]) -> Recording | None:
     if inside is None:
         return None
     spare.clear()
-    return Recording(made, inside)
+    return Recording(made, *inside)
 
 
 def _recipe(kept: Path) -> list[str]:
@@ -190,7 +211,7 @@ def _recipe(kept: Path) -> list[str]:
         _TORCH / "include",
         _TORCH / "include" / "torch" / "csrc" / "api" / "include",
     ]
-    fresh = kept.with_suffix(f".{os.getpid()}.so")
+    fresh = kept.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}.so")
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     command = [
         *(compiler, "-O2", "-std=c++20", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"),
@@ -208,8 +229,8 @@ def _recipe(kept: Path) -> list[str]:
 
 def _kept() -> Path:
     """Where it is kept: another file for another source, torch or Python."""
-    what = (_SOURCE.read_bytes(), torch.__version__.encode(), EXTENSION_SUFFIXES[0].encode())
-    name = hashlib.sha256(b"\0".join(what)).hexdigest()[:16]
+    built = f"{torch.__version__} {torch.version.git_version} {EXTENSION_SUFFIXES[0]}"
+    name = hashlib.sha256(_SOURCE.read_bytes() + built.encode()).hexdigest()[:16]
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "clearhead" / f"native-{name}.so"
 
@@ -228,6 +249,6 @@ def _load(kept: Path) -> Native | None:
     try:
         module: Any = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except ImportError:
+    except Exception:  # whatever is wrong with it: Python records on
         return None
     return cast(Native, module)

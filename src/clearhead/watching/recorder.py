@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -57,7 +57,7 @@ class Recorder(TorchFunctionMode):
         self.recording = native.recording(model, keeper.spare) if usual else None
         if self.recording is not None:
             # Seen must not hold what holds it: memory of a GPU would wait for Python to find out.
-            self._waiting = self.seen._take = _Waiting(self.recording, self._chosen)
+            self.seen._take = partial(_take, self.recording, self._chosen)
         else:
             self._names, kinds, replaced = _look_over(model)
             # A forward put into one module may be a CUDA graph, which writes behind torch's back.
@@ -68,7 +68,7 @@ class Recorder(TorchFunctionMode):
     def _names(self) -> dict[nn.Module, str]:
         """The names of the model's modules."""
         assert self.recording is not None
-        return self.recording.names()
+        return self.recording.by_module()
 
     def start(self) -> None:
         """Begin to see what this thread does."""
@@ -84,7 +84,7 @@ class Recorder(TorchFunctionMode):
         else:
             dispatcher.leave(self)
         if self.recording is not None:
-            self._waiting.over = True
+            self.recording.over()
 
     def __torch_function__(
         self,
@@ -239,7 +239,8 @@ class Recorder(TorchFunctionMode):
                 f"It called softmax in {', '.join(self._softmax)}: attention written out "
                 "as matrix products."
             )
-        named = [name for name in self._names.values() if "att" in name.rpartition(".")[2].lower()]
+        names = self._names.values() if self.recording is None else self.recording.names()
+        named = [name for name in names if "att" in name.rpartition(".")[2].lower()]
         if named and not self._softmax:
             rest = f" and {len(named) - 3} more" if len(named) > 3 else ""
             lines.append(f"Its modules with attention in the name: {', '.join(named[:3])}{rest}.")
@@ -263,28 +264,12 @@ class Recorder(TorchFunctionMode):
         return "\n  ".join(lines)
 
 
-class _Waiting:
-    """What the recorder in C++ has written down, until somebody looks.
-
-    It knows the model, and lets it go when the block is over and all is taken.
-
-    Attributes:
-        over: Whether the block is over.
-    """
-
-    def __init__(self, recording: native.Recording, chosen: dict[str, bool]) -> None:
-        self._recording: native.Recording | None = recording
-        self._chosen = chosen
-        self.over = False
-
-    def __call__(self) -> Iterator[tuple[str, Arguments]]:
-        if self._recording:
-            names = self._recording.names()
-            for module, call in self._recording.take():
-                self._chosen[names[module]] = True
-                yield names[module], call
-        if self.over:
-            self._recording = None
+def _take(recording: native.Recording, chosen: dict[str, bool]) -> Iterator[tuple[str, Arguments]]:
+    """What the recorder in C++ has written down since it was asked last."""
+    if recording:
+        for name, call in recording.take():
+            chosen[name] = True
+            yield name, call
 
 
 def _look_over(model: nn.Module) -> tuple[dict[nn.Module, str], set[type], bool]:

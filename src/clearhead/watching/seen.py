@@ -81,6 +81,10 @@ class Seen(Mapping[str, AttentionMap]):
         # Where further calls wait; it is asked whenever somebody looks.
         self._take: Callable[[], Iterable[tuple[str, Makes]]] = tuple
 
+    def __getstate__(self) -> dict[str, object]:
+        """For copies and pickles: what waits is taken first."""
+        return {**self.__dict__, "_calls": self.calls, "_take": tuple}
+
     def add(self, name: str, weights: AttentionMap | Makes) -> None:
         """Append a call of the layer `name`."""
         for earlier in self._take():
