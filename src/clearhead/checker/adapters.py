@@ -71,27 +71,6 @@ class Subject:
         return "k" in roles or "kv" in roles
 
 
-def is_attention(info: ClassInfo) -> bool:
-    """Whether a class looks like attention by its name."""
-    return bool(re.search(r"att|mha|gqa|mqa|head", info.name.lower())) and not re.search(
-        r"block|mlp|feed|embed|model$|transformer$|encoder$|decoder$|config|lmhead|classif|cache|test|mask$",
-        info.name.lower(),
-    )
-
-
-def choose(classes: Sequence[ClassInfo], only: str | None = None) -> list[ClassInfo]:
-    """The attention classes of a file; the one named, if one is."""
-    if only is not None:
-        return [info for info in classes if info.name == only]
-    modules = [info for info in classes if info.is_module]
-    named = [info for info in modules if is_attention(info)]
-    if named:
-        return named
-    if len(modules) == 1:
-        return modules
-    return [info for info in classes if info.forward and not info.is_module and is_attention(info)]
-
-
 def random_weights(built: Built, seed: int = 1) -> dict[str, Tensor]:
     """Distinct random values for every parameter, biases too, in float64.
 

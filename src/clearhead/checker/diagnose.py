@@ -21,7 +21,6 @@ from clearhead.checker.adapters import (
     Session,
     Subject,
     call,
-    choose,
     inputs_for,
     others,
 )
@@ -35,7 +34,14 @@ from clearhead.checker.building import (
     without_dropout,
 )
 from clearhead.checker.case import Case
-from clearhead.checker.functions import wrapped
+from clearhead.checker.choosing import (
+    NO_ATTENTION,
+    choose,
+    choose_unnamed,
+    is_no_attention,
+    left_out,
+)
+from clearhead.checker.functions import Wrapped, wrapped
 from clearhead.checker.hints import Text, hints_of, text_of
 from clearhead.checker.isolate import ClassInfo, Failure, InProcess, Isolated, Limits
 from clearhead.checker.layouts import Candidate, candidates
@@ -83,9 +89,13 @@ def check_source(
             return [could_not_run(filename, only or "", classes, "import")]
         if adapter is not None and only is None and classes:
             only = max(classes, key=lambda info: info.line).name
-        chosen = choose(classes, only)
-        if not chosen and only is None and adapter is None and wrapped(source):
-            return check_functions(source, filename, limits)
+        chosen = choose(classes, source, only)
+        if not chosen and only is None and adapter is None:
+            functions = wrapped(source)
+            chosen = [] if functions else choose_unnamed(classes, source)
+            functions = functions if functions or chosen else wrapped(source, named=False)
+            if functions:
+                return check_functions(source, filename, limits, functions)
         if not chosen:
             names = ", ".join(info.name for info in classes) or "none"
             missing = f"no class {only!r}" if only else "no attention class"
@@ -94,12 +104,13 @@ def check_source(
         if adapter is not None and len(chosen) == 1:
             text = inner_text(source, classes, chosen[0])
             return [check_class(session, chosen[0], source, filename, given=True, text=text)]
-        return [check_class(session, info, source, filename) for info in chosen]
+        return left_out([check_class(session, info, source, filename) for info in chosen])
 
 
-def check_functions(source: str, filename: str, limits: Limits) -> list[Report]:
+def check_functions(
+    source: str, filename: str, limits: Limits, made: Sequence[Wrapped]
+) -> list[Report]:
     """Check the attention functions of a file, each inside a class that is written around it."""
-    made = wrapped(source)
     whole = "\n\n".join([source, *(one.text for one in made)])
     reports = []
     with Isolated(whole, filename, limits=limits) as session:
@@ -226,6 +237,9 @@ def _examine(case: Case, subject: Subject) -> Report:
         if isinstance(calm, Report):
             return calm
         subject, out = calm
+    if is_no_attention(case, subject, inputs, out):
+        case.findings.append(finding("unsure", NO_ATTENTION, None, "edge"))
+        return case.report("unsure")
     search = _search(case, subject, inputs, out)
     if subject.polarity or subject.rotary or subject.marks:
         subject, out, search = _right_way(case, subject, inputs, out, search)

@@ -10,6 +10,7 @@ from clearhead.checker import axes, cached, learning, lengths, probes, uses
 from clearhead.checker.adapters import Subject, call, inputs_for
 from clearhead.checker.building import without_dropout
 from clearhead.checker.case import Case
+from clearhead.checker.crossed import dropout_makes_bias
 from clearhead.checker.hints import dropped_mask, made_without, may_make_on_cpu
 from clearhead.checker.isolate import Failure
 from clearhead.checker.loud import translate
@@ -82,6 +83,8 @@ def _gradients(
     shapes = subject.built.parameters
     scored = [n for n in sizes if role_of(n) in used and len(shapes[n]) > 1 and "bias" not in n]
     still = [n for n in scored if sizes[n] < 1e-12]
+    if still and {"mask-hides-others", "values-not-mixed"} & set(best.ids):
+        return  # no weight could be another one, so that nothing depends on them
     if still:
         evidence = f"No gradient reaches {', '.join(still)}, though the output depends on them."
         case.add("scores-detached", evidence)
@@ -265,7 +268,7 @@ def _bias_flag(case: Case, subject: Subject) -> None:
             {n for n in names if role_of(n) in ("q", "k", "v", "qkv", "kv")}
             for names in (before, after)
         )
-    if before == after and before:
+    if before == after and before and not dropout_makes_bias(case, subject, flags[0]):
         left = sorted(n for n in after if n.endswith("bias"))
         evidence = f"{flags[0]}=True and {flags[0]}=False give the same parameters" + (
             f", {', '.join(left)} among them." if left else ", without any bias."

@@ -50,6 +50,12 @@ UNLISTED: dict[str, tuple[str, str, str]] = {
         "The heads are one and the same module, so all of them compute the same.",
         "Make each head anew: nn.ModuleList([Head(...) for _ in range(heads)]).",
     ),
+    "arguments-crossed": (
+        "wrong",
+        "Two arguments change places on their way to an inner class: the dropout sets the bias, "
+        "and the bias sets the dropout.",
+        "Give them by name: Head(d_in, d_out, dropout=dropout, qkv_bias=qkv_bias).",
+    ),
     "heads-share-projection": (
         "compat",
         "Each head projects its own part of the input, all heads with the same small weights.",
@@ -124,6 +130,13 @@ UNLISTED: dict[str, tuple[str, str, str]] = {
         "wrong",
         "Each token sees only itself.",
         "Keep the lower triangle visible: tril().",
+    ),
+    "values-not-mixed": (
+        "wrong",
+        "The weights of a row are summed up before they meet the values, so that each token gets "
+        "its own values back and nothing of the others.",
+        "Let the weights' last axis meet the values' tokens: weights @ values, or "
+        'einsum("bhij,bhjd->bhid", weights, values).',
     ),
     "mask-ignored": (
         "wrong",
