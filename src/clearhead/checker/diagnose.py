@@ -391,13 +391,8 @@ def unexplained(
         for name, rows in probes.idle_rows(session, subject, inputs, out).items():
             size = subject.built.parameters[name][0]
             failed.append(f"{rows} of the {size} numbers that {name} gives are never used")
-        for name, rows in learning.detached(case, subject, inputs, out).items():
-            size = subject.built.parameters[name][0]
-            evidence = (
-                f"No gradient reaches {rows} of the {size} rows of {name}, though the output "
-                "depends on them."
-            )
-            case.add("scores-detached", evidence)
+        learning.detached(case, subject, inputs, out)
+        learning.out_of_reach(case, subject, inputs, out)
     error, _ = search.closest()
     near = f" The nearest right form differs by {error:.2g}." if error < 1e6 else ""
     if failed and subject.marks:  # what the marks mean is not known

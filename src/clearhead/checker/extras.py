@@ -6,7 +6,7 @@ import time
 import torch
 from torch import Tensor
 
-from clearhead.checker import axes, cached, learning, lengths, probes, uses
+from clearhead.checker import axes, cached, effects, learning, lengths, probes, uses
 from clearhead.checker.adapters import Subject, call, inputs_for
 from clearhead.checker.building import without_dropout
 from clearhead.checker.case import Case
@@ -28,7 +28,10 @@ def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Exp
     uses.batch_axis(case, subject, inputs)
     longer = lengths.lengths(case, subject, best)
     lengths.after_another(case, subject, inputs, out)
+    effects.changed_inputs(case, subject, inputs)
+    effects.kept_graph(case, subject, inputs, out)
     _gradients(case, subject, inputs, out, best)
+    learning.out_of_reach(case, subject, inputs, out)
     learning.from_its_start(case, subject, inputs, out)
     _training(case, subject, inputs, out, best)
     _large_scores(case, subject, inputs, best)
@@ -40,7 +43,7 @@ def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Exp
     _other_dtypes(case, subject)
     if longer is not None:
         lengths.long_texts(case, subject, longer)
-    cached.decoding(case, subject, inputs, out, best)  # these build anew, so they come last
+    cached.decoding(case, subject, inputs, out, best, longer)  # these build anew: they come last
     _bias_flag(case, subject)
     _training_differs(case, subject, inputs)
 
