@@ -15,15 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.checker import extras, learning, probes
-from clearhead.checker.adapters import (
-    ANGLES,
-    POLARITIES,
-    Session,
-    Subject,
-    call,
-    inputs_for,
-    others,
-)
+from clearhead.checker.adapters import Session, Subject, call, inputs_for, others
 from clearhead.checker.axes import CHANNELS_FIRST
 from clearhead.checker.building import (
     could_not_run,
@@ -41,6 +33,7 @@ from clearhead.checker.choosing import (
     is_no_attention,
     left_out,
 )
+from clearhead.checker.feeding import ANGLES, POLARITIES
 from clearhead.checker.functions import Wrapped, wrapped
 from clearhead.checker.hints import Text, hints_of, text_of
 from clearhead.checker.isolate import ClassInfo, Failure, InProcess, Isolated, Limits

@@ -6,7 +6,7 @@ import time
 import torch
 from torch import Tensor
 
-from clearhead.checker import axes, cached, effects, learning, lengths, probes, uses
+from clearhead.checker import axes, cached, effects, filling, learning, lengths, probes, uses
 from clearhead.checker.adapters import Subject, call, inputs_for
 from clearhead.checker.building import without_dropout
 from clearhead.checker.case import Case
@@ -38,6 +38,7 @@ def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Exp
     of_tokens = uses.padding(case, subject, inputs, out, best)
     if subject.takes_mask and not subject.polarity and subject.takes_mask not in of_tokens:
         _mask_argument(case, subject, inputs, out, best)
+    filling.long_filling(case, subject, best, of_tokens)
     _alone(case, subject, inputs, out)
     _device(case, subject)
     _other_dtypes(case, subject)
@@ -117,7 +118,7 @@ def _gradients(
 
 def _gradient_of(best: Explanation, cotangent: Tensor, subject: Subject) -> Tensor | None:
     """What the gradient of the first input should be."""
-    if subject.axes in ("single", *axes.HEADS_READY):
+    if subject.axes in ("single", "packed", *axes.HEADS_READY):
         return None
     q, k, v = best.program.inputs
     x = q.clone().requires_grad_()

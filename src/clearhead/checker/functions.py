@@ -9,7 +9,7 @@ import ast
 import re
 from typing import NamedTuple
 
-from clearhead.checker.adapters import ANGLES
+from clearhead.checker.feeding import ANGLES
 from clearhead.checker.names import meaning_of
 from clearhead.checker.roles import role_of
 
