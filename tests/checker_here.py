@@ -1,7 +1,7 @@
 """A file's class, checked in this process: quicker than in one of its own."""
 
-from clearhead.checker.choosing import choose
 from clearhead.checker.child import Worker
+from clearhead.checker.choosing import choose
 from clearhead.checker.diagnose import check_class
 from clearhead.checker.isolate import Failure, InProcess
 from clearhead.checker.report import Report

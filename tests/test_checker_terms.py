@@ -5,9 +5,10 @@ import torch
 
 from checker_cases import HEAD, edited
 from checker_here import Here, check, ids
-from clearhead.checker.adapters import Subject, feeds, inputs_for
+from clearhead.checker.adapters import Subject, inputs_for
 from clearhead.checker.building import settle
 from clearhead.checker.case import Case
+from clearhead.checker.feeding import feeds
 from clearhead.checker.hints import text_of
 from clearhead.checker.isolate import Built, Failure
 from clearhead.checker.names import Sizes

@@ -18,6 +18,8 @@ _OTHERS = (
     r"block|mlp|feed|embed|model$|transformer$|encoder$|decoder$|config|lmhead|classif|cache|test|"
     r"mask$"
 )
+# A name that ends so says what the class is, and not what it belongs to.
+_CLAIMS = r"(att(ention|n)?|mha|gqa|mqa|aten[cç]\w*|aufmerksamkeit)(_?v?\d+)?$"
 _WHOLE = r"scaled_dot_product|MultiheadAttention|flex_attention|flash_attn"
 _SOFT = r"softmax|logsumexp|\.exp\(|\bexp\("
 _PRODUCT = r"[\w)\]]\s*@\s*[\w(]|matmul|einsum|bmm\(|tensordot|\bdot\("
@@ -87,13 +89,17 @@ def may_attend(text: Text) -> bool:
 def is_no_attention(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
     """Whether no token sees another in a class that does not say it is attention.
 
-    A class with queries and keys means to be one, whatever it is called.
+    A class with queries and keys, or that is called so, means to be one.
     """
     if {"q", "k", "qkv", "kv"} & {role_of(name) for name in subject.built.parameters}:
         return False
-    if subject.separate or (is_attention(case.info) and _says_attention(case.text)):
+    if subject.separate or re.search(_CLAIMS, case.info.name.lower()):
         return False
-    return out.shape[:2] == inputs[0].shape[:2] and not probes.sees_others(case.session, subject, inputs, out)
+    if is_attention(case.info) and _says_attention(case.text):
+        return False
+    return out.shape[:2] == inputs[0].shape[:2] and not probes.sees_others(
+        case.session, subject, inputs, out
+    )
 
 
 def _says_attention(text: Text) -> bool:

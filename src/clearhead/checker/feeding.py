@@ -32,7 +32,9 @@ ROTARY = (
 _CUMULATIVE = r"^cu_?(seq)?_?len|cumulative|^seq_?offsets$"
 # Height and width, where the tokens are pixels in one row.
 GRID = (3, 4)
-_GRID = r"grid(_size|_shape)?|hw|h_w|hw_shape|spatial_(shape|size)|resolution|(patch|feat)_(grid|size)"
+_GRID = (
+    r"grid(_size|_shape)?|hw|h_w|hw_shape|spatial_(shape|size)|resolution|(patch|feat)_(grid|size)"
+)
 _SIDES = {"rows": {"h", "height", "rows"}, "columns": {"w", "width", "cols", "columns"}}
 
 

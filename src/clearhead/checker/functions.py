@@ -126,7 +126,7 @@ def _weights_in(node: ast.FunctionDef, name: str) -> tuple[str, dict[str, str]] 
     items, fields, parts = list[str](), list[str](), list[str]()
     for one in ast.walk(node):
         if isinstance(one, ast.Subscript) and _is_name(one.value, name):
-            items += [one.slice.value] if isinstance(one.slice, ast.Constant) else []
+            items += [str(one.slice.value)] if isinstance(one.slice, ast.Constant) else []
         elif isinstance(one, ast.Attribute) and _is_name(one.value, name):
             fields.append(one.attr)
         elif isinstance(one, ast.Assign) and _is_name(one.value, name):
@@ -135,7 +135,7 @@ def _weights_in(node: ast.FunctionDef, name: str) -> tuple[str, dict[str, str]] 
                 parts += [ast.unparse(each) for each in target.elts]
     for form, found in (("dict", items), ("object", fields), ("tuple", parts)):
         names = list(dict.fromkeys(found))
-        shapes = {n: _shape(n) for n in names if isinstance(n, str)}
+        shapes = {n: _shape(n) for n in names}
         known = {n: shape for n, shape in shapes.items() if shape}
         if known and len(known) == len(names) and {"q", "k", "v"} <= set(map(role_of, known)):
             return _written(form, names), known

@@ -185,7 +185,7 @@ class Submission(ABC):
 
         def read(header: Header, tensors: Tensors) -> Output:
             found = read_output(header, tensors)
-            given = [*enumerate(inputs), *keywords.items()]
+            given: list[tuple[int | str, object]] = [*enumerate(inputs), *keywords.items()]
             named = [(p, sent.name_of(t)) for p, t in given if _is_sent(t)]
             places = tuple(place for place, name in named if name in found.changed)
             return replace(found, changed=places)
@@ -212,10 +212,7 @@ class Submission(ABC):
         """Run it once and differentiate sum(first output tensor * cotangent)."""
         sent = Arguments()
         fields = self._call(sent, inputs, keywords, train, seed)
-        names = [
-            sent.name_of(one) if _is_sent(one) else None
-            for one in inputs
-        ]
+        names = [sent.name_of(one) if _is_sent(one) else None for one in inputs]
         plain = plain_tensor(cotangent)
         if plain is None:
             raise ValueError(f"cotangent: a tensor of dtype {cotangent.dtype} cannot be sent")

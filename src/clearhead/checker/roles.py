@@ -8,8 +8,12 @@ _AFTER = (
     r"n|ln|norm)*"
 )
 _ROLE = {
-    "q": re.compile(f"^{_BEFORE}(?:q|quer[a-z]*|qry|que|consultas?|anfragen?|abfragen?|requetes?){_AFTER}$"),
-    "k": re.compile(f"^{_BEFORE}(?:k|key[a-z]*|ky|claves?|chaves?|schluessel|schlüssel|cles?){_AFTER}$"),
+    "q": re.compile(
+        f"^{_BEFORE}(?:q|quer[a-z]*|qry|que|consultas?|anfragen?|abfragen?|requetes?){_AFTER}$"
+    ),
+    "k": re.compile(
+        f"^{_BEFORE}(?:k|key[a-z]*|ky|claves?|chaves?|schluessel|schlüssel|cles?){_AFTER}$"
+    ),
     "v": re.compile(f"^{_BEFORE}(?:v|val[a-z]*|werte?){_AFTER}$"),
 }
 _OUT = re.compile(
