@@ -71,9 +71,15 @@ def choose_unnamed(classes: Sequence[ClassInfo], source: str) -> list[ClassInfo]
     return chosen
 
 
-def _attends(text: Text) -> bool:
-    """Whether a class computes weights and mixes something by them, itself."""
-    parts = [text, *(part for part in used_by(text) if not part.source.startswith("class"))]
+def _attends(text: Text, *, around: bool = False) -> bool:
+    """Whether a class computes weights and mixes something by them.
+
+    Args:
+        text: The class.
+        around: Whether it may do so by other classes of the file.
+    """
+    used = [part for part in used_by(text) if around or not part.source.startswith("class")]
+    parts = [text, *used]
     whole = any(part.has(_WHOLE) for part in parts)
     soft, product = (any(part.has(sign) for part in parts) for sign in (_SOFT, _PRODUCT))
     return whole or (soft and product)
@@ -95,15 +101,11 @@ def is_no_attention(case: Case, subject: Subject, inputs: probes.Inputs, out: Te
         return False
     if subject.separate or re.search(_CLAIMS, case.info.name.lower()):
         return False
-    if is_attention(case.info) and _says_attention(case.text):
+    if is_attention(case.info) and _attends(case.text, around=True):
         return False
     return out.shape[:2] == inputs[0].shape[:2] and not probes.sees_others(
         case.session, subject, inputs, out
     )
-
-
-def _says_attention(text: Text) -> bool:
-    return any(part.has(f"{_WHOLE}|{_SOFT}") for part in (text, *used_by(text)))
 
 
 def left_out(reports: Sequence[Report]) -> list[Report]:
