@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from clearhead.checker import extras, learning, probes
 from clearhead.checker.adapters import Session, Subject, call, inputs_for, others
+from clearhead.checker.additions import additions
 from clearhead.checker.axes import CHANNELS_FIRST
 from clearhead.checker.building import (
     could_not_run,
@@ -188,7 +189,9 @@ def _plain(id: str, says: str, evidence: str, fix: str = "") -> Finding:
     return Finding(id, "wrong", says, evidence, fix, None)
 
 
-def programs_for(subject: Subject, inputs: probes.Inputs) -> list[tuple[Candidate, Program]]:
+def programs_for(
+    case: Case, subject: Subject, inputs: probes.Inputs
+) -> list[tuple[Candidate, Program]]:
     """Every reading of the weights, ready to run on these inputs."""
     q, k, v = (t.to(torch.float64) for t in inputs)
     found = candidates(
@@ -199,11 +202,10 @@ def programs_for(subject: Subject, inputs: probes.Inputs) -> list[tuple[Candidat
         head_dim=subject.sizes.head_dim,
         p=subject.sizes.p,
     )
-    return [
-        (one, Program(one.weights, (q, k, v) if k is not q else (q, q, q)))
-        for one in found
-        if one.weights.q.shape[0] == subject.d_in
-    ]
+    fitting = [one for one in found if one.weights.q.shape[0] == subject.d_in]
+    fitting += [more for one in fitting for more in additions(case, subject, one)]
+    same = (q, q, q) if k is q else (q, k, v)
+    return [(one, Program(one.weights, same)) for one in fitting]
 
 
 def allowed_masks(case: Case, subject: Subject) -> list[str]:
@@ -244,6 +246,9 @@ def _examine(case: Case, subject: Subject) -> Report:
         unknown = "An argument must be given that may be a mask, and its meaning is not known."
         case.findings.append(finding("unsure", unknown, None, "edge"))
         return case.report("unsure")
+    terms = best.program.weights.terms
+    if terms is not None and (terms.sink is not None or terms.cap is not None):
+        case.notes += terms.in_words()
     name_mistakes(case, subject, inputs, out, best, search)
     question_of_causality(case, subject, inputs, out, best)
     extras.examine(case, subject, inputs, out, best)
@@ -281,7 +286,7 @@ def _turns(case: Case, subject: Subject) -> tuple[str, ...]:
 def _search(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> Search:
     return Search(
         out,
-        programs_for(subject, inputs),
+        programs_for(case, subject, inputs),
         allowed_masks(case, subject),
         unscaled=not subject.built.parameters and "scaled" not in case.info.name.lower(),
         turns=_turns(case, subject),
@@ -421,7 +426,7 @@ def _first_step(case: Case, subject: Subject) -> str:
     out = call(case.session, subject, inputs)
     if isinstance(out, Failure):
         return ""
-    for _, program in programs_for(subject, inputs):
+    for _, program in programs_for(case, subject, inputs):
         for switches in (Switches(), Switches(split="strided", merge="interleaved")):
             got = program.run(switches)
             if got is not None and got.shape == out.shape and torch.allclose(got, out, atol=1e-5):

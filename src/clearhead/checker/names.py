@@ -154,10 +154,21 @@ def _may_be_config(parameter: Parameter) -> bool:
 
 
 def _read(name: str, code: str) -> set[str]:
-    """The fields that are read from a name, or from an attribute of that name; calls are none."""
-    start = rf"(?<![\w.])(?:self\.)?{re.escape(name)}"
+    r"""The fields that are read from a name, or from an attribute of that name; calls are none.
+
+    >>> sorted(_read("config", "c = self.cfg = config\nself.cfg.width, c.depth, d.height"))
+    ['depth', 'width']
+    """
+    names = [name]
+    for known in names:  # grows while it is walked: other names for the same thing
+        same = rf"(?m)^((?:.*=)?\s*(?:self\.)?\w+)\s*=\s*(?:self\.)?{re.escape(known)}\s*$"
+        given = [
+            one for line in re.findall(same, code) for one in re.findall(r"(\w+)\s*(?:=|$)", line)
+        ]
+        names += [one for one in dict.fromkeys(given) if one not in names]
+    start = rf"(?<![\w.])(?:self\.)?(?:{'|'.join(map(re.escape, names))})"
     found = re.findall(rf"{start}(?:\.(\w+)\b(?!\()|\[['\"](\w+))", code)
-    return {one or other for one, other in found} - _NO_FIELDS
+    return {one or other for one, other in found} - _NO_FIELDS - set(names)
 
 
 def _default_in(file: str, name: str) -> object:

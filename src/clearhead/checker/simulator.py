@@ -289,6 +289,8 @@ class Program:
             scores = self._fill(scores, keep, s)
         if s.softmax == "none":
             weights = scores
+        elif s.softmax == "keys" and terms is not None:
+            weights = terms.with_sink(scores)
         elif s.softmax == "twice":
             weights = scores.softmax(-1).softmax(-1)
         elif s.softmax == "all":
