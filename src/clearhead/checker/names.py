@@ -144,6 +144,7 @@ def with_configs(info: ClassInfo, code: str, file: str) -> ClassInfo:
         for p in info.init
     )
     names = {f for p in marked if p.annotation == _CONFIG for f in _read(p.name, code)}
+    names -= set(re.findall(r"def (\w+)\(self\)", file))  # properties: see `leaves.Config`
     fields = tuple((name, _default_in(file, name)) for name in sorted(names))
     return replace(info, init=marked, fields=fields)
 
