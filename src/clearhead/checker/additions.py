@@ -6,6 +6,8 @@ from dataclasses import replace
 from clearhead.checker.adapters import Subject, others
 from clearhead.checker.case import Case
 from clearhead.checker.layouts import Candidate
+from clearhead.checker.naming import scale_set_by
+from clearhead.checker.search import Explanation
 from clearhead.checker.terms import Terms
 
 _CAPPED = r"(?i)cap"
@@ -33,3 +35,11 @@ def _caps(case: Case, subject: Subject) -> list[float]:
     found += [float(one or other) for one, other in re.findall(_NUMBER, case.text.code)]
     numbers = [float(n) for n in found if isinstance(n, int | float) and not isinstance(n, bool)]
     return [number for number in dict.fromkeys(numbers) if number > 0]
+
+
+def strange_cap(case: Case, subject: Subject, best: Explanation) -> bool:
+    """Whether capped scores have a scale that nobody has given: another kind of cap, perhaps."""
+    terms = best.program.weights.terms
+    if terms is None or terms.cap is None or "wrong-scale" not in best.ids:
+        return False
+    return scale_set_by(case.text, subject, best) != "an argument"

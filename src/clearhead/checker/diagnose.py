@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from clearhead.checker import extras, learning, probes
 from clearhead.checker.adapters import Session, Subject, call, inputs_for, others
-from clearhead.checker.additions import additions
+from clearhead.checker.additions import additions, strange_cap
 from clearhead.checker.axes import CHANNELS_FIRST
 from clearhead.checker.building import (
     could_not_run,
@@ -239,6 +239,8 @@ def _examine(case: Case, subject: Subject) -> Report:
     if subject.polarity or subject.rotary or subject.marks:
         subject, out, search = _right_way(case, subject, inputs, out, search)
     best = search.best() or _with_terms(case, subject, inputs, out)
+    if best is not None and strange_cap(case, subject, best):
+        best = None
     case.form = form_of(subject, best, out)
     if best is None:
         return unexplained(case, subject, inputs, out, search)

@@ -152,3 +152,9 @@ OPTIONS = (
     ),
     *_several_roles(),
 )
+# Too seldom to be tried together with others, which takes time.
+ALONE = frozenset(
+    option
+    for option in OPTIONS
+    if option.change in ((("softmax", "queries-calm"),), (("mix", "own"),))
+)
