@@ -1,7 +1,7 @@
 """A file's class, checked in this process: quicker than in one of its own."""
 
-from clearhead.checker.adapters import choose
 from clearhead.checker.child import Worker
+from clearhead.checker.choosing import choose
 from clearhead.checker.diagnose import check_class
 from clearhead.checker.isolate import Failure, InProcess
 from clearhead.checker.report import Report
@@ -19,7 +19,7 @@ def check(source: str) -> Report:
     session = Here(source)
     classes = session.classes()
     assert not isinstance(classes, Failure)
-    (info,) = choose(classes)
+    (info,) = choose(classes, source)
     return check_class(session, info, source, "file.py")
 
 

@@ -15,8 +15,8 @@ from checker_beyond import BEYOND, CONVOLVED, MAYBE_CAUSAL, NO_SIGNS, SHARED, UN
 from checker_cases import BOOK, MINIMAL, PLANTED, SPECIAL, STYLES, WRAPPER, edited, planted
 from checker_right import RIGHT
 from clearhead import ladder
-from clearhead.checker.adapters import choose
 from clearhead.checker.child import Worker
+from clearhead.checker.choosing import choose
 from clearhead.checker.diagnose import check_class, check_object, check_source
 from clearhead.checker.isolate import Failure, InProcess
 from clearhead.checker.layouts import Candidate, candidates
@@ -43,7 +43,7 @@ def check(source: str, only: str | None = None) -> list[Report]:
     session = Here(source)
     classes = session.classes()
     assert not isinstance(classes, Failure)
-    return [check_class(session, info, source, "file.py") for info in choose(classes, only)]
+    return [check_class(session, info, source, "file.py") for info in choose(classes, source, only)]
 
 
 def ids(report: Report) -> set[str]:

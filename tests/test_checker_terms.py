@@ -5,9 +5,10 @@ import torch
 
 from checker_cases import HEAD, edited
 from checker_here import Here, check, ids
-from clearhead.checker.adapters import Subject, feeds, inputs_for
+from clearhead.checker.adapters import Subject, inputs_for
 from clearhead.checker.building import settle
 from clearhead.checker.case import Case
+from clearhead.checker.feeding import feeds
 from clearhead.checker.hints import text_of
 from clearhead.checker.isolate import Built, Failure
 from clearhead.checker.names import Sizes
@@ -237,9 +238,26 @@ SINK = edited(
 )  # fmt: skip
 
 
-def test_a_learned_sink_is_not_called_wrong():
+def test_a_learned_sink_is_right_and_does_not_hide_a_mistake():
     """Its rows sum to less than one, and are meant to."""
-    assert check(SINK).verdict == "unsure"
+    report = check(SINK)
+    assert report.verdict == "correct"
+    assert any("a sink" in note for note in report.notes)
+    unscaled = edited(SINK, [(" / self.hd**0.5", "")])
+    assert ids(check(unscaled)) == {"missing-scale"}
+
+
+CAPPED = edited(
+    BIASED,
+    [(_BIAS, ""), ("        y = s", "        s = 4.0 * torch.tanh(s / 4.0)\n        y = s")],
+)
+
+
+def test_capped_scores_are_right_and_do_not_hide_a_mistake():
+    report = check(CAPPED)
+    assert report.verdict == "correct"
+    assert report.notes == ("Scores are held below 4 by a tanh.",)
+    assert ids(check(edited(CAPPED, [(" / self.hd**0.5", "")]))) == {"missing-scale"}
 
 
 def test_values_that_are_never_used_are_wrong():

@@ -1,4 +1,4 @@
-"""A hundred and forty-four files that strangers might have written: half are right, half wrong.
+"""A hundred and eighty-four files that strangers might have written: half are right, half wrong.
 
 They were written without looking at how the checker works, in as many styles as there are files;
 the right ones were compared with PyTorch's own attention. The first line of each says what a good
@@ -11,7 +11,15 @@ sight it raised no false alarm on the 15 right ones (5 correct, 10 not understoo
 15 wrong ones, took 2 for correct and did not understand 8. 115 to 144 came from a fourth. Of the 15
 right ones it called 10 correct, did not understand 4, and raised 1 false alarm (numpy's arrays were
 no answer to it); of the 15 wrong ones it named 10, took 3 for correct (one with a remark) and could
-not run 2. The method was mended after each of these, so the figures below are no longer blind.
+not run 2.
+
+145 to 184 came from two more, who knew nothing of it: 20 files as students write them (145 to 164),
+20 as engineers and researchers do. At first sight, of the students' 10 right ones it called 8
+correct and did not understand 2; of the 10 wrong ones it found 8 and named 7, took 1 for correct
+and did not understand 1. Of the engineers' 10 right ones it called 3 correct and did not understand
+7 (3 could not be run); of the 10 wrong ones it found 3 and named 2, took 4 for correct and did not
+understand 3; and it raised 1 false alarm, on a norm inside one of them that it took for attention.
+The method was mended after each of these sets, so the figures below are no longer blind.
 
     python tests/test_strangers.py     prints the table
 """
@@ -27,9 +35,9 @@ FOLDER = Path(__file__).parent / "strangers"
 FILES = sorted(FOLDER.glob("[0-9]*.py"), key=lambda file: int(file.stem.partition("_")[0]))
 
 # A change of the method may only raise these.
-FOUND = 71  # wrong files that are called wrong, of 72
-NAMED = 61  # of the 61 whose mistakes are in the list: all of them named
-UNDERSTOOD = 69  # right files that are called correct, of 72
+FOUND = 91  # wrong files that are called wrong, of 92
+NAMED = 79  # of the 79 whose mistakes are in the list: all of them named
+UNDERSTOOD = 85  # right files that are called correct, of 92
 
 
 @dataclass(frozen=True)
@@ -100,9 +108,9 @@ def test_the_files_say_what_they_are():
     from clearhead.checker.unlisted import emitted
 
     answers = [expected(file.read_text(encoding="utf-8")) for file in FILES]
-    assert answers.count(frozenset({"correct"})) == 72
+    assert answers.count(frozenset({"correct"})) == 92
     assert answers.count(frozenset({"wrong"})) >= 8
-    assert len(answers) == 144
+    assert len(answers) == 184
     assert frozenset().union(*answers) <= emitted() | {"correct", "wrong"}
 
 
@@ -110,6 +118,8 @@ def test_no_two_files_share_more_than_a_few_lines():
     def lines(file: Path) -> set[str]:
         text = {line.strip() for line in file.read_text(encoding="utf-8").splitlines()}
         common = r"(import|from|class|super|return|def|B, T|b, n)\b.*|\W*|# expect.*"
+        # What a whole course writes alike, since its book does.
+        common += r"|self\.W_(query|key|value) = .*|if __name__ == .*"
         return {line for line in text if not re.fullmatch(common, line)}
 
     texts = [lines(file) for file in FILES]
@@ -126,9 +136,9 @@ def test_strangers_are_judged_rightly(capsys):
         print(f"\n{table(answers)}")
     assert [a.name for a in answers if a.right and a.called_wrong] == []
     doubted = [a.name for a in answers if a.right and set(a.verdicts) != {"correct"}]
-    assert 72 - len(doubted) >= UNDERSTOOD, doubted
+    assert 92 - len(doubted) >= UNDERSTOOD, doubted
     missed = [a.name for a in answers if not a.right and not a.called_wrong]
-    assert 72 - len(missed) >= FOUND, missed
+    assert 92 - len(missed) >= FOUND, missed
     listed = [a for a in answers if not a.right and a.expected != {"wrong"}]
     other = [a.name for a in listed if not a.named]
     assert len(listed) - len(other) >= NAMED, other

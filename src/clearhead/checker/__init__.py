@@ -3,13 +3,15 @@
 A stranger's class is built, given random weights and run. If a right form of attention reproduces
 its output, it is right; if a known mistake does, or two or three together, that is the diagnosis.
 
-    adapters, names, building            how a class is built and called
-    layouts, roles                       where its weights are
+    choosing                             which classes of a file are attention
+    adapters, feeding, names, building   how a class is built and called
+    layouts, roles, additions            where its weights are, and what comes on top
     axes, functions                      channels or tokens first; a class around a function
     simulator, options, search, norms    attention with a switch for each way to go wrong
     recovering, terms                    attention weights from outside: what is added to scores
     probes, extras, loud, hints          what is seen from outside, in errors and in the source
-    uses, lengths, learning, cached      other uses: filling, long texts, training, a cache
+    uses, lengths, filling, cached       other uses: long texts, filled-up ones, a cache
+    learning, effects, crossed           training, what a call leaves behind, crossed arguments
     diagnose, naming, words, case        from all that to findings
     isolate, sandbox, confine, child, leaves, answers    a stranger's file, in its own process
     notebooks, skeletons                 cells as one source; an adapter written from a signature

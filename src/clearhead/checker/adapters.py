@@ -6,12 +6,13 @@ are chosen, and where the class answers with an error, other sizes and other cal
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from clearhead.checker.axes import CHANNELS_FIRST, given, taken
+from clearhead.checker.feeding import ANGLE_ROLES, GRID, MARKS, causal_mask, rotary_tables
 from clearhead.checker.isolate import Built, ClassInfo, Failure, Output, Submission
 from clearhead.checker.names import Sizes, meaning_of
 from clearhead.checker.roles import role_of, takes_last
@@ -40,6 +41,7 @@ class Subject:
         ids: The embedding's weights, where forward takes token ids; else "".
         memory: The order of axes of the keys' and values' own input, if it is another one; else "".
         marks: What a (batch, tokens) argument gets that must be given: one of MARKS, or "".
+        texts: How many texts stand in one row, if they are not as many as `sizes` says.
     """
 
     info: ClassInfo
@@ -58,6 +60,7 @@ class Subject:
     ids: str = ""
     memory: str = ""
     marks: str = ""
+    texts: int = 0
 
     @property
     def takes_mask(self) -> str:
@@ -69,27 +72,6 @@ class Subject:
         """Whether queries, keys and values come from separate inputs."""
         roles = {role for _, role in self.feed}
         return "k" in roles or "kv" in roles
-
-
-def is_attention(info: ClassInfo) -> bool:
-    """Whether a class looks like attention by its name."""
-    return bool(re.search(r"att|mha|gqa|mqa|head", info.name.lower())) and not re.search(
-        r"block|mlp|feed|embed|model$|transformer$|encoder$|decoder$|config|lmhead|classif|cache|test|mask$",
-        info.name.lower(),
-    )
-
-
-def choose(classes: Sequence[ClassInfo], only: str | None = None) -> list[ClassInfo]:
-    """The attention classes of a file; the one named, if one is."""
-    if only is not None:
-        return [info for info in classes if info.name == only]
-    modules = [info for info in classes if info.is_module]
-    named = [info for info in modules if is_attention(info)]
-    if named:
-        return named
-    if len(modules) == 1:
-        return modules
-    return [info for info in classes if info.forward and not info.is_module and is_attention(info)]
 
 
 def random_weights(built: Built, seed: int = 1) -> dict[str, Tensor]:
@@ -150,124 +132,6 @@ def _takes_all(shapes: dict[str, tuple[int, ...]], sizes: Sizes) -> bool:
     return any(role_of(n) == "o" and sizes.d_out in shape for n, shape in shapes.items())
 
 
-_SOURCE = {
-    "context", "y", "memory", "encoder_output", "kv", "cond", "source", "src", "key_value", "enc",
-    "encoder_hidden_states", "x_kv", "other", "encoder_out", "ctx", "kv_input", "x2", "enc_out",
-    "x_enc", "encoded", "cross", "x_2", "input_kv", "inputs_kv",
-}  # fmt: skip
-_ANGLES = {
-    "cos": "cos freqs_cos rope_cos cos_cached cosine",
-    "sin": "sin freqs_sin rope_sin sin_cached sine",
-    "cos+sin": "position_embeddings cos_sin rotary_emb rotary_embeddings rope_embeddings",
-    "turns": "freqs_cis freqs_complex freq_cis freqs rope_freqs",
-}
-ANGLES = {name: role for role, names in _ANGLES.items() for name in names.split()}
-# The angles as (tokens, head_dim) in two halves or in pairs, as (tokens, head_dim / 2), as complex
-# numbers, or plain; the first ones also with a batch axis.
-ROTARY = (
-    "halves", "pairs", "narrow", "halves-batch", "pairs-batch", "narrow-batch", "complex", "plain",
-)  # fmt: skip
-
-
-def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], ...]:
-    """What each of forward's parameters is for, as far as its name tells.
-
-    Args:
-        info: The class.
-        optional: Whether keys and values from elsewhere are given although they have a default.
-    """
-    found: list[tuple[str, str]] = []
-    parameters = [p for p in info.forward if not p.kind.startswith("VAR")]
-    names = [p.name for p in parameters]
-    by_role = {role_of(n): n for n in names if role_of(n) in ("q", "k", "v") and "mask" not in n}
-    three = len(by_role) == 3
-    for place, parameter in enumerate(parameters):
-        name = parameter.name
-        role = role_of(name)
-        if "mask" in name.lower() and "pad" not in name.lower():
-            found.append((name, "mask"))
-        elif name.lower() in ANGLES:
-            found.append((name, ANGLES[name.lower()]))
-        elif three and by_role.get(role) == name:
-            found.append((name, role))
-        elif place == 0:
-            found.append((name, "x"))
-        elif optional and name.lower() in _SOURCE:
-            found.append((name, "kv"))
-        elif parameter.has_default:
-            continue
-        elif name.lower() in _SOURCE or (not three and role in ("k", "v", "kv")):
-            found.append((name, role if role in ("k", "v") and role in by_role else "kv"))
-        elif place in (1, 2) and not re.search(r"mask|flag|len|train|cache|pos|layer", name):
-            found.append((name, "kv"))
-        else:
-            found.append((name, "none"))
-    return tuple(found)
-
-
-_NO_MARKS = r"len|num|size|count|step|pos|idx|index|time|layer|flag|train|head|cache|past"
-
-
-def marked(info: ClassInfo, feed: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """The same, with marks of the real tokens for what must be given and is no second input."""
-    needed = {p.name for p in info.forward[1:] if not p.has_default}
-    needed -= {n for n in needed if re.search(_NO_MARKS, n.lower())}
-    known = {n for n in needed if n.lower() in _SOURCE or role_of(n) in ("q", "k", "v", "kv")}
-    roles = ("kv", "none", "mask")
-    return tuple(
-        (name, "marks" if name in needed - known and role in roles else role) for name, role in feed
-    )
-
-
-def causal_mask(polarity: str, tokens: int, dtype: torch.dtype) -> Tensor:
-    """A causal mask in one of the ways people write it."""
-    keep = torch.ones(tokens, tokens).tril().bool()
-    if polarity == "keep":
-        return keep
-    if polarity == "hide":
-        return ~keep
-    if polarity == "int":
-        return keep.to(torch.int64)
-    if polarity == "float":
-        return keep.to(dtype)
-    if polarity == "int-hide":
-        return (~keep).to(torch.int64)
-    return torch.zeros(tokens, tokens, dtype=dtype).masked_fill(~keep, -torch.inf)
-
-
-def rotary_tables(
-    kind: str, tokens: int, width: int, dtype: torch.dtype
-) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
-    """Rotary angles with the usual base 10,000, in one of the ways people pass them.
-
-    >>> rotary_tables("halves", 3, 4, torch.float64)["cos"].shape
-    torch.Size([3, 4])
-    """
-    speeds = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles = torch.arange(tokens, dtype=torch.float64)[:, None] * speeds  # (tokens, width / 2)
-    turns = angles
-    if kind == "complex":
-        turns = torch.polar(torch.ones_like(angles), angles)
-    elif kind.startswith("halves"):
-        angles = torch.cat([angles, angles], dim=-1)
-    elif kind.startswith("pairs"):
-        angles = angles.repeat_interleave(2, dim=-1)
-    if kind.endswith("-batch"):
-        angles = angles[None]
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    return {"cos": cos, "sin": sin, "cos+sin": (cos, sin), "turns": turns}
-
-
-# All tokens are real: marked, or not marked as filling.
-MARKS: dict[str, tuple[int, torch.dtype]] = {
-    "true": (1, torch.bool),
-    "false": (0, torch.bool),
-    "ones": (1, torch.int64),
-    "zeros": (0, torch.int64),
-}
-POLARITIES = ("keep", "hide", "int", "added", "float", "int-hide")
-
-
 def call(
     session: Session,
     subject: Subject,
@@ -288,7 +152,11 @@ def call(
                 return got
             rows.append(got)
         return torch.stack(rows)
+    if subject.axes == "packed":
+        subject = replace(subject, texts=len(inputs[0]))
     got = _one(session, subject, handed(subject, inputs), train, seed, mask)
+    if isinstance(got, Tensor) and subject.axes == "packed":
+        return got.view(*inputs[0].shape[:2], -1) if len(got) == inputs[0][..., 0].numel() else got
     return got if isinstance(got, Failure) else taken(got, subject.axes)
 
 
@@ -325,7 +193,11 @@ def arguments_for(
         mask = causal_mask(subject.polarity, length, subject.dtype)
     value: dict[str, object] = {"x": q, "q": q, "k": k, "v": v, "kv": k, "mask": mask, "none": None}
     value["marks"] = None
-    value |= dict.fromkeys(_ANGLES)
+    value |= dict.fromkeys(ANGLE_ROLES)
+    value |= {"grid": list(GRID), "rows": GRID[0], "columns": GRID[1]}
+    if subject.axes == "packed":
+        each = length // (subject.texts or subject.sizes.batch)
+        value["cumulative"] = torch.arange(0, length + 1, each, dtype=torch.int32)
     if subject.rotary:
         value |= rotary_tables(subject.rotary, length, head_width(subject), subject.dtype)
     if subject.marks:

@@ -117,10 +117,17 @@ class Built:
 
 @dataclass(frozen=True)
 class Output:
-    """What a forward pass returned: "tensor", "tuple", "list", "dict", "none" or "other"."""
+    """What a forward pass returned.
+
+    Args:
+        tensors: The tensors in it, in order.
+        structure: "tensor", "tuple", "list", "dict", "none" or "other".
+        changed: The inputs that it has changed in place: their places, or their names.
+    """
 
     tensors: tuple[Tensor, ...]
     structure: str
+    changed: tuple[int | str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -324,7 +331,8 @@ def read_output(header: Header, tensors: Tensors) -> Output:
         raise Forged(f"an output of kind {structure!r} with tensors that were not sent")
     if (structure == "tensor" and len(names) != 1) or (structure == "none" and names):
         raise Forged(f"an output of kind {structure!r} with {len(names)} tensors")
-    return Output(tuple(tensors[name] for name in names), structure)
+    changed = tuple(a_name(name) for name in a_list(header.get("changed", [])))
+    return Output(tuple(tensors[name] for name in names), structure, changed)
 
 
 def read_gradients(

@@ -146,7 +146,7 @@ def write_adapter(target: str, file: Path) -> None:
     source = batch.read_source(path)
     if only is not None:
         _check_class(path, source, only)
-    from clearhead.checker.adapters import choose
+    from clearhead.checker.choosing import choose, choose_unnamed
     from clearhead.checker.isolate import Failure, Isolated
     from clearhead.checker.skeletons import adapter_for
 
@@ -155,7 +155,7 @@ def write_adapter(target: str, file: Path) -> None:
         classes = session.classes()
     if isinstance(classes, Failure):
         raise ValueError(f"{path}: it cannot be imported. {classes.type}: {classes.message}")
-    chosen = choose(classes, only) or classes
+    chosen = choose(classes, source.text, only) or choose_unnamed(classes, source.text) or classes
     if not chosen:
         raise ValueError(f"{path}: there is no class in it.")
     with _patient(path):

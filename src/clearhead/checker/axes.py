@@ -7,6 +7,7 @@
 "heads"      (batch, heads, tokens, width), for functions that get their heads ready
 "spread"     (batch, tokens, heads, width), likewise
 "single"     (tokens, width), one text at a time
+"packed"     (batch * tokens, width), all texts in one row
 """
 
 from torch import Tensor
@@ -39,11 +40,13 @@ def given(x: Tensor, axes: str) -> Tensor:
         x = x.transpose(0, 1)[None]
     elif axes == "single":
         x = x[0]
+    elif axes == "packed":
+        x = x.flatten(0, 1)
     return x.contiguous()
 
 
 def taken(out: Tensor, axes: str) -> Tensor:
-    """The stranger's output as (batch, tokens, width); not for "single"."""
+    """The stranger's output as (batch, tokens, width); not for "single" and "packed"."""
     if axes == "first":
         return out.transpose(0, 1)
     if axes == "channels":

@@ -9,22 +9,17 @@ import torch
 
 from clearhead.checker import probes
 from clearhead.checker.adapters import (
-    ANGLES,
-    MARKS,
-    POLARITIES,
-    ROTARY,
     Subject,
     call,
-    feeds,
     head_width,
     inputs_for,
-    marked,
     random_weights,
     width_in,
     width_of_memory,
 )
 from clearhead.checker.axes import CHANNELS_FIRST, HEADS_READY
 from clearhead.checker.case import Case
+from clearhead.checker.feeding import ANGLES, GRID, MARKS, POLARITIES, ROTARY, feeds, marked
 from clearhead.checker.isolate import Built, Failure
 from clearhead.checker.loud import SIZE_MISMATCH, only_with_equal_widths, translate
 from clearhead.checker.names import (
@@ -244,6 +239,11 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     orders: tuple[str, ...] = WITH_WEIGHTS if subject.built.parameters else WITHOUT_WEIGHTS
     if "Conv2d" in subject.built.modules.values():  # it would take three axes for one picture
         orders = ("picture", *(one for one in orders if one != "picture"))
+    roles = {role for _, role in subject.feed}
+    if "cumulative" in roles:
+        orders = ("packed",)
+    if roles & {"grid", "rows"}:
+        return _in_a_grid(case, subject)
     apart = [(axes, "batch") for axes in orders if axes in CHANNELS_FIRST and subject.separate]
     for axes, memory in [*((axes, "") for axes in orders), *apart]:
         polarities = ("", *POLARITIES) if subject.takes_mask else ("",)
@@ -289,6 +289,24 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
         blocks = replace(subject, sizes=replace(subject.sizes, tokens=two))
         if not isinstance(call(session, blocks, inputs_for(blocks, blocks.sizes.tokens)), Failure):
             return blocks  # it takes whole blocks only
+    return first
+
+
+def _in_a_grid(case: Case, subject: Subject) -> Subject | Failure:
+    """Tokens that are pixels, whose height and width are given; with one more before them, or not.
+
+    A class may hold that token, or others, apart from the pixels.
+    """
+    first: Failure | None = None
+    extra = [v for n, v in subject.built.plain.items() if "prefix" in n or "num_" in n]
+    for more in dict.fromkeys([0, 1, *(v for v in extra if type(v) is int and 0 < v < 9)]):
+        sizes = replace(subject.sizes, tokens=GRID[0] * GRID[1] + more, window=GRID)
+        trial = replace(subject, sizes=sizes)
+        out = call(case.session, trial, inputs_for(trial, sizes.tokens))
+        if not isinstance(out, Failure):
+            return trial
+        first = first or out
+    assert first is not None
     return first
 
 

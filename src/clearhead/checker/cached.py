@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.checker.adapters import Subject, arguments_for, pick, renew
+from clearhead.checker.adapters import Subject, arguments_for, call, inputs_for, pick, renew
 from clearhead.checker.case import Case
 from clearhead.checker.isolate import Failure, Output, Parameter
 from clearhead.checker.probes import Inputs
@@ -39,9 +39,9 @@ def ways_of(case: Case) -> Ways | None:
     switches = [p for p in case.info.forward if p.has_default and p.default is False]
     flags = tuple(p.name for p in switches if re.search(_WORDS, p.name.lower()))
     pasts = [p for p in case.info.forward if _takes_past(p)]
-    if not (pasts or (held and flags)):
-        return None
     places = [p.name for p in case.info.forward if re.fullmatch(_PLACES, p.name.lower())]
+    if not (pasts or (held and (flags or places))):
+        return None
     return Ways(flags, pasts[0].name if pasts else "", places[0] if places else "")
 
 
@@ -50,8 +50,24 @@ def _takes_past(parameter: Parameter) -> bool:
     return bool(named) and parameter.has_default and parameter.default is None
 
 
-def decoding(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation) -> None:
-    """Decode with the cache, and hold it against the whole text."""
+def decoding(
+    case: Case,
+    subject: Subject,
+    inputs: Inputs,
+    out: Tensor,
+    best: Explanation,
+    longer: Explanation | None,
+) -> None:
+    """Decode with the cache, and hold it against the whole text.
+
+    Args:
+        case: The class.
+        subject: How it is called.
+        inputs: The inputs of the plain run.
+        out: What it gave.
+        best: The form that was found.
+        longer: The same with the window that longer texts have shown, if they have.
+    """
     ways = ways_of(case)
     if ways is None or case.given or any(f.severity == "wrong" for f in case.findings):
         return
@@ -75,6 +91,7 @@ def decoding(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Ex
     bad = [name for name in gaps if gaps[name] > 1e-4]
     steps = [name for name in gaps if name != "in two pieces"]
     if not bad:
+        _beyond_window(case, subject, ways, longer)
         return
     evidence = (
         f"With the cache, {bad[0]}, the output differs from that of the whole text by "
@@ -92,9 +109,34 @@ def decoding(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Ex
     case.add(id, evidence, severity="edge" if only_edge else "")
 
 
+def _beyond_window(case: Case, subject: Subject, ways: Ways, longer: Explanation | None) -> None:
+    """Decode a text that is longer than the window: what the cache has let go must not matter."""
+    mask = "" if longer is None else longer.switches.mask
+    if not mask.startswith("window") or not renew(case.session, subject):
+        return
+    tokens = int(mask.removeprefix("window")) + 6
+    inputs = inputs_for(subject, tokens)
+    out = call(case.session, subject, inputs)
+    got = _drive(case, subject, inputs[0], ways, [4, *[1] * (tokens - 4)])
+    if isinstance(out, Failure) or got is None or got.shape != out.shape:
+        return
+    parts = (got - out).abs().amax((0, 2)) > 1e-4 * float(out.abs().max())
+    if parts.any():
+        first = int(parts.nonzero()[0])
+        evidence = (
+            f"With the cache, the outputs of a text of {tokens} tokens are right up to token "
+            f"{first - 1}; from token {first} on they differ from those of the whole text, by "
+            f"{difference(got, out):.2g} of their size. The window is {tokens - 6} tokens."
+        )
+        case.add("cache-differs", evidence)
+
+
 def _promises_pieces(case: Case) -> bool:
     """Whether the source says that a text may come in pieces of several tokens."""
-    said = r"(?i)\b(in|by|as|several|more|next) (\w+ )?(chunk|piece|segment)s?|chunked|speculative"
+    said = (
+        r"(?i)\b(in|by|as|several|more|next|whole|each|every|one) (\w+ )?(chunk|piece|segment)s?|"
+        r"chunked|speculative|chunks? of (a|the)"
+    )
     return re.search(said, case.text.source) is not None
 
 
@@ -110,6 +152,16 @@ def _drive(
     case: Case, subject: Subject, x: Tensor, ways: Ways, sizes: Sequence[int]
 ) -> Tensor | None:
     """The outputs of one piece after the other, with a new object; None if it cannot be done."""
+    got = _driven(case, subject, x, ways, sizes, whole=False)
+    if got is None and ways.past:
+        got = _driven(case, subject, x, ways, sizes, whole=True)
+    return got
+
+
+def _driven(
+    case: Case, subject: Subject, x: Tensor, ways: Ways, sizes: Sequence[int], *, whole: bool
+) -> Tensor | None:
+    """The same, with the keys and values given back, or with the whole last thing returned."""
     if not renew(case.session, subject):
         return None
     pieces: list[Tensor] = []
@@ -132,7 +184,11 @@ def _drive(
         pieces.append(output.tensors[chosen].to(torch.float64))
         start += size
         if ways.past:
-            past = _past_in(output, chosen, start)
+            several = output.structure in ("tuple", "list") and len(output.tensors) > 1
+            if whole:
+                past = {"__returned__": -1} if several else None
+            else:
+                past = _past_in(output, chosen, start)
             if past is None:
                 return None
     return torch.cat(pieces, dim=1)

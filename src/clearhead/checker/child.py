@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd import grad as differentiate
 from torch.nn import Module
 
-from clearhead.checker.leaves import LETTERS, Leaves, flatten, json_value
+from clearhead.checker.leaves import LETTERS, Config, Leaves, cast, flatten, json_value
 
 FRAME = struct.Struct(">4sIQ")  # magic, bytes of JSON, bytes of safetensors
 MAGIC = b"CLR1"
@@ -47,35 +47,27 @@ _getpid, _read, _write, _exit = os.getpid, os.read, os.write, os._exit
 _seed = torch.default_generator.manual_seed
 _no_grad, _enable_grad = torch.no_grad, torch.enable_grad
 _plain_torch, _as_subclass = torch._C.DisableTorchFunctionSubclass, Tensor.as_subclass
-_view_as_complex = torch.view_as_complex
+_view_as_complex, _equal = torch.view_as_complex, torch.equal
 _stdout, _stderr, _set_timer = sys.stdout, sys.stderr, signal.setitimer
 
 
-class Config(dict[str, Any]):
-    """One configuration object for every habit: `c.n_head`, `c["n_head"]`, `c.get(..)`, `**c`."""
+def revive(value: Any, tensors: Tensors, returned: Any = None) -> Any:
+    """JSON to arguments: `{"__config__": {..}}`, `{"__tensor__": name}` become objects.
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"the config has no {name!r}") from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
-
-
-def revive(value: Any, tensors: Tensors) -> Any:
-    """JSON to arguments: `{"__config__": {..}}`, `{"__tensor__": name}` become objects."""
+    `{"__returned__": place}` is a part of what the last forward pass returned.
+    """
     if isinstance(value, list):
-        return [revive(item, tensors) for item in value]
+        return [revive(item, tensors, returned) for item in value]
     if isinstance(value, dict):
         if set(value) == {"__tensor__"}:
             return tensors[value["__tensor__"]]
         if set(value) == {"__complex__"}:
             return _view_as_complex(tensors[value["__complex__"]])
+        if set(value) == {"__returned__"}:
+            return returned[value["__returned__"]]
         if set(value) == {"__config__"}:
             return Config(revive(value["__config__"], tensors))
-        return {name: revive(item, tensors) for name, item in value.items()}
+        return {name: revive(item, tensors, returned) for name, item in value.items()}
     return value
 
 
@@ -181,6 +173,7 @@ class Worker:
         self.known: dict[str, Known] = {}
         self.built: object = None
         self.arrays = False  # it computes with numpy
+        self.returned: object = None  # by the last forward pass
 
     def answer(self, question: str, fields: Header, tensors: Tensors) -> tuple[Header, Tensors]:
         """Answer one question; an exception becomes {"failure": ..}."""
@@ -257,7 +250,8 @@ class Worker:
         if name not in self.known:
             raise NameError(f"there is no class {name!r}; there are: {', '.join(self.known)}")
         _seed(0)
-        self.built = None
+        Config.homes = tuple(k.cls for k in self.known.values() if not issubclass(k.cls, Module))
+        self.built = self.returned = None
         self.built = self.known[name].make(
             *revive(arguments, tensors), **{key: revive(v, tensors) for key, v in keywords.items()}
         )
@@ -297,7 +291,7 @@ class Worker:
         own_parts = vars(self.built).values() if hasattr(self.built, "__dict__") else ()
         for part in (self.built, *own_parts):
             if dtype is not None and isinstance(part, Module):
-                part.to(dtype)
+                cast(part, dtype)
         leaves = Leaves(self.built)
         targets = leaves.stray | leaves.parameters
         for name, value in tensors.items():
@@ -324,10 +318,15 @@ class Worker:
     def do_forward(
         self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
     ) -> tuple[Header, Tensors]:
-        """The output for these inputs, without gradients."""
+        """The output for these inputs, without gradients; which inputs it has changed in place."""
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
+        positional, named = (revive(given, tensors, self.returned) for given in (inputs, keywords))
         with _no_grad():
-            result = self.call(revive(inputs, tensors), revive(keywords, tensors), train, seed)
-        return self.output(result)
+            self.returned = self.call(positional, named, train, seed)
+        header, found = self.output(self.returned)
+        with _plain_torch():
+            changed = [name for name, old in before.items() if not _equal(old, tensors[name])]
+        return header | {"changed": changed}, found
 
     def do_device(
         self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
@@ -392,7 +391,7 @@ class Worker:
                 loss = (first * cotangent.to(first.dtype)).sum()
                 grads = differentiate(loss, list(wanted.values()), allow_unused=True)
         named = {name: one for name, one in zip(wanted, grads, strict=True) if one is not None}
-        header |= {"parameters": list(parameters)}
+        header |= {"parameters": [name for name, p in parameters.items() if p.requires_grad]}
         return header, found | {f"gradient.{name}": one for name, one in named.items()}
 
 

@@ -15,16 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.checker import extras, learning, probes
-from clearhead.checker.adapters import (
-    ANGLES,
-    POLARITIES,
-    Session,
-    Subject,
-    call,
-    choose,
-    inputs_for,
-    others,
-)
+from clearhead.checker.adapters import Session, Subject, call, inputs_for, others
+from clearhead.checker.additions import additions, strange_cap
 from clearhead.checker.axes import CHANNELS_FIRST
 from clearhead.checker.building import (
     could_not_run,
@@ -35,7 +27,15 @@ from clearhead.checker.building import (
     without_dropout,
 )
 from clearhead.checker.case import Case
-from clearhead.checker.functions import wrapped
+from clearhead.checker.choosing import (
+    NO_ATTENTION,
+    choose,
+    choose_unnamed,
+    is_no_attention,
+    left_out,
+)
+from clearhead.checker.feeding import ANGLES, POLARITIES
+from clearhead.checker.functions import Wrapped, wrapped
 from clearhead.checker.hints import Text, hints_of, text_of
 from clearhead.checker.isolate import ClassInfo, Failure, InProcess, Isolated, Limits
 from clearhead.checker.layouts import Candidate, candidates
@@ -83,9 +83,13 @@ def check_source(
             return [could_not_run(filename, only or "", classes, "import")]
         if adapter is not None and only is None and classes:
             only = max(classes, key=lambda info: info.line).name
-        chosen = choose(classes, only)
-        if not chosen and only is None and adapter is None and wrapped(source):
-            return check_functions(source, filename, limits)
+        chosen = choose(classes, source, only)
+        if not chosen and only is None and adapter is None:
+            functions = wrapped(source)
+            chosen = [] if functions else choose_unnamed(classes, source)
+            functions = functions if functions or chosen else wrapped(source, named=False)
+            if functions:
+                return check_functions(source, filename, limits, functions)
         if not chosen:
             names = ", ".join(info.name for info in classes) or "none"
             missing = f"no class {only!r}" if only else "no attention class"
@@ -94,12 +98,13 @@ def check_source(
         if adapter is not None and len(chosen) == 1:
             text = inner_text(source, classes, chosen[0])
             return [check_class(session, chosen[0], source, filename, given=True, text=text)]
-        return [check_class(session, info, source, filename) for info in chosen]
+        return left_out([check_class(session, info, source, filename) for info in chosen])
 
 
-def check_functions(source: str, filename: str, limits: Limits) -> list[Report]:
+def check_functions(
+    source: str, filename: str, limits: Limits, made: Sequence[Wrapped]
+) -> list[Report]:
     """Check the attention functions of a file, each inside a class that is written around it."""
-    made = wrapped(source)
     whole = "\n\n".join([source, *(one.text for one in made)])
     reports = []
     with Isolated(whole, filename, limits=limits) as session:
@@ -185,7 +190,9 @@ def _plain(id: str, says: str, evidence: str, fix: str = "") -> Finding:
     return Finding(id, "wrong", says, evidence, fix, None)
 
 
-def programs_for(subject: Subject, inputs: probes.Inputs) -> list[tuple[Candidate, Program]]:
+def programs_for(
+    case: Case, subject: Subject, inputs: probes.Inputs
+) -> list[tuple[Candidate, Program]]:
     """Every reading of the weights, ready to run on these inputs."""
     q, k, v = (t.to(torch.float64) for t in inputs)
     found = candidates(
@@ -196,11 +203,10 @@ def programs_for(subject: Subject, inputs: probes.Inputs) -> list[tuple[Candidat
         head_dim=subject.sizes.head_dim,
         p=subject.sizes.p,
     )
-    return [
-        (one, Program(one.weights, (q, k, v) if k is not q else (q, q, q)))
-        for one in found
-        if one.weights.q.shape[0] == subject.d_in
-    ]
+    fitting = [one for one in found if one.weights.q.shape[0] == subject.d_in]
+    fitting += [more for one in fitting for more in additions(case, subject, one)]
+    same = (q, q, q) if k is q else (q, k, v)
+    return [(one, Program(one.weights, same)) for one in fitting]
 
 
 def allowed_masks(case: Case, subject: Subject) -> list[str]:
@@ -227,10 +233,15 @@ def _examine(case: Case, subject: Subject) -> Report:
         if isinstance(calm, Report):
             return calm
         subject, out = calm
+    if is_no_attention(case, subject, inputs, out):
+        case.findings.append(finding("unsure", NO_ATTENTION, None, "edge"))
+        return case.report("unsure")
     search = _search(case, subject, inputs, out)
     if subject.polarity or subject.rotary or subject.marks:
         subject, out, search = _right_way(case, subject, inputs, out, search)
     best = search.best() or _with_terms(case, subject, inputs, out)
+    if best is not None and strange_cap(case, subject, best):
+        best = None
     case.form = form_of(subject, best, out)
     if best is None:
         return unexplained(case, subject, inputs, out, search)
@@ -238,6 +249,9 @@ def _examine(case: Case, subject: Subject) -> Report:
         unknown = "An argument must be given that may be a mask, and its meaning is not known."
         case.findings.append(finding("unsure", unknown, None, "edge"))
         return case.report("unsure")
+    terms = best.program.weights.terms
+    if terms is not None and (terms.sink is not None or terms.cap is not None):
+        case.notes += terms.in_words()
     name_mistakes(case, subject, inputs, out, best, search)
     question_of_causality(case, subject, inputs, out, best)
     extras.examine(case, subject, inputs, out, best)
@@ -275,7 +289,7 @@ def _turns(case: Case, subject: Subject) -> tuple[str, ...]:
 def _search(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> Search:
     return Search(
         out,
-        programs_for(subject, inputs),
+        programs_for(case, subject, inputs),
         allowed_masks(case, subject),
         unscaled=not subject.built.parameters and "scaled" not in case.info.name.lower(),
         turns=_turns(case, subject),
@@ -378,13 +392,8 @@ def unexplained(
         for name, rows in probes.idle_rows(session, subject, inputs, out).items():
             size = subject.built.parameters[name][0]
             failed.append(f"{rows} of the {size} numbers that {name} gives are never used")
-        for name, rows in learning.detached(case, subject, inputs, out).items():
-            size = subject.built.parameters[name][0]
-            evidence = (
-                f"No gradient reaches {rows} of the {size} rows of {name}, though the output "
-                "depends on them."
-            )
-            case.add("scores-detached", evidence)
+        learning.detached(case, subject, inputs, out)
+        learning.out_of_reach(case, subject, inputs, out)
     error, _ = search.closest()
     near = f" The nearest right form differs by {error:.2g}." if error < 1e6 else ""
     if failed and subject.marks:  # what the marks mean is not known
@@ -420,7 +429,7 @@ def _first_step(case: Case, subject: Subject) -> str:
     out = call(case.session, subject, inputs)
     if isinstance(out, Failure):
         return ""
-    for _, program in programs_for(subject, inputs):
+    for _, program in programs_for(case, subject, inputs):
         for switches in (Switches(), Switches(split="strided", merge="interleaved")):
             got = program.run(switches)
             if got is not None and got.shape == out.shape and torch.allclose(got, out, atol=1e-5):

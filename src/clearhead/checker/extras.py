@@ -6,10 +6,11 @@ import time
 import torch
 from torch import Tensor
 
-from clearhead.checker import axes, cached, learning, lengths, probes, uses
+from clearhead.checker import axes, cached, effects, filling, learning, lengths, probes, uses
 from clearhead.checker.adapters import Subject, call, inputs_for
 from clearhead.checker.building import without_dropout
 from clearhead.checker.case import Case
+from clearhead.checker.crossed import dropout_makes_bias
 from clearhead.checker.hints import dropped_mask, made_without, may_make_on_cpu
 from clearhead.checker.isolate import Failure
 from clearhead.checker.loud import translate
@@ -27,19 +28,23 @@ def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Exp
     uses.batch_axis(case, subject, inputs)
     longer = lengths.lengths(case, subject, best)
     lengths.after_another(case, subject, inputs, out)
+    effects.changed_inputs(case, subject, inputs)
+    effects.kept_graph(case, subject, inputs, out)
     _gradients(case, subject, inputs, out, best)
+    learning.out_of_reach(case, subject, inputs, out)
     learning.from_its_start(case, subject, inputs, out)
     _training(case, subject, inputs, out, best)
     _large_scores(case, subject, inputs, best)
     of_tokens = uses.padding(case, subject, inputs, out, best)
     if subject.takes_mask and not subject.polarity and subject.takes_mask not in of_tokens:
         _mask_argument(case, subject, inputs, out, best)
+    filling.long_filling(case, subject, best, of_tokens)
     _alone(case, subject, inputs, out)
     _device(case, subject)
     _other_dtypes(case, subject)
     if longer is not None:
         lengths.long_texts(case, subject, longer)
-    cached.decoding(case, subject, inputs, out, best)  # these build anew, so they come last
+    cached.decoding(case, subject, inputs, out, best, longer)  # these build anew: they come last
     _bias_flag(case, subject)
     _training_differs(case, subject, inputs)
 
@@ -81,6 +86,8 @@ def _gradients(
     shapes = subject.built.parameters
     scored = [n for n in sizes if role_of(n) in used and len(shapes[n]) > 1 and "bias" not in n]
     still = [n for n in scored if sizes[n] < 1e-12]
+    if still and {"mask-hides-others", "values-not-mixed"} & set(best.ids):
+        return  # no weight could be another one, so that nothing depends on them
     if still:
         evidence = f"No gradient reaches {', '.join(still)}, though the output depends on them."
         case.add("scores-detached", evidence)
@@ -110,7 +117,7 @@ def _gradients(
 
 def _gradient_of(best: Explanation, cotangent: Tensor, subject: Subject) -> Tensor | None:
     """What the gradient of the first input should be."""
-    if subject.axes in ("single", *axes.HEADS_READY):
+    if subject.axes in ("single", "packed", *axes.HEADS_READY):
         return None
     q, k, v = best.program.inputs
     x = q.clone().requires_grad_()
@@ -264,7 +271,7 @@ def _bias_flag(case: Case, subject: Subject) -> None:
             {n for n in names if role_of(n) in ("q", "k", "v", "qkv", "kv")}
             for names in (before, after)
         )
-    if before == after and before:
+    if before == after and before and not dropout_makes_bias(case, subject, flags[0]):
         left = sorted(n for n in after if n.endswith("bias"))
         evidence = f"{flags[0]}=True and {flags[0]}=False give the same parameters" + (
             f", {', '.join(left)} among them." if left else ", without any bias."

@@ -48,6 +48,7 @@ _LINES: dict[str, tuple[str, ...]] = {
     "mask-off-by-one": (r"(tril|triu)\(", r"<=|>=|<|>", _MASK),
     "mask-hides-self": (r"(tril|triu)\(", r"arange.*[<>]", _MASK),
     "mask-hides-others": (_MASK,),
+    "values-not-mixed": (r"einsum.*v", _SCORES),
     "mask-inverted": (r"masked_fill|where\(", r"(tril|triu)\(", _MASK),
     "mask-fill-not-inf": (r"masked_fill|where\(|\[.*mask.*\]\s*=|scores?\s*\*\s*", _MASK),
     "mask-added-not-filled": (r"\+\s*(self\.)?\w*mask|\+=.*mask|tri[lu]", _MASK),
@@ -99,6 +100,9 @@ _LINES: dict[str, tuple[str, ...]] = {
     "kv-heads-do-not-match": (r"\.(repeat|tile|expand)\(", r"repeat_interleave|unsqueeze"),
     "depends-on-earlier-call": (r"if self\.\w+ is None|hasattr\(self", r"self\.\w+\s*=", _MASK),
     "never-learns": (r"zeros|constant_|fill_",),
+    "changes-its-input": (r"[+*/-]=", r"\w_\(|\]\s*="),
+    "keeps-its-graph": (r"@.*cache", r"self\.\w+(\[.*\])?\s*="),
+    "padding-gives-nan": (r"maximum\(|amax\(|max\(", r"exp\("),
     "breaks-with-length": (r"for \w+ in range\(", r"arange|tri[lu]", r"\[[^\]]*:", _MASK),
     "padding-on-queries": (r"\[:, None, :, None\]|unsqueeze|None\]", _MASK),
     "padding-in-other-texts": (r"(pad|mask)\w*.*\.(repeat|tile|expand)\(", _MASK),
@@ -194,6 +198,8 @@ def locate(id: str, text: Text) -> int | None:
         patterns = (rf"^\s*({word}\w*|{letter})\b[^=]*=", rf"\b{letter}\b.*=", word)
     elif id == "sdpa-mask-polarity":
         patterns = (_called(sdpa_names(text.file)),)
+    if id == "values-not-mixed" and summed_alone(text) is not None:
+        return summed_alone(text)
     used = used_by(text)
     inside = [part for part in used if part.has(_ATTENDS)]
     tries: list[tuple[Text, tuple[str, ...]]]
@@ -339,7 +345,26 @@ def hints_of(text: Text) -> dict[str, float]:
         found["softmax-over-heads"] = 0.5
     if re.search(r"tril|triu", code):
         found["mask-inverted"] = 0.1
+    if summed_alone(text) is not None:
+        found["values-not-mixed"] = 3.0
     return found
+
+
+def summed_alone(text: Text) -> int | None:
+    """The line of an einsum in which an axis of one factor meets no other: it is only summed up.
+
+    >>> summed_alone(Text('einsum("bhij,bihd->bihd", a, v)', 1, ""))
+    1
+    """
+    for number, line in enumerate(text.code.splitlines()):
+        equation = re.search(r"[\"']\s*([\w ]+),([\w ]+)->\s*([\w ]+)[\"']", line)
+        letters = [set(part.split() if " " in part.strip() else part) for part in
+                   (equation.groups() if equation else ())]  # fmt: skip
+        if letters and any(
+            letters[one] - letters[other] - letters[2] for one, other in ((0, 1), (1, 0))
+        ):
+            return text.first + number
+    return None
 
 
 _CALLED_CAUSAL = r"(?<!self\.)\bis_causal"  # an argument; an attribute says nothing by itself

@@ -18,9 +18,10 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -103,6 +104,10 @@ class Arguments:
         return name
 
 
+def _is_sent(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and not value.is_complex()
+
+
 class Submission(ABC):
     """What can be asked of a submission, wherever it runs. Every question can give a Failure."""
 
@@ -177,7 +182,15 @@ class Submission(ABC):
         """Run it once, without gradients, after `torch.manual_seed(seed)`."""
         sent = Arguments()
         fields = self._call(sent, inputs, keywords, train, seed)
-        return self._get("forward", fields, sent.tensors, read_output)
+
+        def read(header: Header, tensors: Tensors) -> Output:
+            found = read_output(header, tensors)
+            given: list[tuple[int | str, object]] = [*enumerate(inputs), *keywords.items()]
+            named = [(p, sent.name_of(t)) for p, t in given if _is_sent(t)]
+            places = tuple(place for place, name in named if name in found.changed)
+            return replace(found, changed=places)
+
+        return self._get("forward", fields, sent.tensors, read)
 
     def device(
         self, inputs: Sequence[object], keywords: Mapping[str, object] = NOTHING
@@ -199,10 +212,7 @@ class Submission(ABC):
         """Run it once and differentiate sum(first output tensor * cotangent)."""
         sent = Arguments()
         fields = self._call(sent, inputs, keywords, train, seed)
-        names = [
-            sent.name_of(one) if isinstance(one, Tensor) and not one.is_complex() else None
-            for one in inputs
-        ]
+        names = [sent.name_of(one) if _is_sent(one) else None for one in inputs]
         plain = plain_tensor(cotangent)
         if plain is None:
             raise ValueError(f"cotangent: a tensor of dtype {cotangent.dtype} cannot be sent")

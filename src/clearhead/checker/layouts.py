@@ -309,6 +309,9 @@ def _readings(matrices: list[_Matrix], d_in: int, heads: int, queries: int) -> I
     groups: dict[str, list[_Matrix]] = {}
     for matrix in matrices:
         groups.setdefault(role_of(matrix.path), []).append(matrix)
+    for role in ("q", "k", "v", "qkv", "kv"):
+        if len({len(matrix.value) for matrix in groups.get(role, [])}) > 1:
+            return  # one after the other, as in a product of two narrow ones: not side by side
     rest = groups.get("", [])
     out = groups.get("o") or rest[-1:]
     output = {"o": out[-1:]} if out else {}

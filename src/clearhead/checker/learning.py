@@ -16,6 +16,7 @@ from clearhead.checker.adapters import Subject, call, inputs_for
 from clearhead.checker.case import Case
 from clearhead.checker.isolate import Failure
 from clearhead.checker.roles import role_of
+from clearhead.checker.simulator import difference
 
 STEPS = 4
 RATE = 0.1  # of each step: what the largest number of a weight moves by
@@ -79,18 +80,13 @@ def _gradients(
     }
 
 
-def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> dict[str, int]:
-    """Weights of queries and keys, of which some rows get no gradient though the output needs them.
-
-    Returns:
-        How many rows, for each name.
-    """
+def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
+    """Rows of query and key weights that get no gradient, though the output needs them."""
     if not case.text.has(r"detach\(|no_grad|\.data\b|inference_mode"):
-        return {}
+        return
     got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure):
-        return {}
-    found: dict[str, int] = {}
+        return
     for name, gradient in got[0].parameters.items():
         if role_of(name) not in ("q", "k", "qkv") or subject.weights[name].ndim < 2:
             continue
@@ -105,9 +101,43 @@ def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -
         _load(case, subject, {**subject.weights, name: other})
         moved = call(case.session, subject, inputs)
         if isinstance(moved, Tensor) and float((moved - out).abs().max()) > 1e-6:
-            found[name] = int(rows.sum())
+            evidence = (
+                f"No gradient reaches {int(rows.sum())} of the {len(weight)} rows of {name}, "
+                "though the output depends on them."
+            )
+            case.add("scores-detached", evidence)
     _load(case, subject, subject.weights)
-    return found
+
+
+def out_of_reach(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
+    """Weights that are in no graph though the output depends on them: float(w), math.exp(w).
+
+    A gradient of zero is another thing: at these values the output may be flat.
+    """
+    if not subject.weights or subject.ids or subject.built.arrays:
+        return
+    if any(found.severity == "wrong" for found in case.findings):
+        return
+    got = probes.backward(case.session, subject, inputs, out)
+    if isinstance(got, Failure) or not any(g is not None for g in got[0].parameters.values()):
+        return
+    found = []
+    for name in [n for n, gradient in got[0].parameters.items() if gradient is None][:12]:
+        weight = subject.weights.get(name)
+        if weight is None or case.text.has(rf"\b{name.rpartition('.')[2]}\.(detach\(|data\b)"):
+            continue  # it says itself that it does not learn
+        _load(case, subject, {**subject.weights, name: 0.5 - 1.5 * weight})
+        moved = call(case.session, subject, inputs)
+        if isinstance(moved, Tensor) and difference(moved, out) > 1e-6:
+            found.append(name)
+    if found:
+        _load(case, subject, subject.weights)
+        evidence = (
+            f"No gradient reaches {', '.join(found[:4])}, though the output depends on them: on "
+            "the way they become plain numbers."
+        )
+        line = case.text.line(r"float\(|\.item\(\)|math\.\w+\(.*self\.|no_grad|tolist\(|numpy\(")
+        case.add("never-learns", evidence, line)
 
 
 def _load(case: Case, subject: Subject, weights: Mapping[str, Tensor]) -> bool:

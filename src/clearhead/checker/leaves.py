@@ -6,7 +6,9 @@ Like child.py, which imports it, this runs beside code that may be hostile: see 
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from inspect import getattr_static
+from types import FunctionType, MethodType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +30,48 @@ def json_value(value: object) -> object:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     return str(value)[:LETTERS] if isinstance(value, str) else None
+
+
+class Config(dict[str, Any]):
+    """One configuration object for every habit: `c.n_head`, `c["n_head"]`, `c.get(..)`, `**c`.
+
+    What it was not given, it takes from the file's own classes: defaults, properties and methods.
+    """
+
+    homes: ClassVar[tuple[type, ...]] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        missing = object()
+        for home in () if name.startswith("__") else Config.homes:
+            found = getattr_static(home, name, missing)
+            if isinstance(found, property) and found.fget is not None:
+                return found.fget(self)
+            if isinstance(found, FunctionType):
+                return MethodType(found, self)
+            if found is None or isinstance(found, bool | int | float | str):
+                return found
+        raise AttributeError(f"the config has no {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def cast(module: Module, dtype: torch.dtype) -> None:
+    """Cast a module's fractions; complex buffers, as of rotary angles, stay complex numbers."""
+    complex_ones = [
+        (part, name, buffer)
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None and buffer.is_complex()
+    ]
+    for part, name, _ in complex_ones:
+        part._buffers[name] = None
+    module.to(dtype)
+    wide = torch.complex128 if dtype == torch.float64 else torch.complex64
+    for part, name, buffer in complex_ones:
+        part._buffers[name] = buffer.to(wide)
 
 
 def array_type() -> Any:

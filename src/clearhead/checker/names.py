@@ -39,9 +39,10 @@ GROUPED = Sizes(d_in=20, heads=4, head_dim=6, kv_heads=2)
 
 _NAMES = {
     "d_in": "d_in in_dim input_dim dim_in in_features input_size in_channels d_input din indim "
-    "input_dimension input_features dim_input embed_dim_in",
+    "input_dimension input_features dim_input embed_dim_in d_entrada dim_entrada d_ein d_eingabe "
+    "d_entree dim_entree",
     "d_out": "d_out out_dim output_dim dim_out out_features output_size d_output dout outdim "
-    "output_dimension",
+    "output_dimension d_salida dim_salida d_aus d_ausgabe d_sortie dim_sortie d_saida dim_saida",
     "d": "dim embed_dim d_model n_embd emb_dim hidden_size embed_size emb_size embedding_dim "
     "hidden_dim model_dim d c channels n_embed width emb embedding_size size features hidden "
     "d_embed dmodel dim_model num_hiddens n_state embed embeddim d_emb model_size units "
@@ -50,7 +51,9 @@ _NAMES = {
     "d_hidden h_dim dims ch nc n_channels num_channels channel chan",
     "heads": "num_heads n_head n_heads heads h nhead num_head nheads numheads n_attention_heads "
     "num_attention_heads attention_heads head_count no_heads number_of_heads head_num num_q_heads "
-    "n_q_heads num_query_heads nh n_h attn_heads heads_num q_heads",
+    "n_q_heads num_query_heads nh n_h attn_heads heads_num q_heads n_q cabezas n_cabezas "
+    "num_cabezas koepfe köpfe n_koepfe num_koepfe anzahl_koepfe tetes têtes n_tetes nb_tetes "
+    "cabecas n_cabecas num_cabecas",
     "head_dim": "head_dim head_size d_k d_v dim_head d_head dk dv d_q d_qk d_kv dim_per_head "
     "dim_k dim_q dim_v head_width d_key d_value d_query qk_dim v_dim attention_head_size headdim "
     "dim_heads head_dimension size_per_head d_keys d_values key_dim value_dim head_ch "
@@ -61,13 +64,15 @@ _NAMES = {
     "context": "context_length block_size ctx_len max_len seq_len context_len context_size n_ctx "
     "max_seq_len max_length seq_length sequence_length max_seq_length max_position_embeddings "
     "n_positions ctx_length max_context_length max_tokens num_tokens n_tokens context_window "
-    "max_context seqlen maxlen window_size_max n_context max_position ctx t max_t length",
+    "max_context seqlen maxlen window_size_max n_context max_position ctx t max_t length kontext "
+    "kontextlaenge kontextlänge max_laenge max_länge contexto longitud_contexto longitud_maxima "
+    "contexte longueur longueur_max max_longueur",
     "p": "dropout p attn_pdrop drop_rate dropout_rate p_drop attn_dropout dropout_p drop "
     "resid_pdrop attention_dropout proj_drop attn_drop dropout_prob drop_prob p_dropout "
     "resid_dropout attention_probs_dropout_prob hidden_dropout_prob dropout_ratio droprate pdrop "
     "embd_pdrop proj_dropout residual_dropout attn_dropout_rate drop_p",
     "bias": "qkv_bias bias use_bias attn_bias add_bias has_bias with_bias attention_bias "
-    "add_bias_kv proj_bias out_bias",
+    "add_bias_kv proj_bias out_bias sesgo biais",
     "config": "config cfg args conf hparams options opts params configuration hp model_args "
     "model_config settings hparam conf_dict",
     "batch_first": "batch_first",
@@ -139,6 +144,7 @@ def with_configs(info: ClassInfo, code: str, file: str) -> ClassInfo:
         for p in info.init
     )
     names = {f for p in marked if p.annotation == _CONFIG for f in _read(p.name, code)}
+    names -= set(re.findall(r"def (\w+)\(self\)", file))  # properties: see `leaves.Config`
     fields = tuple((name, _default_in(file, name)) for name in sorted(names))
     return replace(info, init=marked, fields=fields)
 
@@ -149,10 +155,21 @@ def _may_be_config(parameter: Parameter) -> bool:
 
 
 def _read(name: str, code: str) -> set[str]:
-    """The fields that are read from a name, or from an attribute of that name; calls are none."""
-    start = rf"(?<![\w.])(?:self\.)?{re.escape(name)}"
+    r"""The fields that are read from a name, or from an attribute of that name; calls are none.
+
+    >>> sorted(_read("config", "c = self.cfg = config\nself.cfg.width, c.depth, d.height"))
+    ['depth', 'width']
+    """
+    names = [name]
+    for known in names:  # grows while it is walked: other names for the same thing
+        same = rf"(?m)^((?:.*=)?\s*(?:self\.)?\w+)\s*=\s*(?:self\.)?{re.escape(known)}\s*$"
+        given = [
+            one for line in re.findall(same, code) for one in re.findall(r"(\w+)\s*(?:=|$)", line)
+        ]
+        names += [one for one in dict.fromkeys(given) if one not in names]
+    start = rf"(?<![\w.])(?:self\.)?(?:{'|'.join(map(re.escape, names))})"
     found = re.findall(rf"{start}(?:\.(\w+)\b(?!\()|\[['\"](\w+))", code)
-    return {one or other for one, other in found} - _NO_FIELDS
+    return {one or other for one, other in found} - _NO_FIELDS - set(names)
 
 
 def _default_in(file: str, name: str) -> object:

@@ -197,6 +197,9 @@ def scale_set_by(text: Text, subject: Subject, best: Explanation) -> str:
             return "a constant"
         if line and re.fullmatch(r"(float\()?(\w+\.)?[a-z_]\w*\)?", line[1].strip()):
             return "an argument"
+        field = r"(\w+\.)+\w*(scal|temperature|multiplier)\w*\s*\*\*\s*\(?-?\s*(0?\.5|1\s*/\s*2\))"
+        if line and re.fullmatch(field, line[1].strip()):
+            return "an argument"
     return ""
 
 

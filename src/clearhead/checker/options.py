@@ -91,6 +91,7 @@ OPTIONS = (
     _option("keys-viewed-not-transposed", keyed="viewed"),
     _option("split-without-transpose", split="token-heads"),
     _option("weights-transposed", mix="transposed"),
+    _option("softmax-over-queries", softmax="queries-calm"),
     _option("softmax-no-keepdim", softmax="no-keepdim-calm"),
     _option("softmax-no-keepdim", softmax="no-keepdim"),
     _option("no-softmax", softmax="sum"),
@@ -115,6 +116,7 @@ OPTIONS = (
     _option("mask-inverted", mask="far-future", empty="uniform"),
     _option("mask-inverted", mask="far-future", empty="zero"),
     _option("mask-hides-others", mask="self"),
+    _option("values-not-mixed", mix="own"),
     _option("wrong-scale", scale="d_in"),
     _option("wrong-scale", scale="heads"),
     _option("wrong-scale", scale="tokens"),
@@ -149,4 +151,10 @@ OPTIONS = (
         )
     ),
     *_several_roles(),
+)
+# Too seldom to be tried together with others, which takes time.
+ALONE = frozenset(
+    option
+    for option in OPTIONS
+    if option.change in ((("softmax", "queries-calm"),), (("mix", "own"),))
 )

@@ -8,13 +8,17 @@ _AFTER = (
     r"n|ln|norm)*"
 )
 _ROLE = {
-    "q": re.compile(f"^{_BEFORE}(?:q|quer[a-z]*|qry|que){_AFTER}$"),
-    "k": re.compile(f"^{_BEFORE}(?:k|key[a-z]*|ky){_AFTER}$"),
-    "v": re.compile(f"^{_BEFORE}(?:v|val[a-z]*){_AFTER}$"),
+    "q": re.compile(
+        f"^{_BEFORE}(?:q|quer[a-z]*|qry|que|consultas?|anfragen?|abfragen?|requetes?){_AFTER}$"
+    ),
+    "k": re.compile(
+        f"^{_BEFORE}(?:k|key[a-z]*|ky|claves?|chaves?|schluessel|schlüssel|cles?){_AFTER}$"
+    ),
+    "v": re.compile(f"^{_BEFORE}(?:v|val[a-z]*|werte?){_AFTER}$"),
 }
 _OUT = re.compile(
     f"^{_BEFORE}(?:o|outs?|outputs?|proj|projection|fc|dense|unify[a-z]*|combine|merge|mix[a-z]*|"
-    f"final|concat|linear|wo){_AFTER}$"
+    f"final|concat|linear|wo|salida|saida|sortie|ausgabe|aus){_AFTER}$"
 )
 _FUSED = re.compile(r"qkv|kqv|query_?key_?value|c_attn|in_proj|wqkv")
 

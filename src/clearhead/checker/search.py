@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.layouts import Candidate
-from clearhead.checker.options import OPTIONS, Option
+from clearhead.checker.options import ALONE, OPTIONS, Option
 from clearhead.checker.simulator import Program, Switches, difference
 
 TOLERANCE = 1e-5
@@ -227,6 +227,8 @@ class Search:
                 if _is_usual(candidate, base) != usual and size > 0:
                     continue
                 options = _options_for(program, base, candidate) if count else []
+                if count >= 2:
+                    options = [option for option in options if option not in ALONE]
                 if count >= 3:
                     options = options[:34]
                 for combination in itertools.combinations(options, count):

@@ -289,6 +289,8 @@ class Program:
             scores = self._fill(scores, keep, s)
         if s.softmax == "none":
             weights = scores
+        elif s.softmax == "keys" and terms is not None:
+            weights = terms.with_sink(scores)
         elif s.softmax == "twice":
             weights = scores.softmax(-1).softmax(-1)
         elif s.softmax == "all":
@@ -302,6 +304,9 @@ class Program:
         elif s.softmax.startswith("no-keepdim"):  # each column is divided by another row's sum
             calm = scores - scores.amax(-1, keepdim=True) if s.softmax.endswith("calm") else scores
             weights = calm.exp() / calm.exp().sum(-1).unsqueeze(-2)
+        elif s.softmax == "queries-calm":  # the largest of each row, the sum of each column
+            calm = (scores - scores.amax(-1, keepdim=True)).exp()
+            weights = calm / calm.sum(-2, keepdim=True)
         elif s.softmax == "exp":
             weights = scores.exp()
         elif s.softmax == "relu":
@@ -380,7 +385,12 @@ class Program:
             weights = weights.transpose(-2, -1)
         if weights.shape[-1] != values.shape[-2]:
             return None
-        context = weights @ values  # (batch, heads, tokens, head_dim)
+        if s.mix == "own":  # each token's own values, times the sum of its row
+            if weights.shape[-2] != values.shape[-2]:
+                return None
+            context = weights.sum(-1, keepdim=True) * values
+        else:
+            context = weights @ values  # (batch, heads, tokens, head_dim)
         batch, _, tokens, _ = context.shape
         if s.split == "token-heads":
             if s.merge == "untransposed":

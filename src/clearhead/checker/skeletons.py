@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from clearhead.checker.adapters import feeds
 from clearhead.checker.answers import ClassInfo, Parameter
+from clearhead.checker.feeding import feeds
 from clearhead.checker.hints import text_of
 from clearhead.checker.names import likely_meaning, meaning_for, with_configs
 

@@ -5,6 +5,8 @@ unit      cosine attention: queries and keys have length one
 added     a bias of positions, added to the scores: ALiBi, T5's buckets, a learned table
 before    talking heads: scores are mixed between the heads
 after     likewise for the weights, after the softmax
+sink      a score of its own for each head, in the softmax only: weights may go nowhere
+cap       scores are held below a number, by a tanh
 """
 
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ class Terms:
         before: (heads, heads): the scores of head g are the sum of scores[h] * before[h, g].
         after: The same for the weights.
         learned: Whether a parameter holds the scales.
+        sink: (heads,), or None.
+        cap: The largest score, or None.
     """
 
     scales: Tensor | None = None
@@ -33,6 +37,8 @@ class Terms:
     before: Tensor | None = None
     after: Tensor | None = None
     learned: bool = False
+    sink: Tensor | None = None
+    cap: float | None = None
 
     def normed(self, x: Tensor) -> Tensor:
         """Queries or keys, (batch, heads, tokens, head_dim)."""
@@ -44,9 +50,18 @@ class Terms:
             scores = scores * self.scales[:, None, None]
         if self.before is not None:
             scores = torch.einsum("bhqk,hg->bgqk", scores, self.before)
+        if self.cap is not None:
+            scores = self.cap * torch.tanh(scores / self.cap)
         if self.added is None:
             return scores
         return scores + self.added if self.added.shape[1:] == scores.shape[2:] else None
+
+    def with_sink(self, scores: Tensor) -> Tensor:
+        """The weights, with a part that goes nowhere if there is a sink."""
+        if self.sink is None:
+            return scores.softmax(-1)
+        sinks = self.sink[:, None, None].expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
 
     def mixed(self, weights: Tensor) -> Tensor:
         """Weights after the softmax."""
@@ -63,6 +78,10 @@ class Terms:
             said.append("The scale is learned, one for each head.")
         if self.before is not None or self.after is not None:
             said.append("Heads are mixed: talking heads.")
+        if self.sink is not None:
+            said.append("Each head has a sink, to which weights may go instead of a token.")
+        if self.cap is not None:
+            said.append(f"Scores are held below {self.cap:g} by a tanh.")
         return said
 
 

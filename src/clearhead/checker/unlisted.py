@@ -50,6 +50,12 @@ UNLISTED: dict[str, tuple[str, str, str]] = {
         "The heads are one and the same module, so all of them compute the same.",
         "Make each head anew: nn.ModuleList([Head(...) for _ in range(heads)]).",
     ),
+    "arguments-crossed": (
+        "wrong",
+        "Two arguments change places on their way to an inner class: the dropout sets the bias, "
+        "and the bias sets the dropout.",
+        "Give them by name: Head(d_in, d_out, dropout=dropout, qkv_bias=qkv_bias).",
+    ),
     "heads-share-projection": (
         "compat",
         "Each head projects its own part of the input, all heads with the same small weights.",
@@ -125,6 +131,13 @@ UNLISTED: dict[str, tuple[str, str, str]] = {
         "Each token sees only itself.",
         "Keep the lower triangle visible: tril().",
     ),
+    "values-not-mixed": (
+        "wrong",
+        "The weights of a row are summed up before they meet the values, so that each token gets "
+        "its own values back and nothing of the others.",
+        "Let the weights' last axis meet the values' tokens: weights @ values, or "
+        'einsum("bhij,bhjd->bhid", weights, values).',
+    ),
     "mask-ignored": (
         "wrong",
         "Forward takes a mask and does nothing with it.",
@@ -179,10 +192,29 @@ UNLISTED: dict[str, tuple[str, str, str]] = {
     ),
     "never-learns": (
         "wrong",
-        "Weights start at values from which they can never move: their gradient is zero, and "
+        "Some weights can never learn: no gradient reaches them, or it is zero at the start and "
         "stays zero while the others learn.",
-        "Start with random numbers, as nn.Linear does; of two weights that are multiplied, only "
-        "one may start at zero.",
+        "Compute with tensors from the weights to the output, without float(), .item() and math; "
+        "start with random numbers: of two weights that are multiplied, only one may start at "
+        "zero.",
+    ),
+    "changes-its-input": (
+        "wrong",
+        "The caller's own tensor is changed in place, so that a residual, or whatever else reads "
+        "it afterwards, gets other numbers.",
+        "Make a new tensor: x = x + positions, not x += positions.",
+    ),
+    "keeps-its-graph": (
+        "wrong",
+        "A tensor that was computed from weights is kept for the next call, with its graph: the "
+        "second step of training fails, and new weights are not seen.",
+        "Keep only what does not depend on weights, such as indices; compute the rest anew.",
+    ),
+    "padding-gives-nan": (
+        "wrong",
+        "A text that begins with much filling gives NaN at its real tokens.",
+        "A running maximum of nothing but -inf must not be subtracted: clamp it to a finite number "
+        "before exp.",
     ),
     "padding-on-queries": (
         "wrong",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clearhead.checker import probes
 from clearhead.checker.adapters import Subject, arguments_for, call, handed, ids_for, pick
-from clearhead.checker.axes import taken
+from clearhead.checker.axes import HEADS_READY, taken
 from clearhead.checker.case import Case
 from clearhead.checker.hints import Text, uses_sdpa
 from clearhead.checker.isolate import Failure
@@ -121,7 +121,7 @@ def _padding_of(
     right = program.run(best.switches._replace(mask=kind))
     if right is None or right.shape != out.shape:
         return False
-    answers = [_with_mask(case, subject, inputs, name, marks) for marks in (real, ~real)]
+    answers = [with_mask(case, subject, inputs, name, marks) for marks in (real, ~real)]
     runs = [got for got in answers if got is not None and got.shape == out.shape]
     if len(runs) < 2 or all(difference(got, out) < 1e-12 for got in runs):
         return False
@@ -169,7 +169,7 @@ def _hides_in_others(
     """Whether the filling of the last text hides tokens of the first, which has none."""
     for got, nothing in zip(runs, (torch.ones, torch.zeros), strict=True):
         marks = nothing(inputs[0].shape[:2], dtype=torch.bool)
-        calm = _with_mask(case, subject, inputs, name, marks)
+        calm = with_mask(case, subject, inputs, name, marks)
         if calm is None or calm.shape != out.shape or difference(calm, out) > 1e-5:
             continue  # these marks mean something else
         moved = difference(got[:-1], out[:-1])
@@ -223,11 +223,12 @@ def _filling_in_ids(
         )
 
 
-def _with_mask(
+def with_mask(
     case: Case, subject: Subject, inputs: Inputs, name: str, marks: Tensor
 ) -> Tensor | None:
     """The output when one argument marks tokens: as (batch, tokens), or with more axes."""
     q, k, v = handed(subject, inputs)
+    marks = marks[:1] if subject.axes in HEADS_READY else marks  # what is a batch here are heads
     positional, keywords = arguments_for(subject, (q, k, v), None)
     names = [parameter.name for parameter in case.info.forward]
     place = names.index(name)
@@ -256,7 +257,7 @@ def _seen_filling(
     others = inputs
     for token in (~real[-1]).nonzero().flatten().tolist():
         others = probes.changed(others, -1, token)
-    before, after = (_with_mask(case, subject, each, name, marks) for each in (inputs, others))
+    before, after = (with_mask(case, subject, each, name, marks) for each in (inputs, others))
     if before is None or after is None or before.shape != after.shape:
         return 0.0
     return float((before - after)[real].abs().max())
