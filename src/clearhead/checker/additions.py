@@ -10,6 +10,7 @@ from clearhead.checker.naming import scale_set_by
 from clearhead.checker.search import Explanation
 from clearhead.checker.terms import Terms
 
+_MORE_SCORES = r"(?i)\b(?:cat|concat|concatenate|pad|hstack)\(|logsumexp|logaddexp|sink"
 _CAPPED = r"(?i)cap"
 _NUMBER = (
     r"(\d+(?:\.\d*)?(?:e\d+)?)\s*\*\s*(?:torch\.|F\.)?tanh|tanh\([^\n]*\)\s*\*\s*(\d+(?:\.\d*)?)"
@@ -20,7 +21,8 @@ def additions(case: Case, subject: Subject, candidate: Candidate) -> list[Candid
     """The same weights with a sink for each head, or with capped scores, where there may be one."""
     weights = candidate.weights
     made = []
-    for name in others(subject):
+    # A sink is one more score. Without a sign of one, every reading would be searched twice.
+    for name in others(subject) if case.text.has(_MORE_SCORES) else ():
         if subject.weights[name].numel() == weights.heads and "bias" not in name:
             made.append(Terms(sink=subject.weights[name].flatten()))
     if case.text.has(r"tanh\("):

@@ -249,6 +249,6 @@ def _load(kept: Path) -> Native | None:
     try:
         module: Any = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except Exception:  # whatever is wrong with it: Python records on
+    except (ImportError, AttributeError, OSError, RuntimeError):  # Python records on
         return None
     return cast(Native, module)
