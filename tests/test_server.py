@@ -775,6 +775,8 @@ def test_ctrl_c_ends_a_real_process():
         stderr=subprocess.PIPE,
         text=True,
         env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},
+        # As in a terminal: who runs the tests in the background has it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         line = process.stdout.readline()
