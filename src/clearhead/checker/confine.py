@@ -50,7 +50,7 @@ def set_limits(settings: dict[str, Any]) -> None:
 
 
 def new_keyring() -> None:
-    """Leave the kernel's keyring of this session: what one submission keeps there, others read."""
+    """Join a new keyring of the kernel's: what a submission keeps in a shared one, others read."""
     number = KEYCTL.get(platform.machine())
     if sys.platform == "linux" and number is not None:  # refused, no key can be kept either
         ctypes.CDLL(None).syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None, 0, 0, 0)
