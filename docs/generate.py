@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from clearhead.bench import charts, page
+from benchmarks import charts, page
 
 ROOT = Path(__file__).parents[1]
 RUNGS = [
@@ -96,7 +96,7 @@ def measured() -> dict[str, dict[str, Any]]:
     """Every measured file, by its name without the end."""
     return {
         file.stem: json.loads(file.read_text(encoding="utf-8"))
-        for file in sorted((ROOT / "bench/results").glob("*.json"))
+        for file in sorted((ROOT / "benchmarks/results").glob("*.json"))
     }
 
 

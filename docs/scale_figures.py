@@ -1,7 +1,7 @@
 """Measure what docs/scale.md starts from, and draw what it works out from that.
 
-    python docs/scale_figures.py bench/results/scale-h200.json                          measure
-    python docs/scale_figures.py bench/results/scale-h200.json docs/images/scale.svg    draw
+    python docs/scale_figures.py benchmarks/results/scale-h200.json                          measure
+    python docs/scale_figures.py benchmarks/results/scale-h200.json docs/images/scale.svg    draw
 
 Measuring needs a CUDA device with about 60 GiB and takes about two minutes. Drawing reads the file.
 """

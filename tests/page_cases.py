@@ -3,7 +3,7 @@
 import torch
 
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Rope, Seen, Trace, trace
-from clearhead.explaining import Example, build
+from clearhead.explainer import Example, build
 
 SENTENCE = "the cat sat on the mat"
 

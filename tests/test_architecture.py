@@ -116,9 +116,9 @@ def test_the_reader_of_imports_sees_all_kinds():
 import clearhead.cli
 from clearhead import masks, ladder
 if TYPE_CHECKING:
-    from clearhead.text import WordTokenizer
+    from clearhead.tokenizers import WordTokenizer
 def later():
-    from clearhead.bench.app import app
+    from benchmarks.app import app
 """
     assert own_imports(source) == {"cli", "masks", "ladder", "text", "bench"}
     assert own_imports(source, skip_type_checking=True) == {"cli", "masks", "ladder", "bench"}

@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.configs import (
-    GPT2_CONFIGS,
-    GPT3_CONFIG,
-    config_name,
-    explain_heads,
-    find_config,
-)
+from clearhead.configs import GPT2_CONFIGS, GPT3_CONFIG, config_name, explain_heads, find_config
 
 KEYS = [
     "vocab_size",

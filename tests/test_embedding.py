@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from clearhead.embedding import Embedding, Rope
-from clearhead.shapes import ShapeError
+from clearhead.validation import ShapeError
 
 BATCH, HEADS, TOKENS, HEAD_DIM = 2, 3, 7, 10
 

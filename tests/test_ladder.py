@@ -13,7 +13,7 @@ from clearhead.ladder import (
     simplified_attention,
     simplified_attention_loop,
 )
-from clearhead.shapes import ShapeError
+from clearhead.validation import ShapeError
 from oracles import (
     as_tensor,
     attend,

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 import clearhead
-from clearhead.bench import charts
+from benchmarks import charts
 
 ROOT = Path(__file__).parents[1]
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")

@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from clearhead.checker.report import Report
     from clearhead.configs import GPT2_CONFIGS
     from clearhead.embedding import Embedding, Rope
-    from clearhead.exporting.files import export
+    from clearhead.explainer.tracing import Trace, trace
+    from clearhead.exporter.export_file import export
     from clearhead.gpt2.model import GPT2, FeedForward, TransformerBlock
     from clearhead.maps import AttentionMap
     from clearhead.masks import Mask
-    from clearhead.server import view
-    from clearhead.shapes import ShapeError
-    from clearhead.text import GPT2Tokenizer, SlidingWindowDataset, WordTokenizer
-    from clearhead.tracing import Trace, trace
-    from clearhead.watching import Seen, watch
+    from clearhead.tokenizers import GPT2Tokenizer, SlidingWindowDataset, WordTokenizer
+    from clearhead.validation import ShapeError
+    from clearhead.viewer import view
+    from clearhead.watcher import Seen, watch
 
 _HOME = {
     "GPT2_CONFIGS": "configs",
-    "ShapeError": "shapes",
+    "ShapeError": "validation",
     "Mask": "masks",
-    "WordTokenizer": "text",
-    "GPT2Tokenizer": "text",
-    "SlidingWindowDataset": "text",
+    "WordTokenizer": "tokenizers",
+    "GPT2Tokenizer": "tokenizers",
+    "SlidingWindowDataset": "tokenizers",
     "Embedding": "embedding",
     "Rope": "embedding",
     "ladder": "ladder",
@@ -50,10 +50,10 @@ _HOME = {
     "create_gpt2_medium_attention": "attention",
     "create_gpt2_large_attention": "attention",
     "create_gpt2_xl_attention": "attention",
-    "trace": "tracing",
-    "Trace": "tracing",
-    "watch": "watching",
-    "Seen": "watching",
+    "trace": "explainer.tracing",
+    "Trace": "explainer.tracing",
+    "watch": "watcher",
+    "Seen": "watcher",
     "GPT2": "gpt2.model",
     "TransformerBlock": "gpt2.model",
     "FeedForward": "gpt2.model",
@@ -61,8 +61,8 @@ _HOME = {
     "check": "checker",
     "assert_attention": "checker",
     "Report": "checker.report",
-    "view": "server",
-    "export": "exporting.files",
+    "view": "viewer",
+    "export": "exporter.export_file",
 }
 
 __all__ = [  # noqa: RUF022  # the order of the flow

@@ -21,7 +21,7 @@ from clearhead.kernels import Choice, Kernel, attend, attend_with_lse, check_ker
 from clearhead.maps import AttentionMap
 from clearhead.masks import Mask, as_mask
 from clearhead.projections import apply_norm, are_plain, one_product_is_faster, some_weight
-from clearhead.shapes import (
+from clearhead.validation import (
     ShapeError,
     check_dropout,
     check_heads,

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.shapes import ShapeError, check_sizes, describe, dtype_name, is_readable
+from clearhead.validation import ShapeError, check_sizes, describe, dtype_name, is_readable
 
 
 class KVCache:

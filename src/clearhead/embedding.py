@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
-from clearhead.shapes import ShapeError
+from clearhead.validation import ShapeError
 
 
 class Embedding(nn.Module):

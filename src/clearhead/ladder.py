@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from clearhead.shapes import (
+from clearhead.validation import (
     ShapeError,
     check_dropout,
     check_heads,

@@ -11,10 +11,11 @@ from playwright.sync_api import Browser, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import view_cases
+
 import chromium
 import clearhead
-import view_cases
-from clearhead.explaining import build_from_lab, save
+from clearhead.explainer import build_from_lab, save
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 PICTURES = {

@@ -348,7 +348,7 @@ WALK = """() => {
 
 
 def test_every_form_of_attention_can_be_walked_through(visit, folder, example):
-    from clearhead.explaining import build
+    from clearhead.explainer import build
 
     traces = {"everything": page_cases.everything(), "rtl": page_cases.right_to_left()}
     for variant in ("simplified", "self", "causal", "wrapper", "encoder"):

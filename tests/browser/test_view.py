@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import view_cases
 from axe_playwright_python.sync_playwright import Axe
 
 import clearhead
 import page_cases
-import view_cases
 from clearhead import AttentionMap
 
 TOKENS = 2309

@@ -42,12 +42,7 @@ from clearhead.checker.layouts import Candidate, candidates
 from clearhead.checker.lengths import SPARSE
 from clearhead.checker.loud import misspelled
 from clearhead.checker.names import with_configs
-from clearhead.checker.naming import (
-    is_causal,
-    judge_bias,
-    name_mistakes,
-    question_of_causality,
-)
+from clearhead.checker.naming import is_causal, judge_bias, name_mistakes, question_of_causality
 from clearhead.checker.recovering import recover
 from clearhead.checker.report import Finding, Report
 from clearhead.checker.roles import role_of

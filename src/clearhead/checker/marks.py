@@ -8,9 +8,9 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import IO
 
+from clearhead.atomic_files import beside, is_plain
 from clearhead.drawing import guarded
-from clearhead.drawing.writing import guarded_whole, unguarded
-from clearhead.files import beside, is_plain
+from clearhead.drawing.text_format import guarded_whole, unguarded
 
 
 @dataclass(frozen=True)

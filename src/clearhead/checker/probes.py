@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checker import axes
-from clearhead.checker.adapters import (
-    Session,
-    Subject,
-    arguments_for,
-    call,
-    handed,
-    inputs_for,
-)
+from clearhead.checker.adapters import Session, Subject, arguments_for, call, handed, inputs_for
 from clearhead.checker.isolate import Failure, Gradients
 from clearhead.checker.roles import role_of, takes_last
 

@@ -4,7 +4,7 @@ What cannot be shown harmlessly is shown as an escape (`\x1b`, `\n`). For the te
 from torch or numpy, and neither is imported; pages and figures take numpy's.
 """
 
-from clearhead.drawing.colours import VIRIDIS, shade, text_on
+from clearhead.drawing.palette import VIRIDIS, shade, text_on
 from clearhead.drawing.terminal import (
     FittingTable,
     Flow,
@@ -15,7 +15,7 @@ from clearhead.drawing.terminal import (
     plain,
     table,
 )
-from clearhead.drawing.writing import (
+from clearhead.drawing.text_format import (
     HIDDEN,
     Array,
     excerpt,

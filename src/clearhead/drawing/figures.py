@@ -15,17 +15,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from clearhead.atomic_files import beside, check_place
 from clearhead.drawing.axes import Axis
-from clearhead.drawing.colours import VIRIDIS, text_on
+from clearhead.drawing.palette import VIRIDIS, text_on
 from clearhead.drawing.saving import FIGURES
-from clearhead.drawing.writing import number, shorten, visible
-from clearhead.files import beside, check_place
+from clearhead.drawing.text_format import number, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from clearhead.drawing.page import Page
+    from clearhead.drawing.html_page import Page
 
 _FEW = 10  # so many rows and columns at most: the number is written into each cell
 _LABELS = 64  # more positions than these have numbers instead of labels; in a grid fewer

@@ -17,8 +17,8 @@ from rich.style import Style
 from rich.text import Text
 
 from clearhead.drawing.axes import Axis
-from clearhead.drawing.colours import shade
-from clearhead.drawing.writing import HIDDEN, number, shorten
+from clearhead.drawing.palette import shade
+from clearhead.drawing.text_format import HIDDEN, number, shorten
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clearhead.drawing.page import Page
-from clearhead.files import beside, check_place
+from clearhead.atomic_files import beside, check_place
+from clearhead.drawing.html_page import Page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

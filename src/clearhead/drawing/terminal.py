@@ -17,8 +17,8 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from clearhead.drawing.colours import shade, text_on
-from clearhead.drawing.writing import HIDDEN, Array, number, shorten
+from clearhead.drawing.palette import shade, text_on
+from clearhead.drawing.text_format import HIDDEN, Array, number, shorten
 
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType, RenderResult

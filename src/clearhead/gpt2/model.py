@@ -25,10 +25,10 @@ from clearhead.attention import MultiHeadAttention
 from clearhead.cache import KVCache
 from clearhead.configs import GPT2Config, read_config
 from clearhead.embedding import Embedding, Rope
-from clearhead.gpt2 import generate as writing
+from clearhead.gpt2 import generation as writing
 from clearhead.gpt2 import weights
 from clearhead.masks import Mask
-from clearhead.shapes import ShapeError, check_dropout, check_sizes
+from clearhead.validation import ShapeError, check_dropout, check_sizes
 
 
 class FeedForward(nn.Module):

@@ -17,13 +17,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from clearhead.files import beside
-from clearhead.gpt2 import names
-from clearhead.gpt2.files import Spec, Tensors, find_files, read_json
-from clearhead.gpt2.names import Name
-from clearhead.gpt2.sizes import Plan, find_sizes
+from clearhead.atomic_files import beside
+from clearhead.gpt2 import key_names
+from clearhead.gpt2.config_detection import Plan, find_sizes
+from clearhead.gpt2.empty_model import without_numbers
+from clearhead.gpt2.key_names import Name
+from clearhead.gpt2.weight_files import Spec, Tensors, find_files, read_json
 from clearhead.version import __version__
-from clearhead.watching.checkpoints import without_numbers
 
 if TYPE_CHECKING:
     from clearhead.gpt2.model import GPT2
@@ -59,8 +59,8 @@ def from_pretrained(
     files, config_file = find_files(path_or_name)
     tensors = Tensors(files)
     where = files[0] if len(files) == 1 else files[0].parent
-    keys = names.tidy(tensors.specs)  # a tidy name -> the name in the file
-    style = names.find_style(keys)
+    keys = key_names.tidy(tensors.specs)  # a tidy name -> the name in the file
+    style = key_names.find_style(keys)
     if style is None:
         kind = None if config_file is None else read_json(config_file).get("model_type")
         if isinstance(kind, str) and not kind.endswith("gpt2"):
@@ -78,7 +78,7 @@ def from_pretrained(
     specs = {name: tensors.specs[key] for name, key in keys.items()}
     alone = len(files) == 1 and Path(path_or_name).suffix == files[0].suffix
     plan = find_sizes(style, specs, config_file, alone, num_heads)
-    head, token = names.head_name(style), names.table_names(style)[0]
+    head, token = key_names.head_name(style), key_names.table_names(style)[0]
     same_head = plan.tied
     if plan.tied is not False and head in specs:
         same_head = _same(tensors, keys[head], keys[token])
@@ -89,10 +89,10 @@ def from_pretrained(
                 '"tie_word_embeddings": false.'
             )
     tied = same_head is not False
-    _check_sizes(plan, specs, keys, names.table_names(style), config_file)
+    _check_sizes(plan, specs, keys, key_names.table_names(style), config_file)
     model = without_numbers(lambda: cls(plan.config, rope=plan.rope, tied=tied))
     own = model.state_dict()
-    wanted = names.table(style, own)
+    wanted = key_names.table(style, own)
     spare = {head} if tied else set()
     if style == "hf" and not plan.config["qkv_bias"]:
         spare |= {name for name in specs if name.endswith("attn.c_attn.bias")}
@@ -251,7 +251,7 @@ def save_pretrained(model: GPT2, folder: str | Path) -> None:
         raise ValueError(f"{folder}: cannot be made a folder: {error.strerror}.") from None
     own = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     tensors = {}
-    for name in names.table("hf", own):
+    for name in key_names.table("hf", own):
         tensor = torch.cat([own[part] for part in name.ours])
         tensor = tensor.t() if name.transposed else tensor
         prefix = "" if name.theirs.startswith("lm_head") else "transformer."

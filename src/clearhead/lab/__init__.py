@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from clearhead.gpt2.model import GPT2
-    from clearhead.text import WordTokenizer
+    from clearhead.tokenizers import WordTokenizer
 
 __all__ = ["load"]
 
@@ -28,7 +28,7 @@ def load(path: str | Path | None = None) -> tuple[GPT2, WordTokenizer]:
     >>> tokenizer.tokens("the cat sat on the mat")
     ['the', 'cat', 'sat', 'on', 'the', 'mat']
     """
-    from clearhead.lab.model import MODEL, load_model, shipped, trained_file
+    from clearhead.models.trained_model import MODEL, load_model, shipped, trained_file
 
     if path is None:
         return shipped()

@@ -20,11 +20,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 
-from clearhead.lab.labels import RELATIONS, Relation, Sentence, Words
-from clearhead.lab.pairs import held_out
-from clearhead.lab.words import vocabulary
-from clearhead.lab.writer import Writer
-from clearhead.text import WordTokenizer
+from clearhead.lab.sentence_writer import Writer
+from clearhead.lab.sentences import RELATIONS, Relation, Sentence, Words
+from clearhead.lab.vocabulary import vocabulary
+from clearhead.lab.word_pairs import held_out
+from clearhead.tokenizers import WordTokenizer
 
 __all__ = [
     "RELATIONS",

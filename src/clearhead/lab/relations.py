@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from clearhead.gpt2.model import GPT2
 from clearhead.lab.grammar import Relation, Sentence
-from clearhead.text import END_OF_TEXT, WordTokenizer
+from clearhead.tokenizers import END_OF_TEXT, WordTokenizer
 
 Span = tuple[int, int]
 
@@ -186,3 +186,12 @@ def answers(reader: Reader, examples: Examples) -> Bool[Tensor, " batch"] | None
     hidden = reader.run(examples.ids, examples.real)
     logits = reader.logits(hidden[torch.arange(len(examples)), examples.query])
     return None if logits is None else examples.correct(logits)
+
+
+def readers(
+    model: GPT2, tokens: WordTokenizer, name: str = "the lab's model"
+) -> tuple[WordReader, WordReader]:
+    """The model as a reader of the grammar's sentences, and an untrained one of its size."""
+    torch.manual_seed(0)
+    plain = GPT2(model.config, rope=model.rope).eval()
+    return WordReader(model, tokens, name), WordReader(plain, tokens, f"{name}, untrained")

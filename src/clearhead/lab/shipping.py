@@ -10,10 +10,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from clearhead.lab.heads import HeadReport
-from clearhead.lab.model import MODEL
-from clearhead.lab.runs import HEADS, best_seed, parse_report, reached
-from clearhead.lab.train import Settings
+from clearhead.lab.head_report import HeadReport
+from clearhead.models.trained_model import MODEL
+from clearhead.training.loop import Settings
+from clearhead.training.runs import HEADS, best_seed, parse_report, reached
 
 CHOSEN = (
     "the best of three seeds: the one that reaches most of the bars below and, of these, the one "

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.drawing.writing import memory
+from clearhead.drawing.text_format import memory
 from clearhead.kernels import statistics
 from clearhead.kernels.scores import Scores
 from clearhead.maps.display import Display
@@ -21,7 +21,7 @@ from clearhead.maps.indexing import Index, as_tensor, numbers, squeeze, where
 from clearhead.maps.positions import seen_before
 from clearhead.maps.summary import Distance, Summary, Top
 from clearhead.masks import Mask
-from clearhead.shapes import ShapeError, describe
+from clearhead.validation import ShapeError, describe
 
 # Token ids, or pairs: lists do as well.
 _Ids = Int[Tensor, "batch keys"] | Sequence[Sequence[int]]

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clearhead import pages
 from clearhead.drawing import plain
 from clearhead.drawing.heatmap import Heatmap
-from clearhead.drawing.page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
+from clearhead.drawing.html_page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
 from clearhead.drawing.saving import FIGURES, save
-from clearhead.maps import pictures
+from clearhead.maps import page_layers, pictures
 from clearhead.maps.indexing import Index
 from clearhead.maps.lazy_weights import LazyWeights
 
@@ -49,7 +48,7 @@ class Display(LazyWeights):
             title: What stands at the head of the page.
         """
         weights, hidden = pictures.weights_and_hidden(self._map, batch)
-        one = pages.layer(
+        one = page_layers.layer(
             *("", weights, hidden, tokens, context_tokens),
             numbers=self._map.head_numbers,
             start=self._starts[batch],

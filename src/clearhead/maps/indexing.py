@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clearhead.shapes import ShapeError
+from clearhead.validation import ShapeError
 
 Index = int | slice | Tensor | list[int]
 

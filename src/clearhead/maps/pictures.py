@@ -19,10 +19,10 @@ from torch import Tensor
 
 from clearhead.drawing.axes import Axis
 from clearhead.drawing.heatmap import Heatmap
-from clearhead.drawing.page import MOST_CELLS, MOST_CELLS_WITH_HIDDEN, TooLarge
+from clearhead.drawing.html_page import MOST_CELLS, MOST_CELLS_WITH_HIDDEN, TooLarge
 from clearhead.maps.cells import HIDDEN, count_visible, weights_or_nan, whole
 from clearhead.maps.indexing import Index, numbers
-from clearhead.pages import labels
+from clearhead.maps.page_layers import labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.masks.mask import Align, Mask, MaskMod, Part, Place, Side
-from clearhead.shapes import ShapeError, describe
+from clearhead.validation import ShapeError, describe
 
 _WIDTH = (
     "With a cache, keys are all the tokens seen so far; with a static one, as many as it can hold."

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.shapes import ShapeError, describe, is_readable
+from clearhead.validation import ShapeError, describe, is_readable
 
 Side = Literal["left", "right"]
 Align = Literal["start", "end"]

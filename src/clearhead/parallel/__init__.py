@@ -7,10 +7,10 @@
 All of it is `torch.distributed`: DTensor, ring attention, FSDP2, DDP and distributed checkpoints.
 """
 
-from clearhead.parallel.checkpoints import load_checkpoint, save_checkpoint
-from clearhead.parallel.context import ContextParallel, context_parallel
-from clearhead.parallel.data import data_parallel
-from clearhead.parallel.tensor import tensor_parallel
+from clearhead.parallel.context_plan import ContextParallel, context_parallel
+from clearhead.parallel.data_plan import data_parallel
+from clearhead.parallel.sharded_checkpoints import load_checkpoint, save_checkpoint
+from clearhead.parallel.tensor_plan import tensor_parallel
 
 __all__ = [
     "ContextParallel",

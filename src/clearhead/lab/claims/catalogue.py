@@ -7,11 +7,22 @@ from typing import Any
 
 import torch
 
-from clearhead import harness
-from clearhead.lab.claims import arithmetic, costs, heads, masking, printed, shapes, training
+from clearhead import timing
+from clearhead.lab.claims import (
+    arithmetic_claims,
+    cost_claims,
+)
 from clearhead.lab.claims.claim import Claim
 
-_MODULES = (arithmetic, printed, masking, shapes, costs, training, heads)
+_MODULES = (
+    arithmetic_claims,
+    figure_claims,
+    mask_claims,
+    shape_claims,
+    cost_claims,
+    training_claims,
+    head_claims,
+)
 CLAIMS: dict[str, Claim[...]] = {
     value.name: value
     for module in _MODULES
@@ -50,15 +61,15 @@ def measure(
         on_done: Called after each with all that was measured so far.
     """
     found: dict[str, Any] = {
-        "schema": harness.SCHEMA,
+        "schema": timing.SCHEMA,
         "benchmark": "claims",
-        **harness.environment(["torch", "clearhead"]),
+        **timing.environment(["torch", "clearhead"]),
         "settings": {"quick": quick},
         "claims": [],
     }
     found["machine"]["threads"] = torch.get_num_threads()
-    found["machine"]["device"] = costs.device()
-    if costs.device() == "cuda":
+    found["machine"]["device"] = cost_claims.device()
+    if cost_claims.device() == "cuda":
         found["machine"]["gpu"] = torch.cuda.get_device_name()
     for claim in claims:
         on_start(claim)

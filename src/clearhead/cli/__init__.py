@@ -1,0 +1,134 @@
+"""The command line: one file per command, named after it.
+
+Enters: the arguments of the process. Leaves: text on stdout, messages on stderr, an exit status.
+Start reading at `main`. Only the file of the command that runs is imported, and torch only inside
+it, so that help is quick.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from clearhead.version import __version__
+
+COMMANDS = (
+    "explain",
+    "info",
+    "check",
+    "heads",
+    "claims",
+    "train",
+    "generate",
+    "view",
+    "export",
+)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; a user's mistake is one message and exit status 2.
+
+    Args:
+        arguments: What follows `clearhead` on the command line; taken from the process if None.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal without Unicode must not crash
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = make_app(arguments)(arguments, prog_name="clearhead", standalone_mode=False)
+        print(end="", flush=True)
+    except ValueError as error:
+        _fail(str(error))
+    except BrokenPipeError:  # `clearhead explain | head` closes the pipe early
+        _discard_output()
+        sys.exit(1)
+    except OSError as error:
+        if error.strerror is None:
+            _fail(str(error))
+        if error.filename is not None:
+            _fail(f"{error.filename}: {error.strerror}")
+        if error.errno not in _DISK_ERRORS:
+            raise
+        _discard_output()
+        _fail(f"the output cannot be written: {error.strerror}", status=1)
+    except typer.Abort:
+        sys.exit(130)
+    except Exception as error:
+        # What typer raises for a wrong option; the class itself is private to it.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        _fail(message() + _hint(error))
+    else:
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
+    """The command that the arguments name; all commands if they name none, as for `--help`."""
+    app = typer.Typer(
+        name="clearhead",
+        help="Multi-head attention you can see through, at full speed.",
+        epilog='Example: clearhead explain "the cat sat on the mat"',
+        rich_markup_mode=None,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_start)
+    named = [name for name in COMMANDS if name in arguments[:1]]
+    for name in named or COMMANDS:
+        module = importlib.import_module(f"clearhead.cli.{name}")
+        app.command(name, epilog=f"Example: {module.EXAMPLE}")(getattr(module, name))
+    app.command("bench", hidden=True, context_settings={"ignore_unknown_options": True})(_bench)
+    return app
+
+
+def _start(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
+    """Multi-head attention you can see through, at full speed."""
+    if version:
+        print(f"clearhead {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _bench(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Say what replaces `clearhead bench`."""
+    raise ValueError(
+        "`clearhead bench` is not part of the package any more: the benchmarks are in the "
+        "repository.\n  In a clone: make bench, or python -m benchmarks.attention --help."
+    )
+
+
+def _hint(error: Exception) -> str:
+    """Where to look after a wrong option or a missing argument."""
+    context = getattr(error, "ctx", None)
+    return "" if context is None else f"\n  Try: {context.command_path} --help"
+
+
+def _fail(message: str, status: int = 2) -> None:
+    from clearhead.drawing import harmless
+
+    print(f"Error: {harmless(message)}", file=sys.stderr)
+    try:
+        print(end="", flush=True)
+    except OSError:
+        _discard_output()
+    sys.exit(status)
+
+
+def _discard_output() -> None:
+    """Send unwritten output nowhere; otherwise Python tries once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

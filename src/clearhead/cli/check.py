@@ -1,0 +1,68 @@
+"""`clearhead check`: name the mistake in a file, a class or a folder of submissions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLE = "clearhead check my_attention.py:MultiHeadAttention"
+
+
+def check(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="A .py file or an .ipynb notebook, FILE:CLASS for one class in it, or a folder.",
+        ),
+    ],
+    hint: Annotated[
+        bool, typer.Option("--hint", help="Show what goes wrong and where, but not the fix.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="For programs: one JSON object per class, each on one line."),
+    ] = False,
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv",
+            metavar="FILE",
+            help="Write one row per file, as each one finishes. Run it again to go on.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page to project.")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(metavar="N", min=1, max=64, help="How many files at a time.")
+    ] = 1,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What counts in this assignment: a TOML file, see docs/check.md."
+        ),
+    ] = None,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="How to build and call a class of an unusual form."),
+    ] = None,
+    write_adapter: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write such an adapter, from the class's own arguments."),
+    ] = None,
+) -> int:
+    """Name the mistake in anyone's attention code.
+
+    The file runs in a process of its own. The exit status is 0 if all is correct, 1 if something
+    is wrong, 2 if something could not be run or judged.
+    """
+    from clearhead.checker import runner
+
+    if write_adapter is not None:
+        runner.write_adapter(target, write_adapter)
+        return 0
+    options = runner.Options(as_json, hint, adapter, csv, html, policy, jobs)
+    return runner.check(target, options)

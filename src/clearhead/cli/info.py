@@ -1,0 +1,157 @@
+"""`clearhead info`: parameters, memory and operations of a model. Imports no torch."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from clearhead import costs, drawing
+from clearhead.configs import GPT2_CONFIGS, GPT2Config, config_name, find_config
+
+EXAMPLE = "clearhead info gpt2-medium --tokens 512 --dtype bfloat16"
+
+
+class Dtype(StrEnum):
+    """How a number is stored."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+def info(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="gpt2-small, -medium, -large, -xl or gpt3. Without it: all of them.",
+        ),
+    ] = None,
+    d_model: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The width of the vectors.")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many heads.")] = None,
+    layers: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many layers.")] = None,
+    context: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The most tokens there may be.")
+    ] = None,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="How many texts at a time.")] = 1,
+    tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="How long each text is. [default: the context]"),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option(help="How a number is stored.")] = Dtype.FLOAT32,
+) -> None:
+    """Count what a model costs: parameters, memory, operations."""
+    own = {"d_model": d_model, "num_heads": heads, "num_layers": layers, "context_length": context}
+    changed = {key: value for key, value in own.items() if value is not None}
+    out = drawing.console()
+    if name is None and not changed:
+        configs = {each: find_config(each) for each in (*GPT2_CONFIGS, "gpt3")}
+        out.print(_compare(configs, batch, tokens, dtype.value))
+        return
+    base = config_name(name or "gpt2-small")
+    config = find_config(base)
+    config.update(changed)  # type: ignore[typeddict-item]  # the keys are those of a config
+    title = base
+    if changed:
+        title = "your own size" if name is None else f"{base}, changed"
+        rest = [f"{key} {config[key]}" for key in own if key not in changed]  # type: ignore[literal-required]  # as above
+        title += f" (from {base}: {', '.join(rest)})" if rest else ""
+    out.print(_describe(title, config, batch, tokens, dtype.value))
+
+
+def _compare(
+    sizes: dict[str, GPT2Config], batch: int, tokens: int | None, dtype: str
+) -> RenderableType:
+    """All models in two tables: what they are, and what they cost."""
+    shapes, bill = [], []
+    for name, config in sizes.items():
+        numbers = [config["num_layers"], config["d_model"], config["num_heads"]]
+        numbers += [config["d_model"] // config["num_heads"], config["context_length"]]
+        total = costs.parameters(config)["total"]
+        shapes.append([name, *map(str, numbers), f"{total:,}"])
+        memory = costs.memory(config, batch=batch, tokens=tokens, dtype=dtype)
+        mib = (memory.parameters, memory.kv_cache, memory.map_all_layers, memory.lse_all_layers)
+        work = costs.flops(config, batch=batch, tokens=tokens).total
+        bill.append([name, *(f"{amount:,.1f}" for amount in mib), f"{work / 1e12:,.2f}"])
+    length = "= context" if tokens is None else f"{tokens:,}"
+    head = ["model", "layers", "d_model", "heads", "head_dim", "context", "parameters"]
+    bill_head = ["model", "weights", "KV cache", "n × n", "ours", "TFLOPs"]
+    return Group(
+        drawing.FittingTable(head, shapes, drop=[5, 4, 1, 3, 2]),
+        Text(f"\nMiB, and operations of one forward pass; batch {batch}, tokens {length}, {dtype}"),
+        drawing.FittingTable(bill_head, bill, drop=[5, 2, 4, 1]),
+        *_beyond(sizes, tokens),
+        Text("n × n: the attention matrices of all layers, if they were built."),
+        Text("ours: what a fused forward pass keeps instead, one number per row."),
+    )
+
+
+def _beyond(sizes: dict[str, GPT2Config], tokens: int | None) -> list[Text]:
+    """What to say where a text is longer than models can read."""
+    short = [name for name, config in sizes.items() if (tokens or 0) > config["context_length"]]
+    if not short:
+        return []
+    models = "the model" if len(sizes) == 1 else ", ".join(short)
+    words = (
+        f"{tokens:,} tokens are more than the context of {models}: counted as if it were so long."
+    )
+    return [Text(f"Note: {words}")]
+
+
+def _describe(
+    title: str, config: GPT2Config, batch: int, tokens: int | None, dtype: str
+) -> RenderableType:
+    """One model: its parameters by part, its memory and its operations."""
+    parts = costs.parameters(config)
+    total, one_layer = parts.pop("total"), parts.pop("attention_per_layer")
+    memory = costs.memory(config, batch=batch, tokens=tokens, dtype=dtype)
+    work = costs.flops(config, batch=batch, tokens=tokens)
+    length = config["context_length"] if tokens is None else tokens
+    heads, d_model = config["num_heads"], config["d_model"]
+    counts = [[part.replace("_", " "), f"{n:,}", f"{n / total:.1%}"] for part, n in parts.items()]
+    counts += [["total", f"{total:,}", ""], ["attention of one layer", f"{one_layer:,}", ""]]
+    mib = [
+        ["weights", "", f"{memory.parameters:,.2f}"],
+        ["KV cache", "", f"{memory.kv_cache:,.2f}"],
+        [
+            "attention matrix, n × n",
+            f"{memory.map_one_layer:,.2f}",
+            f"{memory.map_all_layers:,.2f}",
+        ],
+        ["what we keep instead", f"{memory.lse_one_layer:,.2f}", f"{memory.lse_all_layers:,.2f}"],
+    ]
+    operations = {
+        "projections": work.projections,
+        "scores": work.scores,
+        "weighted sum": work.weighted_sum,
+        "feed-forward": work.feed_forward,
+        "output head": work.head,
+        "total": work.total,
+        "total, causal half only": work.total_causal,
+    }
+    return Group(
+        Text(title, style="bold"),
+        Text(
+            f"{config['num_layers']} layers, d_model {d_model}, {heads} heads × head_dim "
+            f"{d_model // heads}, context {config['context_length']}, "
+            f"vocabulary {config['vocab_size']:,}"
+        ),
+        Text(f"Counted for batch {batch}, tokens {length:,}, {dtype}."),
+        *_beyond({title: config}, tokens),
+        Text(),
+        drawing.FittingTable(["Parameters", "", "share"], counts, drop=[2]),
+        Text(),
+        drawing.FittingTable(["Memory, MiB", "one layer", "all layers"], mib, drop=[1]),
+        Text(),
+        drawing.FittingTable(
+            ["Operations of one forward pass", "GFLOPs"],
+            [[part, f"{count / 1e9:,.2f}"] for part, count in operations.items()],
+        ),
+    )

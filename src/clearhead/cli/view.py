@@ -1,0 +1,78 @@
+"""`clearhead view`: the command line. Importing this file imports no torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLE = "clearhead view --text sentence.txt"
+
+
+def view(
+    text: Annotated[Path, typer.Option(metavar="FILE", help="Read the text from a file.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A local Hugging Face checkpoint, with its tokenizer, or what `clearhead train` "
+            "wrote. [default: the small trained model that comes with Clearhead]",
+            show_default=False,
+        ),
+    ] = None,
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=65535,
+            help="The port to listen on. [default: a free one]",
+            show_default=False,
+        ),
+    ] = 0,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the browser.")
+    ] = True,
+) -> None:
+    """Zoom into the attention of a model, however long the text is.
+
+    Serves a page on this machine only, until Ctrl-C. To look from another machine:
+    --port 8123 here, and ssh -L 8123:127.0.0.1:8123 there.
+    """
+    try:
+        given = text.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"--text {text}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--text {text}: not text in UTF-8 (byte {error.start}).") from None
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from clearhead import drawing, viewer
+    from clearhead.models.trained_model import find_checkpoint
+    from clearhead.watcher.one_text import see
+
+    err = drawing.console(sys.stderr)
+    columns = TextColumn("{task.description}"), BarColumn()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("Loading the model", total=None)
+        loaded = find_checkpoint(model)
+        ids = loaded.encode(given)
+        tokens = ids.shape[1]
+        if loaded.longest is not None:
+            ids = ids[:, : loaded.longest]
+        progress.update(task, description=f"Reading {ids.shape[1]:,} tokens")
+        seen = see(loaded.model, ids, name=loaded.name)
+    if ids.shape[1] < tokens:
+        print(
+            f"Note: {text} has {tokens:,} tokens and the model takes {ids.shape[1]:,}: "
+            f"the first {ids.shape[1]:,} are used.",
+            file=sys.stderr,
+        )
+    labels = loaded.tokens(ids)
+    del loaded  # the maps have all they need
+    try:
+        viewer.view(seen, tokens=labels, ids=ids, port=port, browser=browser)
+    except ImportError as error:
+        raise ValueError(str(error)) from None

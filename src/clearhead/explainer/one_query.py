@@ -1,0 +1,226 @@
+"""One query followed through all steps, as a person would do it on paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from torch import Tensor
+
+from clearhead import drawing
+from clearhead.explainer.steps import Step
+from clearhead.explainer.tracing import Trace
+
+
+def find_query(tokens: Sequence[str], word: str) -> tuple[int, str | None]:
+    """Which token is meant by a word, by WORD:2 or by a number, and a remark if it is not plain.
+
+    >>> find_query(["the", "cat", "sat", "on", "the", "mat"], "the:2")
+    (4, None)
+    """
+    places = _places(tokens, word)
+    if places:
+        remark = None
+        if len(places) > 1:
+            found = ", ".join(map(str, places))
+            remark = (
+                f"{drawing.visible(word)!r} is token {found}; this is token {places[0]}. "
+                f"For the next one: --query {drawing.visible(word)}:2"
+            )
+        return places[0], remark
+    stem, _, which = word.rpartition(":")
+    places = _places(tokens, stem) if which.isdecimal() else []
+    if places and 1 <= int(which) <= len(places):
+        return places[int(which) - 1], None
+    if word.isdecimal() and int(word) < len(tokens):
+        return int(word), None
+    what = f"--query {drawing.visible(word)}: "
+    what += f"{stem!r} is there {len(places)} times." if places else "there is no such token."
+    listed = "  ".join(f"{i} {drawing.shorten(token, 20)}" for i, token in enumerate(tokens[:40]))
+    more = f"  and {len(tokens) - 40} more" if len(tokens) > 40 else ""
+    raise ValueError(f"{what}\n  The tokens are: {listed}{more}")
+
+
+def _places(tokens: Sequence[str], word: str) -> list[int]:
+    """Where the word stands: exactly so, else without its spaces, else in upper or lower case."""
+    for same in (str, str.strip, lambda text: text.strip().casefold()):
+        places = [i for i, token in enumerate(tokens) if word and same(token) == same(word)]
+        if places:
+            return places
+    return []
+
+
+def draw_query(seen: Trace, index: int, *, limit: int = 16) -> RenderableType:
+    """Each step of a trace, for one token of the first sequence.
+
+    Args:
+        seen: The trace.
+        index: The token whose query is followed.
+        limit: The most keys to show.
+    """
+    token = drawing.visible(seen.tokens[index])
+    parts: list[RenderableType] = [
+        Text(f'The query "{token}" (token {index}), step by step', style="bold"),
+        Text(_vectors("x", seen.x, index)),
+        Text(),
+    ]
+    for step in seen.steps:
+        body = _draw_step(seen, step, index, limit)
+        title = Text.assemble((f"{step.number} {step.title}", "bold"), f"   {step.formula}")
+        parts += [title, drawing.Indent(body), Text()]
+    return Group(*parts)
+
+
+def _draw_step(seen: Trace, step: Step, index: int, limit: int) -> RenderableType:
+    match step.number:
+        case "4a":
+            return _dot_products(seen, index, limit)
+        case "4b":
+            return _masked(seen, index, limit)
+        case "4c":
+            return _softmax(seen, index, limit)
+        case "4d":
+            return _weighted_sum(seen, index, limit)
+        case "3":
+            return Text("the same numbers; now each head has its own tokens × head_dim table")
+        case "2":
+            heads = step.tensors["queries_split"][0, index]
+            lines = [
+                f"queries_split[0, {index}, {head}] = {drawing.vector(part.tolist())}"
+                for head, part in enumerate(heads)
+            ]
+            return Text("\n".join([*lines, "keys and values in the same way"]))
+    return Text("\n".join(_vectors(name, part, index) for name, part in step.tensors.items()))
+
+
+def _vectors(name: str, tensor: Tensor, index: int) -> str:
+    """This token's vector in a tensor; one line per head."""
+    lines = []
+    for head, vectors in enumerate(_of_heads(tensor)):
+        place = {2: f"{index}", 3: f"0, {index}", 4: f"0, {head}, {index}"}[tensor.ndim]
+        lines.append(f"{name}[{place}] = {drawing.vector(vectors[index].tolist())}")
+    return "\n".join(lines)
+
+
+def _of_heads(tensor: Tensor) -> Tensor:
+    """The first sequence as (heads, tokens, width), whatever axes there are."""
+    if tensor.ndim == 2:
+        return tensor[None]
+    return tensor[:1] if tensor.ndim == 3 else tensor[0]
+
+
+def _operands(seen: Trace) -> tuple[Tensor, Tensor, Tensor]:
+    """What meets in step 4: queries, keys and values, in the last form that they took."""
+    last = {"queries": "x", "keys": "x", "values": "x"}
+    for name in seen.names:
+        stem = name.split("_")[0]
+        if stem in last:
+            last[stem] = name
+    queries, keys, values = (_of_heads(seen[name]) for name in last.values())
+    return queries, keys, values
+
+
+def _hidden_row(seen: Trace, head: int, index: int) -> list[bool]:
+    if seen.hidden is None:
+        return [False] * len(seen.context_tokens)
+    hidden = _of_heads(seen.hidden)
+    row: list[bool] = hidden[min(head, len(hidden) - 1), index].tolist()
+    return row
+
+
+def _key_labels(seen: Trace, limit: int) -> list[str]:
+    return [drawing.shorten(token, 12) for token in seen.context_tokens[:limit]]
+
+
+def _rest(seen: Trace, limit: int) -> list[RenderableType]:
+    left_out = len(seen.context_tokens) - limit
+    return [Text(f"... and {left_out} more keys")] if left_out > 0 else []
+
+
+def _dot_products(seen: Trace, index: int, limit: int) -> RenderableType:
+    queries, keys, _ = _operands(seen)
+    scores = _of_heads(seen["attn_scores"])
+    parts: list[RenderableType] = []
+    for head in range(len(queries)):
+        query = queries[head, index].tolist()
+        start = f"head {head}: " if len(queries) > 1 else ""
+        parts.append(Text(f"{start}query {drawing.vector(query, limit=4)} with each key"))
+        rows = []
+        for j, label in enumerate(_key_labels(seen, limit)):
+            key = keys[head, j].tolist()
+            score = drawing.number(scores[head, index, j].item())
+            rows.append([label, f"{_product(query, key)} =", score])
+        parts += [drawing.table(["key", "", "score"], rows), *_rest(seen, limit)]
+    return Group(*parts)
+
+
+def _product(query: list[float], key: list[float]) -> str:
+    terms = [
+        f"{drawing.number(a, 2)}×{drawing.number(b, 2)}" for a, b in zip(query, key, strict=True)
+    ]
+    return " + ".join(terms[:4] + ["..."] * (len(terms) > 4))
+
+
+def _masked(seen: Trace, index: int, limit: int) -> RenderableType:
+    hidden = _hidden_row(seen, 0, index)
+    visible_keys = [t for t, off in zip(seen.context_tokens, hidden, strict=True) if not off]
+    hidden_keys = [t for t, off in zip(seen.context_tokens, hidden, strict=True) if off]
+    return Text(
+        f"may look at: {_list(visible_keys, limit)}\nhidden:      {_list(hidden_keys, limit)}"
+    )
+
+
+def _list(tokens: list[str], limit: int) -> str:
+    if not tokens:
+        return "nothing"
+    shown = ", ".join(drawing.shorten(token, 12) for token in tokens[:limit])
+    return shown + (f" and {len(tokens) - limit} more" if len(tokens) > limit else "")
+
+
+def _softmax(seen: Trace, index: int, limit: int) -> RenderableType:
+    scaled = "scaled_scores" in seen.names
+    scores = _of_heads(seen["attn_scores"])
+    weights = _of_heads(seen["attn_weights"])
+    width = _operands(seen)[1].shape[-1]
+    parts: list[RenderableType] = []
+    for head in range(len(weights)):
+        hidden = _hidden_row(seen, head, index)
+        row = (scores[head, index] / (width**0.5 if scaled else 1)).tolist()
+        top = max((s for s, off in zip(row, hidden, strict=True) if not off), default=0.0)
+        shift = top if top > 20 else 0.0  # e^ of a large score is too large to print
+        powers = [0.0 if off else math.exp(s - shift) for s, off in zip(row, hidden, strict=True)]
+        rows = []
+        for j, label in enumerate(_key_labels(seen, limit)):
+            cells = [scores[head, index, j].item()]
+            cells += [row[j]] if scaled else []
+            cells += [powers[j], weights[head, index, j].item()]
+            shown = [drawing.HIDDEN if hidden[j] else drawing.number(cell) for cell in cells]
+            rows.append([label, *shown])
+        total = [drawing.number(sum(powers)), drawing.number(sum(weights[head, index].tolist()))]
+        rows.append(["sum", *[""] * (2 if scaled else 1), *total])
+        name = "scaled" if scaled else "score"
+        power = f"e^({name} - {shift:.4g})" if shift else f"e^{name}"
+        columns = ["score", *([f"÷ √{width} = scaled"] if scaled else []), power, "÷ sum = weight"]
+        parts += [Text(f"head {head}")] if len(weights) > 1 else []
+        parts += [drawing.table(["key", *columns], rows), *_rest(seen, limit)]
+    return Group(*parts)
+
+
+def _weighted_sum(seen: Trace, index: int, limit: int) -> RenderableType:
+    values = _operands(seen)[2]
+    weights = _of_heads(seen["attn_weights"])
+    context = weights @ values
+    parts: list[RenderableType] = []
+    for head in range(len(weights)):
+        hidden = _hidden_row(seen, head, index)
+        rows = []
+        for j, label in enumerate(_key_labels(seen, limit)):
+            weight = drawing.number(weights[head, index, j].item())
+            value = drawing.vector(values[head, j].tolist(), limit=4)
+            rows.append([label, drawing.HIDDEN if hidden[j] else f"{weight} × {value}"])
+        rows.append(["sum", f"       = {drawing.vector(context[head, index].tolist(), limit=4)}"])
+        parts += [Text(f"head {head}")] if len(weights) > 1 else []
+        parts += [drawing.table(["key", "weight × value"], rows, left=2), *_rest(seen, limit)]
+    return Group(*parts)

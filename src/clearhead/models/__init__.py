@@ -1,0 +1,1 @@
+"""What `--model` means: the shipped model, a folder, a file or a name on the hub."""

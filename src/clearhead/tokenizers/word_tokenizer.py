@@ -1,0 +1,207 @@
+"""WordTokenizer: one token for each word and each punctuation mark."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from jaxtyping import Int
+from torch import Tensor
+
+from clearhead.tokenizers.tokenizer import END_OF_TEXT, check_text, checked_ids
+
+UNKNOWN = "<unk>"
+NO_SPACE = "<|nospace|>"
+
+
+class WordTokenizer:
+    r"""One token for each word and each punctuation mark.
+
+    A word is a run of letters, digits and underscores, which may have apostrophes and hyphens
+    inside (``don't``, ``self-attention``). Every other visible character is a token by itself.
+    White space follows one rule, so that nothing is lost and yet most spaces cost no token:
+
+    * one space before a word is understood and is not written down;
+    * any other white space is a token of its own, one for each character;
+    * ``<|nospace|>`` stands before a word that follows a token directly, as in ``"(cat"``.
+
+    So ``decode(encode(text)) == text`` whenever every token of the text is in the vocabulary; each
+    token that is not becomes ``<unk>``. Upper and lower case are different. A language written
+    without spaces between words gives long tokens: use `GPT2Tokenizer` for it.
+
+    Args:
+        vocab: the tokens; the place in the list is the id. ``<unk>``, ``<|endoftext|>`` and
+            ``<|nospace|>`` are added at the end where they are missing.
+
+    Raises:
+        ValueError: a token is there twice, or is empty.
+
+    Example:
+        >>> tokenizer = WordTokenizer.from_text("the cat sat on the mat")
+        >>> tokenizer.encode("the cat sat on the mat")
+        [4, 0, 3, 2, 4, 1]
+        >>> tokenizer.tokens("the dog sat\n")
+        ['the', '<unk>', 'sat', '<unk>']
+    """
+
+    def __init__(self, vocab: Sequence[str]) -> None:
+        if isinstance(vocab, str):
+            raise ValueError(
+                "vocab: expected a list of tokens, got one string.\n"
+                "  To take the tokens from a text, use WordTokenizer.from_text(text)."
+            )
+        tokens = list(vocab)
+        tokens += [s for s in (UNKNOWN, END_OF_TEXT, NO_SPACE) if s not in tokens]
+        self._tokens = tokens
+        self._ids: dict[str, int] = {}
+        for index, token in enumerate(tokens):
+            if not token:
+                raise ValueError(f"vocab: token {index} is the empty string.\n  Leave it out.")
+            if token in self._ids:
+                raise ValueError(
+                    f"vocab: {token!r} is there twice, as ids {self._ids[token]} and {index}.\n"
+                    f"  Each token needs one id: sorted(set(vocab)) removes the copies."
+                )
+            self._ids[token] = index
+
+    @classmethod
+    def from_text(cls, text: str) -> WordTokenizer:
+        """Take the vocabulary from a text: its different tokens, sorted.
+
+        Args:
+            text: the text whose words become the vocabulary.
+
+        Returns:
+            A tokenizer that encodes this text without ``<unk>``.
+
+        Example:
+            >>> WordTokenizer.from_text("to be or not to be").vocab_size
+            7
+        """
+        special = {UNKNOWN, END_OF_TEXT, NO_SPACE}
+        return cls(sorted(set(_with_spacing(_pieces(text, allow_special=True))) - special))
+
+    @property
+    def vocab_size(self) -> int:
+        """How many different ids there are, with the three special ones.
+
+        Example:
+            >>> WordTokenizer(["cat", "mat"]).vocab_size
+            5
+        """
+        return len(self._tokens)
+
+    def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
+        """Text to ids; what is not in the vocabulary becomes the id of ``<unk>``.
+
+        Args:
+            text: any text.
+            allow_special: read ``<|endoftext|>`` in the text as the special token. False reads it
+                as ordinary characters, which is safer for text that strangers wrote.
+
+        Returns:
+            One id for each token.
+
+        Example:
+            >>> WordTokenizer(["cat", "mat"]).encode("cat mat <|endoftext|> dog")
+            [0, 1, 3, 2]
+        """
+        unknown = self._ids[UNKNOWN]
+        pieces = _with_spacing(_pieces(text, allow_special=allow_special))
+        return [self._ids.get(piece, unknown) for piece in pieces]
+
+    def decode(self, ids: Iterable[int] | Int[Tensor, "tokens"]) -> str:
+        """Ids to text.
+
+        Args:
+            ids: whole numbers from 0 to ``vocab_size - 1``; a one-dimensional tensor will do.
+
+        Returns:
+            The text, with ``<unk>`` where a word was not known.
+
+        Raises:
+            ValueError: an id is out of range.
+
+        Example:
+            >>> WordTokenizer(["cat", "mat", "."]).decode([0, 1, 2])
+            'cat mat.'
+        """
+        tokens = [self._tokens[i] for i in checked_ids(ids, self.vocab_size)]
+        text = ""
+        for before, token in pairwise(["", *tokens]):
+            if before and _space_is_understood(before, token):
+                text += " "
+            if token != NO_SPACE:
+                text += token
+        return text
+
+    def tokens(self, text: str, *, allow_special: bool = True) -> list[str]:
+        """The tokens of a text as strings, one for each id of `encode`.
+
+        Args:
+            text: any text.
+            allow_special: as in `encode`.
+
+        Returns:
+            The tokens as the model sees them: ``<unk>`` for what is not in the vocabulary.
+
+        Example:
+            >>> WordTokenizer.from_text("(cat)").tokens("(cat)")
+            ['(', '<|nospace|>', 'cat', ')']
+        """
+        return [self._tokens[i] for i in self.encode(text, allow_special=allow_special)]
+
+
+def _is_word_character(character: str) -> bool:
+    # Letters, marks and numbers. Marks matter: without them most Hindi words fall to pieces.
+    return character == "_" or unicodedata.category(character)[0] in "LMN"
+
+
+def _is_word(token: str) -> bool:
+    """Whether a single space before this token goes without saying."""
+    return _is_word_character(token[0]) or token in (UNKNOWN, END_OF_TEXT)
+
+
+def _space_is_understood(before: str, token: str) -> bool:
+    return _is_word(token) and before != NO_SPACE and not before[-1].isspace()
+
+
+def _pieces(text: str, *, allow_special: bool) -> list[str]:
+    """Cut a text into words, single other characters and single white space; nothing is lost."""
+    check_text(text)
+    pieces = []
+    begin = 0
+    while begin < len(text):
+        if allow_special and text.startswith(END_OF_TEXT, begin):
+            end = begin + len(END_OF_TEXT)
+        else:
+            end = begin + 1
+            if _is_word_character(text[begin]):
+                end = _end_of_word(text, begin)
+        pieces.append(text[begin:end])
+        begin = end
+    return pieces
+
+
+def _end_of_word(text: str, begin: int) -> int:
+    end = begin + 1
+    while end < len(text):
+        joins = text[end] in "'’-" and end + 1 < len(text) and _is_word_character(text[end + 1])
+        if not joins and not _is_word_character(text[end]):
+            break
+        end += 1
+    return end
+
+
+def _with_spacing(pieces: list[str]) -> list[str]:
+    """Leave out the spaces that are understood, and mark where there is none."""
+    tokens: list[str] = []
+    for place, piece in enumerate(pieces):
+        before = pieces[place - 1] if place else ""
+        if _is_word(piece) and before and not before.isspace():
+            tokens.append(NO_SPACE)
+        elif _is_word(piece) and before == " " and place > 1 and not pieces[place - 2].isspace():
+            tokens.pop()
+        tokens.append(piece)
+    return tokens

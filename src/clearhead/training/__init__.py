@@ -1,0 +1,1 @@
+"""Training: one loop, its checkpoints, and runs over several seeds."""

@@ -1,0 +1,305 @@
+"""HeadTable: what every head of a model looks at, as numbers and in words."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from rich.console import Group, RenderableType
+from rich.text import Text
+from torch import Tensor
+
+from clearhead import drawing
+from clearhead.maps import AttentionMap
+from clearhead.maps.indexing import as_tensor
+from clearhead.maps.page_layers import in_words
+from clearhead.maps.positions import seen_before
+from clearhead.validation import ShapeError, describe
+from clearhead.watcher import calls, padding
+from clearhead.watcher.calls import Run, Step
+
+_SCORES = ("entropy", "distance", "previous", "sink", "same_token", "induction")
+_TITLES = {"distance": "away", "sink": "first", "same_token": "same"}  # of the columns
+# Of the columns, those that a narrow window misses least: what a head looks at says the rest.
+_LEAST_FIRST = ("away", "entropy", "same", "first", "induction", "previous")
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head, its numbers averaged over all queries that have such a key.
+
+    Attributes:
+        layer: The name of the module.
+        head: Its number in the layer.
+        entropy: How widely it looks, in nats; exp(entropy) is a number of tokens.
+        distance: How many tokens away it looks.
+        previous: Its weight on the token before.
+        sink: Its weight on the first token.
+        same_token: Its weight on earlier copies of the query's token; None without ids.
+        induction: Its weight on what followed these copies; None without ids.
+        looks_at: The same in words.
+    """
+
+    layer: str
+    head: int
+    entropy: float | None
+    distance: float | None
+    previous: float | None
+    sink: float | None
+    same_token: float | None
+    induction: float | None
+    looks_at: str
+
+
+@dataclass(frozen=True)
+class HeadTable:
+    """What each head of each layer looks at; `print` it, or take its `rows`."""
+
+    rows: tuple[Head, ...]
+    model: str = ""
+
+    def sorted(self, column: str) -> HeadTable:
+        """The same table, the largest number of a column first; heads without one come last.
+
+        Args:
+            column: As it is called in the table, or as the field of a row: "first" or "sink".
+        """
+        fields_of = {_TITLES.get(name, name): name for name in _SCORES}
+        name = fields_of.get(column, column)
+        if name not in _SCORES:
+            raise ValueError(f"column: expected one of {', '.join(fields_of)}, got {column!r}.")
+
+        def place(row: Head) -> float:
+            number = getattr(row, name)
+            return math.inf if number is None else -number
+
+        return HeadTable(tuple(sorted(self.rows, key=place)), self.model)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, for programs."""
+        return {"schema": 1, "model": self.model, "heads": [asdict(row) for row in self.rows]}
+
+    def to_csv(self) -> str:
+        """The rows as comma-separated values, under a head line; an unknown number is empty."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([field.name for field in fields(Head)])
+        for row in self.rows:
+            cells = asdict(row).values()
+            writer.writerow(
+                [drawing.guarded(cell) if isinstance(cell, str) else cell for cell in cells]
+            )
+        return file.getvalue()
+
+    def __rich__(self) -> RenderableType:
+        names = ["entropy", "distance", "previous", "sink"]
+        if any(row.same_token is not None or row.induction is not None for row in self.rows):
+            names += ["same_token", "induction"]
+        head = ["head", "looks at", *(_TITLES.get(name, name) for name in names)]
+        cells, layers = [], {}
+        for place, row in enumerate(self.rows):
+            numbers = [getattr(row, name) for name in names]
+            shown = [drawing.HIDDEN if n is None else drawing.number(n, 2) for n in numbers]
+            cells.append([f"{row.head:>4}", row.looks_at, *shown])
+            if place == 0 or row.layer != self.rows[place - 1].layer:
+                layers[place] = drawing.visible(row.layer)  # long: on a line of its own
+        drop = [head.index(title) for title in _LEAST_FIRST if title in head]
+        more = "--json has all, and so has .rows in Python."
+        fitting = drawing.FittingTable(head, cells, left=2, drop=drop, titles=layers, more=more)
+        words = "Means over all queries. entropy in nats, away in tokens; the rest is weight: "
+        words += "on the token before, on the first token"
+        words += ", on earlier copies, on what followed these." if len(names) > 4 else "."
+        return Group(fitting, Text(words))
+
+    def __str__(self) -> str:
+        return drawing.plain(self.__rich__(), width=120)
+
+    def _repr_html_(self) -> str:
+        return drawing.html(self.__rich__(), width=120)
+
+
+def measure(
+    layers: Mapping[str, Sequence[AttentionMap]],
+    ids: Int[Tensor, "batch tokens"] | Sequence[Sequence[int]] | None = None,
+    attention_mask: Shaped[Tensor, "batch tokens"] | Sequence[Sequence[int]] | None = None,
+    *,
+    model: str = "",
+    on_progress: Callable[[float], None] | None = None,
+) -> HeadTable:
+    """The table of these layers, each with the maps of its calls.
+
+    Args:
+        layers: The maps of each layer, in order.
+        ids: The token ids, for `same_token` and `induction`.
+        attention_mask: 1 for a real token, 0 for filling; None to find filling in the maps.
+        model: What the model is called.
+        on_progress: Called with the share that is done, now and then.
+    """
+    runs = {name: calls.runs(maps) for name, maps in layers.items()}
+    crossing = calls.crossing(layers)
+    text = None if ids is None else as_tensor("ids", ids)
+    read = {} if text is None else _reading(runs, crossing, text)
+    real = None if attention_mask is None else as_tensor("attention_mask", attention_mask)
+    filled = {} if real is None else padding.fitting(runs, crossing, real)
+    rows: list[Head] = []
+    for place, name in enumerate(layers):
+        means = _Means(layers[name][0].shape[1])
+        for number, run in enumerate(runs[name]):
+
+            def report(share: float, done: float = place + number / len(runs[name])) -> None:
+                if on_progress is not None:
+                    on_progress((done + share / len(runs[name])) / len(layers))  # noqa: B023
+
+            means.add(
+                run,
+                text if number in read.get(name, ()) else None,
+                real if number in filled.get(name, ()) else None,
+                name not in crossing,
+                report,
+            )
+        for head, one in zip(layers[name][0].head_numbers, means.of_heads(), strict=True):
+            rows.append(Head(name, head, **one, looks_at=in_words(one)))
+    return HeadTable(tuple(rows), model)
+
+
+def _reading(
+    runs: Mapping[str, Sequence[Run]], crossing: Collection[str], ids: Tensor
+) -> dict[str, list[int]]:
+    """The runs of self-attention that read these ids, by number; raise if nobody can know."""
+    found = calls.about(
+        *(runs, ids),
+        lambda run: {run[-1].end},
+        lambda run: {run[-1].end + 1},  # the last one was generated and not read
+    )
+    if not found:
+        last = next(iter(runs.values()))[-1][-1]
+        raise ShapeError(
+            f"ids: expected one id per key, (batch={last.map.shape[0]}, keys={last.end}), got "
+            f"{describe(ids)}.\n"
+            "  Give the ids that the model was given; after generation, all of them."
+        )
+    found = {name: numbers for name, numbers in found.items() if name not in crossing}
+    for name, numbers in found.items():
+        if len(numbers) > 1:
+            raise ValueError(
+                f"ids: {name} was called {sum(map(len, runs[name]))} times with different texts, "
+                "and ids belong to one of them.\n"
+                "  Watch one forward pass at a time, or leave ids out."
+            )
+    calls.check_one_text("ids", runs, found)
+    return found
+
+
+class _Means:
+    """Each score's mean over batch and queries, one number per head."""
+
+    def __init__(self, heads: int) -> None:
+        self._sums = {name: torch.zeros(heads, dtype=torch.float64) for name in _SCORES}
+        self._counts = {name: torch.zeros(heads, dtype=torch.float64) for name in _SCORES}
+
+    def of_heads(self) -> list[dict[str, float | None]]:
+        """The scores of each head; None where there is none."""
+        means = {name: (self._sums[name] / self._counts[name]).tolist() for name in _SCORES}
+        heads = zip(*means.values(), strict=True)
+        return [
+            {n: None if math.isnan(x) else x for n, x in zip(_SCORES, head, strict=True)}
+            for head in heads
+        ]
+
+    def add(
+        self,
+        run: Run,
+        ids: Tensor | None,
+        attention_mask: Tensor | None,
+        is_self: bool,
+        on_progress: Callable[[float], None],
+    ) -> None:
+        """Take in the calls that read one text.
+
+        Args:
+            run: The calls.
+            ids: The tokens of the text, if they are known.
+            attention_mask: Which of them are real; None to find out.
+            is_self: Whether queries and keys are the same tokens. If not, there is no token before,
+                and nothing is near or far.
+            on_progress: Called with the share that is done.
+        """
+        first = None
+        text = padding.filling(run, attention_mask, is_self)
+        if ids is not None:
+            ids = ids.to(run[0].map.device)
+            if text is not None:
+                ids = padding.apart(ids, padding.part(text, 0, ids.shape[1]))
+        for place, step in enumerate(run):
+            m, keys = step.map, step.map.shape[3]
+            filled = None if text is None else padding.part(text, step.origin, keys)
+
+            def report(share: float, done: int = place) -> None:
+                on_progress((done + share) / len(run))
+
+            known = None if ids is None else padding.part(ids, step.origin, keys)
+            found = m.summary(
+                entropy=True,
+                received=True,
+                distance=is_self,
+                previous=is_self,
+                same_token=known,
+                induction=known,
+                on_progress=report,
+            )
+            if first is None:
+                first = _first_token(found.received, filled)
+            assert found.entropy is not None
+            values = {"entropy": found.entropy, "sink": _sink(m, first - step.origin)}
+            blind = m.lse.isneginf()
+            if is_self:
+                assert found.distance is not None
+                assert found.previous is not None
+                values |= {"distance": found.distance.mean, "previous": found.previous}
+                if filled is not None:
+                    here = m.query_positions.clamp(0, keys - 1)
+                    blind = blind | filled.gather(1, here)[:, None]
+                    before = filled.gather(1, (here - 1).clamp_min(0))[:, None]
+                    values["previous"] = found.previous.masked_fill(before, math.nan)
+            if ids is not None:
+                assert found.same_token is not None
+                assert found.induction is not None
+                values |= {"same_token": found.same_token, "induction": found.induction}
+                if step.origin:
+                    values |= _with_gone_copies(found.same_token, found.induction, ids, step)
+            for name, value in values.items():
+                value = value.detach().double().masked_fill(blind, math.nan)
+                self._sums[name] += value.nansum(dim=(0, 2)).cpu()
+                self._counts[name] += (~value.isnan()).sum(dim=(0, 2)).cpu()
+
+
+def _first_token(received: Tensor | None, filled: Tensor | None) -> Int[Tensor, " batch"]:
+    """The first key that is real, or that anybody looks at: with filling on the left not key 0."""
+    assert received is not None
+    looked_at = (received > 0).any(1) if filled is None else ~filled
+    return looked_at.int().argmax(-1)
+
+
+def _sink(m: AttentionMap, first: Int[Tensor, " batch"]) -> Float[Tensor, "batch heads queries"]:
+    """Each query's weight on the first token; 0 where a window has let that token go."""
+    return m.sink(first.clamp_min(0)).masked_fill((first < 0)[:, None, None], 0.0)
+
+
+def _with_gone_copies(
+    same: Tensor, induction: Tensor, ids: Int[Tensor, "batch tokens"], step: Step
+) -> dict[str, Tensor]:
+    """The same where a window has let keys go: copies among them count, with weight 0.
+
+    Of the last one that is gone, what followed it is still there: the first key.
+    """
+    own = step.map.query_positions + step.origin
+    old = seen_before(ids).gather(1, own)[:, None]
+    follows = (ids.gather(1, own) == ids[:, step.origin - 1, None])[:, None]
+    same, induction = (x.masked_fill(x.isnan() & old, 0.0) for x in (same, induction))
+    return {"same_token": same, "induction": induction + follows * step.map.sink()}

@@ -1,0 +1,106 @@
+"""Filling: the tokens that only bring the texts of a batch to one length."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from clearhead.maps.page_layers import only_filling
+from clearhead.maps.positions import can_hide, strips
+from clearhead.validation import ShapeError, describe
+from clearhead.watcher.calls import Run, Step, about, check_one_text
+
+
+def fitting(
+    layers: Mapping[str, Sequence[Run]], crossing: Collection[str], attention_mask: Tensor
+) -> dict[str, list[int]]:
+    """The runs that the mask is about, by number; raise if there are none, or if they are several.
+
+    A mask is about the tokens of the first call, or about all that were read later, too.
+    """
+    found = about(
+        *(layers, attention_mask),
+        lambda run: {run[0].end, run[0].map.shape[3]},
+        lambda run: {run[-1].end, run[-1].end + 1},  # the last one was generated and not read
+    )
+    if not found:
+        batch, _, _, keys = next(iter(layers.values()))[0][0].map.shape
+        raise ShapeError(
+            f"attention_mask: expected (batch={batch}, tokens={keys}), got "
+            f"{describe(attention_mask)}.\n  Give the mask that the model was given, 1 = real."
+        )
+    empty = (attention_mask == 0).all(1)
+    if empty.any():
+        raise ValueError(
+            f"attention_mask: nothing is real in sequence {int(empty.int().argmax())}.\n"
+            "  1 means real, 0 filling."
+        )
+    for name, runs in layers.items():
+        if sum(run[0].start == 0 and run[0].end > 1 for run in runs) > 1:
+            raise ValueError(
+                f"attention_mask: {name} was called {sum(map(len, runs))} times with different "
+                "texts, and the mask belongs to one of them.\n"
+                "  Watch one forward pass at a time, or leave attention_mask out."
+            )
+    own = {name: numbers for name, numbers in found.items() if name not in crossing}
+    check_one_text("attention_mask", layers, own)
+    return found
+
+
+def filling(
+    run: Run, attention_mask: Tensor | None, is_self: bool
+) -> Bool[Tensor, "batch tokens"] | None:
+    """Where filling stands in the text that a run read; None = nowhere. What comes later is real.
+
+    Args:
+        run: Calls that read one text.
+        attention_mask: 1 for a real token, about this run; None to find out.
+        is_self: Whether queries and keys are the same tokens.
+    """
+    if attention_mask is not None:
+        return (attention_mask == 0).to(run[0].map.device)
+    return found(run[0]) if is_self else None
+
+
+def part(
+    text: Shaped[Tensor, "batch tokens"], begin: int, size: int
+) -> Shaped[Tensor, "batch size"]:
+    """Some tokens of a text; 0 (or False) where it has no more."""
+    here = text[:, begin : begin + size]
+    return F.pad(here, (0, size - here.shape[1]))
+
+
+@torch.no_grad()
+def found(step: Step) -> Bool[Tensor, "batch tokens"] | None:
+    """The tokens that no query may see; None if there are none, or if it cannot be known.
+
+    It can be where every token has a query, so the query of such a token is filling, too.
+    """
+    m = step.map
+    batch, _, tokens, keys = m.shape
+    if step.start or tokens > keys or not can_hide(m):
+        return None
+    seen = torch.zeros(batch, tokens, dtype=torch.bool, device=m.device)
+    sees_itself = False
+    # From the end: the last queries of a causal map see nearly everything.
+    for rows, visible in strips(m):
+        of_tokens = visible.any(1).expand(-1, -1, keys)[..., :tokens]
+        seen |= of_tokens.any(1).expand(batch, tokens)
+        if seen.all():
+            return None
+        own = of_tokens.expand(-1, rows.stop - rows.start, -1)[..., rows]
+        sees_itself |= bool(own.diagonal(dim1=1, dim2=2).any())
+    filled = only_filling(seen, sees_itself)
+    return filled if filled.any() else None
+
+
+def apart(
+    ids: Int[Tensor, "batch keys"], filling: Bool[Tensor, "batch keys"]
+) -> Int[Tensor, "batch keys"]:
+    """The ids with one of its own for each place of filling, so that it is nobody's copy."""
+    place = torch.arange(ids.shape[1], device=ids.device)  # as many new ids as places
+    return torch.where(filling.to(ids.device), ids.max() + 1 + place, ids)

@@ -1,0 +1,170 @@
+"""The maps of a watched model, as what a page or a figure shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.drawing.axes import Axis
+from clearhead.drawing.html_page import Layer, Page
+from clearhead.maps import AttentionMap, page_layers, pictures
+from clearhead.maps.cells import heights, weights_or_nan
+from clearhead.validation import ShapeError
+from clearhead.watcher.calls import Run, Step, runs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from clearhead.drawing.figures import Panel
+
+_STRIP = 2**20  # weights at a time
+
+
+def page_of(
+    layers: Mapping[str, Sequence[AttentionMap]],
+    tokens: Sequence[str] | None,
+    batch: int,
+    title: str,
+) -> Page:
+    """The page of these layers, each with the maps of its calls."""
+    chosen = _shown(layers)
+    pictures.check_size([step.map for run in chosen.values() for step in run], batch)
+    if tokens is not None:
+        _check_tokens(chosen, tokens)
+    made = tuple(_layer(name, run, tokens, batch) for name, run in chosen.items())
+    return Page(title, made)
+
+
+def _layer(name: str, run: Run, tokens: Sequence[str] | None, batch: int) -> Layer:
+    """The rows of all calls, one below the other; what a later call added was not there before."""
+    queries, keys = _size(run)
+    first = run[0].map
+    weights = torch.zeros(first.shape[1], queries, keys, dtype=first.dtype)
+    hidden = torch.ones_like(weights, dtype=torch.bool)
+    row = 0
+    for step in run:
+        part = (slice(None), slice(row, row + step.map.shape[2]), _columns(step, keys))
+        shown = slice(0, part[2].stop - part[2].start)
+        w, h = pictures.weights_and_hidden(step.map, batch)
+        weights[part], hidden[part] = w[..., shown], h[..., shown]
+        row += step.map.shape[2]
+    return page_layers.layer(
+        *(name, weights, hidden, tokens if _fit(run, tokens) else None),
+        numbers=first.head_numbers,
+        start=first._starts[batch],
+    )
+
+
+def figure_of(
+    layers: Mapping[str, Sequence[AttentionMap]],
+    tokens: Sequence[str] | None,
+    batch: int,
+    title: str,
+    log: bool,
+) -> Figure:
+    """The figure of these layers: a row a layer; long maps in blocks, with memory O(tokens)."""
+    from clearhead.drawing import figures
+
+    panels, legend = panels_of(layers, tokens, batch)
+    heads = {maps[-1].shape[1] for maps in layers.values()}
+    wide = heads.pop() if len(layers) > 1 and len(heads) == 1 else None
+    return figures.figure(panels, wide=wide, legend=legend, log=log, title=title)
+
+
+def panels_of(
+    layers: Mapping[str, Sequence[AttentionMap]], tokens: Sequence[str] | None, batch: int
+) -> tuple[list[Panel], str]:
+    """What the figure shows, head by head, and what its colours mean."""
+    from clearhead.drawing.figures import Panel
+
+    chosen = _shown(layers)
+    if tokens is not None:
+        _check_tokens(chosen, tokens)
+    alone = sum(run[0].map.shape[1] for run in chosen.values()) == 1
+    # One legend for all: if one map is too long for its weights, all are shown in shares.
+    sizes = {name: _size(run) for name, run in chosen.items()}
+    exact = all(pictures.grid_for(*size, alone=alone) == size for size in sizes.values())
+    panels = []
+    for name, run in chosen.items():
+        queries, keys = sizes[name]
+        pictures.check_batch(run[0].map, batch)
+        start = run[0].map._starts[batch]
+        fitting = _fit(run, tokens)
+        labels = page_layers.labels(queries, keys, tokens, start=start) if fitting else (None, None)
+        axes = Axis("query", queries, labels[0]), Axis("key", keys, labels[1])
+        cells = _cells(run, batch, pictures.grid_for(queries, keys, alone=alone))
+        for values, number in zip(cells.numpy(), run[0].map.head_numbers, strict=True):
+            words = f"{name} {number}" if len(chosen) > 1 else f"head {number}"
+            panels.append(Panel(values, *axes, title=words))
+    return panels, pictures.EXACT if exact else pictures.SHARES
+
+
+@torch.no_grad()
+def _cells(run: Run, batch: int, grid: tuple[int, int]) -> Float[Tensor, "heads rows cols"]:
+    """The cells of a grid over all calls of a layer; NaN where nothing can be seen."""
+    heads = run[0].map.shape[1]
+    for step in run:
+        pictures.check_batch(step.map, batch)
+    if len(run) == 1:
+        return pictures.cells_of(run[0].map, batch, list(range(heads)), grid)
+    queries, keys = _size(run)
+    sums = torch.zeros(heads, *grid, dtype=torch.float64)
+    seen = torch.zeros_like(sums)
+    col = torch.arange(keys) * grid[1] // keys
+    start = 0
+    for step in run:
+        m, columns = step.map, _columns(step, keys)
+        shown = slice(0, columns.stop - columns.start)
+        some = max(1, _STRIP // m.shape[3])
+        for begin in range(0, m.shape[2], some):
+            rows = slice(begin, min(begin + some, m.shape[2]))
+            row = torch.arange(start + rows.start, start + rows.stop) * grid[0] // queries
+            for head in range(heads):
+                w = weights_or_nan(m, batch, head, rows, shown).cpu().double()
+                for into, values in ((sums, w.nan_to_num(0.0)), (seen, (~w.isnan()).double())):
+                    across = into.new_zeros(len(row), grid[1])
+                    across.index_add_(1, col[columns], values)
+                    into[head].index_add_(0, row, across)
+        start += m.shape[2]
+    shares = sums / heights(queries, grid[0])[:, None]
+    return shares.masked_fill(seen == 0, torch.nan)
+
+
+def _shown(layers: Mapping[str, Sequence[AttentionMap]]) -> dict[str, Run]:
+    """The calls that are shown: all that continue each other, else the last."""
+    found = {name: runs(maps) for name, maps in layers.items()}
+    return {n: found[n][0] if len(found[n]) == 1 else runs(layers[n][-1:])[0] for n in layers}
+
+
+def _size(run: Run) -> tuple[int, int]:
+    """(queries, keys) of all calls; the empty slots of a cache are shown of one call alone."""
+    keys = run[-1].end if len(run) > 1 else run[0].map.shape[3]
+    return sum(step.map.shape[2] for step in run), keys
+
+
+def _columns(step: Step, keys: int) -> slice:
+    """Which of all keys those of a call are."""
+    return slice(step.origin, min(step.origin + step.map.shape[3], keys))
+
+
+def _lengths(run: Run) -> set[int]:
+    """How many labels there may be: one a query, a key, or a token."""
+    return {*_size(run), run[-1].end}
+
+
+def _fit(run: Run, tokens: Sequence[str] | None) -> bool:
+    return tokens is not None and len(tokens) in _lengths(run)
+
+
+def _check_tokens(layers: Mapping[str, Run], tokens: Sequence[str]) -> None:
+    sizes = {size for run in layers.values() for size in _lengths(run)}
+    if isinstance(tokens, str) or len(tokens) not in sizes:
+        got = "one string" if isinstance(tokens, str) else f"{len(tokens)}"
+        raise ShapeError(
+            f"tokens: expected {' or '.join(map(str, sorted(sizes)))} labels, one per token, "
+            f"got {got}.\n  Were the labels made by the same tokenizer as the ids?"
+        )

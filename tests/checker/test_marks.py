@@ -1,0 +1,257 @@
+"""What a teacher reads: the summary, the page, and the rows of files that come and go."""
+
+import csv
+import html
+import re
+from pathlib import Path
+
+import pytest
+from batch_stubs import mark
+
+from clearhead import drawing
+from clearhead.checker import page
+from clearhead.checker.marks import Marks, Row
+from clearhead.checker.mistakes import MISTAKES
+from clearhead.checker.policy import Policy
+from clearhead.checker.report import Report
+from clearhead.checker.summary import draw, tally
+
+pytestmark = pytest.mark.usefixtures("plain_terminal")
+
+CLASSROOM = {
+    "anna.py": "# wrong missing-scale\n",
+    "ben.py": "# edge mask-not-a-buffer\n",
+    "cleo.py": "# error SyntaxError: invalid syntax\n",
+    "dan.py": "# correct\n",
+}
+
+
+@pytest.fixture
+def subs(tmp_path: Path) -> Path:
+    folder = tmp_path / "subs"
+    folder.mkdir()
+    for name, text in CLASSROOM.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def names_in(path: Path) -> list[str]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return [row["file"] for row in csv.DictReader(file)]
+
+
+def row(file: str, verdict: str, findings: str = "", severities: str = "", note: str = "") -> Row:
+    return Row(file, "A", verdict, findings, severities, "-", "1.0", note, "0" * 64, "r")
+
+
+ROWS = [
+    row("a.py", "wrong", "missing-scale softmax-twice", "wrong wrong"),
+    row("b.py", "correct", "mask-not-a-buffer", "edge"),
+    row("c.py", "error", "cannot-run", "-", "SyntaxError: invalid syntax"),
+    row("d.py", "unsure", "unsure", "-", "No known form gives this output."),
+    row("e.py", "correct"),
+]
+
+
+# Hints
+
+
+def test_with_hint_the_page_has_no_fixes(subs, tmp_path):
+    """The page to project printed the fixes, and the ids that give the cause away."""
+    file = tmp_path / "class.html"
+    mark(subs, html=file)
+    known = {mistake.id: mistake for mistake in MISTAKES}
+    text = html.unescape(file.read_text(encoding="utf-8"))
+    for id in ("missing-scale", "mask-not-a-buffer"):
+        assert known[id].fix in text
+    mark(subs, html=file, hint=True)
+    text = html.unescape(file.read_text(encoding="utf-8"))
+    for id in ("missing-scale", "mask-not-a-buffer"):
+        assert known[id].symptom in text
+        for answer in (id, known[id].fix, known[id].says):
+            assert answer not in text
+
+
+def test_with_hint_the_summary_names_no_cause():
+    text = drawing.plain(draw(ROWS, hint=True), width=200)
+    assert "missing-scale" not in text
+    assert "softmax-twice" not in text
+    assert f"1 of 5: {next(m.symptom for m in MISTAKES if m.id == 'missing-scale')}" in text
+    for mistake in MISTAKES:
+        assert mistake.fix not in text
+
+
+def test_a_hint_says_what_the_assignment_asks_for():
+    """For a file without the class the hint was only "Found: none."."""
+    made = Policy(cls="MultiHead*", causal=True)
+    (report,) = made.judge("f.py", [])
+    text = drawing.plain(report.draw(hint=True), width=200)
+    assert "The assignment asks for a class MultiHead*. Found: none." in text
+    form = "1 head × 8, not causal"
+    (report,) = made.judge("f.py", [Report("f.py", "MultiHead", "correct", (), form)])
+    text = drawing.plain(report.draw(hint=True), width=200)
+    assert f"The assignment asks for causal attention. It is: {form}." in text
+
+
+# Files that come and go
+
+
+def test_a_file_that_is_gone_is_not_counted_and_is_named(subs, tmp_path, capsys):
+    """After `rm subs/anna.py` there were "5 of 5 judged before" and then "6 submissions"."""
+    marks, file = tmp_path / "marks.csv", tmp_path / "class.html"
+    assert mark(subs, csv=marks) == 1
+    before = names_in(marks)
+    (subs / "anna.py").unlink()
+    capsys.readouterr()
+    assert mark(subs, csv=marks, html=file) == 2  # nothing wrong is left
+    out, err = capsys.readouterr()
+    assert "3 submissions: 2 correct" in out
+    assert "missing-scale" not in out
+    assert f"Not in {subs} any more, and not counted: anna.py" in out
+    assert f"The row stays in {marks}." in out
+    assert names_in(marks) == before
+    assert "anna" not in file.read_text(encoding="utf-8")
+    mark(subs, csv=marks, as_json=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "not counted: anna.py" in err
+
+
+def test_a_renamed_file_is_recognised(subs, tmp_path, capsys):
+    marks = tmp_path / "marks.csv"
+    mark(subs, csv=marks)
+    (subs / "anna.py").rename(subs / "anna_k.py")
+    (subs / "ben.py").unlink()
+    mark(subs, csv=marks)
+    said = "not counted: anna.py (the same as anna_k.py), ben.py\n"
+    out = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert said.strip() in out
+    assert "Their rows stay in" in out
+
+
+def test_one_file_beside_its_class_counts_them_all(subs, tmp_path, capsys):
+    marks = tmp_path / "marks.csv"
+    mark(subs, csv=marks)
+    capsys.readouterr()
+    assert mark(subs / "dan.py", csv=marks) == 1
+    out = capsys.readouterr().out
+    assert "4 submissions" in out
+    assert "any more" not in out
+
+
+def test_rows_are_in_the_order_of_the_names(tmp_path):
+    """They stood as they had finished."""
+    path = tmp_path / "marks.csv"
+    marks = Marks(path)
+    for name in ("b.py", "c/a.py", "=x.py", "a.py"):
+        marks.add(row(name, "correct"))
+    marks.sort()
+    marks.add(row("0.py", "correct"))
+    marks.close()
+    assert names_in(path) == ["'=x.py", "a.py", "b.py", "c/a.py", "0.py"]
+    Marks(path).close()
+
+
+def test_sorting_keeps_what_is_no_row(tmp_path):
+    """A line that somebody wrote below the rows is not ours to throw away."""
+    path = tmp_path / "marks.csv"
+    marks = Marks(path)
+    marks.add(row("b.py", "correct"))
+    marks.close()
+    with path.open("a", encoding="utf-8") as file:
+        file.write("seen by me on Monday,yes\n")
+    marks = Marks(path)
+    marks.add(row("a.py", "correct"))
+    marks.sort()
+    marks.close()
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [line[:4] for line in lines[1:3]] == ["a.py", "b.py"]
+    assert lines[3:] == ["seen by me on Monday,yes"]
+
+
+def test_a_run_with_several_jobs_ends_in_order(subs, tmp_path):
+    marks = tmp_path / "marks.csv"
+    (subs / "zoe").mkdir()
+    (subs / "zoe" / "a.py").write_text("# correct\n", encoding="utf-8")
+    (subs / "zz.py").write_text("# correct\n", encoding="utf-8")
+    mark(subs, csv=marks, jobs=3)
+    assert names_in(marks) == [*CLASSROOM, "zoe/a.py", "zz.py"]
+
+
+def test_changed_rules_say_that_all_is_judged_again(subs, tmp_path, capsys):
+    marks, rules, adapter = (tmp_path / name for name in ("marks.csv", "p.toml", "adapter.py"))
+    mark(subs, csv=marks)
+    assert "changed:" not in capsys.readouterr().err
+    rules.write_text('fail = ["wrong", "edge"]\n', encoding="utf-8")
+    mark(subs, csv=marks, policy=rules)
+    assert "The policy changed: all are judged again." in capsys.readouterr().err
+    mark(subs, csv=marks, policy=rules)
+    assert "changed:" not in capsys.readouterr().err
+    adapter.write_text("class Adapted: ...", encoding="utf-8")
+    mark(subs, csv=marks, policy=rules, adapter=adapter)
+    assert "The adapter changed: all are judged again." in capsys.readouterr().err
+    text = marks.read_text(encoding="utf-8")
+    marks.write_text(re.sub(r"\d+\.\d+\.\d+\S*(?=-\w+-\w+$)", "0.0.1", text, flags=re.M))
+    (subs / "new.py").write_text("# correct\n", encoding="utf-8")
+    mark(subs, csv=marks)
+    err = capsys.readouterr().err
+    assert "The version, the policy and the adapter changed: all are judged again." in err
+    text = marks.read_text(encoding="utf-8").splitlines()
+    kept = [line if "dan.py" not in line else line[:-5] + "12345" for line in text]
+    marks.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    mark(subs, csv=marks)
+    assert "The adapter changed: 1 of 5 is judged again." in capsys.readouterr().err
+
+
+# What fails, and what does not
+
+
+def test_what_fails_and_what_does_not_are_apart():
+    """An edge finding of a correct class stood among the mistakes, without its severity."""
+    seen = tally(ROWS, ("wrong",))
+    assert seen.fails == [("missing-scale", 1), ("softmax-twice", 1)]
+    assert seen.remarks == [("mask-not-a-buffer (edge: only in some situations)", 1)]
+    assert tally(ROWS, ("wrong", "edge")).remarks == []
+    assert ("mask-not-a-buffer", 1) in tally(ROWS, ("edge",)).fails
+    text = drawing.plain(draw(ROWS), width=120)
+    assert text.startswith("5 submissions: 2 correct (1 of them with a remark), 1 error, 1 unsure")
+    mistakes, remarks = text.index("What fails"), text.index("what does not fail")
+    assert mistakes < text.index("missing-scale") < remarks < text.index("mask-not-a-buffer")
+    whole = page.html(ROWS)
+    mistakes, remarks = whole.index("The mistakes,"), whole.index("what does not fail")
+    assert mistakes < whole.index("missing-scale") < remarks < whole.index("mask-not-a-buffer")
+    assert "only in some situations" in whole
+
+
+def test_files_that_could_not_be_judged_are_named_with_the_reason():
+    text = drawing.plain(draw(ROWS), width=120)
+    assert "Could not be run:\n  c.py: SyntaxError: invalid syntax\n" in text
+    assert text.endswith("Unsure:\n  d.py: No known form gives this output.")
+    whole = page.html(ROWS)
+    start = whole.index("<details><summary>1 could not be run")  # names are folded away
+    below = whole[start : whole.index("Every submission")]
+    assert "c.py" in below
+    assert "SyntaxError: invalid syntax" in below
+    assert "No known form gives this output." in below
+    assert "could not be run" not in page.html(ROWS[:2])
+
+
+def test_a_reason_from_outside_cannot_act():
+    evil = row("x\x1b[2J.py", "error", note="a\nCorrect: all\x1b[32m")
+    text = drawing.plain(draw([evil]), width=120)
+    assert "\x1b" not in text
+    assert not any(line.startswith("Correct") for line in text.splitlines())
+    assert len(text.splitlines()) < 6
+
+
+def test_correct_with_a_remark_reads_so_on_the_page(subs, tmp_path):
+    marks, file = tmp_path / "marks.csv", tmp_path / "class.html"
+    mark(subs, csv=marks, html=file)
+    text = file.read_text(encoding="utf-8")
+    assert "<td>correct, but it fails in some situations</td>" in text
+    assert "<td>correct</td>" in text
+    assert "<strong>2</strong>correct, 1 with a remark</li>" in text
+    assert "<td>could not be run</td>" in text
+    assert [line.split(",")[2] for line in marks.read_text(encoding="utf-8").splitlines()[1:]] == [
+        "wrong", "correct", "error", "correct"
+    ]  # fmt: skip

@@ -1,0 +1,270 @@
+"""The report: verdict first, everything from outside escaped, the same facts in every form."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clearhead import drawing
+from clearhead.checker import report as report_module
+from clearhead.checker.mistakes import MISTAKES
+from clearhead.checker.notebooks import Cell, Source
+from clearhead.checker.options import OPTIONS
+from clearhead.checker.report import Finding, Report, exit_status
+from clearhead.checker.unlisted import emitted
+
+PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
+
+SOFTMAX = Finding(
+    "softmax-over-queries",
+    "wrong",
+    "Each key's column sums to one.",
+    "Your output equals, to 4e-07, what you get when softmax runs over queries.",
+    "Use dim=-1.",
+    3,
+    code="w = s.softmax(dim=-2)",
+)
+ORDER = Finding("heads-interleaved", "compat", "One number a head.", "e", "Merge.", None)
+HALF = Finding("mask-fill-overflows-half", "edge", "Fails in float16.", "e", "Use -inf.", 1)
+SOURCE = Source("import torch\n\n\tw = s.softmax(dim=-2)\n")
+
+
+def report(*findings: Finding, verdict: str = "wrong", **rest: object) -> Report:
+    return Report("mine.py", "Attention", verdict, findings, "4 heads × 8, causal", **rest)
+
+
+def test_the_report_in_a_terminal():
+    assert str(report(SOFTMAX, notes=("The network was not closed.",))) == (
+        "Wrong: mine.py:Attention\n"
+        "  4 heads × 8, causal\n"
+        "\n"
+        "  softmax-over-queries (wrong)\n"
+        "    Each key's column sums to one.\n"
+        "    Evidence  Your output equals, to 4e-07, what you get when softmax runs over queries.\n"
+        "    Line      3: w = s.softmax(dim=-2)\n"
+        "    Fix       Use dim=-1.\n"
+        "\n"
+        "  Note      The network was not closed."
+    )
+
+
+def test_a_hint_gives_the_symptom_and_the_place_but_not_the_answer():
+    unlisted = Finding("unexplained", "wrong", "says", "Row 3 is NaN.", "fix me", None)
+    text = drawing.plain(report(SOFTMAX, unlisted).draw(hint=True))
+    assert "do not sum to one" in text
+    assert "3: w = s.softmax(dim=-2)" in text
+    assert "Row 3 is NaN." in text
+    for answer in ("softmax-over-queries", "Use dim=-1", "column", "fix me", "mistakes.md"):
+        assert answer not in text
+
+
+def test_a_hint_never_gives_the_fix_away():
+    for mistake in MISTAKES:
+        found = Finding(mistake.id, mistake.severity, mistake.says, "", mistake.fix, None)
+        text = drawing.plain(report(found).draw(hint=True), width=1000)
+        assert mistake.symptom in text
+        assert mistake.id not in text
+        assert mistake.fix not in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "findings", "headline", "status"),
+    [
+        ("correct", (), "correct", 0),
+        ("correct", (ORDER,), "correct, but weights from elsewhere give another result", 0),
+        ("correct", (HALF,), "correct, but it fails in some situations", 0),
+        (
+            "correct",
+            (ORDER, HALF),
+            "correct, but weights from elsewhere give another result and it fails in some "
+            "situations",
+            0,
+        ),
+        ("wrong", (SOFTMAX, HALF), "wrong", 1),
+        ("error", (), "could not be run", 2),
+        ("unsure", (), "unsure", 2),
+    ],
+)
+def test_the_verdict_in_words_and_as_a_status(verdict, findings, headline, status):
+    made = report(*findings, verdict=verdict)
+    assert (made.headline, made.status) == (headline, status)
+    first = drawing.plain(made.draw(), width=200).splitlines()[0]
+    assert first.lower() == f"{headline}: mine.py:attention"
+
+
+def test_severities_are_shown():
+    text = str(report(SOFTMAX, ORDER, HALF))
+    assert "heads-interleaved (compat: only loaded weights break)" in text
+    assert "mask-fill-overflows-half (edge: only in some situations)" in text
+
+
+def test_json_has_the_fields_that_programs_rely_on():
+    data = json.loads(json.dumps(report(SOFTMAX, notes=("n",)).to_json()))
+    assert data == {
+        "schema": 1,
+        "file": "mine.py",
+        "class": "Attention",
+        "verdict": "wrong",
+        "findings": [
+            {
+                "id": "softmax-over-queries",
+                "severity": "wrong",
+                "says": SOFTMAX.says,
+                "evidence": SOFTMAX.evidence,
+                "fix": "Use dim=-1.",
+                "cell": None,
+                "line": 3,
+                "code": "w = s.softmax(dim=-2)",
+            }
+        ],
+        "form": "4 heads × 8, causal",
+        "notes": ["n"],
+    }
+    assert Report.from_json(data) == report(SOFTMAX, notes=("n",))
+
+
+def test_unsure_is_an_error_with_a_finding_in_json():
+    data = report(verdict="unsure").to_json()
+    assert data["verdict"] == "error"
+    assert [found["id"] for found in data["findings"]] == ["unsure"]
+    assert Report.from_json(data).verdict == "unsure"
+
+
+def test_an_unknown_verdict_is_refused():
+    with pytest.raises(ValueError, match=r"verdict: expected one of .*, got 'good'"):
+        report(verdict="good")
+
+
+def test_text_from_outside_cannot_act():
+    """A class name with a newline or an escape code could print a verdict of its own."""
+    evil = "\x1b[2J\x1b[32mCorrect: mine.py\x07\u202e"
+    found = Finding(f"id\n{evil}", "wrong", evil, f"a\n{evil}", evil, 1, evil, evil)
+    made = Report(f"f{evil}", f"C\n{evil}", "wrong", (found,), evil, (evil,))
+    for text in (str(made), drawing.plain(made.draw(hint=True))):
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+        assert "\\x1b[32mCorrect" in text
+        assert not any(line.startswith("Correct") for line in text.splitlines())
+        assert text.startswith("Wrong: f")
+
+
+def test_html_is_escaped():
+    evil = "<script>alert(1)</script>"
+    found = Finding(evil, "wrong", evil, evil, evil, 1, evil, evil)
+    made = Report(evil, evil, "wrong", (found,), evil, (evil,))
+    page = made._repr_html_()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert page.startswith("<pre")
+
+
+def test_endless_texts_are_cut():
+    found = Finding("x", "wrong", "a" * 10**6, "b" * 10**6, "", 1)
+    text = str(report(found).placed(Source("c" * 10**6)))
+    assert len(text) < 20_000
+    assert "996,000 characters more" in re.sub(r"\s+", " ", text)
+
+
+def test_the_line_itself_is_shown_where_the_file_is_known():
+    plain = replace(SOFTMAX, code="")
+    assert report(plain).placed(SOURCE).findings == (SOFTMAX,)
+    assert "Line      3\n" in str(report(plain).placed(Source("one line"))) + "\n"
+    assert "Line      3\n" in str(report(plain)) + "\n"
+    assert "Line" not in str(report(ORDER).placed(SOURCE))
+
+
+NOTEBOOK = Source(
+    "# cell 1\nimport torch\n# cell 2\na = 1\nw = s.softmax(dim=-2)\n",
+    (Cell("In[7]", 2, 1), Cell("code cell 2", 4, 2)),
+)
+
+
+def test_a_notebooks_line_is_told_by_its_cell():
+    """The line was that of all cells together, which no one can find in Jupyter."""
+    first, second, outside = (replace(SOFTMAX, line=n, code="") for n in (2, 5, 99))
+    made = report(first, second, outside).placed(NOTEBOOK)
+    assert [finding.place for finding in made.findings] == [
+        "In[7], line 1",
+        "code cell 2, line 2",
+        "line 99",
+    ]
+    text = str(made)
+    assert "    Cell      In[7], line 1: import torch\n" in text
+    assert "    Cell      code cell 2, line 2: w = s.softmax(dim=-2)\n" in text
+    data = made.to_json()["findings"]
+    assert [(found["cell"], found["line"]) for found in data] == [
+        ("In[7]", 1),
+        ("code cell 2", 2),
+        (None, 99),
+    ]
+    assert Report.from_json(made.to_json()) == made
+
+
+def test_a_traceback_of_a_notebook_names_its_cells():
+    rest = 'File "other.py", line 5\nFile "hw.ipynb", line 77'
+    evidence = f'File "hw.ipynb", line 2\nFile "hw.ipynb", line 5, in forward\n{rest}'
+    found = replace(SOFTMAX, evidence=evidence)
+    (placed,) = report(found).placed(NOTEBOOK).findings
+    assert placed.evidence == f"Cell In[7], line 1\ncode cell 2, line 2, in forward\n{rest}"
+    (same,) = report(found).placed(SOURCE).findings
+    assert same.evidence == evidence
+
+
+def test_what_could_not_be_run_was_not_judged():
+    """A file that crashed at import was shown as "cannot-run (wrong)"."""
+    crash = Finding("cannot-run", "wrong", "It failed at import.", "", "", None)
+    text = str(report(crash, HALF, verdict="error"))
+    assert "cannot-run (not judged)" in text
+    assert "mask-fill-overflows-half (not judged)" in text
+    assert "(wrong)" not in text
+    assert "softmax-over-queries (wrong)" in str(report(SOFTMAX))
+
+
+def test_one_status_for_many():
+    right, wrong, broken = (report(verdict=each) for each in ("correct", "wrong", "error"))
+    assert exit_status([right, right]) == 0
+    assert exit_status([right, broken, wrong]) == 1
+    assert exit_status([right, broken]) == 2
+    assert exit_status([]) == 2
+
+
+NO_CODE = {"cannot-run", "not-what-was-asked", "unexplained", "unsure"}
+
+
+def test_every_finding_has_its_section_in_the_docs():
+    page = PAGE.read_text(encoding="utf-8")
+    sections = re.findall(r"^## (\S+)$", page, re.MULTILINE)
+    assert sorted(sections) == sorted(emitted())
+    for id, body in re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL):
+        assert "```text\n" in body, f"{id}: a drawing"
+        if id not in NO_CODE:
+            assert body.count("```py\n") >= 2, f"{id}: wrong code and right code"
+            assert "**How it shows.**" in body, id
+
+
+def test_no_other_finding_can_be_emitted():
+    """Ids stand as texts in the checker's code: as options, in tables and in calls."""
+    folder = Path(report_module.__file__).parent
+    code = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
+    calls = r'(?:\.add|Finding|finding|_plain|_option)\(\s*"([a-z-]+)"'
+    found = {id for text in re.findall(calls, code) for id in text.split("+")}
+    found |= {id for option in OPTIONS for id in option.id.split("+")}
+    assert len(found) > 60
+    assert found <= emitted()
+
+
+def test_a_class_that_was_typed_at_pythons_prompt():
+    """It has no file: `check` failed with "source code not available"."""
+    program = (
+        "import clearhead\n"
+        "from clearhead.ladder import SelfAttention\n"
+        "exec('class Mine(SelfAttention): pass')\n"
+        "print(clearhead.check(Mine).verdict)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-"], input=program, capture_output=True, text=True, check=False
+    )
+    assert ran.stdout == "correct\n", ran.stderr

@@ -1,0 +1,159 @@
+"""The adapter that `check --write-adapter` writes runs as it is, for the usual forms of classes."""
+
+from pathlib import Path
+
+import pytest
+from checker_cases import BOOK, STYLES, planted
+from checker_here import Here
+
+from clearhead.checker.diagnose import check_class, inner_text
+from clearhead.checker.isolate import ClassInfo, Failure
+from clearhead.checker.report import Report
+from clearhead.checker.skeletons import Skeleton, adapter_for
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
+
+STRANGERS = Path(__file__).parent / "submissions"
+
+
+class Classes(Here):
+    """All classes of a file."""
+
+    def all(self) -> tuple[ClassInfo, ...]:
+        found = self.classes()
+        assert not isinstance(found, Failure), found
+        return found
+
+
+def written(source: str, name: str = "") -> Skeleton:
+    classes = Classes(source).all()
+    return adapter_for(next(c for c in reversed(classes) if not name or c.name == name), source)
+
+
+def judged(source: str, adapter: str) -> Report:
+    """What the checker says of the file with this adapter."""
+    whole = f"{source}\n\n{adapter}\n"
+    session = Classes(whole)
+    adapted = max(session.all(), key=lambda info: info.line)
+    assert adapted.name == "Adapted"
+    text = inner_text(whole, session.all(), adapted)
+    return check_class(session, adapted, whole, "file.py", given=True, text=text)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_usual_styles_need_no_change(style: str) -> None:
+    made = written(STYLES[style])
+    assert not made.open, made.text
+    report = judged(STYLES[style], made.text)
+    assert report.verdict == "correct", f"{report}\n{made.text}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "03_config_fused",  # a dataclass, kept as self.cfg
+        "07_single_unbatched",  # one head
+        "14_functional_packed",  # causal=False by default
+        "26_required_mask",
+        "05_clones_qkv",  # query, key, value
+        "15_wraps_torch",
+        "25_rotary",
+    ],
+)
+def test_strangers_classes_need_no_change(name: str) -> None:
+    source = (STRANGERS / f"{name}.py").read_text(encoding="utf-8")
+    made = written(source)
+    assert not made.open, made.text
+    report = judged(source, made.text)
+    assert report.verdict == "correct", f"{report}\n{made.text}"
+
+
+def test_a_mistake_is_found_through_the_adapter() -> None:
+    source = planted("missing-scale", "book")
+    report = judged(source, written(source).text)
+    assert [finding.id for finding in report.findings] == ["missing-scale"]
+
+
+def test_the_constructors_own_arguments_are_used() -> None:
+    """It was always `Class(d_out, num_heads)`, whatever the class wanted."""
+    text = written(BOOK).text
+    assert "def __init__(self, d_in, d_out, context_length, dropout, num_heads):" in text
+    assert "num_heads=num_heads" in text
+    assert "context_length=context_length" in text
+    assert "qkv_bias" not in text  # it has a default
+
+
+LOOSE = """
+from torch import nn
+
+
+class Mine:
+    def __init__(self, width, heads, colour, depth=3, *, layer_idx):
+        self.q = nn.Linear(width, width)
+
+    def forward(self, x, memory, start_pos, mood, attn_mask=None, **rest):
+        return {"out": x, "mood": mood}
+"""
+
+
+def test_what_names_do_not_tell_is_marked() -> None:
+    made = written(LOOSE)
+    assert made.open
+    lines = [line.strip() for line in made.text.splitlines()]
+    assert "colour=d_out,  # change this: what is colour?" in lines
+    assert "layer_idx=0," in lines
+    assert not any("depth" in line for line in lines)
+    assert "None,  # change this: what is mood?" in lines
+    assert "def forward(self, x, attn_mask=None):  # x: (batch, tokens, width)" in lines
+    assert "return out['out']  # change this: which entry is the output?" in lines
+    assert "self.parts = nn.ModuleList(p for p in parts if isinstance(p, nn.Module))" in lines
+    assert "out = self.inner.forward(" in lines
+    compile(made.text, "adapter.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("returned", "wanted"),
+    [
+        ("x, w", "out[0]"),
+        ("x", "out"),
+        ("(x, w) if self.training else x", "out[0] if isinstance(out, tuple) else out"),
+    ],
+)
+def test_of_several_results_the_first_is_taken(returned: str, wanted: str) -> None:
+    source = f"""
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+
+    def forward(self, x):
+        w = x
+        return {returned}
+"""
+    made = written(source)
+    assert f"        return {wanted}\n" in made.text
+    assert not made.open
+
+
+def test_a_configuration_in_a_dictionary() -> None:
+    source = """
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        self.q = nn.Linear(cfg["emb_dim"], cfg["emb_dim"])
+        self.heads, self.mood = cfg["n_heads"], cfg["mood"]
+
+    def forward(self, x):
+        return x
+"""
+    made = written(source)
+    assert '"emb_dim": d_out' in made.text
+    assert '"n_heads": num_heads' in made.text
+    assert '"mood": None' in made.text
+    assert "# change this: what is mood?" in made.text
+    compile(made.text, "adapter.py", "exec")

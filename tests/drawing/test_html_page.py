@@ -1,0 +1,428 @@
+"""Pages as files: what is packed into them comes out again, they stay small, and they are safe."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+import page_cases
+from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, ShapeError, drawing, trace
+from clearhead.cli import main
+from clearhead.drawing import html_page as page_module
+from clearhead.drawing.html_page import Layer, Page, TooLarge
+from clearhead.drawing.saving import save
+from clearhead.maps import page_layers, pictures
+
+
+def blocks(text):
+    """What is said about the data, and the binary blocks, unpacked."""
+    about = json.loads(re.search(r'id="about">(.*?)</script>', text)[1])
+    found = re.findall(r'<script type="application/octet-stream" id="(.*?)">(.*?)</script>', text)
+    return about, {name: zlib.decompress(base64.b64decode(data)) for name, data in found}
+
+
+def numbers(data, size):
+    """Numbers whose bytes stand apart, as the page puts them together."""
+    return np.frombuffer(data, np.uint8).reshape(size, -1).T.copy().view(f"<f{size}").ravel()
+
+
+def unpack(text):
+    """The weights of every layer as the page reads them: NaN where hidden."""
+    about, data = blocks(text)
+    layers = []
+    for i, layer in enumerate(about["layers"]):
+        shape = (len(about["labels"][layer["rows"]]), len(about["labels"][layer["columns"]]))
+        packed = -(-shape[0] * shape[1] // 8)
+        bits = np.frombuffer(data[f"layer-{i}"][: packed * layer["masks"]], np.uint8)
+        masks = np.unpackbits(bits.reshape(-1, packed), axis=1)[:, : shape[0] * shape[1]]
+        left = numbers(data[f"layer-{i}"][packed * layer["masks"] :], about["bytes"])
+        weights = np.full((len(layer["mask"]), *shape), np.nan, np.float32)
+        start = 0
+        for head, mask in enumerate(layer["mask"]):
+            seen = masks[mask].reshape(shape).astype(bool)
+            weights[head][seen] = left[start : start + seen.sum()]
+            start += seen.sum()
+        assert start == len(left)
+        layers.append(weights)
+    return layers
+
+
+def a_map(tokens=7, heads=3, mask=None):
+    generator = torch.Generator().manual_seed(tokens)
+    q, k = torch.randn(2, 1, heads, tokens, 5, generator=generator)
+    return AttentionMap(q, k, mask)
+
+
+# The data.
+
+
+@pytest.mark.parametrize("tokens", [7, 283], ids=["float32", "float16"])
+def test_what_is_packed_comes_out_again(tokens):
+    visible = torch.rand(1, 3, tokens, tokens) > 0.3  # another mask for every head
+    weights = a_map(tokens, mask=Mask.causal() & Mask.custom(visible))
+    (found,) = unpack(weights.page().html())
+    expected = weights.dense()[0].masked_fill(weights.scores(0).isneginf(), torch.nan)
+    if tokens == 283:
+        expected = expected.half().float()
+    np.testing.assert_array_equal(found, expected.numpy())
+
+
+def test_equal_masks_are_stored_once():
+    about, _ = blocks(a_map(mask=Mask.causal()).page().html())
+    assert about["layers"][0]["masks"] == 1
+    assert about["layers"][0]["mask"] == [0, 0, 0]
+
+
+def test_a_page_of_chosen_heads_has_their_numbers():
+    m = page_cases.large().select(heads=[3, 1])
+    about, _ = blocks(m.page().html())
+    assert about["layers"][0]["numbers"] == [3, 1]
+    seen = Seen("Tiny")
+    seen.add("h.0", m)
+    about, _ = blocks(seen.page().html())
+    assert about["layers"][0]["numbers"] == [3, 1]
+
+
+def test_a_query_that_sees_nothing():
+    visible = torch.ones(1, 1, 7, 7, dtype=torch.bool)
+    visible[..., 3, :] = False
+    (found,) = unpack(a_map(mask=Mask.custom(visible)).page().html())
+    assert np.isnan(found[:, 3]).all()
+    assert not np.isnan(found[:, 4]).any()
+
+
+def test_a_bias_that_hides_counts_as_hidden():
+    bias = torch.zeros(1, 1, 7, 7).masked_fill(torch.ones(7, 7).triu(1).bool(), -3.4e38)
+    weights = AttentionMap(*torch.randn(2, 1, 2, 7, 5), bias=bias)
+    (found,) = unpack(weights.page().html())
+    np.testing.assert_array_equal(np.isnan(found[0]), np.triu(np.ones((7, 7), bool), 1))
+
+
+@pytest.mark.parametrize(("mask", "most"), [(Mask.causal(), 1.4), (None, 2.7)])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 8.0], ids=["even", "random", "peaked"])
+def test_bytes_a_cell_in_the_file(tmp_path, mask, most, spread):
+    q, k = torch.randn(2, 1, 12, 256, 64)
+    AttentionMap(q * spread, k, mask).save(tmp_path / "x.html")
+    size = (tmp_path / "x.html").stat().st_size
+    assert size / (12 * 256 * 256) <= most
+    print(f"{size / (12 * 256 * 256):.3f} bytes a cell")
+
+
+def test_a_page_too_large_names_the_command_that_is_not(monkeypatch):
+    huge = AttentionMap(*torch.zeros(2, 1, 1, 2**14, 1), Mask.causal())
+    with pytest.raises(TooLarge, match=r"268,435,456 weights are too many(.|\n)*clearhead view"):
+        huge.save("x.html")
+    seen = Seen("m")
+    for i in range(5):
+        seen.add(f"h.{i}", AttentionMap(*torch.zeros(2, 1, 16, 1024, 1)))
+    with pytest.raises(ValueError, match="clearhead view"):
+        seen.save("x.html")
+    monkeypatch.setattr(page_module, "MOST_CELLS", 40)
+    with pytest.raises(TooLarge, match="49 weights are too many"):
+        a_map(heads=1).page().html()
+
+
+def test_the_limit_is_about_what_can_be_seen():
+    """The message spoke of 33,554,432 weights, and a causal map of 64,000,000 was written."""
+    q, k = torch.zeros(2, 1, 1, 8000, 1)
+    pictures.check_size([AttentionMap(q, k, Mask.causal())], 0)
+    tensor = torch.ones(8000, 8000, dtype=torch.bool).tril()
+    pictures.check_size([AttentionMap(q, k, Mask.custom(tensor))], 0)
+    small = AttentionMap(q[:, :, :5000], k[:, :, :5000])
+    pictures.check_size([small], 0)
+    told = r"64,000,000 weights are too many for one page. It holds 33,554,432 that can be seen, "
+    told += r"and 67,108,864 with those that are hidden"
+    for m in (AttentionMap(q, k), AttentionMap(q, k, Mask.causal() | Mask.window(1, 3000))):
+        with pytest.raises(TooLarge, match=told):
+            m.page()
+    seen = Seen()
+    seen.add("a", small)
+    seen.add("b", small)
+    with pytest.raises(TooLarge, match=r"50,000,000(.|\n)*seen\[name\].select\(heads=\[0, 1\]\)"):
+        seen.save("x.html")
+    with pytest.raises(IndexError, match="batch: 1 is not one of the 1 sequences"):
+        seen.page(batch=1)
+
+
+def test_a_layer_whose_parts_do_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"weights: expected \(heads=1, rows=2, columns=3\)"):
+        Layer("x", np.zeros((1, 2, 2)), None, ("a", "b"), ("a", "b", "c"), ("",))
+    with pytest.raises(ValueError, match="hidden: expected"):
+        Layer("x", np.zeros((1, 2, 2)), np.zeros((2, 2), bool), ("a", "b"), ("a", "b"), ("",))
+
+
+# Words and labels.
+
+
+def test_the_words_are_those_of_the_table_of_heads():
+    """A page measures from the weights what `Seen.heads` streams; both say the same."""
+    seen, tokens = page_cases.model(), page_cases.words(40)
+    known = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
+    table = seen.heads(torch.tensor([[known[token] for token in tokens]]))
+    layers = seen.page(tokens=tokens).layers
+    words = [words for layer in layers for words in layer.words]
+    assert words == [row.looks_at for row in table.rows]
+    for name in ("entropy", "distance", "previous", "sink", "same_token", "induction"):
+        found = [number for layer in layers for number in layer.scores[name]]
+        assert found == pytest.approx([getattr(row, name) for row in table.rows], abs=1e-5)
+
+
+def test_the_words_leave_filling_out_as_the_table_does():
+    torch.manual_seed(0)
+    mask = Mask.causal() & Mask.padding([9], "right")
+    seen = Seen()
+    seen.add("a", AttentionMap(torch.randn(1, 3, 31, 4), torch.randn(1, 3, 31, 4), mask))
+    ids = torch.arange(31)[None] % 2
+    layer = seen.page(tokens=[str(i) for i in ids[0].tolist()]).layers[0]
+    for name in ("entropy", "distance", "previous", "sink"):
+        expected = [getattr(row, name) for row in seen.heads(ids).rows]
+        assert layer.scores[name] == pytest.approx(expected, abs=1e-5)
+    assert "same_token" not in layer.scores  # 7 real tokens are copies: too few
+
+
+def test_a_few_repeated_tokens_say_nothing_about_copies():
+    few = trace(MultiHeadAttention(4, 4, 8, 0.0, 1), torch.randn(1, 3, 4), tokens=["a", "b", "a"])
+    assert "induction" not in few.page().layers[0].scores
+
+
+def test_labels():
+    assert page_layers.labels(2, 2, None) == (("t0", "t1"), ("t0", "t1"))
+    assert page_layers.labels(1, 3, None) == (("t2",), ("t0", "t1", "t2"))
+    assert page_layers.labels(2, 3, ["a", "b"]) == (("a", "b"), ("t0", "t1", "t2"))
+    assert page_layers.labels(1, 2, None, ["a", "b"]) == (("b",), ("a", "b"))
+    assert page_layers.labels(3, 2, None, ["a", "b"])[0] == ("t0", "t1", "t2")
+    with pytest.raises(ShapeError, match="tokens: expected one label per query, 2 of them, got 1"):
+        page_layers.labels(2, 5, ["a"])
+    with pytest.raises(ShapeError, match="context_tokens: expected one label per key, 5"):
+        page_layers.labels(2, 5, ["a", "b"], ["a"])
+    with pytest.raises(ShapeError, match="tokens: expected a list of labels, got one string"):
+        page_layers.labels(2, 2, "ab")
+    with pytest.raises(ShapeError, match=r"tokens: expected 40 labels(.|\n)*got 3"):
+        page_cases.model().page(tokens=["a", "b", "c"])
+    with pytest.raises(IndexError, match="batch: 1 is not one of the 1 sequences"):
+        a_map().page(batch=1)
+
+
+def test_the_calls_of_generation_become_one_map():
+    """A cache grows by a row a call; together they are the causal map of the whole text."""
+    q, k = torch.randn(2, 1, 2, 7, 5)
+    seen = Seen("m")
+    seen.add("h", AttentionMap(q[:, :, :4], k[:, :, :4], Mask.causal()))
+    for i in range(4, 7):
+        seen.add("h", AttentionMap(q[:, :, i : i + 1], k[:, :, : i + 1], Mask.causal()))
+    (layer,) = seen.page(tokens=list("abcdefg")).layers
+    whole = AttentionMap(q, k, Mask.causal())
+    np.testing.assert_allclose(layer.weights, whole.dense()[0].numpy(), atol=1e-6)
+    np.testing.assert_array_equal(layer.hidden[0], np.triu(np.ones((7, 7), bool), 1))
+    assert layer.rows == layer.columns == tuple("abcdefg")
+    seen.add("h", whole)  # another text: it does not continue the one before
+    assert seen.page().layers[0].weights.shape == (2, 7, 7)
+
+
+def test_right_to_left_is_noticed():
+    about, _ = blocks(page_cases.right_to_left().page().html())
+    assert about["rtl"] == [True]
+    assert blocks(a_map().page().html())[0]["rtl"] == [False]
+
+
+# The steps.
+
+
+def test_the_steps_carry_the_numbers_of_the_trace():
+    made = page_cases.everything()
+    about, data = blocks(made.page().html())
+    flat = numbers(data["walk"], 4)
+    for name, place in about["walk"]["tensors"].items():
+        strides = [4 * stride for stride in place["strides"]]
+        array = np.lib.stride_tricks.as_strided(flat[place["offset"] :], place["shape"], strides)
+        np.testing.assert_array_equal(array, made[name][0].numpy(), err_msg=name)
+    assert {"x", "queries", "keys_rotated", "values_repeated", "output"} <= {
+        *about["walk"]["tensors"]
+    }
+    assert about["walk"]["keys"] == "keys_repeated"
+    assert about["walk"]["queries"] == "queries_rotated"
+    assert [step["number"] for step in about["walk"]["steps"]] == [s.number for s in made.steps]
+
+
+def test_what_shares_memory_is_stored_once():
+    """Splitting and transposing move nothing, so their numbers stand in the file once."""
+    made = page_cases.sentence().trace
+    about, data = blocks(made.page().html())
+    places = about["walk"]["tensors"]
+    assert places["queries"]["offset"] == places["queries_split"]["offset"]
+    assert places["queries"]["offset"] == places["queries_heads"]["offset"]
+    assert len(data["walk"]) == 4 * 6 * 8 * 7  # x, Q, K, V, context_heads, context_vec, output
+
+
+def test_a_trace_in_float64_and_one_whose_input_is_expanded():
+    x = torch.randn(1, 1, 4, dtype=torch.float64).expand(1, 5, 4)
+    module = MultiHeadAttention(4, 4, 8, 0.0, 2).double()
+    made = trace(module, x)
+    about, data = blocks(made.page().html())
+    flat, place = numbers(data["walk"], 4), about["walk"]["tensors"]["x"]
+    strides = [4 * stride for stride in place["strides"]]
+    array = np.lib.stride_tricks.as_strided(flat[place["offset"] :], place["shape"], strides)
+    np.testing.assert_allclose(array, x[0].numpy(), rtol=1e-6)
+
+
+# Safety.
+
+
+def test_nothing_leaves_its_block():
+    strings = page_cases.hostile()
+    module = MultiHeadAttention(4, 4, 512, 0.0, num_heads=2)
+    made = trace(module, torch.randn(1, len(strings), 4), tokens=strings)
+    text = made.page(title=strings[0], notes=strings).html()
+    text.encode("ascii")
+    plain = page_cases.sentence().trace.page().html()
+    for mark in ("<script", "</script", "<img", "<svg", "<!--", "<iframe", "<style"):
+        more = text.count("layer-0") - plain.count("layer-0")
+        assert text.count(mark) == plain.count(mark) + more, mark
+    about, _ = blocks(text)
+    assert about["labels"][0] == [drawing.visible(each) or "(empty)" for each in strings]
+
+
+def test_the_policy_has_the_hash_of_every_script_and_style():
+    text = page_cases.sentence().trace.page().html()
+    policy = html.unescape(
+        re.search(r'http-equiv="Content-Security-Policy" content="(.*?)"', text)[1]
+    )
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    assert re.search(r"\bhttps?:", policy) is None
+    for tag in ("script", "style"):
+        (inside,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert re.search(r"https?://(?!www\.w3\.org/2000/svg)", text) is None
+    assert not re.search(r"\.innerHTML|insertAdjacentHTML|document\.write|\beval\(", text)
+
+
+# Files and notebooks.
+
+
+def test_the_end_of_the_name_decides(tmp_path):
+    seen = page_cases.model()
+    seen.save(tmp_path / "x.html")
+    seen.save(tmp_path / "x.safetensors")
+    assert list(Seen.load(tmp_path / "x.safetensors")) == seen.layers
+    assert (tmp_path / "x.html").read_bytes().startswith(b"<!doctype html>")
+    for thing in (a_map(), page_cases.sentence().trace):
+        with pytest.raises(ValueError, match=r"'\.gif' is none(.|\n)*\.html, \.svg(.|\n)*x\.html"):
+            thing.save(tmp_path / "x.gif")
+        with pytest.raises(ValueError, match=r"'\.safetensors' is none|a map alone is not kept so"):
+            thing.save(tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="'no end' is none"):
+        seen.save(tmp_path / "x")
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        seen.save(tmp_path / "none" / "x.html")
+
+
+def test_a_map_alone_is_kept_through_seen(tmp_path):
+    with pytest.raises(
+        ValueError, match=r'seen.add\("map", m\)(.|\n)*seen.save\("x.safetensors"\)'
+    ):
+        a_map(heads=1).save(tmp_path / "x.safetensors")
+    seen = Seen()
+    seen.add("map", a_map(heads=1))
+    seen.save(tmp_path / "x.safetensors")
+    assert torch.equal(Seen.load(tmp_path / "x.safetensors")["map"][:], a_map(heads=1)[:])
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path):
+    file = tmp_path / "x.html"
+    file.write_text("old")
+
+    def fail():
+        raise TooLarge(5)
+
+    with pytest.raises(TooLarge):
+        save(file, fail)
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_nothing_seen_is_said():
+    with pytest.raises(ValueError, match="No attention was seen yet"):
+        Seen("m").save("x.html")
+
+
+def test_a_notebook_shows_the_page_in_a_frame():
+    for thing in (a_map(), page_cases.model(12), page_cases.sentence().trace):
+        frame = thing._repr_html_()
+        inside = re.search(r'<iframe srcdoc="(.*?)" sandbox="(.*?)"', frame, re.DOTALL)
+        assert inside[2] == "allow-scripts allow-downloads"
+        assert html.unescape(inside[1]).startswith("<!doctype html>")
+    weights = AttentionMap(*torch.zeros(2, 1, 4, 1024, 1))
+    assert "too many to keep in a notebook" in weights._repr_html_()
+    assert "iframe" not in weights._repr_html_()
+    half = AttentionMap(*torch.zeros(2, 1, 2, 1024, 1))
+    assert "too many to keep in a notebook" in half._repr_html_()
+
+
+def test_explain_writes_a_page(tmp_path, capsys):
+    file = tmp_path / "cat.html"
+    text = "the cat sat on the mat"
+    arguments = ["explain", text, "--untrained", "--query", "sat", "-o", str(file)]
+    with pytest.raises(SystemExit) as done:
+        main(arguments)
+    assert done.value.code == 0
+    assert capsys.readouterr() == ("", f"Wrote {file}\n")
+    about, _ = blocks(file.read_text())
+    assert about["title"] == "the cat sat on the mat"
+    assert about["start"] == {"view": "steps", "query": 2}
+    assert about["notes"][0].startswith("Untrained, random weights (seed 123)")
+    for wrong, said in ((file / "x.html", "there is no folder"), (tmp_path / "x.doc", "'.doc'")):
+        with pytest.raises(SystemExit) as done:
+            main(["explain", "a b", "--untrained", "-o", str(wrong)])
+        assert done.value.code == 2
+        assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["explain", "a b", "--untrained", "--json", "--step", "4c", "-o", str(file)])
+    found = capsys.readouterr()
+    assert found.err == f"Wrote {file}\n"
+    assert json.loads(found.out)["steps"]
+    assert blocks(file.read_text())[0]["start"]["step"] == "4c"
+
+
+def test_explain_writes_its_json_to_the_file_and_nowhere_else(tmp_path, capsys):
+    """`--json -o a.html` printed the whole JSON, too, and `-o a.json` was refused."""
+    file = tmp_path / "cat.json"
+    words = ["explain", "a b", "--untrained", "--step", "4c"]
+    for each in ([], ["--json"]):
+        with pytest.raises(SystemExit) as done:
+            main([*words, *each, "-o", str(file)])
+        assert done.value.code == 0
+        assert capsys.readouterr() == ("", f"Wrote {file}\n")
+        written = file.read_text()
+        file.unlink()
+    with pytest.raises(SystemExit):
+        main([*words, "--json"])
+    assert capsys.readouterr().out == written
+    with pytest.raises(SystemExit) as done:
+        main([*words, "-o", str(tmp_path / "no" / "cat.json")])
+    assert done.value.code == 2
+    assert "--out" in capsys.readouterr().err
+
+
+def test_a_title_with_every_kind_of_character():
+    text = Page("é <b> \ud800 \n 猫", ()).html()
+    assert "<title>&#233; &lt;b&gt; \\ud800 \\n &#29483;</title>" in text
+
+
+def test_capitals_in_the_end_of_a_name(tmp_path):
+    q = torch.randn(1, 2, 5, 4)
+    m = AttentionMap(q, q)
+    for end in (".svg", ".SVG"):
+        m.save(tmp_path / f"x{end}", head=1)
+    assert (tmp_path / "x.SVG").read_bytes() == (tmp_path / "x.svg").read_bytes()
+    seen = Seen("model")
+    seen.add("layer", m)
+    seen.save(tmp_path / "x.SAFETENSORS")
+    assert Seen.load(tmp_path / "x.SAFETENSORS").layers == ["layer"]

@@ -1,0 +1,367 @@
+"""Other runtimes: compiled, exported, run in onnxruntime: the numbers stay the module's."""
+
+import copy
+import logging
+import pickle
+import re
+import warnings
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+from clearhead import Mask, MultiHeadAttention, Rope, cli, lab
+from clearhead.exporter import export_file
+from clearhead.exporter.export_file import export
+from clearhead.gpt2 import GPT2, TransformerBlock
+
+CONTEXT = 19
+CONFIG = {
+    "vocab_size": 31,
+    "context_length": CONTEXT,
+    "d_model": 12,
+    "num_heads": 3,
+    "num_layers": 2,
+    "dropout": 0.1,
+    "qkv_bias": True,
+}
+KINDS = {
+    "plain": {},
+    "grouped, rotary, normed": {"num_kv_heads": 3, "rope": Rope(), "qk_norm": True},
+    "window": {"window": 5},
+    "both directions": {"causal": False, "window": 3},
+}
+
+
+def attention(**options) -> MultiHeadAttention:
+    return MultiHeadAttention(10, 24, CONTEXT, 0.1, num_heads=6, **options).eval()
+
+
+def run_onnx(path, inputs):
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return [
+        torch.from_numpy(array)
+        for array in session.run(None, {name: value.numpy() for name, value in inputs.items()})
+    ]
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-5)
+
+
+# torch.compile.
+
+
+@pytest.mark.parametrize(("kind", "dynamic"), [("plain", None), ("grouped, rotary, normed", True)])
+def test_compiling_does_not_start_again_for_every_length(kind, dynamic):
+    """The first length may be compiled for itself; all that follow share one graph."""
+    torch.compiler.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    module = attention(**KINDS[kind])
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    with torch.no_grad():
+        for tokens in (3, 5, 11, CONTEXT):
+            x = torch.randn(2, tokens, 10)
+            torch.testing.assert_close(compiled(x), module(x))
+    assert counters["stats"]["unique_graphs"] == (1 if dynamic else 2)
+
+
+def test_gpt2_compiles_as_one_graph():
+    torch.compiler.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    model = GPT2({**CONFIG, "num_layers": 1}).eval()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    with torch.no_grad():
+        for tokens in (3, 7, CONTEXT):
+            ids = torch.randint(31, (2, tokens))
+            torch.testing.assert_close(compiled(ids), model(ids))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+# torch.export.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torch_export_takes_every_batch_and_length(kind):
+    """The book's class fails at tokens = context_length; this one must not."""
+    module = attention(**KINDS[kind])
+    shapes = {"x": {0: Dim("batch"), 1: Dim("tokens", max=CONTEXT)}}
+    program = torch.export.export(module, (torch.randn(2, 3, 10),), dynamic_shapes=shapes)
+    for batch, tokens in [(1, 1), (3, 5), (2, CONTEXT)]:
+        x = torch.randn(batch, tokens, 10)
+        torch.testing.assert_close(program.module()(x), module(x))
+    operators = {str(node.target) for node in program.graph.nodes}
+    assert not any("clearhead" in operator for operator in operators)
+
+
+class Padded(nn.Module):
+    """A mask that SDPA cannot be told in words, over more cells than `auto` gives it otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = MultiHeadAttention(10, 24, 300, 0.0, num_heads=6).eval()
+
+    def forward(self, x, lengths):
+        return self.inner(x, mask=Mask.padding(lengths, side="left"))
+
+
+def test_an_exported_mask_is_free_of_lengths_and_zeroes_rows_that_see_nothing(tmp_path):
+    module = Padded().eval()
+    batch, tokens = Dim("batch"), Dim("tokens", max=300)
+    shapes = {"x": {0: batch, 1: tokens}, "lengths": {0: batch}}
+    example = (torch.randn(2, 3, 10), torch.tensor([3, 2]))
+    program = torch.export.export(module, example, dynamic_shapes=shapes)
+    path = tmp_path / "padded.onnx"
+    with export_file._only_our_warnings():
+        torch.onnx.export(program, dynamo=True, verbose=False, input_names=["x", "lengths"]).save(
+            path
+        )
+    for size, lengths in [(300, [300, 7]), (1, [1, 1])]:
+        x, lengths = torch.randn(2, size, 10), torch.tensor(lengths)
+        wanted = module(x, lengths).detach()
+        torch.testing.assert_close(program.module()(x, lengths).detach(), wanted)
+        close(wanted, run_onnx(path, {"x": x, "lengths": lengths})[0])
+
+
+# export().
+
+
+def test_onnx_of_the_module_and_of_its_cached_step(tmp_path):
+    module = attention(**KINDS["grouped, rotary, normed"])
+    export(module, tmp_path / "whole.onnx")
+    export(module, tmp_path / "step.onnx", what="step")
+    x = torch.randn(3, CONTEXT, 10)
+    wanted = module(x).detach()
+    close(wanted, run_onnx(tmp_path / "whole.onnx", {"x": x})[0])
+    keys = values = torch.zeros(3, 3, 0, 4)  # no token yet
+    for first, last in [(0, 7), (7, 8), (8, 9), (9, CONTEXT)]:
+        inputs = {"x": x[:, first:last], "past.0.keys": keys, "past.0.values": values}
+        output, keys, values = run_onnx(tmp_path / "step.onnx", inputs)
+        close(wanted[:, first:last], output)
+    assert keys.shape == (3, 3, CONTEXT, 4)
+
+
+def test_onnx_of_gpt2_and_of_its_cached_step(tmp_path):
+    model = GPT2(CONFIG).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # logits near 0 would be close to anything
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    said = []
+    whole = export(model, tmp_path / "whole.onnx", say=said.append)
+    step = export(model, tmp_path / "step.onnx", what="step")
+    assert (whole.inputs, whole.outputs) == (["ids"], ["logits"])
+    assert step.inputs == ["ids", *(f"past.{n}.{k}" for n in (0, 1) for k in ("keys", "values"))]
+    assert whole.gap < 1e-5
+    assert (1, CONTEXT, 0) in whole.sizes
+    assert (1, 1, CONTEXT - 1) in step.sizes
+    assert said[:2] == ["tracing the module", "writing whole.onnx"]
+    assert "comparing" in said[-1]
+
+    ids = torch.randint(31, (2, CONTEXT))
+    wanted = model(ids).detach()
+    assert wanted.abs().max() > 1
+    close(wanted, run_onnx(whole.path, {"ids": ids})[0])
+    past = {name: torch.zeros(2, 3, 0, 4) for name in step.inputs[1:]}
+    for first, last in [(0, 5), (5, 6), (6, CONTEXT)]:
+        logits, *present = run_onnx(step.path, {"ids": ids[:, first:last], **past})
+        past = dict(zip(step.inputs[1:], present, strict=True))
+        close(wanted[:, first:last], logits)
+
+    for path in (whole.path, step.path):
+        written = onnx.load(path)
+        onnx.checker.check_model(written)
+        assert {node.domain for node in written.graph.node} == {""}, "standard operators only"
+        assert [opset.domain for opset in written.opset_import] == [""]
+        assert not written.functions
+        axes = written.graph.input[0].type.tensor_type.shape.dim
+        assert [axis.dim_param for axis in axes] == ["batch", "tokens"]
+        assert b".py" not in path.read_bytes(), "no path of this machine"
+        about = {entry.key: entry.value for entry in written.metadata_props}["clearhead"]
+        assert '"schema": 1' in about
+        assert '"context_length": 19' in about
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["step.onnx", "whole.onnx"]
+
+
+def test_pt2_of_a_block(tmp_path):
+    block = TransformerBlock(CONFIG).eval()
+    written = export(block, tmp_path / "block.pt2", what="step")
+    assert written.gap < 1e-6
+    x = torch.randn(2, CONTEXT, 12)
+    empty = torch.zeros(2, 3, 0, 4)
+    output, keys, _ = torch.export.load(written.path).module()(x, [empty, empty])
+    torch.testing.assert_close(output, block(x))
+    assert keys.shape == (2, 3, CONTEXT, 4)
+
+
+def test_a_file_that_gives_other_numbers_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(export_file, "TOLERANCE", -1.0)
+    (tmp_path / "old.pt2").write_text("what was there before")
+    with pytest.raises(
+        export_file.UnequalExport, match=r"output: the exported file is off by .* tokens 1"
+    ):
+        export(attention(), tmp_path / "old.pt2")
+    assert (tmp_path / "old.pt2").read_text() == "what was there before"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_without_onnxruntime_nothing_is_compared(tmp_path, monkeypatch):
+    real = export_file.importlib.util.find_spec
+    monkeypatch.setattr(
+        export_file.importlib.util, "find_spec", lambda n: None if n == "onnxruntime" else real(n)
+    )
+    written = export(attention(), tmp_path / "x.onnx")
+    assert (written.gap, written.sizes) == (None, [])
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(export_file.importlib.util, "find_spec", lambda name: None)
+    message = r"ONNX files need onnx and onnxscript\.\n  pip install 'clearhead\[onnx\]'"
+    with pytest.raises(ModuleNotFoundError, match=message):
+        export(attention(), tmp_path / "x.onnx")
+
+
+@pytest.mark.parametrize(
+    ("module", "path", "what", "error", "message"),
+    [
+        (attention, "x.pb", "model", ValueError, "path: expected a name that ends in .onnx or"),
+        (attention, "x.onnx", "all", ValueError, 'what must be "model" or "step", got \'all\'.'),
+        (lambda: nn.Linear(2, 3), "x.onnx", "model", TypeError, "GPT2, got Linear."),
+        (
+            lambda: attention().train(),
+            "x.onnx",
+            "model",
+            ValueError,
+            "dropout: dropout 0.1 is on, so that two runs differ",
+        ),
+        (
+            lambda: attention(kernel="blocked"),
+            "x.onnx",
+            "model",
+            ValueError,
+            'kernel="blocked" is an operator of Clearhead\'s own, which no other runtime has.',
+        ),
+        (
+            lambda: MultiHeadAttention(4, 4, 3, 0.0, num_heads=2),
+            "x.onnx",
+            "step",
+            ValueError,
+            "context_length is 3: an axis of so few lengths cannot be free",
+        ),
+        (
+            lambda: attention(causal=False),
+            "x.onnx",
+            "step",
+            ValueError,
+            "only causal attention can go step by step",
+        ),
+        (
+            lambda: attention().bfloat16(),
+            "x.onnx",
+            "model",
+            ValueError,
+            "the weights are bfloat16: runtimes round half precision in their own ways",
+        ),
+    ],
+)
+def test_what_cannot_be_exported_says_why(tmp_path, module, path, what, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        export(module(), tmp_path / path, what=what)
+    assert not list(tmp_path.iterdir())
+
+
+# The command.
+
+
+def test_the_command_writes_compares_and_tells(tmp_path, capsys):
+    model = GPT2({**CONFIG, "dropout": 0.0}).eval()
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["export", "--model", str(tmp_path / "model"), str(tmp_path / "m.pt2")])
+    out = capsys.readouterr().out
+    assert end.value.code == 0
+    assert "in    ids" in out
+    assert "equal to the model within" in out
+    ids = torch.randint(31, (1, 4))
+    torch.testing.assert_close(torch.export.load(tmp_path / "m.pt2").module()(ids), model(ids))
+
+
+def test_the_command_takes_the_model_in_the_box(tmp_path, capsys, monkeypatch):
+    small = GPT2({**CONFIG, "num_layers": 1, "dropout": 0.0}).eval()
+    monkeypatch.setattr(lab, "load", lambda path: (small, None))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["export", str(tmp_path / "lab.pt2"), "--what", "step"])
+    assert end.value.code == 0
+    assert "in    ids, past.0.keys, past.0.values\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_torch_keeps_its_warnings_to_itself(verbose):
+    """`torchvision is not installed`, said torch's logger to everyone who exported to ONNX."""
+    theirs = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before = [logging.getLogger(name).level for name in export_file._TALKATIVE]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with export_file._only_our_warnings(verbose):
+            warnings.warn("inside", FutureWarning, stacklevel=1)
+            assert theirs.isEnabledFor(logging.WARNING) == verbose
+            assert theirs.isEnabledFor(logging.ERROR)
+    assert len(caught) == verbose
+    assert [logging.getLogger(name).level for name in export_file._TALKATIVE] == before
+
+
+def test_the_command_says_why_not(tmp_path, capsys):
+    model = GPT2({**CONFIG, "dropout": 0.0}).eval()
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["export", "--model", str(tmp_path / "model"), str(tmp_path / "m.tflite")])
+    assert end.value.code == 2
+    assert "expected a name that ends in .onnx or .pt2" in capsys.readouterr().err
+
+
+# Saving, copying, and building without memory.
+
+
+@pytest.mark.parametrize("build", [attention, lambda: GPT2(CONFIG).eval()], ids=["module", "gpt2"])
+def test_save_load_copy_and_pickle_keep_the_function(build, tmp_path):
+    module = build()
+    x = torch.randint(31, (2, 5)) if isinstance(module, GPT2) else torch.randn(2, 5, 10)
+    wanted = module(x)
+    torch.save(module.state_dict(), tmp_path / "weights.pt")
+    loaded = build()
+    loaded.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    torch.save(module, tmp_path / "whole.pt")
+    whole = torch.load(tmp_path / "whole.pt", weights_only=False)
+    for twin in (loaded, whole, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        torch.testing.assert_close(twin(x), wanted, atol=0, rtol=0)
+        assert twin is not module
+
+
+def test_a_model_built_on_meta_gets_its_weights_later():
+    model = GPT2(CONFIG).eval()
+    with torch.device("meta"):
+        empty = GPT2(CONFIG).eval()
+    assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
+    empty.to_empty(device="cpu")
+    empty.reset_parameters()
+    assert all(parameter.isfinite().all() for parameter in empty.parameters())
+    empty.load_state_dict(model.state_dict())
+    ids = torch.randint(31, (2, 5))
+    torch.testing.assert_close(empty(ids), model(ids))
+    with torch.device("meta"):
+        again = GPT2(CONFIG).eval()
+    again.load_state_dict(model.state_dict(), assign=True)
+    torch.testing.assert_close(again(ids), model(ids))
+
+
+@pytest.mark.slow
+def test_gpt2_small_in_full_size(tmp_path):
+    from clearhead import GPT2_CONFIGS
+
+    model = GPT2(GPT2_CONFIGS["gpt2-small"]).eval()
+    for what in ("model", "step"):
+        assert export(model, tmp_path / f"{what}.onnx", what=what).gap < 1e-5

@@ -1,0 +1,713 @@
+"""Each claim's verdict where it is exact, and that each experiment can come out the other way."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from typer.testing import CliRunner
+
+from clearhead import cli, ladder
+from clearhead.lab import grammar
+from clearhead.lab.claims import (
+    arithmetic_claims,
+    catalogue,
+    claim_report,
+    cost_claims,
+    figure_claims,
+    head_claims,
+    mask_claims,
+    shape_claims,
+    training_claims,
+)
+from clearhead.lab.claims.catalogue import CLAIMS
+from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if
+from clearhead.masks import Mask
+from clearhead.timing import Row
+from clearhead.training.loop import Settings, new_model
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "bench" / "results" / "claims-cpu.json"
+
+VERDICTS = {
+    "rows-sum-to-one": "holds if no weight is dropped",
+    "dot-product-variance": "holds if the entries are independent, with mean 0 and variance 1",
+    "softmax-saturates": "holds if d_k is about 64 or more",
+    "gradients-vanish": "holds if only softmax's own derivative counts and d_k is 256 or more",
+    "root-of-d-out": "holds if there is one head",
+    "one-matrix": "holds if it is the product of the two",
+    "blind-to-order": "holds if there is no causal mask",
+    "cat-weights": "does not hold",
+    "four-by-four-weights": "does not hold",
+    "journey-weights": "does not hold",
+    "gpt2-parameters": "does not hold",
+    "attention-parameters": "does not hold",
+    "gpt2-24-heads": "does not hold",
+    "gpt2-qkv-bias": "does not hold",
+    "256-in-12-heads": "holds if d_out is 768",
+    "mask-and-scaling": "holds",
+    "mask-after-softmax": "holds if each row is divided by its sum again",
+    "mask-future": "holds",
+    "minus-1e9": "holds if the numbers are not float16 and every row keeps a key",
+    "fully-masked-row": "holds if it is done by softmax written out",
+    "same-shape": "holds if d_in = d_out",
+    "view-never-copies": "holds",
+    "contiguous": (
+        "holds if .view merges them, not .reshape, and there are several heads and tokens"
+    ),
+    "too-long": "does not hold",
+    "no-super-init": "does not hold",
+    "not-divisible": "does not hold",
+    "memory-n-squared": "holds if it is plain",
+    "mask-cheating": "holds",
+    "dropout-overfitting": "holds if lessening counts as preventing",
+    "more-heads": "holds if the task needs several places at a time",
+    "head-subject-verb": "holds",
+    "head-pronoun": "holds",
+    "head-adjective-noun": "holds",
+    "head-adjacent-words": "does not hold",
+    "head-long-range": "holds if what it looks for is there",
+    "head-position": "does not hold",
+    "removing-heads": "does not hold",
+    "attention-explains": "holds if a rough guide is enough",
+}
+
+
+# What each experiment is run on instead, and what it must then say.
+
+
+def scaled(d_k: int) -> float:
+    return d_k**-0.5
+
+
+def correlated(count: int, d: int) -> torch.Tensor:
+    return torch.randn(count, 1).expand(count, d)
+
+
+def positions(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.arange(x.shape[1])[:, None]
+
+
+def never_nan(q, k, v, visible):
+    return mask_claims._ours(q, k, v, visible)
+
+
+class NoMask(nn.Module):
+    """Attention of the paper's form as a causal one: it has no mask."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.inner = ladder.EncoderAttention(16, 4)
+
+    def forward(self, x):
+        return self.inner(x)[0]
+
+
+class Table(nn.Module):
+    """Something that asks a table for row 6 of 6."""
+
+    def __init__(self, context_length: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(context_length, 4)
+
+    def forward(self, x):
+        return x + self.table(torch.arange(x.shape[1]))
+
+
+def no_layer() -> None:
+    raise RuntimeError("what the notes expect")
+
+
+def asserting(d_out: int, heads: int) -> None:
+    assert d_out % heads == 0
+
+
+def same_width(d_in: int, d_out: int) -> nn.Module:
+    return ladder.MultiHeadAttention(d_in, d_in, 10, 0.0, num_heads=4)
+
+
+def in_pieces(q, k, v):
+    """Attention one query at a time: memory n, not n²."""
+    rows = [cost_claims.plain(q[..., i : i + 1, :], k, v) for i in range(0, q.shape[-2], 64)]
+    return torch.cat(rows, dim=-2)
+
+
+def timed(**seconds: float) -> cost_claims.Race:
+    """A race whose outcome is known: every round takes the same time."""
+
+    def run(runs: cost_claims.Runs, quick: bool) -> dict[str, Row]:
+        rounds = range(9)
+        return {
+            name: Row(name, "timed", seconds=dict.fromkeys(rounds, seconds[name.replace(" ", "_")]))
+            for name in runs
+        }
+
+    return run
+
+
+def frugal(q, k, v, future):
+    """Masks in place and needs no memory for the weights, either."""
+    scores = q @ k.transpose(-2, -1)
+    scores.masked_fill_(future, -torch.inf).sub_(scores.amax(-1, keepdim=True)).exp_()
+    return (scores @ v) / scores.sum(-1, keepdim=True)
+
+
+def untrained() -> head_claims.Trained:
+    return new_model(Settings(seed=3)).eval(), grammar.tokenizer()
+
+
+def looking(rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> head_claims.Trained:
+    """An untrained model that may look only where the rule says (or at itself, if nowhere)."""
+    model, tokens = untrained()
+    for block in model.blocks:
+        project = block.attention.project
+
+        def look(x, *rest, project=project, **options):
+            queries, keys, values, _ = project(x, *rest, **options)
+            place = torch.arange(x.shape[1])
+            visible = rule(place[:, None], place)
+            visible |= torch.eye(len(place), dtype=torch.bool) & ~visible.any(1, keepdim=True)
+            return queries, keys, values, Mask.custom(visible)
+
+        block.attention.project = look
+    return model, tokens
+
+
+def back() -> head_claims.Trained:
+    return looking(lambda query, key: key == query - 1)
+
+
+def far_back() -> head_claims.Trained:
+    return looking(lambda query, key: (query - key >= head_claims.FAR) & (key > 0))
+
+
+def headless() -> head_claims.Trained:
+    """A model to which its heads contribute nothing."""
+    model, tokens = untrained()
+    for block in model.blocks:
+        nn.init.zeros_(block.attention.out_proj.weight)
+    return model, tokens
+
+
+PLANTS: dict[str, list[tuple[Callable[[], Finding], str]]] = {
+    "rows-sum-to-one": [
+        (lambda: arithmetic_claims.rows_sum_to_one(lambda s: s.softmax(dim=-2)), "does not hold")
+    ],
+    "dot-product-variance": [
+        (lambda: arithmetic_claims.dot_product_variance(correlated), "does not hold"),
+        (lambda: arithmetic_claims.dot_product_variance(torch.rand), "does not hold"),
+    ],
+    "softmax-saturates": [(lambda: arithmetic_claims.softmax_saturates(scaled), "does not hold")],
+    "gradients-vanish": [
+        (lambda: arithmetic_claims.gradients_vanish(scaled), "does not hold"),
+        # So steep that not one row is undecided: then W_query learns nothing, too.
+        (lambda: arithmetic_claims.gradients_vanish(lambda d: 1e6), "holds if"),
+    ],
+    "root-of-d-out": [
+        (
+            lambda: arithmetic_claims.scale_by_root_of_d_out(lambda d_out, head_dim: head_dim),
+            "holds",
+        ),
+        (
+            lambda: arithmetic_claims.scale_by_root_of_d_out(lambda d_out, head_dim: 1),
+            "does not hold",
+        ),
+    ],
+    "one-matrix": [
+        (lambda: arithmetic_claims.one_matrix_for_query_and_key(bias=1.0), "does not hold"),
+        (
+            lambda: arithmetic_claims.one_matrix_for_query_and_key(
+                lambda d, head_dim: torch.randn(d, head_dim, dtype=torch.float64).expand(2, -1, -1)
+            ),
+            "holds",
+        ),
+    ],
+    "blind-to-order": [(lambda: arithmetic_claims.blind_to_order(positions), "does not hold")],
+    "cat-weights": [(lambda: figure_claims.cat_weights((0.22, 0.45, 0.33)), "holds")],
+    "four-by-four-weights": [
+        (
+            lambda: figure_claims.four_by_four_weights(
+                ((1.0,), (0.45, 0.55), (0.30, 0.37, 0.33), (0.25, 0.21, 0.23, 0.31))
+            ),
+            "holds",
+        )
+    ],
+    "journey-weights": [
+        (lambda: figure_claims.journey_weights((0.14, 0.24, 0.23, 0.12, 0.11, 0.16)), "holds")
+    ],
+    "gpt2-parameters": [
+        (lambda: figure_claims.gpt2_parameters({"gpt2-small": 124, "gpt2-large": 774}), "holds")
+    ],
+    "attention-parameters": [
+        (
+            lambda: figure_claims.attention_parameters(lambda: nn.Linear(768, 4 * 768, bias=False)),
+            "holds",
+        ),
+        (lambda: figure_claims.attention_parameters(printed=2_360_064), "holds"),
+    ],
+    "gpt2-24-heads": [(lambda: figure_claims.medium_has_24_heads({"gpt2-medium": 16}), "holds")],
+    "gpt2-qkv-bias": [(lambda: figure_claims.gpt2_without_qkv_bias(True), "holds")],
+    "256-in-12-heads": [
+        (lambda: figure_claims.heads_of_256(lambda d_out, heads: 64), "holds"),
+        (
+            lambda: figure_claims.heads_of_256(lambda d_out, heads: d_out // heads + 1),
+            "does not hold",
+        ),
+    ],
+    "mask-and-scaling": [
+        (lambda: mask_claims.mask_before_or_after_scaling(-20.0), "does not hold")
+    ],
+    "mask-after-softmax": [
+        (
+            lambda: mask_claims.mask_after_softmax(
+                lambda w, future: F.normalize(w.masked_fill(future, 0.0), p=1, dim=-1)
+            ),
+            "holds",
+        ),
+        (
+            lambda: mask_claims.mask_after_softmax(lambda w, future: w.masked_fill(future, 0.1)),
+            "does not hold",
+        ),
+    ],
+    "mask-future": [(lambda: mask_claims.mask_hides_the_future(NoMask), "does not hold")],
+    "minus-1e9": [
+        (lambda: mask_claims.minus_1e9(-torch.inf), "holds"),
+        (lambda: mask_claims.minus_1e9(-10.0), "does not hold"),
+    ],
+    "fully-masked-row": [
+        (lambda: mask_claims.fully_masked_row({"safe": never_nan}), "does not hold"),
+        (lambda: mask_claims.fully_masked_row({"plain": mask_claims._written_out}), "holds"),
+    ],
+    "same-shape": [
+        (lambda: shape_claims.same_shape(same_width), "holds"),
+        (lambda: shape_claims.same_shape(lambda d_in, d_out: nn.Linear(d_in, 5)), "does not hold"),
+    ],
+    "view-never-copies": [
+        (lambda: shape_claims.view_never_copies(lambda x, shape: x.reshape(shape)), "does not hold")
+    ],
+    "contiguous": [
+        (
+            lambda: shape_claims.contiguous_is_needed(lambda x, shape: x.reshape(shape)),
+            "does not hold",
+        )
+    ],
+    "too-long": [(lambda: shape_claims.too_long_is_an_index_error(Table), "holds")],
+    "no-super-init": [(lambda: shape_claims.no_super_init_is_a_runtime_error(no_layer), "holds")],
+    "not-divisible": [
+        (lambda: shape_claims.not_divisible_is_an_assertion_error(asserting), "holds")
+    ],
+    "split-projection": [
+        (
+            lambda: cost_claims.split_projection_is_faster(timed(per_head=2, split=1), quick=True),
+            "holds",
+        ),
+        (
+            lambda: cost_claims.split_projection_is_faster(timed(per_head=1, split=2), quick=True),
+            "does not hold",
+        ),
+    ],
+    "in-place": [
+        (
+            lambda: cost_claims.in_place_is_more_efficient(
+                race=timed(in_place=2, copy=1), quick=True
+            ),
+            "does not hold",
+        ),
+        (
+            lambda: cost_claims.in_place_is_more_efficient(
+                race=timed(in_place=1, copy=2), quick=True
+            ),
+            "holds if",
+        ),
+        (
+            lambda: cost_claims.in_place_is_more_efficient(
+                frugal, timed(in_place=1, copy=2), quick=True
+            ),
+            "holds",
+        ),
+    ],
+    "time-n-squared": [
+        (
+            lambda: cost_claims.time_grows_with_n_squared(timed(**{"n": 1, "4_n": 16}), quick=True),
+            "holds",
+        ),
+        (
+            lambda: cost_claims.time_grows_with_n_squared(timed(**{"n": 1, "4_n": 4}), quick=True),
+            "does not hold",
+        ),
+    ],
+    "memory-n-squared": [
+        (lambda: cost_claims.memory_grows_with_n_squared({"plain": cost_claims.plain}), "holds"),
+        (lambda: cost_claims.memory_grows_with_n_squared({"pieces": in_pieces}), "does not hold"),
+    ],
+    "mask-cheating": [
+        (
+            lambda: training_claims.mask_prevents_cheating(lambda attention: None, quick=True),
+            "does not hold",
+        )
+    ],
+    "dropout-overfitting": [
+        (lambda: training_claims.dropout_prevents_overfitting(0.0, quick=True), "does not hold")
+    ],
+    "more-heads": [
+        (
+            lambda: training_claims.more_heads_are_richer(lambda heads, places, seed: 0.5),
+            "does not hold",
+        ),
+        (
+            lambda: training_claims.more_heads_are_richer(lambda heads, places, seed: heads / 16),
+            "holds",
+        ),
+    ],
+    "head-subject-verb": [
+        (lambda: head_claims.head_subject_verb(untrained, quick=True), "does not hold")
+    ],
+    "head-pronoun": [(lambda: head_claims.head_pronoun(untrained, quick=True), "does not hold")],
+    "head-adjective-noun": [
+        (lambda: head_claims.head_adjective_noun(untrained, quick=True), "does not hold"),
+    ],
+    "head-adjacent-words": [(lambda: head_claims.head_adjacent_words(back), "holds")],
+    "head-long-range": [
+        (lambda: head_claims.head_long_range(untrained, quick=True), "does not hold"),
+        (lambda: head_claims.head_long_range(far_back, quick=True), "holds"),
+    ],
+    "head-position": [(lambda: head_claims.head_position(back), "holds")],
+    "removing-heads": [(lambda: head_claims.heads_can_be_removed(headless), "holds")],
+    "attention-explains": [
+        (lambda: head_claims.attention_explains(untrained, quick=True), "does not hold")
+    ],
+}
+
+
+def test_there_are_enough_claims_and_each_has_its_counter_example():
+    assert len(CLAIMS) >= 30
+    assert set(PLANTS) == set(CLAIMS)
+    assert set(VERDICTS) == {name for name, each in CLAIMS.items() if not each.timed}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_verdict(name):
+    assert CLAIMS[name].run(quick=True).words == VERDICTS[name]
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_every_experiment_can_come_out_the_other_way(name):
+    for plant, verdict in PLANTS[name]:
+        found = plant()
+        assert found.verdict == verdict, found
+        if not CLAIMS[name].timed:
+            assert found.words != VERDICTS[name]
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_every_claim_explains_itself(name):
+    each = CLAIMS[name]
+    assert each.says.endswith(".")
+    assert len(each.explanation) > 40
+    assert (ROOT / "src" / "clearhead" / each.file).is_file()
+    source = (ROOT / "src" / "clearhead" / each.file).read_text(encoding="utf-8")
+    assert f"def {each.experiment.__name__}(" in source
+    begin = source.splitlines()[each.line - 1 :]
+    assert begin[0].startswith("@claim")
+    body = source.split(f"def {each.experiment.__name__}(")[1].split("\n\n\n")[0]
+    assert body.count("\n") < 60, "a student reads it in one go"
+
+
+# The helpers.
+
+
+def test_the_caller_keeps_its_random_numbers():
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    arithmetic_claims.rows_sum_to_one(seed=9)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_seeds_are_read_from_the_signature():
+    assert arithmetic_claims.gradients_vanish.seeds == [0, 1, 2, 3, 4]
+    assert arithmetic_claims.blind_to_order.seeds == [0]
+    assert figure_claims.cat_weights.seeds == []
+
+
+def test_quick_reaches_the_experiments_that_know_it():
+    asked = []
+
+    @claim("a", "A.")
+    def knows(*, quick: bool = False) -> Finding:
+        asked.append(quick)
+        return holds("", "")
+
+    @claim("b", "B.", timed=True)
+    def does_not(seed: int = 3) -> Finding:
+        return does_not_hold(str(seed), "")
+
+    knows.run(quick=True)
+    knows.run()
+    assert asked == [True, False]
+    assert does_not.run(quick=True).figure == "3"
+    assert does_not.timed
+    assert not knows.timed
+
+
+def test_finding_in_words():
+    assert str(holds_if("it rains", "3 mm", "2 to 4")) == "holds if it rains: 3 mm (2 to 4)"
+    assert holds("a", "b").words == "holds"
+
+
+def test_living_bytes_are_counted():
+    x = torch.zeros(1000)  # 4,000 bytes, not counted: it was there before
+
+    def run() -> torch.Tensor:
+        first = x + 1  # 4,000
+        second = first.view(10, 100) * 2  # 8,000; the view is no memory
+        del first
+        third = second.t() + 1  # 8,000 again
+        return third.sum()  # and 4
+
+    assert cost_claims.peak_bytes(run) == 8004
+    assert cost_claims.peak_bytes(lambda: x.view(10, 100)) == 0
+    assert cost_claims.peak_bytes(lambda: x.mul_(2)) == 0
+
+
+def test_both_forms_of_projection_are_the_ladder_s():
+    wrapper = ladder.MultiHeadAttentionWrapper(12, 5, 7, 0.0, num_heads=3).double()
+    weights = torch.stack(
+        [
+            torch.stack([getattr(head, name).weight for head in wrapper.heads])
+            for name in ("W_query", "W_key", "W_value")
+        ]
+    )
+    x = torch.randn(2, 7, 12, dtype=torch.float64)
+    for attend in (cost_claims.plain, cost_claims.fused):
+        torch.testing.assert_close(cost_claims.one_per_head(x, weights, attend), wrapper(x))
+        torch.testing.assert_close(cost_claims.split(x, weights, attend), wrapper(x))
+
+
+def test_filling_in_place_and_a_copy_are_the_same():
+    q, k, v = torch.randn(3, 2, 3, 7, 5).unbind()
+    future = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    torch.testing.assert_close(
+        cost_claims.fill_in_place(q, k, v, future), cost_claims.fill_a_copy(q, k, v, future)
+    )
+    torch.testing.assert_close(frugal(q, k, v, future), cost_claims.fill_a_copy(q, k, v, future))
+
+
+def test_the_floor_is_the_entropy_of_the_table():
+    torch.manual_seed(1)
+    chances = training_claims.table_of_chances()
+    ids = training_claims.walks(chances, 20_000)
+    entropy = -(chances * chances.log()).sum(-1)
+    assert training_claims.floor(chances, ids) == pytest.approx(
+        float(entropy[ids[:, :-1]].mean()), abs=0.02
+    )
+
+
+def test_copier_asks_for_what_stands_so_many_places_back():
+    model = training_claims.Copier(2, (1, 3))
+    ids = torch.arange(12)[None]
+    logits, right = model.answers(ids)
+    assert logits.shape == (2 * 9, training_claims.SYMBOLS)
+    assert right.tolist() == [x for i in range(3, 12) for x in (i - 1, i - 3)]
+
+
+def test_hiding_a_token_moves_the_answer_of_later_tokens_only():
+    model, tokens = untrained()
+    examples = head_claims.labelled((model, tokens), "subject", 10)
+    effects = head_claims.effect_of_hiding(model, examples)
+    after = torch.arange(examples.ids.shape[1]) > examples.query[:, None]
+    assert effects[after].max() == 0
+    assert effects[~after].min() >= 0
+    at_key = effects[examples.key]
+    assert at_key.min() > 0
+
+
+def test_maps_are_those_of_all_layers():
+    model, tokens = untrained()
+    ids = head_claims.equally_long(tokens, 3)
+    assert ids.shape == (3, head_claims.CUT)
+    assert ids[:, 0].unique().tolist() == tokens.encode("<|endoftext|>")
+    weights = head_claims.maps(model, ids)
+    layers, each = model.config["num_layers"], model.config["num_heads"]
+    assert weights.shape == (3, layers * each, head_claims.CUT, head_claims.CUT)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+
+
+def test_a_head_is_chosen_in_one_half_and_measured_in_the_other():
+    weight = torch.tensor([[0.9, 0.1], [0.2, 0.3], [0.8, 0.1], [0.4, 0.3]])
+    head, found = head_claims.best_on_one_half(weight)
+    assert (head, found.count) == (0, 2)
+    assert found.mean == pytest.approx(0.3)
+
+
+# The command line, the JSON and the page.
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(cli.app, ["claims", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_one_claim_in_full():
+    shown = run("mask-after-softmax")
+    for part in ("Verdict  holds if each row", "Figure ", "Spread ", "Seeds    0", "Source "):
+        assert part in shown
+    assert "src/clearhead/lab/claims/masking.py, mask_after_softmax" in shown
+    assert "clearhead claims mask-after-softmax" in shown
+    assert "through that sum" in shown
+
+
+def test_list_measures_nothing(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(catalogue, "measure", None)
+    lines = run("--list").splitlines()
+    assert [line.split()[0] for line in lines if line[0] != " "] == list(CLAIMS)
+    assert max(map(len, lines)) <= 80
+
+
+def test_json_out_from_and_page(tmp_path):
+    out, text = tmp_path / "claims.json", tmp_path / "claims.md"
+    assert run("cat-weights", "minus-1e9", "--json", "--quick", "--out", str(out)) == ""
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert json.loads(run("--json", "--from", str(out))) == found
+    assert found["schema"] == 1
+    assert found["settings"] == {"quick": True}
+    assert [each["name"] for each in found["claims"]] == ["cat-weights", "minus-1e9"]
+    shown = run("--from", str(out), "--page", str(text))
+    assert "cat-weights" in shown
+    assert "does not hold" in shown
+    assert text.read_text(encoding="utf-8") == claim_report.markdown(found)
+    assert "minus-1e9" not in run("cat-weights", "--from", str(out))
+
+
+@pytest.mark.parametrize("width", [50, 80, 100, 129])
+def test_a_narrow_window_has_one_claim_below_the_other(width, monkeypatch):
+    """In a pipe the table was 150 columns wide."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = run("--from", str(COMMITTED)).splitlines()
+    assert max(map(len, lines)) <= width
+    start = lines.index("rows-sum-to-one")
+    assert lines[start + 1].startswith("  Claim    Each row of the attention weights")
+    text = " ".join(" ".join(lines).split())
+    for each in json.loads(COMMITTED.read_text(encoding="utf-8"))["claims"]:
+        for said in (each["says"], claim_report.words(each), each["figure"]):
+            assert " ".join(said.split()) in text
+    assert "41 claims: 7 hold, 21 hold if ..., 13 do not hold." in text
+    monkeypatch.setenv("COLUMNS", "130")
+    assert run("--from", str(COMMITTED)).split()[:4] == ["id", "claim", "verdict", "figure"]
+
+
+def test_a_stopped_run_keeps_what_was_measured_and_goes_on(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "claims.json"
+    names = ["cat-weights", "gpt2-parameters", "minus-1e9"]
+    real = CLAIMS["gpt2-parameters"].experiment
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    def measure(*more: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as end:
+            cli.main(["claims", *names, "--quick", *more])
+        return end.value.code, capsys.readouterr().err
+
+    stopped = replace(CLAIMS["gpt2-parameters"], experiment=stop)
+    monkeypatch.setitem(CLAIMS, "gpt2-parameters", stopped)
+    status, err = measure("--out", str(out))
+    assert status == 130
+    assert f"Stopped: 1 of 3 claims measured, and kept in {out}." in err
+    assert "the same command with --resume" in err
+    assert [c["name"] for c in json.loads(out.read_text())["claims"]] == names[:1]
+    status, err = measure()
+    assert status == 130
+    assert "Nothing is kept: with --out FILE" in err
+
+    monkeypatch.setitem(CLAIMS, "gpt2-parameters", replace(stopped, experiment=real))
+    first = out.read_text()
+    status, err = measure("--out", str(out), "--resume")
+    assert (status, err) == (0, f"Wrote {out}\n")
+    found = json.loads(out.read_text())
+    assert sorted(c["name"] for c in found["claims"]) == sorted(names)
+    assert json.loads(first)["claims"][0] in found["claims"]
+    with pytest.raises(SystemExit):
+        cli.main(["claims", *names, "--out", str(out), "--resume"])
+    assert "was measured with --quick, and this run is not" in capsys.readouterr().err
+
+
+def test_page_shows_other_machines_for_claims_about_time():
+    found = catalogue.measure([])
+    entry = {
+        "name": "a",
+        "says": "A | b.",
+        "verdict": "holds",
+        "condition": "",
+        "figure": "1.5",
+        "spread": "[1, 2]",
+        "seeds": [0, 1],
+        "timed": True,
+        "explanation": "Why.",
+        "file": "lab/claims/costs.py",
+        "function": "f",
+    }
+    found["claims"] = [entry]
+    there = json.loads(json.dumps(found))
+    there["machine"]["gpu"] = "Abacus 3000"
+    there["claims"][0]["figure"] = "7.5"
+    text = claim_report.markdown(found, [there])
+    assert "- Abacus 3000: *holds*; 7.5; [1, 2]" in text
+    assert "; times also on Abacus 3000, PyTorch " in " ".join(text.split())
+    assert "| [A \\| b.](#a) | holds |" in text
+    assert "1 hold, 0 hold under a condition" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gradient-vanish"], "no claim is called 'gradient-vanish'. Did you mean gradients"),
+        (["--out", "no/such/a.json"], "--out no/such/a.json: there is no folder no/such."),
+        (["--resume"], "--resume goes on with what is in --out FILE"),
+        (["--resume", "--out", "no.json"], "give a file that is there"),
+        (["--from", "no.json"], "--from no.json: No such file or directory."),
+        (["--from", "broken.json"], "--from broken.json: not JSON."),
+        (["--from", "other.json"], "--from other.json: not what `clearhead claims --out"),
+    ],
+)
+def test_errors_say_what_is_wrong(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "other.json").write_text("[]")
+    with pytest.raises(SystemExit):
+        cli.main(["claims", *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_imports_no_torch():
+    code = "import sys, clearhead.cli.claims; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_committed_results_are_those_of_these_claims():
+    """Verdicts that do not depend on a clock, and all words, are today's."""
+    found = json.loads(COMMITTED.read_text(encoding="utf-8"))
+    assert found["settings"] == {"quick": False}
+    assert [each["name"] for each in found["claims"]] == list(CLAIMS)
+    for each in found["claims"]:
+        here = CLAIMS[each["name"]]
+        assert (each["says"], each["explanation"]) == (here.says, here.explanation)
+        assert (each["file"], each["seeds"]) == (here.file, here.seeds)
+        assert each["function"] == here.experiment.__name__
+        if not here.timed:
+            assert claim_report.words(each) == VERDICTS[here.name]
+
+
+def test_the_page_is_made_from_the_committed_results():
+    files = [COMMITTED, *sorted(COMMITTED.parent.glob("claims-h*.json"))]
+    found, *others = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    text = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    assert text == claim_report.markdown(found, others)

@@ -1,0 +1,483 @@
+"""What a head does: attention and ablation against plain computations, and the shipped model."""
+
+import json
+import math
+import string
+import sys
+from functools import partial
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from clearhead import lab
+from clearhead.embedding import Rope
+from clearhead.gpt2.model import GPT2
+from clearhead.lab import grammar, head_report, shipping
+from clearhead.lab.ablation import head_means, projections, without
+from clearhead.lab.head_report import estimate, measure, share
+from clearhead.lab.piece_reader import PieceReader
+from clearhead.lab.relations import WordReader, answers, encode, readers
+from clearhead.models import hugging_face
+from clearhead.training import runs
+
+SIZES = {
+    "context_length": 37,
+    "d_model": 30,
+    "num_heads": 5,
+    "num_layers": 2,
+    "dropout": 0.0,
+    "qkv_bias": False,
+}
+LAYERS = ["blocks.0.attention", "blocks.1.attention"]
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return grammar.tokenizer()
+
+
+@pytest.fixture(scope="module")
+def model(tokens):
+    """Random weights, large enough for heads that differ."""
+    torch.manual_seed(3)
+    model = GPT2({"vocab_size": tokens.vocab_size, **SIZES}, rope=Rope()).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(8.0 if weight.ndim > 1 else 1.0)
+    return model
+
+
+@pytest.fixture
+def reader(model, tokens):
+    return WordReader(model, tokens)
+
+
+def examples_of(reader, tokens, name="possessive", count=7):
+    pairs = grammar.labelled(name, count)
+    return pairs, encode(reader, pairs, tokens.vocab_size)
+
+
+def plain_weights(model, ids):
+    """Every layer's weights, by hand: (layers, heads, queries, keys)."""
+    found = []
+    x = model.embedding(ids[None])
+    for block in model.blocks:
+        attention = block.attention
+        y = block.norm1(x)
+        split = [
+            linear(y)[0].unflatten(-1, (5, 6)).transpose(0, 1)
+            for linear in (attention.W_query, attention.W_key)
+        ]
+        places = torch.arange(len(ids))
+        q, k = (attention.rope.rotate(part[None], places)[0] for part in split)
+        scores = (q @ k.transpose(1, 2)) / math.sqrt(6)
+        future = torch.ones(len(ids), len(ids), dtype=torch.bool).triu(1)
+        found.append(scores.masked_fill(future, -math.inf).softmax(-1))
+        x = block(x)
+    return torch.stack(found)
+
+
+def test_the_numbers_are_the_ones_computed_by_hand(model, reader, tokens):
+    """Attention on key and distractor, sentence by sentence, without padding or batches."""
+    sentences = 12
+    pairs, _ = examples_of(reader, tokens, "subject", sentences)
+    keys, others = [], []
+    with torch.no_grad():
+        for sentence, relation in pairs:
+            ids = torch.tensor([257, *(tokens.encode(word)[0] for word in sentence.words)])
+            assert tokens.decode([257]) == "<|endoftext|>"
+            rows = plain_weights(model, ids)[:, :, relation.query + 1].flatten(0, 1)
+            keys.append(rows[:, relation.key + 1])
+            others.append(rows[:, relation.distractor + 1])
+    keys, others = torch.stack(keys), torch.stack(others)
+    report = measure(reader, tokens.vocab_size, sentences=sentences, relations=["subject"])
+    score = report["subject"]
+    assert report.layers == LAYERS
+    assert score.best == int(keys[0::2].mean(0).argmax())
+    assert score.few == keys[0::2].mean(0).argsort(descending=True).tolist()[:3]
+    for i, head in enumerate(score.heads):
+        assert (head.layer, head.head) == (LAYERS[i // 5], i % 5)
+        assert head.key.mean == pytest.approx(keys[1::2, i].mean().item(), abs=1e-5)
+        assert head.distractor.mean == pytest.approx(others[1::2, i].mean().item(), abs=1e-5)
+        assert head.key.count == sentences // 2
+    values = [relation.value for _, relation in pairs]
+    for value, number in score.heads[2].by_value.items():
+        chosen = [i for i in range(1, sentences, 2) if values[i] == value]
+        assert number == pytest.approx(keys[chosen, 2].mean().item(), abs=1e-5)
+    uniform = [1 / (relation.query + 2) for _, relation in pairs][1::2]
+    assert score.uniform == pytest.approx(sum(uniform) / len(uniform))
+
+
+def test_a_model_that_looks_everywhere_alike_has_the_uniform_share(model, tokens):
+    torch.manual_seed(4)
+    blind = GPT2(model.config, rope=Rope()).eval()
+    for block in blind.blocks:
+        nn.init.zeros_(block.attention.W_query.weight)
+    report = measure(
+        WordReader(blind, tokens), tokens.vocab_size, sentences=16, relations=["pronoun"]
+    )
+    for head in report["pronoun"].heads:
+        for number in (head.key, head.distractor, head.shuffled):
+            assert number.mean == pytest.approx(report["pronoun"].uniform, abs=1e-6)
+
+
+def test_a_head_without_its_part_is_a_model_with_zero_columns(model, reader, tokens):
+    """Zero ablation of head 3 in layer 1 = zeros in the columns of out_proj that read it."""
+    _, examples = examples_of(reader, tokens)
+    found = projections(model, LAYERS)
+    sizes = dict.fromkeys(LAYERS, 5)
+    twin = GPT2(model.config, rope=Rope()).eval()
+    twin.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        twin.blocks[1].attention.out_proj.weight[:, 18:24] = 0
+        expected = twin(examples.ids)
+        with without(found, [(LAYERS[1], 3)], sizes):
+            changed = model(examples.ids)
+        assert torch.equal(changed, expected)
+        assert not torch.allclose(changed, model(examples.ids), atol=1e-3)
+        # afterwards the model is as it was
+        twin.load_state_dict(model.state_dict())
+        assert torch.equal(model(examples.ids), twin(examples.ids))
+
+
+def test_mean_ablation_puts_the_mean_of_real_tokens_there(model, reader, tokens):
+    _, examples = examples_of(reader, tokens)
+    found = projections(model, LAYERS)
+    sizes = dict.fromkeys(LAYERS, 5)
+    seen = {}
+    handle = found[LAYERS[0]].register_forward_pre_hook(
+        lambda module, inputs: seen.update(x=inputs[0].clone())
+    )
+    with torch.no_grad():
+        model(examples.ids)
+        handle.remove()
+        means = head_means(found, lambda: model(examples.ids), examples.real)
+        rows = [x[real].sum(0) for x, real in zip(seen["x"], examples.real, strict=True)]
+        by_hand = torch.stack(rows).sum(0) / examples.real.sum()
+        torch.testing.assert_close(means[LAYERS[0]], by_hand)
+        after = {}
+        inner = model.blocks[0].attention
+        with without(found, [(LAYERS[0], 0), (LAYERS[0], 2)], sizes, means):
+            # this hook is later than the ablation's: it sees what the projection reads
+            handle = found[LAYERS[0]].register_forward_pre_hook(
+                lambda module, inputs: after.update(x=inputs[0].clone())
+            )
+            model(examples.ids)
+            handle.remove()
+    assert inner.out_proj is found[LAYERS[0]]
+    expected = seen["x"].clone()
+    for part in (slice(0, 6), slice(12, 18)):
+        expected[..., part] = by_hand[part]
+    torch.testing.assert_close(after["x"], expected)
+
+
+def test_a_head_that_says_nothing_is_not_missed(model, tokens):
+    silent = GPT2(model.config, rope=Rope()).eval()
+    silent.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        silent.blocks[0].attention.out_proj.weight[:, 6:12] = 0
+    score = measure(
+        WordReader(silent, tokens), tokens.vocab_size, sentences=40, relations=["determiner"]
+    )["determiner"]
+    nothing = score.heads[1].without
+    assert (nothing["zero"].mean, nothing["mean"].mean) == (0.0, 0.0)
+    assert any(head.without["zero"].mean != 0 for head in score.heads)
+
+
+def test_right_answers_beat_every_wrong_word(model, reader, tokens):
+    for name in ("possessive", "induction", "adjective"):
+        pairs, examples = examples_of(reader, tokens, name)
+        told = answers(reader, examples)
+        for (sentence, relation), correct in zip(pairs, told.tolist(), strict=True):
+            ids = [tokens.encode(word)[0] for word in sentence.words[: relation.query + 1]]
+            with torch.no_grad():
+                last = model(torch.tensor([[257, *ids]]))[0, -1]
+            right = tokens.encode(relation.right)[0]
+            wrong = [tokens.encode(word)[0] for word in relation.wrong] or [
+                i for i in range(tokens.vocab_size) if i != right
+            ]
+            assert correct == all(last[right] > last[i] for i in wrong)
+
+
+def test_intervals():
+    assert share(torch.tensor([True] * 40)).high == 1.0
+    half = share(torch.tensor([True, False] * 50))
+    assert (half.mean, half.count) == (0.5, 100)
+    assert half.low == pytest.approx(0.4038, abs=1e-4)  # Wilson's, from a table
+    one = estimate(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    assert one.high - one.mean == pytest.approx(1.96 * 1.2910 / 2, abs=1e-3)
+    assert one.low == pytest.approx(2 * one.mean - one.high)
+
+
+def test_the_report_can_be_printed_stored_and_read_again(reader, tokens, tmp_path):
+    report = measure(reader, tokens.vocab_size, sentences=16, relations=["subject", "induction"])
+    text = json.dumps(report.to_json(), allow_nan=False)
+    (tmp_path / "heads.json").write_text(text, encoding="utf-8")
+    assert runs.read_report(tmp_path / "heads.json") == report
+    shown = str(report)
+    best = report["subject"].heads[report["subject"].best]
+    assert f"{best.key.mean:.2f} ± " in shown
+    assert "layer 1" in shown
+    with pytest.raises(KeyError):
+        report["verb"]
+
+
+# Checkpoints of others.
+
+
+def save_tokenizer(folder, **special):
+    """Words of the grammar cut into pieces: the last two letters of a long word are one."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    vocabulary = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}
+    for word in [word.lower() for word in vocabulary.vocabulary()]:
+        for piece in [word] if len(word) < 5 else [word[:-2], f"##{word[-2:]}"]:
+            vocabulary.setdefault(piece, len(vocabulary))
+    for letter in string.ascii_lowercase:  # for a word that begins like another
+        vocabulary.setdefault(f"##{letter}", len(vocabulary))
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", **special
+    ).save_pretrained(folder)
+    return len(vocabulary)
+
+
+@pytest.fixture(scope="module")
+def gpt2_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpt2") / "small"
+    size = save_tokenizer(folder, bos_token="[CLS]")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=size, n_embd=12, n_layer=2, n_head=3, n_positions=64
+    )
+    config.initializer_range, config.bos_token_id, config.eos_token_id = 0.5, 1, 1
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bert_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bert") / "small"
+    size = save_tokenizer(folder)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=size,
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=16,
+        max_position_embeddings=64,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def test_pieces_are_found_again_in_the_words(gpt2_folder):
+    reader = PieceReader(hugging_face.load(gpt2_folder))
+    assert reader.causal
+    sentence = grammar.score(["Mary", "followed", "Adam", "in", "her", "garden", "."], "train")
+    ids, spans = reader.read(sentence)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gpt2_folder)
+    assert ids[0] == tokenizer.bos_token_id
+    for word, (begin, end) in zip(sentence.words, spans, strict=True):
+        text = "".join(tokenizer.convert_ids_to_tokens(ids[begin:end])).replace("##", "")
+        assert text == word.lower()
+    assert spans[1][1] - spans[1][0] > 1
+    assert reader.piece("followed") == ids[spans[1][0]]
+    examples = encode(reader, [(sentence, sentence.relations[0])], reader.vocabulary)
+    relation = sentence.relations[0]
+    assert examples.query.tolist() == [spans[relation.query][1] - 1]
+    assert examples.key[0].nonzero()[:, 0].tolist() == list(range(*spans[relation.key]))
+
+
+def test_a_gpt2_of_others_gets_the_whole_table(gpt2_folder):
+    reader = PieceReader(hugging_face.load(gpt2_folder))
+    report = measure(
+        reader,
+        reader.vocabulary,
+        sentences=16,
+        relations=["subject", "possessive"],
+        untrained=reader.untrained(),
+    )
+    assert report.layers == ["h.0.attn", "h.1.attn"]
+    score = report["possessive"]
+    assert score.accuracy is not None
+    assert score.untrained is not None
+    assert all(head.without is not None for head in score.heads)
+    # the same model as transformers computes it: one sentence, eager attention
+    other = transformers.GPT2Model.from_pretrained(gpt2_folder, attn_implementation="eager")
+    pairs = grammar.labelled("possessive", 16)[1::2]
+    keys = []
+    for sentence, relation in pairs:
+        ids, spans = reader.read(sentence)
+        with torch.no_grad():
+            maps = other(torch.tensor([ids]), output_attentions=True).attentions
+        query = spans[relation.query][1] - 1
+        keys.append(maps[1][0, 2, query, slice(*spans[relation.key])].sum())
+    assert score.heads[5].key.mean == pytest.approx(torch.stack(keys).mean().item(), abs=1e-5)
+
+
+def test_a_bert_of_others_gets_attention_only(bert_folder):
+    reader = PieceReader(hugging_face.load(bert_folder))
+    assert not reader.causal
+    report = measure(reader, reader.vocabulary, sentences=16, relations=["subject"])
+    score = report["subject"]
+    assert (score.accuracy, score.without_few, score.untrained) == (None, None, None)
+    assert "sees both sides" in str(report)
+    # it is asked at the verb itself, among all tokens
+    pairs = grammar.labelled("subject", 16)[1::2]
+    shares = []
+    for sentence, relation in pairs:
+        ids, spans = reader.read(sentence)
+        begin, end = spans[relation.key]
+        shares.append((end - begin) / len(ids))
+    assert score.uniform == pytest.approx(sum(shares) / len(shares))
+
+
+def test_of_encoder_and_decoder_the_encoder_is_measured(tmp_path):
+    size = save_tokenizer(tmp_path, eos_token="[SEP]")
+    torch.manual_seed(0)
+    config = transformers.BartConfig(
+        vocab_size=size,
+        d_model=12,
+        encoder_layers=2,
+        decoder_layers=1,
+        encoder_attention_heads=3,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=8,
+        decoder_ffn_dim=8,
+        max_position_embeddings=64,
+    )
+    config.pad_token_id, config.bos_token_id, config.eos_token_id = 0, 1, 2
+    transformers.BartModel(config).save_pretrained(tmp_path)
+    reader = PieceReader(hugging_face.load(tmp_path))
+    report = measure(
+        reader, reader.vocabulary, sentences=8, relations=["subject"], untrained=reader.untrained()
+    )
+    assert report.layers == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert not report.causal
+    assert len(report["subject"].heads) == 6
+    assert report["subject"].untrained is not None
+
+
+def test_where_no_projection_is_found_it_is_said(reader, tokens, monkeypatch):
+    monkeypatch.setattr(head_report, "projections", lambda model, layers: None)
+    report = measure(reader, tokens.vocab_size, sentences=16, relations=["subject", "pronoun"])
+    assert report.notes == ["no ablation: the output projection of its attention was not found"]
+    assert report["subject"].accuracy is not None
+    assert projections(nn.ModuleDict({"a": nn.MultiheadAttention(4, 2)}), ["a"]) is None
+
+
+def test_a_large_model_loses_only_its_best_heads_one_by_one(reader, tokens, monkeypatch):
+    monkeypatch.setattr(head_report, "_MOST_ABLATED", 4)
+    report = measure(reader, tokens.vocab_size, sentences=16, relations=["subject"])
+    removed = [i for i, h in enumerate(report["subject"].heads) if h.without is not None]
+    assert removed == sorted(report["subject"].few)
+    assert "only the 3 best heads" in report.notes[0]
+
+
+# The shipped model and the command.
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return lab.load()
+
+
+def test_the_shipped_model_reaches_the_bars(shipped):
+    reader, untrained = readers(*shipped)
+    report = measure(
+        reader,
+        shipped[1].vocab_size,
+        sentences=160,
+        relations=["subject", "possessive", "pronoun", "induction"],
+        untrained=untrained,
+        seed=7,
+    )
+    file = shipping.data_file("model.safetensors")
+    missed = [bar for bar in runs.bars(report, len(file.read_bytes())) if not bar.reached]
+    assert missed == []
+    for score in report.relations:
+        best = score.heads[score.best]
+        assert best.key.mean > 2 * score.untrained
+        assert best.key.mean > 2 * score.uniform
+
+
+def test_the_stored_figures_are_those_of_the_shipped_model(shipped):
+    stored = shipping.shipped_report()
+    reader, _ = readers(*shipped)
+    fresh = measure(reader, shipped[1].vocab_size, sentences=400, relations=["collocation"])
+    for old, new in zip(stored["collocation"].heads, fresh["collocation"].heads, strict=True):
+        assert new.key.mean == pytest.approx(old.key.mean, abs=1e-3)
+    assert new.without["zero"].mean == pytest.approx(old.without["zero"].mean, abs=0.02)
+
+
+def test_the_card_says_that_it_is_the_best_of_three():
+    card = json.loads(shipping.data_file("card.json").read_text("utf-8"))
+    assert card["schema"] == 1
+    assert len(card["seeds"]) == 3
+    assert "best of three" in card["chosen"]
+    text = shipping.data_file("card.md").read_text("utf-8")
+    assert text == shipping.card_text(card)
+    assert f"seed {card['seed']}" in text
+
+
+@pytest.fixture
+def run(command_line, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    return partial(command_line, "heads")
+
+
+def test_the_command_measures_the_shipped_model(run, tmp_path):
+    picture = tmp_path / "heads.svg"
+    status, out, err = run("--sentences", 16, "--out", picture)
+    assert (status, err) == (0, f"Wrote {picture}\n")
+    assert "What the heads of the lab's model do" in out
+    assert "possessive" in out
+    assert "<svg" in picture.read_text("utf-8")
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_without_matplotlib_the_figure_is_refused_at_once(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, _, err = run("--relations", "--out", "x.svg")
+    assert status == 2
+    assert "a figure needs matplotlib, which is not installed.\n  Install it" in err
+
+
+def test_the_command_reads_a_text_with_the_shipped_model(run):
+    status, out, err = run("--json", "Mary met Adam in her house")
+    assert (status, err) == (0, "")
+    told = json.loads(out)
+    assert told["folder"] == "the lab's model"
+    assert told["tokens"] == 6
+    assert told["heads"][0]["layer"] == "h.0.attn"
+
+
+def test_the_command_measures_a_folder(run, gpt2_folder):
+    status, out, err = run("--model", gpt2_folder, "--relations", "--sentences", 8, "--json")
+    assert (status, err) == (0, "")
+    told = json.loads(out)
+    assert told["schema"] == 1
+    assert [score["relation"] for score in told["relations"]] == list(grammar.RELATIONS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--relations", "the cat"], "--relations brings its own sentences"),
+        (["the cat", "--out", "x.svg"], "it goes with --relations"),
+        (["--relations", "--out", "x.jpeg"], "'.jpeg' is none that a figure can have"),
+        (["--relations", "--out", "none/x.svg"], "there is no folder none"),
+        (["--model", "none"], "Give one text"),
+        (["--model", "none", "--relations"], "there is no such folder"),
+    ],
+)
+def test_errors(run, arguments, message):
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
+    assert message in err

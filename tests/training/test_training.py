@@ -1,0 +1,421 @@
+"""Training the lab's model: rows and floor, checkpoints, and a run that is killed and goes on."""
+
+import itertools
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from importlib import resources
+
+import pytest
+import safetensors
+import torch
+
+from clearhead import GPT2, cli, lab
+from clearhead.lab import grammar
+from clearhead.lab.vocabulary import vocabulary
+from clearhead.models.trained_model import load_model, save_model, trained_file
+from clearhead.training import runs
+from clearhead.training.loop import (
+    CHECKPOINT,
+    Curve,
+    Settings,
+    batch,
+    learning_rate,
+    load_checkpoint,
+    new_model,
+    new_optimiser,
+    save_checkpoint,
+    train,
+    write_rows,
+)
+
+TINY = Settings(
+    seed=5,
+    steps=30,
+    batch=5,
+    tokens=13,
+    rows=37,
+    warmup=3,
+    d_model=12,
+    num_heads=3,
+    num_layers=2,
+    every=3,
+    examples=4,
+)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return write_rows(8, 23)
+
+
+def test_rows_hold_whole_sentences_and_their_floor(rows):
+    tokens = grammar.tokenizer()
+    assert rows.ids.shape == (8, 24)
+    assert rows.nats.shape == (8, 23)
+    source = grammar.sentences(0)
+    for row, (ids, nats) in enumerate(zip(rows.ids, rows.nats, strict=True)):
+        words = tokens.decode(ids).replace(".", " .").replace(",", " ,").split()
+        costs = []
+        if row % 2 == 0:
+            assert words.pop(0) == "<|endoftext|>"
+            costs.append(0.0)
+        while words:
+            sentence = next(source)
+            seen = len(words[: len(sentence.words)])
+            assert words[:seen] == list(sentence.words[:seen])
+            costs += sentence.nats[:seen]
+            del words[:seen]
+        torch.testing.assert_close(nats, torch.tensor(costs[1:]))
+
+
+def test_a_batch_depends_on_seed_and_step_only(rows):
+    settings = replace(TINY, batch=3, unknown=0.2)
+    inputs, targets, floor = batch(rows, settings, 4)
+    again = batch(rows, settings, 4)
+    assert torch.equal(inputs, again[0])
+    assert (targets.tolist(), floor) == (again[1].tolist(), again[2])
+    assert not torch.equal(targets, batch(rows, settings, 5)[1])
+    assert not torch.equal(targets, batch(rows, replace(settings, seed=6), 4)[1])
+    unknown = grammar.tokenizer().encode("zebra")[0]
+    hidden = inputs == unknown
+    assert 0 < hidden.sum() < inputs.numel() / 2
+    assert torch.equal(inputs[:, 1:][~hidden[:, 1:]], targets[:, :-1][~hidden[:, 1:]])
+    assert unknown not in targets
+
+
+def test_every_row_is_read_in_each_round(rows):
+    settings = replace(TINY, batch=2)
+    read = [tuple(row) for step in range(4) for row in batch(rows, settings, step)[1].tolist()]
+    assert sorted(read) == sorted(tuple(row) for row in rows.ids[:, 1:].tolist())
+
+
+def test_the_learning_rate_rises_and_falls():
+    rates = [learning_rate(TINY, step) for step in range(TINY.steps)]
+    assert rates[0] == pytest.approx(1e-3)
+    assert max(rates) == rates[2] == pytest.approx(TINY.learning_rate)
+    assert rates[3:] == sorted(rates[3:], reverse=True)
+    assert rates[-1] < 0.02 * TINY.learning_rate
+
+
+def test_training_brings_the_loss_down():
+    _, curve = train(replace(TINY, learning_rate=1e-2, steps=60, every=60))
+    assert len(curve.loss) == len(curve.floor) == 60
+    assert sum(curve.loss[-5:]) < 0.9 * sum(curve.loss[:5])
+    assert all(loss > floor for loss, floor in zip(curve.loss, curve.floor, strict=True))
+    (look,) = curve.looks
+    assert look["loss"] > look["floor"] > 1.0
+    assert set(look["accuracy"]) == set(grammar.RELATIONS)
+
+
+# A run in a process of its own: killed, and gone on with.
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from clearhead.training.loop import Settings, train
+settings = Settings(**eval(sys.argv[2]))
+wait = float(sys.argv[3])
+def on_step(done, curve):
+    print(done, flush=True)
+    time.sleep(wait)
+train(settings, Path(sys.argv[1]), resume=True, on_step=on_step)
+"""
+
+
+def start(folder, settings, wait):
+    from dataclasses import asdict
+
+    command = [sys.executable, "-c", PROGRAM, str(folder), repr(asdict(settings)), str(wait)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def stored(folder):
+    with safetensors.safe_open(folder / CHECKPOINT, framework="pt") as file:
+        about = json.loads(file.metadata()["clearhead.training"])
+        return about, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # theirs
+
+
+def test_killed_and_resumed_the_curve_is_the_same_bit_for_bit(tmp_path):
+    """kill -9 between two checkpoints; the second process goes on from the last one."""
+    torch.set_num_threads(1)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    with start(killed, TINY, wait=0.05) as process:
+        for line in process.stdout:
+            if int(line) >= 11:
+                process.send_signal(signal.SIGKILL)
+                break
+        assert process.wait() == -signal.SIGKILL
+    about, tensors = stored(killed)
+    assert 9 <= len(tensors["curve.loss"]) < 30
+    assert [path.name for path in killed.iterdir() if not path.name.startswith(".")] == [CHECKPOINT]
+
+    with start(killed, TINY, wait=0.0) as process:
+        done = [int(line) for line in process.stdout]
+        assert process.wait() == 0
+    assert done[0] == len(tensors["curve.loss"]) + 1  # it did not begin anew
+    assert done[-1] == 30
+    train(TINY, whole)
+    about, tensors = stored(killed)
+    expected_about, expected = stored(whole)
+    assert about == expected_about
+    assert len(about["looks"]) == 10
+    assert set(tensors) == set(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(tensors[name], tensor), name
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    settings = replace(TINY, steps=3)
+    first, curve = train(settings, tmp_path)
+    steps = []
+    second, again = train(settings, tmp_path, resume=True, on_step=lambda *_: steps.append(1))
+    assert (steps, again.loss) == ([], curve.loss)
+    assert torch.equal(first.embedding.token.weight, second.embedding.token.weight)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
+    train(replace(TINY, steps=3), tmp_path)
+    with pytest.raises(ValueError, match=r"other settings \(steps 3 there, 6 here\)"):
+        train(replace(TINY, steps=6), tmp_path, resume=True)
+
+
+def test_a_broken_checkpoint_is_told(tmp_path):
+    model = new_model(TINY)
+    optimiser = new_optimiser(model, TINY)
+    file = tmp_path / CHECKPOINT
+    save_checkpoint(file, TINY, model, optimiser, Curve())
+    whole = file.read_bytes()
+    for part in (whole[:-9], whole[:20], b""):
+        file.write_bytes(part)
+        with pytest.raises(ValueError, match="not a whole safetensors file"):
+            load_checkpoint(file, TINY, model, optimiser)
+    save_model(file, model, vocabulary(), {})
+    with pytest.raises(ValueError, match="not a checkpoint of `clearhead train`"):
+        load_checkpoint(file, TINY, model, optimiser)
+
+
+def test_a_saved_model_comes_back(tmp_path):
+    model = new_model(TINY).eval()
+    save_model(tmp_path / "m.safetensors", model, vocabulary(), {"seed": 5})
+    loaded, tokens = load_model(tmp_path / "m.safetensors")
+    assert tokens.tokens("the cat sat.") == ["the", "cat", "sat", "."]
+    ids = torch.tensor([tokens.encode("Mary met Adam in her house.")])
+    assert torch.equal(loaded(ids), model(ids))
+    train(replace(TINY, steps=3), tmp_path)
+    with pytest.raises(ValueError, match="not one of `clearhead train`"):
+        load_model(tmp_path / CHECKPOINT)
+
+
+# The command.
+
+
+@pytest.fixture
+def run(command_line, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    measure = runs.measure
+    monkeypatch.setattr(runs, "measure", lambda folder: measure(folder, sentences=12))
+    monkeypatch.setattr(runs, "Settings", lambda seed, steps: replace(TINY, seed=seed, steps=steps))
+    return partial(command_line, "train")
+
+
+def test_the_command_trains_seeds_and_names_the_best(run, tmp_path):
+    out = tmp_path / "lab"
+    status, shown, err = run("--seeds", 2, "--steps", 4, "--out", out)
+    assert (status, err) == (0, "")
+    assert "The best: seed " in shown
+    assert "possessive: accuracy lost without the chosen head" in shown
+    for seed in (0, 1):
+        folder = out / f"seed-{seed}"
+        files = {"model.safetensors", CHECKPOINT, "heads.json"}
+        assert {path.name for path in folder.iterdir()} == files
+        assert json.loads((folder / "heads.json").read_text())["schema"] == 1
+    assert "<svg" in (out / "training.svg").read_text()
+    assert max(map(len, shown.splitlines())) <= 100
+
+    status, _, err = run("--seeds", 2, "--steps", 4, "--out", out)
+    assert status == 2
+    assert "there is a run already.\n  Go on with it: --resume" in err
+    before = (out / "seed-0" / CHECKPOINT).read_bytes()
+    status, again, _ = run("--seeds", 2, "--steps", 4, "--out", out, "--resume")
+    assert (status, again) == (0, shown)
+    assert (out / "seed-0" / CHECKPOINT).read_bytes() == before
+
+
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(run, tmp_path, monkeypatch):
+    """The command ended without a word about --resume."""
+    out = tmp_path / "lab"
+    one = runs.one
+
+    def stopped(at):
+        def stop(seed, steps, folder, *, resume, on_step):
+            def look(done, curve):
+                if (seed, done) == at:
+                    raise KeyboardInterrupt
+                on_step(done, curve)
+
+            return one(seed, steps, folder, resume=resume, on_step=look)
+
+        return stop
+
+    monkeypatch.setattr(runs, "one", stopped((0, 2)))
+    status, shown, err = run("--seeds", 2, "--steps", 7, "--out", out)
+    assert (status, shown) == (130, "")
+    assert err == f"\nStopped before the first checkpoint: nothing is kept in {out}.\n"
+    monkeypatch.setattr(runs, "one", stopped((1, 5)))
+    status, shown, err = run("--seeds", 2, "--steps", 7, "--out", out)
+    assert (status, shown) == (130, "")
+    assert f"Kept in {out}: seed 0 to step 7 of 7, seed 1 to step 3 of 7.\n" in err
+    again = re.search(r"^Go on: clearhead train (.*)$", err, re.M)[1].split()
+
+    with pytest.raises(ValueError, match=r"not finished: step 3 of 7.\n  Finish it: clearhead tr"):
+        trained_file(out / "seed-1")
+    monkeypatch.setattr(runs, "one", one)
+    status, shown, _ = run(*again)
+    assert status == 0
+    assert "The best: seed " in shown
+
+
+def test_without_matplotlib_the_command_says_so(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    status, shown, err = run("--steps", 3, "--out", tmp_path / "lab")
+    assert status == 0
+    assert "The best: seed 0" in shown
+    assert "matplotlib" in err
+
+
+@pytest.mark.slow
+def test_a_full_run_reaches_the_accuracies(tmp_path):
+    """One seed as it is shipped: some two minutes on two cores."""
+    begin = time.time()
+    _, curve = train(Settings(), tmp_path)
+    look = curve.looks[-1]
+    assert look["loss"] - look["floor"] < 0.1
+    for name in ("subject", "possessive", "pronoun"):
+        assert look["accuracy"][name] >= 0.95
+    print(f"{time.time() - begin:.0f} s")
+
+
+def test_fresh_sentences_are_not_the_training_ones():
+    first = {s.words for s in itertools.islice(grammar.sentences(0), 50)}
+    fresh = {s.words for s in itertools.islice(grammar.sentences(1_000_001), 50)}
+    assert len(first & fresh) < 10
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """What `clearhead train` leaves: here with the model that is shipped."""
+    shipped = resources.files("clearhead.lab") / "data" / "model.safetensors"
+    folder = tmp_path / "my-lab" / "seed-0"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(shipped.read_bytes())
+    return folder
+
+
+def test_a_trained_model_is_known_by_its_file(trained, tmp_path):
+    file = trained / "model.safetensors"
+    assert trained_file(file) == trained_file(trained) == trained_file(trained.parent) == file
+    train(replace(TINY, steps=3), trained)
+    assert trained_file(trained / CHECKPOINT) == file
+    other = trained.parent / "seed-1"
+    other.mkdir()
+    assert trained_file(trained.parent) == file
+    (other / "model.safetensors").write_bytes(file.read_bytes())
+    with pytest.raises(
+        ValueError, match=r"with 2 models.\n  Give one of them: .*seed-0, .*seed-1\."
+    ):
+        trained_file(trained.parent)
+    for none in (tmp_path, tmp_path / "no", "gpt2", trained / "heads.json"):
+        assert trained_file(none) is None
+    file.write_bytes(file.read_bytes()[:100])
+    assert trained_file(trained) is None
+    file.unlink()
+    with pytest.raises(
+        ValueError, match=r"not finished: step 3 of 3.\n  Finish it: clearhead train"
+    ):
+        trained_file(trained)
+    (other / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="is not finished"):
+        trained_file(trained.parent)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["explain", "The cat sat"], "Layer 2 of "),
+        (["explain", "The cat sat", "--layer", "0"], "Layer 0 of "),
+        (["generate", "The cat sat", "--tokens", "3"], "The cat sat. the brave\n"),
+        (["heads", "The cat sat on the mat"], "first token"),
+        (["heads", "--relations", "--sentences", "8"], "What the heads of seed-0 do"),
+        (["export", "lab.pt2"], "equal to the model within"),
+    ],
+)
+def test_every_command_reads_what_train_wrote(arguments, shown, trained, capsys, monkeypatch):
+    """Only `lab.load` did: the others asked for a config.json."""
+    monkeypatch.chdir(trained.parents[1])
+    with pytest.raises(SystemExit) as end:
+        cli.main([*arguments, "--model", "my-lab"])
+    out, err = capsys.readouterr()
+    assert (end.value.code, err) == (0, "")
+    assert shown in out
+    if arguments[0] == "explain":
+        assert f"Layer {arguments[-1] if '0' in arguments else 2} of my-lab/seed-0/" in out
+
+
+def test_the_program_that_explain_prints_reads_it_too(trained, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["explain", "the cat", "--model", str(trained), "--step", "1", "--json"])
+    assert (
+        f"lab.load('{trained / 'model.safetensors'}')"
+        in json.loads(capsys.readouterr().out)["setup"]
+    )
+
+
+def test_gpt2_says_how_such_a_file_is_read(trained):
+    with pytest.raises(ValueError, match=r"wrote is read by clearhead.lab.load\(path\)"):
+        GPT2.from_pretrained(trained)
+
+
+def test_generate_without_a_model_writes_with_the_one_in_the_box(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["generate", "The", "blue cat sat", "--tokens", "4"])
+    out, err = capsys.readouterr()
+    assert end.value.code == 0
+    model, tokens = lab.load()
+    ids = tokens.encode("the blue cat sat")
+    rest = tokens.decode([*ids, *model.stream(ids, 4)]).partition(" sat")[2]
+    assert out == f"The blue cat sat{rest}\n"
+    assert "Note: blue is not among the 256 words of the lab's model" in err
+    with pytest.raises(SystemExit) as end:
+        cli.main(["generate", "the cat. " * 20])  # 60 of the 64 places
+    assert end.value.code == 0
+    assert len(tokens.encode(capsys.readouterr().out.strip())) == 64
+    for text, said in (
+        ("quantum gravity is hard", "are not among the 256 English words"),
+        (" ", "TEXT is empty: there is nothing to go on from."),
+    ):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["generate", text])
+        assert end.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+def test_what_train_wrote_is_loaded_by_its_folder(tmp_path):
+    model, tokens = lab.load()
+    shipped = resources.files("clearhead.lab") / "data" / "model.safetensors"
+    (tmp_path / "model.safetensors").write_bytes(shipped.read_bytes())
+    for path in (tmp_path, str(tmp_path / "model.safetensors")):
+        again, words = lab.load(path)
+        assert words.encode("the cat") == tokens.encode("the cat")
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(again.state_dict()[name], tensor)

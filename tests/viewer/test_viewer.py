@@ -1,0 +1,877 @@
+"""The viewer's server: exact at every zoom, bounded, and closed to everybody else."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
+from pathlib import Path
+from urllib.parse import urlencode, urlsplit
+
+import httpx
+import numpy as np
+import pytest
+import torch
+import view_cases
+
+import clearhead
+from clearhead import GPT2, GPT2_CONFIGS, AttentionMap, Mask, Seen, ShapeError, cli, viewer
+from clearhead.viewer import jobs, routes, server, tile_grid
+from clearhead.viewer.jobs import Kept, Place, Work
+from clearhead.viewer.token_labels import Labels
+
+TESTS = Path(__file__).parent
+
+
+class Client:
+    """Asks a running viewer as its own page does."""
+
+    def __init__(self, page):
+        parts = urlsplit(page.url)
+        self.page, self.token = page, parts.query.removeprefix("token=")
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{parts.port}", headers={"x-clearhead-token": self.token}
+        )
+
+    def __call__(self, path, **parameters):
+        return self.http.get(f"/api/{path}", params=parameters)
+
+    def wait(self, layer=0, batch=0, head=0, seconds=30.0):
+        """Until this head can be looked at."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            answer = self("state", layer=layer, batch=batch, head=head).json()
+            if answer["heads"][head]["ready"] or answer["heads"][head]["error"]:
+                return answer
+            time.sleep(0.01)
+        raise TimeoutError(answer)
+
+    def raw(self, line, **headers):
+        """Status of a request as it is written here, with nothing tidied up."""
+        with socket.create_connection(("127.0.0.1", self.page.port), timeout=10) as s:
+            told = "".join(f"{k.replace('_', '-')}: {v}\r\n" for k, v in headers.items())
+            s.sendall(f"{line} HTTP/1.1\r\n{told}Connection: close\r\n\r\n".encode("latin-1"))
+            return int(s.makefile("rb").readline().split()[1])
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return view_cases.tokens(397)
+
+
+@pytest.fixture(scope="module")
+def client(tokens):
+    seen = view_cases.seen(397, 2, heads=3, head_dim=16)
+    ids = view_cases.ids(tokens)
+    with clearhead.view(seen, tokens=tokens, ids=ids, browser=False, wait=False) as page:
+        client = Client(page)
+        client.wait()
+        yield client
+        client.http.close()
+
+
+# Grids: the same attention at every zoom.
+
+
+def dense_shares(weights, rows, cols):
+    """What a grid of these sizes must hold, from all weights."""
+    queries, keys = weights.shape
+    by_row = torch.arange(queries) * rows // queries
+    by_col = torch.arange(keys) * cols // keys
+    sums = torch.zeros(rows, cols, dtype=weights.dtype)
+    sums.index_put_((by_row[:, None].expand(-1, keys), by_col.expand(queries, -1)), weights, True)
+    return sums / torch.bincount(by_row, minlength=rows)[:, None]
+
+
+def stitched(pyramid, level):
+    grid = pyramid.grids[level]
+    high, wide = grid.tiles()
+    rows = [np.hstack([pyramid.tile(level, r, c) for c in range(wide)]) for r in range(high)]
+    return torch.from_numpy(np.vstack(rows))
+
+
+MASKS = {
+    "causal": Mask.causal(),
+    "none": None,
+    "window": Mask.causal() & Mask.window(37),
+    "padding": Mask.causal() & Mask.padding([271]),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("overview", [53, 311, 4096])
+@pytest.mark.parametrize("queries", [311, 89])
+def test_every_grid_holds_the_same_attention(mask, overview, queries, monkeypatch):
+    monkeypatch.setattr(tile_grid, "_OVERVIEW", overview)
+    monkeypatch.setattr(tile_grid, "TILE", 64)
+    q, k = torch.randn(1, 4, queries, 5).double(), torch.randn(1, 2, 311, 5).double()
+    one = AttentionMap(q, k, MASKS[mask]).select(heads=3)
+    weights = one[0, 0]
+    pyramid = tile_grid.Pyramid(one)
+    assert (pyramid.grids[-1].rows, pyramid.grids[-1].cols) == (queries, 311)
+    assert max(pyramid.grids[0].rows, pyramid.grids[0].cols) <= 64
+    base = next(grid for grid in pyramid.grids if grid.halvings == 0)
+    for level, grid in enumerate(pyramid.grids):
+        found = stitched(pyramid, level)
+        assert found.shape == (grid.rows, grid.cols)
+        torch.testing.assert_close(found.nan_to_num(0.0).sum(1), torch.ones(grid.rows))
+        if grid.halvings <= 0:
+            expected = dense_shares(weights, grid.rows, grid.cols)
+        else:
+            rows, cols = dense_shares_halved(weights, base, grid.halvings)
+            expected = weights.new_zeros(grid.rows, grid.cols)
+            place = rows[:, None].expand(-1, 311), cols.expand(queries, -1)
+            expected.index_put_(place, weights, accumulate=True)
+            expected /= torch.bincount(rows, minlength=grid.rows)[:, None]
+        torch.testing.assert_close(found.nan_to_num(0.0).double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def dense_shares_halved(weights, base, halvings):
+    """The cell of each query and key in a grid that is coarser than the overview."""
+    queries, keys = weights.shape
+    return (
+        torch.arange(queries) * base.rows // queries >> halvings,
+        torch.arange(keys) * base.cols // keys >> halvings,
+    )
+
+
+@pytest.mark.parametrize("overview", [32, 2048])
+def test_hidden_cells_are_not_numbers(overview, monkeypatch):
+    monkeypatch.setattr(tile_grid, "_OVERVIEW", overview)
+    pyramid = tile_grid.Pyramid(view_cases.structured(97, heads=1, head_dim=8))
+    exact = stitched(pyramid, len(pyramid.grids) - 1)
+    assert torch.equal(exact.isnan(), torch.ones(97, 97).triu(1).bool())
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(1, 1), (1, 70001), (1000, 32768), (32768, 32768), (2**20, 2**20)]
+)
+def test_grids_of_any_size(queries, keys):
+    found = tile_grid.grids(queries, keys)
+    assert (found[-1].rows, found[-1].cols) == (queries, keys)
+    assert found[0].tiles() == (1, 1)
+    base = next(grid for grid in found if grid.halvings == 0)
+    assert base.rows * base.cols <= 4096**2
+    for grid in found:
+        # What is computed while somebody waits is never more than 2,048 tokens each way.
+        if grid.halvings < 0:
+            assert max(queries / grid.rows, keys / grid.cols) * tile_grid.TILE <= 2048
+
+
+def test_a_bias_is_part_of_every_grid(monkeypatch):
+    monkeypatch.setattr(tile_grid, "_OVERVIEW", 32)
+    bias = torch.randn(1, 1, 101, 101)
+    bias[0, 0, :, 60:] = torch.finfo(torch.float32).min
+    one = AttentionMap(torch.randn(1, 1, 101, 6), torch.randn(1, 1, 101, 6), bias=bias)
+    pyramid = tile_grid.Pyramid(one)
+    for level, grid in enumerate(pyramid.grids):
+        found = stitched(pyramid, level)
+        expected = dense_shares(one[0, 0], grid.rows, grid.cols)
+        torch.testing.assert_close(found.nan_to_num(0.0), expected)
+    assert found[:, 60:].isnan().all()
+
+
+def test_strongest_keys():
+    one = view_cases.structured(331, heads=3).select(heads=2)
+    keys, weights = tile_grid.strongest(one, 317, 12)
+    best = one[0, 0, 317].topk(12)
+    assert keys == best.indices.tolist()
+    assert weights == best.values.tolist()
+    assert sorted(tile_grid.strongest(one, 2, 12)[0]) == [0, 1, 2]
+
+
+# Work: one thing after the other, and never too much of it kept.
+
+
+def test_what_is_kept_has_a_limit():
+    kept = Kept(limit=100)
+    for name in range(20):
+        kept.put(name, np.zeros(3))  # 24 bytes
+        kept.get(0)
+    assert kept.nbytes == 96
+    assert 0 in kept
+    assert 19 in kept
+    assert 1 not in kept
+    kept.put("large", np.zeros(100))
+    assert len(kept) == 1
+    kept.put("large", np.zeros(2))
+    assert kept.nbytes == 16
+
+
+def wait_for(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.005)
+
+
+def test_work_does_what_is_wanted_then_the_rest_of_the_layer():
+    seen = view_cases.seen(61, 2, heads=3, head_dim=8)
+    done = Work({name: seen[name] for name in seen.layers})
+    done.want(Place(1, 0, 2))
+    order = []
+    done.on_progress = lambda now: now and order.append((now.place, now.what))
+    done.start()
+    wait_for(lambda: len(done.scores) == 3)
+    done.stop()
+    order = list(dict.fromkeys(order))
+    heads = [2, 0, 1]
+    assert order == [
+        *((Place(1, 0, head), "picture") for head in heads),
+        *((Place(1, 0, head), "scores") for head in heads),
+    ]
+    table = seen.heads()
+    for head in range(3):
+        row = next(r for r in table.rows if (r.layer, r.head) == ("h.1.attn", head))
+        assert done.scores[Place(1, 0, head)]["entropy"] == pytest.approx(row.entropy, rel=1e-4)
+
+
+def test_something_else_that_is_wanted_ends_what_is_done(monkeypatch):
+    seen = view_cases.seen(61, 2, heads=2, head_dim=8)
+    begun = threading.Event()
+
+    class Slow:
+        nbytes = 8
+
+        def __init__(self, one, report):
+            begun.set()
+            while done._wanted.layer == 0:
+                time.sleep(0.001)
+            report(0.5)
+
+    monkeypatch.setattr(jobs, "Pyramid", Slow)
+    done = Work({name: seen[name] for name in seen.layers})
+    done.start()
+    begun.wait(10)
+    done.want(Place(1, 0, 1))
+    wait_for(lambda: Place(1, 0, 1) in done.pyramids)
+    assert Place(0, 0, 0) not in done.pyramids
+    done.stop()
+
+
+def test_tiles_come_first():
+    """While somebody waits for a tile, the walk over maps stands still."""
+    done = Work({"map": view_cases.structured(61, heads=1, head_dim=8)})
+    shares = []
+    with done.hurry():
+        done.on_progress = lambda now: shares.append(now)
+        done.start()
+        wait_for(lambda: shares)
+        time.sleep(0.05)
+        assert len(shares) == 1
+        assert not len(done.pyramids)
+    wait_for(lambda: len(done.pyramids))
+    done.stop()
+
+
+def test_a_map_that_fails_is_said_and_does_no_harm(monkeypatch):
+    class Broken:
+        def __init__(self, one, report):
+            raise RuntimeError("no memory for <b>this</b>")
+
+    monkeypatch.setattr(jobs, "Pyramid", Broken)
+    one = view_cases.structured(31, heads=1, head_dim=8)
+    with clearhead.view(one, browser=False, wait=False) as page:
+        client = Client(page)
+        state = client.wait()
+        assert state["heads"][0]["error"] == "RuntimeError: no memory for <b>this</b>"
+        answer = client("tile", layer=0, batch=0, head=0, level=0, row=0, col=0)
+        assert answer.status_code == 500
+        assert answer.headers["content-type"] == "application/json"
+        client.http.close()
+
+
+def test_labels_are_found():
+    labels = Labels([[" In", "ter", "nation", "al", " cat", " Inter", "<b>", " cat"]])
+    assert labels.find(0, "international") == ([0], 1)
+    assert labels.find(0, "INTER") == ([0, 5], 2)
+    assert labels.find(0, "cat") == ([4, 7], 2)
+    assert labels.find(0, "<B>") == ([6], 1)
+    assert labels.find(0, "") == ([], 0)
+    assert labels.find(3, "cat") == ([], 0)
+    assert Labels([["a", "b"] * 50]).find(0, "a", most=3) == ([0, 2, 4], 50)
+
+
+# The answers.
+
+
+def test_about(client):
+    about = client("about").json()
+    assert about["schema"] == 1
+    assert about["model"] == "a model for tests"
+    assert [layer["name"] for layer in about["layers"]] == ["h.0.attn", "h.1.attn"]
+    assert about["layers"][0]["labelled"] == [True]
+    assert about["layers"][0]["grids"][-1][:2] == [397, 397]
+
+
+def test_a_tile_is_the_weights(client):
+    client.wait(1, 0, 2)
+    levels = client("about").json()["layers"][1]["grids"]
+    answer = client("tile", layer=1, batch=0, head=2, level=len(levels) - 1, row=1, col=0)
+    shape = int(answer.headers["x-rows"]), int(answer.headers["x-cols"])
+    assert shape == (397 - 256, 256)
+    found = np.frombuffer(answer.content, "<f4").reshape(shape)
+    m = client.page.work.maps[1]
+    np.testing.assert_allclose(found, m[0, 2, 256:, :256].numpy(), rtol=1e-5)
+
+
+def test_a_row_and_its_labels(client, tokens):
+    client.wait(0, 0, 1)
+    found = client("row", layer=0, batch=0, head=1, query=390, count=5).json()
+    best = client.page.work.maps[0][0, 1, 390].topk(5)
+    assert found["keys"] == best.indices.tolist()
+    assert found["weights"] == pytest.approx(best.values.tolist())
+    assert found["labels"] == ["␣" + tokens[key][1:] for key in found["keys"]]
+
+
+def test_tokens_and_search(client, tokens):
+    assert client("tokens", batch=0, start=390, count=100).json()["tokens"] == [
+        "␣" + token[1:] for token in tokens[390:]
+    ]
+    found = client("search", batch=0, text="cat").json()
+    assert found["places"] == [i for i, token in enumerate(tokens) if token == " cat"]
+    assert found["count"] == len(found["places"])
+
+
+def test_scores_come_with_ids(client):
+    client.wait()
+    wait_for(lambda: client("state", layer=0, batch=0, head=0).json()["heads"][2]["scores"])
+    heads = client("state", layer=0, batch=0, head=0).json()["heads"]
+    assert heads[0]["scores"]["looks_at"].startswith("previous token")
+    assert heads[1]["scores"]["looks_at"].startswith("first token")
+    assert heads[2]["scores"]["same_token"] > 0.5
+
+
+def test_chosen_heads_keep_their_numbers():
+    m = AttentionMap(torch.randn(1, 4, 9, 3), torch.randn(1, 4, 9, 3), Mask.causal())
+    with clearhead.view(m.select(heads=[3, 1]), browser=False, wait=False) as page:
+        client = Client(page)
+        state = client.wait()
+        client.http.close()
+    assert [head["number"] for head in state["heads"]] == [3, 1]
+
+
+def test_not_ready_yet_says_how_far_it_is(monkeypatch):
+    halfway = threading.Event()
+
+    class Slow:
+        nbytes = 8
+
+        def __init__(self, one, report):
+            report(0.5)
+            halfway.wait(10)
+
+    monkeypatch.setattr(jobs, "Pyramid", Slow)
+    one = view_cases.structured(31, heads=1, head_dim=8)
+    with clearhead.view(one, browser=False, wait=False) as page:
+        client = Client(page)
+        wait_for(lambda: page.work.progress and page.work.progress.share == 0.5)
+        answer = client("tile", layer=0, batch=0, head=0, level=0, row=0, col=0)
+        assert answer.status_code == 202
+        assert answer.json()["progress"] == {
+            "layer": 0,
+            "batch": 0,
+            "head": 0,
+            "number": 0,
+            "what": "picture",
+            "share": 0.5,
+        }
+        halfway.set()
+        client.http.close()
+
+
+# Safety.
+
+
+def test_the_page_forbids_everything_but_itself(client):
+    answer = client.http.get("/", params={"token": client.token})
+    assert answer.status_code == 200
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cache-control"] == "no-store"
+    assert "server" not in answer.headers
+    # Nothing is loaded from anywhere, and no style or handler stands in an attribute.
+    assert not re.search(r"(src|href)=(?!\"data:,\")", answer.text.split("<script")[0])
+    assert not re.search(r"<[^>]* (on\w+|style)=", answer.text.split("<script")[0])
+
+
+HOST = "127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(
+    ("line", "headers"),
+    [
+        ("GET /api/about", {"Host": "evil.example"}),
+        ("GET /api/about", {"Host": "127.0.0.1"}),
+        ("GET /api/about", {"Host": "127.0.0.1:1"}),
+        ("GET /api/about", {"Host": "127.0.0.1:{port}.evil.example"}),
+        ("GET /api/about", {"Host": "localhost.evil.example:{port}"}),
+        ("GET /?token={token}", {"Host": "evil.example:{port}"}),
+        ("GET /api/about", {"Host": HOST, "Origin": "http://evil.example"}),
+        ("GET /api/about", {"Host": HOST, "Origin": "null"}),
+        ("GET /api/about", {"Host": HOST, "Origin": "http://127.0.0.1:1"}),
+        ("GET /api/about", {"Host": HOST, "Origin": "https://127.0.0.1:{port}"}),
+        ("GET /api/about", {"Host": HOST, "Sec-Fetch-Site": "cross-site"}),
+        ("GET /api/about", {"Host": HOST, "Sec-Fetch-Site": "same-site"}),
+        ("GET /?token={token}", {"Host": HOST, "Sec-Fetch-Site": "cross-site"}),
+        (
+            "GET /?token={token}",
+            {"Host": HOST, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "iframe"},
+        ),
+        (
+            "GET /api/about",
+            {"Host": HOST, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "document"},
+        ),
+    ],
+)
+def test_strangers_are_refused(client, line, headers):
+    names = {"port": client.page.port, "token": client.token}
+    headers = {key.replace("-", "_"): value.format(**names) for key, value in headers.items()}
+    assert client.raw(line.format(**names), **headers, x_clearhead_token=client.token) == 403
+
+
+def test_two_hosts_or_none_are_refused(client):
+    host = HOST.format(port=client.page.port)
+    assert client.raw("GET /api/about", x_clearhead_token=client.token) in (400, 403)
+    with socket.create_connection(("127.0.0.1", client.page.port), timeout=10) as s:
+        told = f"Host: {host}\r\nHost: evil.example\r\nx-clearhead-token: {client.token}\r\n"
+        s.sendall(f"GET /api/about HTTP/1.1\r\n{told}Connection: close\r\n\r\n".encode())
+        assert int(s.makefile("rb").readline().split()[1]) in (400, 403)
+
+
+def test_its_own_page_is_not_refused(client):
+    for name in ("127.0.0.1", "localhost"):
+        host = f"{name}:{client.page.port}"
+        told = {"Host": host, "Origin": f"http://{host}", "Sec_Fetch_Site": "same-origin"}
+        assert client.raw("GET /api/about", **told, x_clearhead_token=client.token) == 200
+
+
+def test_a_link_may_be_followed_from_anywhere(client):
+    told = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "document"}
+    host = HOST.format(port=client.page.port)
+    assert client.raw(f"GET /?token={client.token}", Host=host, **told) == 200
+    assert client.raw("GET /?token=wrong", Host=host, **told) == 403
+
+
+def test_many_fields_are_no_token(client):
+    """A traceback and status 500, for everybody."""
+    host = HOST.format(port=client.page.port)
+    assert client.raw(f"GET /?{'a=1&' * 70}", Host=host) == 403
+
+
+def test_requests_that_never_end_do_not_keep_the_owner_out(client, monkeypatch):
+    """A few hundred of them took all connections, for as long as they liked."""
+    monkeypatch.setattr(server, "_MOST_SECONDS", 0.5)
+    address = ("127.0.0.1", client.page.port)
+    held = [socket.create_connection(address, timeout=10) for _ in range(300)]
+    try:
+        for number, each in enumerate(held):
+            if number % 3:
+                each.sendall(b"GET / HTTP/1.1\r\nHost: ")
+        for _ in range(4):  # a byte now and then gives no more time
+            time.sleep(0.1)
+            held[1].sendall(b"x")
+        assert [each.recv(1) for each in held] == [b""] * 300
+    finally:
+        for each in held:
+            each.close()
+    assert client("about").status_code == 200
+
+
+def test_a_connection_may_be_used_again_and_again(client, monkeypatch):
+    monkeypatch.setattr(server, "_MOST_SECONDS", 0.2)
+    with httpx.Client(base_url=client.http.base_url, headers=client.http.headers) as http:
+        for _ in range(4):
+            assert http.get("/api/about").status_code == 200
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("token", [None, "", "x", "{token}x", "{short}", "é", "{token},{token}"])
+def test_the_token_is_needed(client, token):
+    host = HOST.format(port=client.page.port)
+    given = token and token.format(token=client.token, short=client.token[:-1])
+    headers = {} if token is None else {"x_clearhead_token": given}
+    assert client.raw("GET /api/about", Host=host, **headers) == 403
+    query = "" if token is None else "?" + urlencode({"token": given})
+    assert client.raw(f"GET /{query}", Host=host) == 403
+    # The page's address is no key to the rest, nor the header to the page.
+    assert client.raw(f"GET /api/about?token={client.token}", Host=host) == 403
+    assert client.raw("GET /", Host=host, x_clearhead_token=client.token) == 403
+
+
+def test_the_token_is_long_and_new_each_time(client):
+    with clearhead.view(client.page.work.maps[0], browser=False, wait=False) as other:
+        assert len(client.token) >= 32
+        assert client.token not in other.url
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD", "TRACE", "PATCH"])
+def test_only_get(client, method):
+    assert client.http.request(method, "/api/about").status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/passwd",
+        "/../../etc/passwd",
+        "/api/../../../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/assets/view.js",
+        "/api/about/",
+        "//api/about",
+        "/api/about%00",
+        "/api//about",
+        "/\\..\\..\\etc\\passwd",
+        "/api/",
+        "/favicon.ico",
+        "/api/tile/../about",
+    ],
+)
+def test_there_are_no_other_paths(client, path):
+    host = HOST.format(port=client.page.port)
+    assert client.raw(f"GET {path}", Host=host, x_clearhead_token=client.token) in (400, 404)
+
+
+GOOD = {"layer": "0", "batch": "0", "head": "0", "level": "1", "row": "0", "col": "0"}
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize(
+    "nonsense",
+    ["-1", "99", "1e0", "NaN", "inf", "", " 0", "0x0", "cat", "9" * 400, "٣", "0;", "null", "0.0"],
+)
+def test_nonsense_is_refused(client, name, nonsense):
+    assert client("tile", **GOOD).status_code == 200
+    answer = client("tile", **GOOD | {name: nonsense})
+    assert answer.status_code == 400
+    assert name in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters"),
+    [
+        ("tile", {}),
+        ("tile", {**GOOD, "more": "1"}),
+        ("about", {"x": "1"}),
+        ("state", {"layer": "0"}),
+        ("row", {"layer": "0", "batch": "0", "head": "0", "query": "397", "count": "3"}),
+        ("row", {"layer": "0", "batch": "0", "head": "0", "query": "0", "count": "51"}),
+        ("row", {"layer": "0", "batch": "0", "head": "0", "query": "-1", "count": "3"}),
+        ("tokens", {"batch": "0", "start": "397", "count": "1"}),
+        ("tokens", {"batch": "0", "start": "0", "count": "4097"}),
+        ("tokens", {"batch": "1", "start": "0", "count": "1"}),
+        ("search", {"batch": "0"}),
+    ],
+)
+def test_other_nonsense_is_refused(client, path, parameters):
+    assert client(path, **parameters).status_code == 400
+
+
+def test_a_parameter_twice_is_refused(client):
+    query = urlencode([*GOOD.items(), ("row", "1")])
+    assert client.http.get(f"/api/tile?{query}").status_code == 400
+
+
+def test_a_long_address_is_refused(client):
+    assert client("search", batch=0, text="x" * 3000).status_code == 414
+
+
+def test_hostile_text_comes_back_as_text(client):
+    for text in ("</script><script>alert(1)</script>", "\x00", "\u202e", "{{7*7}}", "%s%n"):
+        answer = client("search", batch=0, text=text)
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json() == {"places": [], "count": 0}
+
+
+def test_it_listens_on_this_machine_only(client):
+    assert client.page._socket.getsockname()[0] == "127.0.0.1"
+    names = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    for address in names - {"127.0.0.1"}:
+        if address.startswith("127."):
+            continue
+        with pytest.raises(OSError):  # noqa: PT011  # refused or unreachable: any will do
+            socket.create_connection((address, client.page.port), timeout=1)
+
+
+# Many at once.
+
+
+def resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc to read memory from")
+def test_fifty_at_once_do_not_grow(monkeypatch):
+    """Fifty requests at a time, of tiles that are computed anew; memory stays where it was."""
+    monkeypatch.setattr(routes, "_TILE_BYTES", 2**22)
+    monkeypatch.setattr(tile_grid, "_OVERVIEW", 512)
+    one = view_cases.structured(4096, heads=1, head_dim=16)
+    with clearhead.view(one, browser=False, wait=False) as page:
+        client = Client(page)
+        client.wait()
+        levels = client("about").json()["layers"][0]["grids"]
+        level = len(levels) - 2
+        assert levels[level][0] == 2048
+
+        def ask(i):
+            connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+            query = urlencode(GOOD | {"level": level, "row": i // 8 % 8, "col": i % 8})
+            connection.request(
+                "GET", f"/api/tile?{query}", headers={"x-clearhead-token": client.token}
+            )
+            answer = connection.getresponse()
+            size = len(answer.read())
+            connection.close()
+            return answer.status, size
+
+        with ThreadPoolExecutor(50) as pool:
+            before = None
+            for _ in range(3):
+                found = list(pool.map(ask, range(100)))
+                assert {status for status, _ in found} == {200}
+                assert {size for _, size in found} == {256 * 256 * 4}
+                before = resident() if before is None else before
+        assert resident() - before < 24 * 2**20
+        assert page._site._tiles.nbytes <= 2**22
+        client.http.close()
+
+
+def test_too_many_are_told_to_come_back(monkeypatch):
+    monkeypatch.setattr(routes, "_MOST_WAITING", 3)
+    go_on = threading.Event()
+    one = view_cases.structured(97, heads=1, head_dim=8)
+    with clearhead.view(one, browser=False, wait=False) as page:
+        client = Client(page)
+        client.wait()
+        tile = page.work.pyramids.get(Place(0, 0, 0)).tile
+        page.work.pyramids.get(Place(0, 0, 0)).tile = lambda *a: (go_on.wait(10), tile(*a))[1]
+        parameters = GOOD | {"level": 0}
+        with ThreadPoolExecutor(12) as pool:
+            asked = [pool.submit(client, "tile", **parameters) for _ in range(12)]
+            wait_for(lambda: sum(each.done() for each in asked) == 9)
+            go_on.set()
+            answers = [each.result() for each in asked]
+        assert sorted(answer.status_code for answer in answers) == [200] * 3 + [503] * 9
+        assert next(a for a in answers if a.status_code == 503).headers["retry-after"] == "1"
+        assert client("tile", **parameters).status_code == 200
+        client.http.close()
+
+
+# view() and the command.
+
+
+def test_what_cannot_be_viewed():
+    with pytest.raises(TypeError, match="expected what watch"):
+        clearhead.view([1, 2])
+    with pytest.raises(ValueError, match="No attention was seen yet"):
+        clearhead.view(Seen())
+    one = view_cases.structured(7, heads=1, head_dim=4)
+    with pytest.raises(ShapeError, match="expected one label per key, 7 of them, got 6"):
+        clearhead.view(one, tokens=list("abcdef"))
+    with pytest.raises(TypeError, match="got one string"):
+        clearhead.view(one, tokens="abcdefg")
+
+
+def test_a_port_that_is_taken(client):
+    one = view_cases.structured(7, heads=1, head_dim=4)
+    with pytest.raises(ValueError, match=f"port {client.page.port}: Address already in use"):
+        clearhead.view(one, port=client.page.port, browser=False, wait=False)
+
+
+def test_without_starlette(monkeypatch):
+    for name in [n for n in sys.modules if n.startswith("clearhead.viewer.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    with pytest.raises(ImportError, match=r"pip install 'clearhead\[view\]'"):
+        clearhead.view(view_cases.structured(7, heads=1, head_dim=4))
+
+
+def test_several_sequences_have_their_own_labels():
+    q, k = torch.randn(2, 2, 13, 4), torch.randn(2, 2, 13, 4)
+    lists = [[f"a{i}" for i in range(13)], [f"b{i}" for i in range(13)]]
+    with clearhead.view(AttentionMap(q, k), tokens=lists, browser=False, wait=False) as page:
+        client = Client(page)
+        client.wait(0, 1, 1)
+        level = len(client("about").json()["layers"][0]["grids"]) - 1
+        answer = client("tile", layer=0, batch=1, head=1, level=level, row=0, col=0)
+        expected = page.work.maps[0][1, 1].numpy()
+        np.testing.assert_allclose(np.frombuffer(answer.content, "<f4"), expected.ravel(), 1e-5)
+        assert client("tokens", batch=1, start=0, count=1).json()["tokens"] == ["b0"]
+        client.http.close()
+
+
+def test_closing_frees_the_port():
+    one = view_cases.structured(7, heads=1, head_dim=4)
+    page = clearhead.view(one, browser=False, wait=False)
+    assert repr(page) == f"View({page.url})"
+    page.close()
+    page.close()
+    assert repr(page) == "View(closed)"
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(("127.0.0.1", page.port))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny GPT-2 with random weights and a tokenizer of few words."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    from tokenizers import Tokenizer
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=12, n_layer=2, n_head=3, n_positions=64, vocab_size=20)
+    transformers.GPT2Model(config).save_pretrained(folder)
+    words = {word: i for i, word in enumerate(["<unk>", *view_cases.WORDS])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    fast.save_pretrained(folder)
+    return folder
+
+
+def test_the_command_watches_a_checkpoint(folder, tmp_path, monkeypatch, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on a mat " * 20, encoding="utf-8")
+    asked = {}
+    monkeypatch.setattr(
+        "clearhead.viewer.view", lambda seen, **options: asked.update(options, seen=seen)
+    )
+    with pytest.raises(SystemExit) as end:
+        cli.main(
+            ["view", "--model", str(folder), "--text", str(text), "--port", "7", "--no-browser"]
+        )
+    assert end.value.code == 0
+    assert asked["seen"].layers == ["h.0.attn", "h.1.attn"]
+    assert asked["seen"]["h.0.attn"].shape == (1, 3, 64, 64)
+    assert asked["tokens"] == (["the", "cat", "sat", "on", "a", "mat"] * 20)[:64]
+    assert asked["ids"].shape == (1, 64)
+    assert (asked["port"], asked["browser"]) == (7, False)
+    said = "has 120 tokens and the model takes 64: the first 64 are used."
+    assert said in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_real_process():
+    """It says where it listens, answers, ends on Ctrl-C in the middle of work, frees the port."""
+    script = "import clearhead, view_cases; clearhead.view(view_cases.structured(16384, 2, 16))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},
+        # As in a terminal: who runs the tests in the background has it ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        line = process.stdout.readline()
+        url = re.fullmatch(r"Look at (http://127\.0\.0\.1:(\d+)/\?token=(\S+))\n", line)
+        assert url, line + process.stderr.read()
+        assert process.stdout.readline() == "Stop with Ctrl-C.\n"
+        assert httpx.get(url[1]).status_code == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+        assert (process.stdout.read(), process.stderr.read()) == ("", "")
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(("127.0.0.1", int(url[2])))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "no/such", "--text", "{text}"], "there is no such folder"),
+        (["--model", "x", "--text", "no/such"], "--text no/such: No such file or directory"),
+        (["--model", "x", "--text", "{binary}"], "not text in UTF-8 (byte 3)"),
+        (["--model", "x"], "--text"),
+        (["--model", "x", "--text", "{text}", "--port", "70000"], "--port"),
+    ],
+)
+def test_errors_of_the_command(tmp_path, capsys, arguments, message):
+    (tmp_path / "binary").write_bytes(b"cat\xff")
+    (tmp_path / "text").write_text("cat", encoding="utf-8")
+    names = {"text": tmp_path / "text", "binary": tmp_path / "binary"}
+    with pytest.raises(SystemExit) as end:
+        cli.main(["view", *(argument.format(**names) for argument in arguments)])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_long_map_is_normalised_in_steps_that_can_be_stopped(monkeypatch):
+    monkeypatch.setattr(tile_grid, "_LONG", 50)
+    monkeypatch.setattr("clearhead.maps.cells._STEP", 1500)
+    one = view_cases.structured(97, heads=1, head_dim=8)
+    expected = view_cases.structured(97, heads=1, head_dim=8).lse
+    shares = []
+    tile_grid.Pyramid(one, shares.append)
+    torch.testing.assert_close(one.lse, expected)
+    assert shares[:3] == [0, 15 / 97, 30 / 97]
+
+
+def test_the_benchmark_measures_and_checks(tmp_path, capsys):
+    sizes = ["--tokens", "2500", "--heads", "2", "--head-dim", "8", "--tiles", "20"]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["bench", "view", *sizes, "--out", str(tmp_path / "view.json")])
+    assert end.value.code == 0
+    found = json.loads((tmp_path / "view.json").read_text(encoding="utf-8"))
+    assert found == json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["schema"] == 1
+    assert found["gap"] < 1e-4
+    assert found["versions"]["starlette"]
+    assert 0 < found["first_picture_s"] <= found["all_pictures_s"]
+    for way in ("while_walking", "one_by_one", "three_at_a_time"):
+        times = found[f"tiles_{way}_ms"]
+        assert times["tiles"] == 20
+        assert 0 < times["median"] <= times["p95"] <= times["largest"]
+
+
+def test_a_gpt2_folder_needs_no_tokenizer(tmp_path, monkeypatch):
+    """`view` refused what `save_pretrained` writes; the other commands took it."""
+    tiny = {**GPT2_CONFIGS["gpt2-small"], "d_model": 12, "num_heads": 3, "num_layers": 1}
+    GPT2(tiny).save_pretrained(tmp_path / "tiny")
+    (tmp_path / "text.txt").write_text("the cat sat", encoding="utf-8")
+    shown = {}
+    monkeypatch.setattr(viewer, "view", lambda seen, **options: shown.update(options, seen=seen))
+    words = ["view", "--model", str(tmp_path / "tiny"), "--text", str(tmp_path / "text.txt")]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert not ended.value.code
+    assert shown["tokens"] == ["the", " cat", " sat"]
+    assert len(shown["seen"].layers) == 1
+
+
+def test_the_model_in_the_box_and_one_of_train_are_viewed(tmp_path, monkeypatch):
+    shipped = resources.files("clearhead.lab") / "data" / "model.safetensors"
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "model.safetensors").write_bytes(shipped.read_bytes())
+    (tmp_path / "text.txt").write_text("The cat sat. the blue cat", encoding="utf-8")
+    shown = {}
+    monkeypatch.setattr(viewer, "view", lambda seen, **options: shown.update(options, seen=seen))
+    for model in ([], ["--model", str(tmp_path)], ["--model", str(tmp_path / "seed-0")]):
+        shown.clear()
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["view", "--text", str(tmp_path / "text.txt"), *model])
+        assert not ended.value.code
+        assert shown["tokens"] == ["the", "cat", "sat", ".", "the", "<unk>", "cat"]
+        assert len(shown["seen"].layers) == 3
