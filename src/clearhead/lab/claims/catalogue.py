@@ -11,6 +11,11 @@ from clearhead import timing
 from clearhead.lab.claims import (
     arithmetic_claims,
     cost_claims,
+    figure_claims,
+    head_claims,
+    mask_claims,
+    shape_claims,
+    training_claims,
 )
 from clearhead.lab.claims.claim import Claim
 
