@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 import clearhead
 from clearhead import cli
-from clearhead.gpt2 import GPT2, cuda_graphs, decoding
+from clearhead.gpt2 import GPT2, cuda_decoding, decoding
 from clearhead.gpt2.sampling import Sampling
 from clearhead.models import text_stream
+from clearhead.watcher import one_text
 from clearhead.tokenizers import GPT2Tokenizer
 
 CONFIG: dict[str, Any] = {
@@ -151,7 +152,7 @@ def test_without_a_seed_torch_decides(model: GPT2, settings: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 10**30])
 def test_a_seed_has_64_bits(model: GPT2, seed: int) -> None:
-    with pytest.raises(ValueError, match=f"seed: expected a number of 64 bits.*, got {seed}"):
+    with pytest.raises(ValueError, match=f"seed: expected a 64-bit number.*, got {seed}"):
         model.generate(PROMPTS, 3, temperature=1.0, seed=seed)
 
 
@@ -233,34 +234,38 @@ def test_dropout_is_off_in_training_mode(model: GPT2) -> None:
 @pytest.mark.parametrize(
     ("ids", "settings", "message"),
     [
-        ([], {}, "the prompt is empty: there is nothing to go on from"),
+        ([], {}, "at least one token, but the prompt is empty"),
         ([[1], []], {}, "prompt 1 is empty"),
         (torch.zeros(1, 0, dtype=torch.long), {}, "prompt 0 is empty"),
         ([3, 101], {}, r"expected 0 to vocab_size - 1 = 100, got 101"),
         ([[3], [-1]], {}, "got -1.\n  Does the tokenizer belong to this model"),
         ("text", {}, r"got text.\n  Encode it first"),
-        ([1.5], {}, "expected whole numbers"),
-        ([[1], 2], {}, "expected whole numbers, or a list of lists"),
+        ([1.5], {}, "expected integers"),
+        ([[1], 2], {}, "expected integers, or a list of lists"),
         (5, {}, "a list of ids, a list of such lists or a tensor, got int"),
         (
             torch.rand(1, 3),
             {},
-            r"whole numbers \(tokens,\) or \(batch, tokens\), got torch.float32",
+            r"integers \(tokens,\) or \(batch, tokens\), got torch.float32",
         ),
         (torch.ones(1, 1, 1, dtype=torch.long), {}, r"got torch.int64 \(1, 1, 1\)"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens: expected 1 or more, got 0"),
-        ([1], {"max_new_tokens": 2.5}, "max_new_tokens: expected a whole number, got 2.5"),
-        ([1] * 40, {"max_new_tokens": 9}, "has 40 tokens and 9 new ones, but the context has room"),
-        ([1] * 48, {"max_new_tokens": None}, "48 tokens, but the context has room for 48"),
-        ([1], {"max_new_tokens": None, "sliding": True}, "never comes to an end by itself"),
-        ([1], {"temperature": 0}, r"positive number, got 0.\n  For the likeliest token"),
+        ([1], {"max_new_tokens": 2.5}, "max_new_tokens: expected an integer, got 2.5"),
+        (
+            [1] * 40,
+            {"max_new_tokens": 9},
+            "has 40 tokens plus 9 new ones, but the context holds 48",
+        ),
+        ([1] * 48, {"max_new_tokens": None}, "48 tokens, but the context holds 48"),
+        ([1], {"max_new_tokens": None, "sliding": True}, "does not end on its own"),
+        ([1], {"temperature": 0}, r"positive number, got 0.\n  For the most likely token"),
         ([1], {"temperature": -1.0}, "temperature: expected a positive number, got -1.0"),
         ([1], {"temperature": float("nan")}, "temperature: expected a positive number, got nan"),
-        ([1], {"top_k": 0}, "top_k: expected a whole number of at least 1, got 0"),
+        ([1], {"top_k": 0}, "top_k: expected an integer of at least 1, got 0"),
         ([1], {"top_p": 0.0}, "top_p: expected a probability above 0 and up to 1, got 0.0"),
         ([1], {"top_p": 90}, r"got 90.\n  A percentage\? 90 % is 0.9"),
-        ([1], {"seed": 3}, "seed=3 changes nothing"),
-        ([1], {"seed": 1.5, "top_k": 3}, "seed: expected a whole number, got 1.5"),
+        ([1], {"seed": 3}, "seed=3 has no effect"),
+        ([1], {"seed": 1.5, "top_k": 3}, "seed: expected an integer, got 1.5"),
         ([1], {"stop": 101}, r"stop: expected 0 to vocab_size - 1 = 100, got 101"),
     ],
 )
@@ -280,7 +285,7 @@ def test_logits_that_are_not_numbers_are_refused(settings: dict[str, Any], cache
     model = build()
     with torch.no_grad():
         model.embedding.position.weight[6] = torch.nan  # type: ignore[union-attr]  # it is there
-    with pytest.raises(ValueError, match=r"NaN or infinite numbers .* at new token 5"):
+    with pytest.raises(ValueError, match=r"NaN or infinity at new token 5"):
         model.generate(PROMPTS[0], 9, cache=cache, **settings)
 
 
@@ -293,7 +298,10 @@ def test_slices_equal_the_modules(changes: dict[str, Any], prompts: list[list[in
     model = build(**changes)
     ids, real = left_padded(prompts)
     lengths = None if len(prompts) == 1 else real.sum(1)
-    fast, plain = decoding.Slices(model, len(ids), 16), decoding.Plain(model, len(ids), 16)
+    fast, plain = (
+        decoding.SlicedDecoder(model, len(ids), 16),
+        decoding.ModuleDecoder(model, len(ids), 16),
+    )
     torch.testing.assert_close(fast.prefill(ids, lengths), plain.prefill(ids, lengths))
     for token in (5, 50, 95):
         new = (torch.arange(len(ids)) + token) % 101
@@ -304,7 +312,10 @@ def test_slices_equal_the_modules(changes: dict[str, Any], prompts: list[list[in
 def test_prompts_are_read_as_the_modules_read_them(model: GPT2, shape: tuple[int, int]) -> None:
     """Few rows go through slices, many through plain products; the last block reads less."""
     ids = torch.randint(101, shape)
-    fast, plain = decoding.Slices(model, shape[0], 20), decoding.Plain(model, shape[0], 20)
+    fast, plain = (
+        decoding.SlicedDecoder(model, shape[0], 20),
+        decoding.ModuleDecoder(model, shape[0], 20),
+    )
     torch.testing.assert_close(fast.prefill(ids, None), plain.prefill(ids, None))
     for mine, theirs in zip(fast.plain.caches, plain.caches, strict=True):
         torch.testing.assert_close(mine.keys, theirs.keys)
@@ -316,7 +327,7 @@ def test_an_untied_head_is_used() -> None:
     model = GPT2(CONFIG, tied=False).double()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
-    assert isinstance(decoding.choose(model, 1, 8), decoding.Slices)
+    assert isinstance(decoding.choose(model, 1, 8), decoding.SlicedDecoder)
     assert model.generate([1, 2], 9) == model.generate([1, 2], 9, cache=False)
 
 
@@ -325,7 +336,7 @@ def test_a_loaded_model_takes_the_fast_way(tmp_path: Path) -> None:
     build(torch.float32, d_model=48).save_pretrained(tmp_path)
     loaded = GPT2.from_pretrained(tmp_path)
     assert all(parameter.is_contiguous() for parameter in loaded.parameters())
-    assert isinstance(decoding.choose(loaded, 1, 8), decoding.Slices)
+    assert isinstance(decoding.choose(loaded, 1, 8), decoding.SlicedDecoder)
 
 
 def _hook(model: GPT2) -> None:
@@ -350,7 +361,7 @@ def test_a_changed_model_runs_by_its_modules(change: Any) -> None:
     model = build()
     before = model.generate(PROMPTS[1], 15)
     change(model)
-    assert isinstance(decoding.choose(model, 1, 8), decoding.Plain)
+    assert isinstance(decoding.choose(model, 1, 8), decoding.ModuleDecoder)
     after = model.generate(PROMPTS[1], 15)
     assert after == model.generate(PROMPTS[1], 15, cache=False)
     assert (after == before) == (change is _replace)
@@ -397,9 +408,9 @@ def test_the_kernels_equal_the_modules(prompts: list[list[int]], chance: bool) -
     lengths = None if len(prompts) == 1 else real.sum(1)
     width, new = ids.shape[1], 3
     draws = sampling.draws(new, len(ids))
-    written = cuda_graphs.Captured.without_graph(model, len(ids), 16, sampling)
+    written = cuda_decoding.Captured.without_graph(model, len(ids), 16, sampling)
     written.start(model, ids, lengths, draws)
-    plain = decoding.Plain(model, len(ids), 16)
+    plain = decoding.ModuleDecoder(model, len(ids), 16)
     plain.prefill(ids, lengths)
     for step in range(new - 1):
         expected = plain.step(written.step.history[:, width + step])
@@ -416,7 +427,7 @@ def test_the_kernels_notice_nan() -> None:
     model = build(torch.float32, d_model=48, num_layers=1).to(DEVICE)
     with torch.no_grad():
         model.embedding.token.weight[70, 3] = torch.nan  # a logit; no token on the way there
-    written = cuda_graphs.Captured.without_graph(model, 1, 16, Sampling())
+    written = cuda_decoding.Captured.without_graph(model, 1, 16, Sampling())
     written.step.launch()
     assert int(written.step.bad)
 
@@ -427,7 +438,7 @@ def test_captured_graphs_write_what_the_cpu_writes(settings: dict[str, Any]) -> 
     model = build(torch.float32, d_model=48)
     expected = [model.generate(given, 29, **settings) for given in (PROMPTS, PROMPTS[:1])]
     model.cuda()
-    assert cuda_graphs.refusal(model) is None
+    assert cuda_decoding.refusal(model) is None
     for _ in range(2):  # captured, then used again
         found = [model.generate(given, 29, **settings) for given in (PROMPTS, PROMPTS[:1])]
         assert found == expected
@@ -441,12 +452,12 @@ def test_captured_graphs_write_what_the_cpu_writes(settings: dict[str, Any]) -> 
 
 
 def test_models_that_the_kernels_refuse() -> None:
-    assert cuda_graphs.refusal(build()) == "no kernel for torch.float64"
-    assert cuda_graphs.refusal(build(torch.float32)) == "no kernel for head_dim 11"
+    assert cuda_decoding.refusal(build()) == "no kernel for torch.float64"
+    assert cuda_decoding.refusal(build(torch.float32)) == "no kernel for head_dim 11"
     turned = build(torch.float32, d_model=48)
     linear = turned.blocks[0].attention.out_proj
     linear.weight = nn.Parameter(linear.weight.detach().t().contiguous().t())
-    assert cuda_graphs.refusal(turned) == "some weight is not contiguous"
+    assert cuda_decoding.refusal(turned) == "a weight is not contiguous"
     assert turned.generate([1, 2], 9) == build(torch.float32, d_model=48).generate([1, 2], 9)
 
 
@@ -467,7 +478,7 @@ def test_characters_are_never_broken() -> None:
 
 def test_what_was_looked_at(model: GPT2) -> None:
     ids = list(PROMPTS[1])
-    found = list(text_stream.look(model, ids, model.stream(ids, 3), layer=1, most=2))
+    found = list(one_text.look(model, ids, model.stream(ids, 3), layer=1, most=2))
     assert [one.token for one in found] == list(model.stream(ids, 3))
     whole = torch.tensor([ids + [one.token for one in found]])
     with torch.no_grad(), clearhead.watch(model.eval(), layers="blocks.1.attention") as seen:
@@ -482,7 +493,7 @@ def test_what_was_looked_at(model: GPT2) -> None:
 
 def test_what_was_looked_at_once_the_context_slides(model: GPT2) -> None:
     ids = [n % 101 for n in range(60)]
-    (found,) = text_stream.look(model, ids, model.stream(ids, 1, sliding=True), layer=0, most=48)
+    (found,) = one_text.look(model, ids, model.stream(ids, 1, sliding=True), layer=0, most=48)
     assert sorted(found.places) == list(range(12, 60))
 
 
@@ -562,7 +573,7 @@ def test_a_terminal_is_not_steered_by_the_text(
         (["--layer", "2", "--show-attention"], "--layer: expected 0 to 1, got 2"),
         (["--tokens", "99"], "or --sliding on the command line"),
         (["--tokens", "4", "--temperature", "0"], "expected a positive number"),
-        (["--tokens", "4", "--seed", "1"], "seed=1 changes nothing"),
+        (["--tokens", "4", "--seed", "1"], "seed=1 has no effect"),
     ],
 )
 def test_errors_of_the_command(
