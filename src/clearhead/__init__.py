@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clearhead.configs import GPT2_CONFIGS
     from clearhead.embedding import Embedding, Rope
     from clearhead.explainer.tracing import Trace, trace
-    from clearhead.exporter.export_file import export
+    from clearhead.exporter import export
     from clearhead.gpt2 import GPT2, FeedForward, TransformerBlock
     from clearhead.maps import AttentionMap
     from clearhead.masks import Mask
@@ -62,7 +62,7 @@ _HOME = {
     "assert_attention": "checker",
     "Report": "checker.report",
     "view": "viewer",
-    "export": "exporter.export_file",
+    "export": "exporter",
 }
 
 __all__ = [  # noqa: RUF022  # the order of the flow
