@@ -17,8 +17,8 @@ from clearhead import cli
 from clearhead.gpt2 import GPT2, cuda_decoding, decoding
 from clearhead.gpt2.sampling import Sampling
 from clearhead.models import text_stream
-from clearhead.watcher import one_text
 from clearhead.tokenizers import GPT2Tokenizer
+from clearhead.watcher import one_text
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 101,
