@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -166,6 +165,26 @@ class Step:
         self.draws = numbers(batch, capacity, dtype=torch.float32)
 
     @torch.inference_mode()
+    def start(
+        self, model: Transformer, ids: Tensor, lengths: Tensor | None, draws: Tensor | None
+    ) -> None:
+        """Read the prompts and choose the first new token."""
+        width = ids.shape[1]
+        self.bad.zero_()
+        self.indices.fill_(width - 1)
+        self.padding.zero_()
+        if lengths is not None:
+            self.padding.copy_(width - lengths)
+        if draws is not None:
+            self.draws[:, width : width + len(draws)] = draws.t().to(ids.device)
+        logits = prefill_caches(model, ids, lengths, self.caches)
+        if is_bad(logits):
+            raise_bad(0)
+        draw = None if draws is None else self.draws[:, width]
+        self.picked.copy_(self.sampling.pick(logits, draw))
+        self.follow(chosen=True)
+
+    @torch.inference_mode()
     def launch(self) -> None:
         """Compute the token whose vector is in x, choose the next, and put its vector into x."""
         for weights, cache in zip(self.blocks, self.caches, strict=True):
@@ -291,29 +310,16 @@ class Captured:
     def __init__(
         self, model: Transformer, batch: int, capacity: int, sampling: Sampling, key: object
     ) -> None:
-        self.key: object = key
+        self.key = key
         self.busy = False
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._here: AbstractContextManager[object]  # Triton launches on the current device
         device = model.embedding.token.weight.device
-        self._here = torch.cuda.device(device)
-        with torch.inference_mode(), self._here:
+        self._device = torch.cuda.device(device)  # Triton launches on the current device
+        with torch.inference_mode(), self._device:
             self.step = Step(model, batch, capacity, sampling, pdl=_can_start_early(device))
             self.step.follow(chosen=True)  # compiles the kernels; not possible during capture
             self.step.launch()
             torch.cuda.synchronize()
             self.graphs = {steps: self._capture(steps) for steps in (_STEPS, 1)}
-
-    @classmethod
-    @torch.inference_mode()
-    def without_graph(
-        cls, model: Transformer, batch: int, capacity: int, sampling: Sampling
-    ) -> Captured:
-        """The same kernels, launched one by one; also works in Triton's interpreter."""
-        made = cls.__new__(cls)
-        made.key, made.busy, made.graphs, made._here = None, False, {}, nullcontext()
-        made.step = Step(model, batch, capacity, sampling, pdl=False)
-        return made
 
     def _capture(self, steps: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -322,31 +328,17 @@ class Captured:
                 self.step.launch()
         return graph
 
-    @torch.inference_mode()
     def start(
         self, model: Transformer, ids: Tensor, lengths: Tensor | None, draws: Tensor | None
     ) -> None:
         """Read the prompts and choose the first new token."""
-        step, width = self.step, ids.shape[1]
-        step.bad.zero_()
-        step.indices.fill_(width - 1)
-        step.padding.zero_()
-        if lengths is not None:
-            step.padding.copy_(width - lengths)
-        if draws is not None:
-            step.draws[:, width : width + len(draws)] = draws.t().to(ids.device)
-        logits = prefill_caches(model, ids, lengths, step.caches)
-        if is_bad(logits):
-            raise_bad(0)
-        draw = None if draws is None else step.draws[:, width]
-        step.picked.copy_(step.sampling.pick(logits, draw))
-        with self._here:
-            step.follow(chosen=True)
+        with self._device:
+            self.step.start(model, ids, lengths, draws)
 
     def advance(self, steps: int) -> None:
         """Launch this many steps without waiting for them."""
         many, rest = divmod(steps, _STEPS)
-        with self._here:
+        with self._device:
             for size in [_STEPS] * many + [1] * rest:
                 self.graphs[size].replay()
 
@@ -356,7 +348,7 @@ class Captured:
         for source in (self.step.history[:, begin:end], self.step.bad):
             copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
             copies.append(copy.copy_(source, non_blocking=True))
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped in torch
         event.record(torch.cuda.current_stream(self.step.history.device))
         return copies[0], copies[1], event
 
