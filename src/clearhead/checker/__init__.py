@@ -16,7 +16,6 @@ its output, it is right; if a known mistake does, or two or three together, that
     isolate, sandbox, confine, child, leaves, answers    a stranger's file, in its own process
     notebooks, skeletons                 cells as one source; an adapter written from a signature
     report, batch, marks, policy, summary, page, app    what students and teachers see
-    mistakes, unlisted, plants           the catalogue, what is not in it; plants for our own code
 """
 
 from __future__ import annotations
