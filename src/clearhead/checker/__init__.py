@@ -10,12 +10,13 @@ its output, it is right; if a known mistake does, or two or three together, that
     simulator, options, search, norms    attention with a switch for each way to go wrong
     recovering, terms                    attention weights from outside: what is added to scores
     probes, extras, loud, hints          what is seen from outside, in errors and in the source
+    mistakes, unlisted                   the catalogue, and what is not in it
     uses, lengths, filling, cached       other uses: long texts, filled-up ones, a cache
     learning, effects, crossed           training, what a call leaves behind, crossed arguments
     diagnose, naming, words, case        from all that to findings
     isolate, sandbox, confine, child, leaves, answers    a stranger's file, in its own process
     notebooks, skeletons                 cells as one source; an adapter written from a signature
-    report, batch, marks, policy, summary, page, app    what students and teachers see
+    report, batch, marks, policy, summary, page, runner what students and teachers see
 """
 
 from __future__ import annotations
