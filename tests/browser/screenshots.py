@@ -1,4 +1,4 @@
-"""Take the pictures that the README and the documentation show: of the page, and of the viewer.
+"""Take the screenshots of the page and the viewer for the README and the documentation.
 
 python tests/browser/screenshots.py [FOLDER]     (docs/images by default)
 """
@@ -26,7 +26,7 @@ TOKENS = 4096
 
 
 def take_page(browser: Browser, folder: Path) -> None:
-    """Write the pictures of the page into a folder."""
+    """Write the screenshots of the page to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "page.html"
@@ -42,7 +42,7 @@ def take_page(browser: Browser, folder: Path) -> None:
 
 
 def take_viewer(browser: Browser, folder: Path) -> None:
-    """Write the picture of the viewer, with a made-up map, into a folder."""
+    """Write the screenshot of the viewer, with an artificial map, to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens = view_cases.tokens(TOKENS)
     seen = view_cases.seen(TOKENS, 2, heads=4, head_dim=32)

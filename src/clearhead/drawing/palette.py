@@ -1,8 +1,14 @@
-"""The colours of all drawings: even steps of lightness, readable for colour-blind people."""
+"""Every colour that Clearhead draws with: the scale of heatmaps and the two themes of its pages.
+
+Terminal and figures read these constants; pages receive them as `css` and `script` when they are
+built, so a colour changes here and nowhere else.
+"""
 
 from __future__ import annotations
 
-# Nine points of matplotlib's viridis.
+import json
+
+# Nine points of matplotlib's viridis: even steps of lightness, readable for colour-blind people.
 VIRIDIS = (
     (68, 1, 84),
     (71, 44, 122),
@@ -14,10 +20,74 @@ VIRIDIS = (
     (170, 220, 50),
     (253, 231, 37),
 )
+# A logarithmic scale ends this many powers of ten below the brightest value.
+DECADES = 4
+# With more rows than this, the brightest colour is not that of the largest value: a few rows that
+# see almost nothing have values near 1, and all others would be dark. The scale then ends at a
+# value that a quarter of the rows exceed.
+MANY_ROWS = 32
+
+# The CSS variables of pages. `head-0` and so on are for heads that are shown side by side.
+LIGHT = {
+    "back": "#fbfaf7",
+    "card": "#ffffff",
+    "text": "#1e2126",
+    "quiet": "#5a5f69",
+    "line": "#dcd9d2",
+    "soft": "#f1efe9",
+    "accent": "#2c5f8e",
+    "accent-text": "#ffffff",
+    "mark": "#1e2126",
+    "mark-text": "#ffffff",
+    "bar": "#8aa0b8",
+    "hatch": "#d3cfc5",
+    "hatch-back": "#f3f1ec",
+    "cross": "#ffffff",
+    "cross-under": "#14161a",
+    "focus": "#b3470f",
+    "negative": "#2b7bba",
+    "positive": "#d9761a",
+    "head-0": "#0072b2",
+    "head-1": "#c65a00",
+    "head-2": "#00805d",
+    "head-3": "#b04a86",
+    "head-4": "#7a6200",
+    "head-5": "#3f7fa8",
+    "head-6": "#6a4ea8",
+    "head-7": "#666666",
+}
+DARK = {
+    "back": "#14161a",
+    "card": "#1d2026",
+    "text": "#eceae5",
+    "quiet": "#a9adb6",
+    "line": "#353a43",
+    "soft": "#23272e",
+    "accent": "#7fb8ee",
+    "accent-text": "#10131a",
+    "mark": "#eceae5",
+    "mark-text": "#14161a",
+    "bar": "#5d7691",
+    "hatch": "#3a3f48",
+    "hatch-back": "#1b1e23",
+    "cross": "#ffffff",
+    "cross-under": "#000000",
+    "focus": "#ffb066",
+    "negative": "#4f9fe0",
+    "positive": "#e58a35",
+    "head-0": "#56b4e9",
+    "head-1": "#f0953f",
+    "head-2": "#2fc79a",
+    "head-3": "#e48fc4",
+    "head-4": "#d9c34a",
+    "head-5": "#9cc3dd",
+    "head-6": "#b79bf2",
+    "head-7": "#b5b5b5",
+}
 
 
 def shade(share: float) -> str:
-    """The colour of a share of the largest value, from dark (0) to bright (1).
+    """The colour for a share of the largest value, from dark (0) to bright (1).
 
     >>> shade(0.0), shade(1.0)
     ('#440154', '#fde725')
@@ -27,21 +97,47 @@ def shade(share: float) -> str:
 
 
 def text_on(share: float) -> str:
-    """Black or white: whichever can be read better on `shade(share)`.
+    """Black or white, whichever is easier to read on `shade(share)`.
 
     >>> text_on(0.0), text_on(1.0)
     ('#ffffff', '#000000')
     """
     red, green, blue = _rgb(share)
-    # Relative luminance (WCAG): at 0.179 black and white text can be read equally well.
-    light = 0.2126 * _linear(red) + 0.7152 * _linear(green) + 0.0722 * _linear(blue)
-    return "#000000" if light > 0.179 else "#ffffff"
+    # Relative luminance (WCAG). At 0.179, black and white text have the same contrast.
+    luminance = 0.2126 * _linear(red) + 0.7152 * _linear(green) + 0.0722 * _linear(blue)
+    return "#000000" if luminance > 0.179 else "#ffffff"
+
+
+def css() -> str:
+    """The themes as CSS variables: the reader's choice, or else what the system prefers."""
+
+    def rule(selector: str, scheme: str, colours: dict[str, str]) -> str:
+        variables = "".join(f" --{name}: {colour};" for name, colour in colours.items())
+        return f"{selector} {{ color-scheme: {scheme};{variables} }}\n"
+
+    dark = rule(":root:not([data-theme])", "dark", DARK)
+    return (
+        rule(":root", "light", LIGHT)
+        + f"@media (prefers-color-scheme: dark) {{\n{dark}}}\n"
+        + rule(':root[data-theme="dark"]', "dark", DARK)
+    )
+
+
+def script() -> str:
+    """The scale of heatmaps, and the number of colours for heads, as a JavaScript constant."""
+    palette = {
+        "scale": VIRIDIS,
+        "decades": DECADES,
+        "manyRows": MANY_ROWS,
+        "heads": sum(name.startswith("head-") for name in LIGHT),
+    }
+    return f"const PALETTE = {json.dumps(palette)};\n"
 
 
 def _rgb(share: float) -> tuple[int, int, int]:
-    place = min(max(share, 0.0), 1.0) * (len(VIRIDIS) - 1)
-    low = min(int(place), len(VIRIDIS) - 2)
-    part = place - low
+    position = min(max(share, 0.0), 1.0) * (len(VIRIDIS) - 1)
+    low = min(int(position), len(VIRIDIS) - 2)
+    part = position - low
     pairs = zip(VIRIDIS[low], VIRIDIS[low + 1], strict=True)
     red, green, blue = (round(a + (b - a) * part) for a, b in pairs)
     return red, green, blue

@@ -1,9 +1,8 @@
-// The picture of a matrix: labels, cells and sums, for any pen.
+// The drawing of a matrix with its labels and sums, for any pen.
 
 /**
- * The weight that has the brightest colour. A query that sees a single key gives it 1, and one that
- * sees few gives them much: neither may make all others dark. So of many rows it is the strongest
- * weight of a row such that a quarter of the rows have a stronger one.
+ * The weight that gets the brightest colour. With many rows, a quarter of them exceed it: see
+ * MANY_ROWS in palette.py, and _top in figures.py.
  */
 function brightest(weights, width) {
   const bests = [];
@@ -17,11 +16,11 @@ function brightest(weights, width) {
     if (seen > 1) bests.push(best);
   }
   bests.sort((a, b) => a - b);
-  const place = bests.length > 32 ? Math.floor(0.75 * bests.length) : bests.length - 1;
-  return bests[place] || largest(weights);
+  const index = bests.length > PALETTE.manyRows ? Math.floor(0.75 * bests.length) : bests.length - 1;
+  return bests[index] || largest(weights);
 }
 
-/** How widely each row looks (the exponential of its entropy), and what each column receives. */
+/** How many tokens each row looks at (the exponential of its entropy), and what each column receives. */
 function sums(weights, rows, columns) {
   const spread = new Float32Array(rows), received = new Float32Array(columns);
   for (let query = 0, i = 0; query < rows; query++) {
@@ -38,8 +37,8 @@ function sums(weights, rows, columns) {
 }
 
 /**
- * Draw a matrix. `shown` has the weights and their sums, their picture with a pixel a cell, the
- * scale of colours and the sizes; `view` is the part of the whole that is to be seen.
+ * Draw a matrix. `shown` has the weights and their sums, their picture with one pixel per cell, the
+ * colour scale and the sizes; `view` is the visible part of the whole.
  */
 function paintMatrix(pen, shown, view) {
   const { left, top, right, bottom, cell, rows, columns } = shown.box;
@@ -89,7 +88,7 @@ function paintCells(pen, { weights, picture, map, box }, area) {
   }
 }
 
-/** The tokens where there is room for them; else now and then the number of a token. */
+/** The tokens if there is room for them, else the numbers of some tokens. */
 function paintLabels(pen, { left, top, cell, upright, letters }, area) {
   const from = layer();
   const steps = [2, 4, 8, 16, 32, 64, 128, 256, 512];
