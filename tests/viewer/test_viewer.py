@@ -18,15 +18,15 @@ import httpx
 import numpy as np
 import pytest
 import torch
-import view_cases
 
 import clearhead
+import view_cases
 from clearhead import GPT2, GPT2_CONFIGS, AttentionMap, Mask, Seen, ShapeError, cli, viewer
 from clearhead.viewer import jobs, routes, server, tile_pyramid
 from clearhead.viewer.jobs import HeadIndex, SizedCache, Worker
 from clearhead.viewer.token_labels import Labels
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 class Client:

@@ -40,10 +40,13 @@ function shorten(text, most) {
   return characters.length <= most ? text : characters.slice(0, most - 1).join("") + "\u2026";
 }
 
-/** Five significant digits, enough to distinguish all float16 numbers. */
+/** Up to five significant digits, enough to distinguish all float16 numbers. */
 function exact(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "not a number" : value < 0 ? "-inf" : "inf";
-  if (value !== 0 && Math.abs(value) < 1e-4) return value.toExponential(3).replace("e-", " \u00d7 10^-");
+  if (value !== 0 && Math.abs(value) < 1e-4) {
+    const [digits, power] = value.toExponential(3).split("e");
+    return `${Number(digits)} \u00d7 10^${power}`;
+  }
   return String(Number(value.toPrecision(5)));
 }
 

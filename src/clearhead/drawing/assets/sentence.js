@@ -105,7 +105,7 @@ const sentenceView = {
     return list;
   },
 
-  /** The chosen token, as far as nothing is pointed at. */
+  /** The token under the pointer, or else the selected one. */
   at() {
     const index = state.way === "from" ? state.query : state.key;
     return this.hover && !state.pin ? this.hover : { way: state.way, index };
