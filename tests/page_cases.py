@@ -22,7 +22,7 @@ def words(count: int) -> list[str]:
 def model(tokens: int = 40, layers: int = 2, heads: int = 3) -> Seen:
     """A model whose heads attend to the previous token, the first, copies, and anything."""
     generator = torch.Generator().manual_seed(0)
-    place = torch.randn(tokens + 1, 32, generator=generator)
+    position = torch.randn(tokens + 1, 32, generator=generator)
     known = {word: i for i, word in enumerate(dict.fromkeys(words(tokens)))}
     meaning = torch.randn(len(known), 32, generator=generator)[[known[w] for w in words(tokens)]]
     seen = Seen("TinyModel")
@@ -32,7 +32,7 @@ def model(tokens: int = 40, layers: int = 2, heads: int = 3) -> Seen:
         for head in range(heads):
             match (layer + head) % 4:
                 case 0:  # the previous token
-                    q[0, head], k[0, head] = place[:-1], place[1:]
+                    q[0, head], k[0, head] = position[:-1], position[1:]
                 case 1:  # the first token
                     q[0, head, :, 0], k[0, head, :, 0], k[0, head, 0, 0] = 8, 0, 4
                 case 2:  # copies

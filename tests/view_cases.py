@@ -30,7 +30,7 @@ def structured(
     g = torch.Generator().manual_seed(seed)
     q = torch.randn(1, heads, count, head_dim, generator=g) * 0.7
     k = torch.randn(1, heads, count, head_dim, generator=g) * 0.7
-    place = torch.randn(count, head_dim, generator=g)
+    position = torch.randn(count, head_dim, generator=g)
     words = torch.randn(len(WORDS), head_dim, generator=g)[ids(tokens(count))[0] % len(WORDS)]
     # Slow waves: nearby tokens are similar, distant ones are not.
     waves = torch.outer(torch.arange(count), 400.0 ** -torch.linspace(0.2, 1, head_dim // 2))
@@ -38,7 +38,7 @@ def structured(
     for head in range(heads):
         match head % 5:
             case 0:
-                k[0, head], q[0, head, 1:] = place, place[:-1] * 2.5
+                k[0, head], q[0, head, 1:] = position, position[:-1] * 2.5
             case 1:
                 k[0, head, 0], q[0, head] = 2.0, q[0, head] + 0.9
             case 2:

@@ -11,10 +11,9 @@ from playwright.sync_api import Browser, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import view_cases
-
 import chromium
 import clearhead
+import view_cases
 from clearhead.explainer import build_from_lab, save
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
@@ -28,8 +27,8 @@ TOKENS = 4096
 def take_page(browser: Browser, folder: Path) -> None:
     """Write the screenshots of the page to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "page.html"
+    with tempfile.TemporaryDirectory() as parent:
+        file = Path(parent) / "page.html"
         save(build_from_lab("the cat sat on the mat"), file)
         for name, (fragment, theme, (width, height)) in PICTURES.items():
             page = browser.new_page(

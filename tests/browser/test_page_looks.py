@@ -72,10 +72,10 @@ def test_no_overlap_and_no_cut_text(visit, request, name, screen):
     width, height = SCREENS[screen]
     file = request.getfixturevalue(name)
     seen = visit(file, width=width, height=height, dark=screen == "phone", has_touch=True)
-    places = [(view, None) for view in VIEWS if name != "model" or view != "steps"]
+    views = [(view, None) for view in VIEWS if name != "model" or view != "steps"]
     if name != "model":
-        places += [("steps", number) for number in ("2", "4a", "4c", "4d", "6")]
-    for view, step in places:
+        views += [("steps", number) for number in ("2", "4a", "4c", "4d", "6")]
+    for view, step in views:
         end = f"&step={step}" if step else ""
         seen.page.evaluate("hash => { location.hash = hash }", f"view={view}&query=4&key=3{end}")
         seen.page.wait_for_selector(f"#panel-{view}:not([hidden])")

@@ -153,8 +153,8 @@ def test_keyboard_only(visit, sentence):
     tab_to("canvas.over")
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):
         press(key)
-    said = page.inner_text("#status")
-    assert re.match(r"mat looks at cat: 0\.\d+", said), said
+    status = page.inner_text("#status")
+    assert re.match(r"mat looks at cat: 0\.\d+", status), status
     press("Home")
     assert state(page)["key"] == "0"
     press("l")
@@ -293,8 +293,8 @@ def test_the_steps_show_the_numbers_of_the_trace(visit, sentence, example):
     seen = visit(sentence, f"view=steps&query={query}&head={head}&step=1&key=1")
     page = seen.page
 
-    def boxes(place):
-        line = page.locator(".step-body .strip").nth(place).locator(".box")
+    def boxes(index):
+        line = page.locator(".step-body .strip").nth(index).locator(".box")
         return [shown(text) for text in line.all_inner_texts()]
 
     def close(found, tensor, decimals):
@@ -302,8 +302,8 @@ def test_the_steps_show_the_numbers_of_the_trace(visit, sentence, example):
             torch.tensor(found), tensor.float(), rtol=0, atol=0.5001 * 10**-decimals
         )
 
-    for place, name in enumerate(["x", "queries", "keys", "values"]):
-        close(boxes(place), trace[name][0, query], 2)
+    for index, name in enumerate(["x", "queries", "keys", "values"]):
+        close(boxes(index), trace[name][0, query], 2)
     visited = [page.inner_text("#step-title")]
     while page.get_by_role("button", name="Next").is_enabled():
         page.get_by_role("button", name="Next").click()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import view_cases
 from axe_playwright_python.sync_playwright import Axe
 
 import clearhead
 import page_cases
+import view_cases
 from clearhead import AttentionMap
 
 TOKENS = 2309
@@ -174,17 +174,17 @@ def test_a_word_is_found(visit, viewer):
     page.keyboard.type("RED box")
     page.keyboard.press("Enter")
     tokens = view_cases.tokens(TOKENS)
-    places = [i for i in range(TOKENS - 1) if (tokens[i], tokens[i + 1]) == (" red", " box")]
-    page.get_by_text(f"1 of {len(places)} matches").wait_for()
+    matches = [i for i in range(TOKENS - 1) if (tokens[i], tokens[i + 1]) == (" red", " box")]
+    page.get_by_text(f"1 of {len(matches)} matches").wait_for()
     complete(page)
     query, key, _, exact, words = readout(page)
-    assert (query, key, exact) == (places[0], places[0], True)
+    assert (query, key, exact) == (matches[0], matches[0], True)
     assert "␣red" in words
     page.keyboard.press("Escape")
     page.keyboard.press("n")
-    page.get_by_text(f"2 of {len(places)} matches").wait_for()
+    page.get_by_text(f"2 of {len(matches)} matches").wait_for()
     complete(page)
-    assert readout(page)[0] == places[1]
+    assert readout(page)[0] == matches[1]
 
 
 def test_a_link_leads_to_the_same_place(visit, viewer):
@@ -233,8 +233,8 @@ def test_hostile_tokens_do_nothing(visit):
         page.keyboard.press("d")
         for _ in range(len(hostile) // 16 + 1):
             page.keyboard.press("Shift+ArrowUp")
-        for place in range(len(hostile)):
-            if place % 12 == 11:  # the strongest keys of the row, with their labels
+        for index in range(len(hostile)):
+            if index % 12 == 11:  # the strongest keys of the row, with their labels
                 page.keyboard.press("Enter")
             page.keyboard.press("ArrowDown")
         page.wait_for_timeout(100)

@@ -9,8 +9,8 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 import torch
-import view_cases
 
+import view_cases
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, trace
 from clearhead.drawing import Axis, figures, shade
 from clearhead.drawing.html_page import Layer, Page, TooLarge
@@ -240,8 +240,8 @@ def test_the_title_is_drawn(six, tmp_path):
     """It was accepted and ignored."""
     six.save(tmp_path / "a.svg", title="Costs $5 and $6")
     assert "Costs $5 and $6" in texts(tmp_path / "a.svg")
-    six.save(tmp_path / "a.SVG", title="Large letters", head=1)
-    assert {"Large letters", "head 1"} <= set(texts(tmp_path / "a.SVG"))
+    six.save(tmp_path / "a.SVG", title="Upper case", head=1)
+    assert {"Upper case", "head 1"} <= set(texts(tmp_path / "a.SVG"))
     six.save(tmp_path / "b.svg")
     assert "Attention map" not in texts(tmp_path / "b.svg")
     seen = Seen("Tiny")

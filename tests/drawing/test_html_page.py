@@ -238,9 +238,9 @@ def test_the_steps_carry_the_numbers_of_the_trace():
     made = page_cases.everything()
     about, data = blocks(made.page().html())
     flat = numbers(data["walk"], 4)
-    for name, place in about["walk"]["tensors"].items():
-        strides = [4 * stride for stride in place["strides"]]
-        array = np.lib.stride_tricks.as_strided(flat[place["offset"] :], place["shape"], strides)
+    for name, view in about["walk"]["tensors"].items():
+        strides = [4 * stride for stride in view["strides"]]
+        array = np.lib.stride_tricks.as_strided(flat[view["offset"] :], view["shape"], strides)
         np.testing.assert_array_equal(array, made[name][0].numpy(), err_msg=name)
     assert {"x", "queries", "keys_rotated", "values_repeated", "output"} <= {
         *about["walk"]["tensors"]
@@ -254,9 +254,9 @@ def test_what_shares_memory_is_stored_once():
     """Splitting and transposing copy nothing, so the file has these numbers once."""
     made = page_cases.sentence().trace
     about, data = blocks(made.page().html())
-    places = about["walk"]["tensors"]
-    assert places["queries"]["offset"] == places["queries_split"]["offset"]
-    assert places["queries"]["offset"] == places["queries_heads"]["offset"]
+    views = about["walk"]["tensors"]
+    assert views["queries"]["offset"] == views["queries_split"]["offset"]
+    assert views["queries"]["offset"] == views["queries_heads"]["offset"]
     assert len(data["walk"]) == 4 * 6 * 8 * 7  # x, Q, K, V, context_heads, context_vec, output
 
 
@@ -265,9 +265,9 @@ def test_a_trace_in_float64_and_one_whose_input_is_expanded():
     module = MultiHeadAttention(4, 4, 8, 0.0, 2).double()
     made = trace(module, x)
     about, data = blocks(made.page().html())
-    flat, place = numbers(data["walk"], 4), about["walk"]["tensors"]["x"]
-    strides = [4 * stride for stride in place["strides"]]
-    array = np.lib.stride_tricks.as_strided(flat[place["offset"] :], place["shape"], strides)
+    flat, view = numbers(data["walk"], 4), about["walk"]["tensors"]["x"]
+    strides = [4 * stride for stride in view["strides"]]
+    array = np.lib.stride_tricks.as_strided(flat[view["offset"] :], view["shape"], strides)
     np.testing.assert_allclose(array, x[0].numpy(), rtol=1e-6)
 
 
@@ -380,11 +380,11 @@ def test_explain_writes_a_page(tmp_path, capsys):
     assert about["title"] == "the cat sat on the mat"
     assert about["start"] == {"view": "steps", "query": 2}
     assert about["notes"][0].startswith("Untrained, random weights (seed 123)")
-    for wrong, said in ((file / "x.html", "there is no folder"), (tmp_path / "x.doc", "'.doc'")):
+    for wrong, message in ((file / "x.html", "there is no folder"), (tmp_path / "x.doc", "'.doc'")):
         with pytest.raises(SystemExit) as done:
             main(["explain", "a b", "--untrained", "-o", str(wrong)])
         assert done.value.code == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["explain", "a b", "--untrained", "--json", "--step", "4c", "-o", str(file)])
     found = capsys.readouterr()

@@ -55,8 +55,8 @@ class Client:
     def raw(self, line, **headers):
         """The status of a raw request, sent exactly as given."""
         with socket.create_connection(("127.0.0.1", self.page.port), timeout=10) as s:
-            told = "".join(f"{k.replace('_', '-')}: {v}\r\n" for k, v in headers.items())
-            s.sendall(f"{line} HTTP/1.1\r\n{told}Connection: close\r\n\r\n".encode("latin-1"))
+            given = "".join(f"{k.replace('_', '-')}: {v}\r\n" for k, v in headers.items())
+            s.sendall(f"{line} HTTP/1.1\r\n{given}Connection: close\r\n\r\n".encode("latin-1"))
             return int(s.makefile("rb").readline().split()[1])
 
 
@@ -126,8 +126,8 @@ def test_every_grid_holds_the_same_attention(mask, overview, queries, monkeypatc
         else:
             rows, cols = dense_shares_halved(weights, base, grid.halvings)
             expected = weights.new_zeros(grid.rows, grid.cols)
-            place = rows[:, None].expand(-1, 311), cols.expand(queries, -1)
-            expected.index_put_(place, weights, accumulate=True)
+            index = rows[:, None].expand(-1, 311), cols.expand(queries, -1)
+            expected.index_put_(index, weights, accumulate=True)
             expected /= torch.bincount(rows, minlength=grid.rows)[:, None]
         torch.testing.assert_close(found.nan_to_num(0.0).double(), expected, rtol=1e-5, atol=1e-7)
 
@@ -335,8 +335,8 @@ def test_tokens_and_search(client, tokens):
         "␣" + token[1:] for token in tokens[390:]
     ]
     found = client("search", batch=0, text="cat").json()
-    assert found["places"] == [i for i, token in enumerate(tokens) if token == " cat"]
-    assert found["count"] == len(found["places"])
+    assert found["matches"] == [i for i, token in enumerate(tokens) if token == " cat"]
+    assert found["count"] == len(found["matches"])
 
 
 def test_scores_come_with_ids(client):
@@ -444,23 +444,23 @@ def test_two_hosts_or_none_are_refused(client):
     host = HOST.format(port=client.page.port)
     assert client.raw("GET /api/about", x_clearhead_token=client.token) in (400, 403)
     with socket.create_connection(("127.0.0.1", client.page.port), timeout=10) as s:
-        told = f"Host: {host}\r\nHost: evil.example\r\nx-clearhead-token: {client.token}\r\n"
-        s.sendall(f"GET /api/about HTTP/1.1\r\n{told}Connection: close\r\n\r\n".encode())
+        given = f"Host: {host}\r\nHost: evil.example\r\nx-clearhead-token: {client.token}\r\n"
+        s.sendall(f"GET /api/about HTTP/1.1\r\n{given}Connection: close\r\n\r\n".encode())
         assert int(s.makefile("rb").readline().split()[1]) in (400, 403)
 
 
 def test_its_own_page_is_not_refused(client):
     for name in ("127.0.0.1", "localhost"):
         host = f"{name}:{client.page.port}"
-        told = {"Host": host, "Origin": f"http://{host}", "Sec_Fetch_Site": "same-origin"}
-        assert client.raw("GET /api/about", **told, x_clearhead_token=client.token) == 200
+        given = {"Host": host, "Origin": f"http://{host}", "Sec_Fetch_Site": "same-origin"}
+        assert client.raw("GET /api/about", **given, x_clearhead_token=client.token) == 200
 
 
 def test_a_link_may_be_followed_from_anywhere(client):
-    told = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "document"}
+    given = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "document"}
     host = HOST.format(port=client.page.port)
-    assert client.raw(f"GET /?token={client.token}", Host=host, **told) == 200
-    assert client.raw("GET /?token=wrong", Host=host, **told) == 403
+    assert client.raw(f"GET /?token={client.token}", Host=host, **given) == 200
+    assert client.raw("GET /?token=wrong", Host=host, **given) == 403
 
 
 def test_many_fields_are_no_token(client):
@@ -591,7 +591,7 @@ def test_hostile_text_comes_back_as_text(client):
     for text in ("</script><script>alert(1)</script>", "\x00", "\u202e", "{{7*7}}", "%s%n"):
         answer = client("search", batch=0, text=text)
         assert answer.headers["content-type"] == "application/json"
-        assert answer.json() == {"places": [], "count": 0}
+        assert answer.json() == {"matches": [], "count": 0}
 
 
 def test_it_listens_on_this_machine_only(client):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from rich.cells import cell_len, set_cell_size
 
-HIDDEN = "·"  # stands for a value that a mask hides
+HIDDEN = "·"  # shown in place of a value that a mask hides
 
 
 class Array(Protocol):

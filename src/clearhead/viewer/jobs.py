@@ -1,7 +1,7 @@
 """Worker: computes overviews and scores in the background, one head after another.
 
-One thread reads the maps. It pauses while a tile is computed, because somebody waits for that. What
-is kept has a limit in bytes; the least recently used overview is dropped first.
+One thread reads the maps. It pauses while a tile is computed, because tiles are
+urgent. Overviews are kept up to a limit in bytes; the least recently used is dropped first.
 """
 
 from __future__ import annotations

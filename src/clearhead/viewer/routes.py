@@ -191,8 +191,8 @@ class Site:
         given = _parameters(request, "batch", "text")
         batch = _whole(given, "batch", max(m.shape[0] for m in self._worker.maps))
         async with self._compute() as run:
-            places, count = await run(lambda: self._labels.find(batch, given["text"]))
-        return JSONResponse({"places": places, "count": count})
+            matches, count = await run(lambda: self._labels.find(batch, given["text"]))
+        return JSONResponse({"matches": matches, "count": count})
 
     def _head(self, given: dict[str, str]) -> HeadIndex:
         layer = _whole(given, "layer", len(self._worker.maps))

@@ -21,14 +21,14 @@ const plainColour = (() => {
 function drawn(root) {
   const bounds = root.getBoundingClientRect(), margin = 16;
   const pen = new SvgPen(Math.ceil(bounds.width) + 2 * margin, Math.ceil(root.scrollHeight) + 2 * margin);
-  const place = ({ left, top, width, height }) =>
+  const locate = ({ left, top, width, height }) =>
     ({ x: left - bounds.left + margin, y: top - bounds.top + margin, width, height });
   const visit = (node) => {
-    if (node.nodeType === Node.TEXT_NODE) drawText(pen, node, place);
+    if (node.nodeType === Node.TEXT_NODE) drawText(pen, node, locate);
     if (node.nodeType !== Node.ELEMENT_NODE || node.matches(".unseen, .turn")) return;
     const style = getComputedStyle(node);
     if (style.display === "none" || style.visibility === "hidden") return;
-    const { x, y, width, height } = place(node.getBoundingClientRect());
+    const { x, y, width, height } = locate(node.getBoundingClientRect());
     if (node.localName === "svg") {
       const copy = svgEl("g", { transform: `translate(${x} ${y})` });
       for (const path of node.children) {
@@ -61,7 +61,7 @@ function drawn(root) {
   return pen.root;
 }
 
-function drawText(pen, node, place) {
+function drawText(pen, node, locate) {
   const style = getComputedStyle(node.parentElement);
   const range = document.createRange(), lines = [];
   for (const { index, 0: word } of node.data.matchAll(/\S+/g)) {
@@ -76,7 +76,7 @@ function drawText(pen, node, place) {
   for (const { start, stop } of lines) {
     range.setStart(node, start);
     range.setEnd(node, stop);
-    const { x, y, height } = place(range.getBoundingClientRect());
+    const { x, y, height } = locate(range.getBoundingClientRect());
     pen.text(node.data.slice(start, stop).replace(/\s+/g, " "), x, y + height / 2, {
       size: parseFloat(style.fontSize),
       weight: Number(style.fontWeight) || 400,

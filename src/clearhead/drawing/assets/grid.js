@@ -60,7 +60,7 @@ function paintMatrix(pen, shown, view) {
 }
 
 function paintCells(pen, { weights, picture, map, box }, area) {
-  const { left, top, cell, rows, columns, letters } = box;
+  const { left, top, cell, rows, columns, fontSize } = box;
   const numbers = cell >= 40, gaps = cell >= 10;
   const vector = pen instanceof SvgPen && rows * columns <= 4096;
   pen.hatch(left, top, area.full.wide, area.full.high);
@@ -72,7 +72,7 @@ function paintCells(pen, { weights, picture, map, box }, area) {
         if (Number.isNaN(weight)) continue;
         const shade = shadeOf(map(weight)), x = area.x(key), y = area.y(query);
         if (vector) pen.rect(x, y, cell, cell, css(shade));
-        const size = Math.min(1.15 * letters, cell / 3.2);
+        const size = Math.min(1.15 * fontSize, cell / 3.2);
         const style = { size, align: "center", colour: textOn(shade) };
         if (numbers) pen.text(fixed(weight), x + cell / 2, y + cell / 2, style);
       }
@@ -89,12 +89,12 @@ function paintCells(pen, { weights, picture, map, box }, area) {
 }
 
 /** The tokens if there is room for them, else the numbers of some tokens. */
-function paintLabels(pen, { left, top, cell, upright, letters }, area) {
+function paintLabels(pen, { left, top, cell, upright, fontSize }, area) {
   const from = layer();
   const steps = [2, 4, 8, 16, 32, 64, 128, 256, 512];
   const every = cell >= 12 ? 1 : steps.find((step) => step * cell >= 28) || 1024;
-  const name = (labels, i, room) => (every === 1 ? fitted(labels[i], room, letters) : String(i));
-  const style = { size: every === 1 ? Math.min(letters, cell) : 0.85 * letters, colour: ink("quiet") };
+  const name = (labels, i, room) => (every === 1 ? fitted(labels[i], room, fontSize) : String(i));
+  const style = { size: every === 1 ? Math.min(fontSize, cell) : 0.85 * fontSize, colour: ink("quiet") };
   pen.within(0, top - 6, left, area.high + 12, () => {
     for (let query = area.row; query < area.lastRow; query++) {
       if (query % every) continue;
@@ -105,31 +105,31 @@ function paintLabels(pen, { left, top, cell, upright, letters }, area) {
     for (let key = area.column; key < area.lastColumn; key++) {
       if (key % every) continue;
       const x = area.x(key) + cell / 2;
-      if (upright) pen.text(name(from.columns, key, 12 * letters), x, top / 2, { ...style, align: "center" });
+      if (upright) pen.text(name(from.columns, key, 12 * fontSize), x, top / 2, { ...style, align: "center" });
       else pen.text(name(from.columns, key, top - 14), x, top - 10, { ...style, turn: -90 });
     }
   });
 }
 
 function paintSums(pen, { spread, received, box }, area, view) {
-  const { left, top, right, bottom, cell, rows, columns, letters } = box;
+  const { left, top, right, bottom, cell, rows, columns, fontSize } = box;
   const widest = largest(spread) || 1, most = largest(received) || 1;
   const thick = Math.max(cell - (cell >= 10 ? 3 : 0), 1), gap = (cell - thick) / 2;
-  const style = { size: 0.85 * letters, colour: ink("quiet") };
+  const style = { size: 0.85 * fontSize, colour: ink("quiet") };
   const x = Math.min(view.width - right, area.x(columns)), y = Math.min(view.height - bottom, area.y(rows));
   pen.within(x, top, right, area.high, () => {
     for (let query = area.row; query < area.lastRow; query++) {
-      const long = (spread[query] / widest) * 1.7 * letters;
+      const long = (spread[query] / widest) * 1.7 * fontSize;
       pen.rect(x + 6, area.y(query) + gap, long, thick, ink("bar"));
       if (cell >= 14) pen.text(fixed(spread[query], 1), x + 10 + long, area.y(query) + cell / 2, style);
     }
   });
   pen.within(left, y, area.wide, bottom, () => {
     for (let key = area.column; key < area.lastColumn; key++) {
-      const long = (received[key] / most) * 2 * letters, middle = area.x(key) + cell / 2;
+      const long = (received[key] / most) * 2 * fontSize, middle = area.x(key) + cell / 2;
       pen.rect(area.x(key) + gap, y + 6, thick, long, ink("bar"));
       if (cell < 28) continue;
-      pen.text(fixed(received[key]), middle, y + 6 + 0.6 * letters + long, { ...style, align: "center" });
+      pen.text(fixed(received[key]), middle, y + 6 + 0.6 * fontSize + long, { ...style, align: "center" });
     }
   });
 }

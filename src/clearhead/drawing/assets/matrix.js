@@ -85,9 +85,9 @@ const matrixView = {
   fit() {
     if (!this.weights || !this.beside.clientWidth) return;
     const from = layer(), rows = from.rows.length, columns = from.columns.length;
-    const letters = labelSize(), times = letters / 13;
+    const fontSize = labelSize(), times = fontSize / 13;
     const c = this.base.getContext("2d");
-    c.font = `600 ${letters}px ${FONT}`;
+    c.font = `600 ${fontSize}px ${FONT}`;
     const widthOf = (label) => c.measureText(shorten(label, 16)).width;
     const widest = (labels) => Math.max(8, ...labels.slice(0, 2000).map(widthOf));
     const across = widest(from.columns);
@@ -110,7 +110,7 @@ const matrixView = {
     cell = clamp(cell * this.zoom, cell, Math.max(48 * times, cell));
     if (cell > 8) cell = Math.floor(cell);
     const upright = across + 8 <= cell || cell < 12;
-    this.box = { left, top, right, bottom, cell, rows, columns, upright, letters };
+    this.box = { left, top, right, bottom, cell, rows, columns, upright, fontSize };
     const width = left + columns * cell + right, height = top + rows * cell + bottom;
     this.spacer.style.width = `${width}px`;
     this.spacer.style.height = `${height}px`;
@@ -140,22 +140,22 @@ const matrixView = {
   /** The crosshair, on its own canvas, so that moving it redraws nothing else. */
   paintOver() {
     if (!this.box) return;
-    const view = this.window(), { left, top, right, bottom, cell, upright, letters } = this.box;
+    const view = this.window(), { left, top, right, bottom, cell, upright, fontSize } = this.box;
     const pen = new CanvasPen(this.over, view.width, view.height);
     const at = this.hover || state;
     const x = left + at.key * cell - view.x, y = top + at.query * cell - view.y;
     const wide = view.width - left - right, high = view.height - top - bottom;
-    const style = { size: letters, weight: 700, colour: ink("mark-text") };
+    const style = { size: fontSize, weight: 700, colour: ink("mark-text") };
     pen.within(0, top, view.width, high, () => {
-      const thick = Math.max(cell, 1.3 * letters), middle = y + cell / 2;
+      const thick = Math.max(cell, 1.3 * fontSize), middle = y + cell / 2;
       pen.rect(0, middle - thick / 2, left - 4, thick, ink("mark"));
-      const label = fitted(layer().rows[at.query], left - 14, letters, 700);
+      const label = fitted(layer().rows[at.query], left - 14, fontSize, 700);
       pen.text(label, left - 10, middle, { ...style, align: "right" });
     });
     const middle = x + cell / 2;
     if (middle >= left && middle <= view.width - right) {
-      const label = fitted(layer().columns[at.key], upright ? 12 * letters : top - 14, letters, 700);
-      const thick = Math.max(cell, upright ? pen.width(label, letters, 700) + 12 : 1.4 * letters);
+      const label = fitted(layer().columns[at.key], upright ? 12 * fontSize : top - 14, fontSize, 700);
+      const thick = Math.max(cell, upright ? pen.width(label, fontSize, 700) + 12 : 1.4 * fontSize);
       pen.rect(middle - thick / 2, 0, thick, top - 4, ink("mark"));
       if (upright) pen.text(label, middle, top / 2, { ...style, align: "center" });
       else pen.text(label, middle, top - 10, { ...style, turn: -90 });

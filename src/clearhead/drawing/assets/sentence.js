@@ -41,9 +41,9 @@ const sentenceView = {
       this.drawChips();
     }
     for (const chip of this.chips.children) {
-      const place = state.several.indexOf(Number(chip.dataset.head));
-      chip.setAttribute("aria-pressed", String(place >= 0));
-      chip.firstChild.style.setProperty("background-color", place < 0 ? "transparent" : `var(--head-${place})`);
+      const index = state.several.indexOf(Number(chip.dataset.head));
+      chip.setAttribute("aria-pressed", String(index >= 0));
+      chip.firstChild.style.setProperty("background-color", index < 0 ? "transparent" : `var(--head-${index})`);
     }
     this.chips.hidden = state.show !== "several" || layer().heads < 2;
     this.drawWeights();
@@ -75,7 +75,7 @@ const sentenceView = {
       this.lines.replaceChildren(this.rowLine);
       return;
     }
-    const titles = ["Queries: who looks", "Keys: what is looked at"];
+    const titles = ["Queries: the tokens that look", "Keys: the tokens that they look at"];
     this.rowLine = this.line(from.rows, from.info.rows, "row", titles[0]);
     this.columnLine = this.line(from.columns, from.info.columns, "column", titles[1]);
     this.lines.replaceChildren(el("h3", {}, titles[0]), this.rowLine, el("h3", {}, titles[1]), this.columnLine);
@@ -145,9 +145,9 @@ const sentenceView = {
     let best = -1;
     for (let i = 0; i < weights.length; i++) if (weights[i] > (weights[best] ?? 0)) best = i;
     const [mine, theirs] = at.way === "from" ? [from.rows, from.columns] : [from.columns, from.rows];
-    if (best < 0) return `${mine[at.index]}: nothing is visible.`;
-    const [who, whom] = at.way === "from" ? [mine[at.index], theirs[best]] : [theirs[best], mine[at.index]];
-    return `${who} looks most at ${whom}: ${fixed(weights[best])}`;
+    if (best < 0) return `${mine[at.index]}: everything is hidden.`;
+    const [query, key] = at.way === "from" ? [mine[at.index], theirs[best]] : [theirs[best], mine[at.index]];
+    return `${query} looks most at ${key}: ${fixed(weights[best])}`;
   },
 
   drawLead(at, heads) {
@@ -215,9 +215,9 @@ const sentenceView = {
     this.stage.classList.toggle("arched", oneLine);
     if (!oneLine) return;
     const bounds = this.stage.getBoundingClientRect();
-    const places = items.map((item) => item.getBoundingClientRect());
-    const middles = places.map((box) => box.left - bounds.left + box.width / 2);
-    const base = places[0].top - bounds.top - 4;
+    const boxes = items.map((item) => item.getBoundingClientRect());
+    const middles = boxes.map((box) => box.left - bounds.left + box.width / 2);
+    const base = boxes[0].top - bounds.top - 4;
     const heads = this.heads();
     heads.forEach((head, k) => {
       const shift = (k - (heads.length - 1) / 2) * 5;

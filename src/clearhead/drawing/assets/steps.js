@@ -98,9 +98,9 @@ function axesOf(name) {
 
 /** The vector of a token in a tensor; of one head, if the tensor has heads. */
 function vectorOf(name, head, i) {
-  const index = axesOf(name).slice(0, -1).map((axis, place) => {
+  const index = axesOf(name).slice(0, -1).map((axis, axisIndex) => {
     if (axis === "heads") return head;
-    if (axis === "kv_heads") return Math.floor((head * walk.tensors[name].shape[place]) / layers[0].heads);
+    if (axis === "kv_heads") return Math.floor((head * walk.tensors[name].shape[axisIndex]) / layers[0].heads);
     return i;
   });
   return walk.vector(name, ...index);

@@ -92,7 +92,7 @@ class Painter {
 
   /** The visible tiles of a level, those nearest to the centre first. */
   inView(level) {
-    const { layer, camera, place, tile } = this.app;
+    const { layer, camera, selected, tile } = this.app;
     const [rows, cols, rowScale, colScale] = layer.grids[level];
     const cellAt = (position, scale, size) => position * scale / size;
     const first = (p, scale, size) => Math.max(0, Math.floor(cellAt(p, scale, size) / tile));
@@ -105,7 +105,7 @@ class Painter {
     for (let row = first(camera.queryAt(TOP), rowScale, layer.queries); row <= bottom; row++) {
       for (let col = first(camera.keyAt(LEFT), colScale, layer.keys); col <= right; col++) {
         const far = Math.hypot(row - middleRow, col - middleCol);
-        found.push({ name: Tiles.name(place, level, row, col), place, level, row, col, far });
+        found.push({ name: Tiles.name(selected, level, row, col), selected, level, row, col, far });
       }
     }
     return found.sort((a, b) => a.far - b.far);
@@ -188,28 +188,28 @@ class Painter {
     const shift = layer.keys - layer.queries;
     c.font = `${LABEL_SIZE}px ${FONT}`;
     c.textBaseline = "middle";
-    const words = camera.zoom >= LABEL_PITCH && layer.labelled[this.app.place.batch];
-    const step = words ? 1 : niceStep(64 / camera.zoom);
-    const label = (index) => words ? this.app.labels.get(this.app.place.batch, index) : undefined;
-    const marked = new Set(found.places);
+    const named = camera.zoom >= LABEL_PITCH && layer.labelled[this.app.selected.batch];
+    const step = named ? 1 : niceStep(64 / camera.zoom);
+    const label = (index) => named ? this.app.labels.get(this.app.selected.batch, index) : undefined;
+    const marked = new Set(found.matches);
     c.textAlign = "right";
     for (let row = Math.ceil(rows[0] / step) * step; row < rows[1]; row += step) {
-      const y = camera.y(row + (words ? 0.5 : 0));
-      if (y < TOP + 5 && !words) continue;
+      const y = camera.y(row + (named ? 0.5 : 0));
+      if (y < TOP + 5 && !named) continue;
       if (y < TOP) continue;
-      const chosen = words && cursor && Math.floor(cursor.query) === row;
-      c.fillStyle = words && marked.has(row + shift) ? focus : chosen ? front : dim;
-      const text = words ? label(row + shift) : row.toLocaleString("en");
+      const chosen = named && cursor && Math.floor(cursor.query) === row;
+      c.fillStyle = named && marked.has(row + shift) ? focus : chosen ? front : dim;
+      const text = named ? label(row + shift) : row.toLocaleString("en");
       if (text !== undefined) c.fillText(fitted(text, LEFT - 10, LABEL_SIZE), LEFT - 6, y);
-      if (!words) this.tick(LEFT - 4, y, LEFT, y);
+      if (!named) this.tick(LEFT - 4, y, LEFT, y);
     }
     c.textAlign = "left";
     for (let col = Math.ceil(cols[0] / step) * step; col < cols[1]; col += step) {
-      const x = camera.x(col + (words ? 0.5 : 0));
-      if (x < LEFT + (words ? 0 : -1)) continue;
-      const chosen = words && cursor && Math.floor(cursor.key) === col;
-      c.fillStyle = words && marked.has(col) ? focus : chosen ? front : dim;
-      const text = words ? label(col) : col.toLocaleString("en");
+      const x = camera.x(col + (named ? 0.5 : 0));
+      if (x < LEFT + (named ? 0 : -1)) continue;
+      const chosen = named && cursor && Math.floor(cursor.key) === col;
+      c.fillStyle = named && marked.has(col) ? focus : chosen ? front : dim;
+      const text = named ? label(col) : col.toLocaleString("en");
       if (text !== undefined) {
         c.save();
         c.translate(x, TOP - 6);
@@ -217,14 +217,14 @@ class Painter {
         c.fillText(fitted(text, TOP - 10, LABEL_SIZE), 0, 0);
         c.restore();
       }
-      if (!words) this.tick(x, TOP - 4, x, TOP);
+      if (!named) this.tick(x, TOP - 4, x, TOP);
     }
     // Mark the matches of the search on both sides.
     c.strokeStyle = focus;
     c.lineWidth = 2;
     c.beginPath();
-    for (const place of found.places) {
-      const x = camera.x(place + 0.5), y = camera.y(place - shift + 0.5);
+    for (const index of found.matches) {
+      const x = camera.x(index + 0.5), y = camera.y(index - shift + 0.5);
       if (x >= LEFT) { c.moveTo(x, TOP - 4); c.lineTo(x, TOP); }
       if (y >= TOP) { c.moveTo(LEFT - 4, y); c.lineTo(LEFT, y); }
     }

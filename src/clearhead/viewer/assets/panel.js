@@ -29,13 +29,13 @@ class Panel {
 
   /** Describe the cell under the cursor. */
   readout() {
-    const { layer, cursor, level, tiles, tile: size, place } = this.app;
+    const { layer, cursor, level, tiles, tile: size, selected } = this.app;
     const readout = byId("readout");
     if (!cursor || !layer) return;
     const [rows, cols, rowScale, colScale] = layer.grids[level];
     const row = Math.min(rows - 1, Math.floor(cursor.query * rowScale / layer.queries + 1e-9));
     const col = Math.min(cols - 1, Math.floor(cursor.key * colScale / layer.keys + 1e-9));
-    const tile = tiles.get(Tiles.name(place, level, Math.floor(row / size), Math.floor(col / size)));
+    const tile = tiles.get(Tiles.name(selected, level, Math.floor(row / size), Math.floor(col / size)));
     const value = tile ? tile.cells[(row % size) * tile.cols + col % size] : undefined;
     const single = isExact(layer, level);
     const queries = span(row, rowScale, layer.queries), keys = span(col, colScale, layer.keys);
@@ -54,8 +54,8 @@ class Panel {
   }
 
   token(index, shift) {
-    const known = this.app.layer.labelled[this.app.place.batch];
-    const label = known ? this.app.labels.get(this.app.place.batch, index + shift) : undefined;
+    const known = this.app.layer.labelled[this.app.selected.batch];
+    const label = known ? this.app.labels.get(this.app.selected.batch, index + shift) : undefined;
     return label === undefined ? count(index) : `${count(index)}  ${label}`;
   }
 
@@ -63,7 +63,7 @@ class Panel {
     const { app } = this, text = byId("row-text"), list = byId("row-list");
     text.textContent = `Query ${this.token(query, app.layer.keys - app.layer.queries)}`;
     list.replaceChildren();
-    const answer = await request("row", { ...app.place, query, count: 12 });
+    const answer = await request("row", { ...app.selected, query, count: 12 });
     this.pending = answer.status === 200 ? null : query;
     if (this.pending !== null) {
       text.textContent += ": waiting for the map";
@@ -84,25 +84,25 @@ class Panel {
 
   async search(text) {
     const { app } = this, status = byId("found");
-    app.found = { places: [], at: -1 };
+    app.found = { matches: [], at: -1 };
     if (text) {
-      const answer = await requestJson("search", { batch: app.place.batch, text });
-      const places = answer.places.filter((place) => place < app.layer.keys);
-      app.found = { places, at: -1 };
+      const answer = await requestJson("search", { batch: app.selected.batch, text });
+      const matches = answer.matches.filter((index) => index < app.layer.keys);
+      app.found = { matches, at: -1 };
       status.textContent = plural(answer.count, "match", "matches")
-        + (answer.count > places.length ? `; the first ${count(places.length)} are marked` : "");
-      if (places.length) this.step(1);
+        + (answer.count > matches.length ? `; the first ${count(matches.length)} are marked` : "");
+      if (matches.length) this.step(1);
     } else status.textContent = "";
     app.draw();
   }
 
   step(by) {
-    const { app } = this, { places } = app.found;
-    if (!places.length) return;
-    app.found.at = (app.found.at + by + places.length) % places.length;
-    const key = places[app.found.at], shift = app.layer.keys - app.layer.queries;
+    const { app } = this, { matches } = app.found;
+    if (!matches.length) return;
+    app.found.at = (app.found.at + by + matches.length) % matches.length;
+    const key = matches[app.found.at], shift = app.layer.keys - app.layer.queries;
     app.go(Math.max(0, key - shift), key);
-    byId("found").textContent = `${count(app.found.at + 1)} of ${plural(places.length, "match", "matches")}`;
+    byId("found").textContent = `${count(app.found.at + 1)} of ${plural(matches.length, "match", "matches")}`;
   }
 
   heads(state) {
@@ -124,7 +124,7 @@ class Panel {
       button({ onclick: () => app.choose({ head }) },
         el("canvas", { width: 88, height: 88 }),
         el("span", {}, el("span", { class: "pattern" }), el("span", { class: "scores" }))));
-    item.firstChild.setAttribute("aria-pressed", head === app.place.head);
+    item.firstChild.setAttribute("aria-pressed", head === app.selected.head);
     item.querySelector(".pattern").textContent = `Head ${about.number}` + (scores ? `: ${scores.looks_at}` : "");
     const pending = about.ready ? "" : "not computed yet";
     item.querySelector(".scores").textContent = about.error || (scores ? this.scores(scores) : pending);
@@ -141,14 +141,14 @@ class Panel {
 
   /** Draw the coarsest tile of a head, which is requested only once. */
   async picture(head, canvas) {
-    const { app } = this, place = { ...app.place, head };
-    const name = `${place.layer}/${place.batch}/${head}`;
+    const { app } = this, selected = { ...app.selected, head };
+    const name = `${selected.layer}/${selected.batch}/${head}`;
     const look = `${name}/${app.scale.log}`;
     if (canvas.dataset.look === look) return;
     if (!this.pictures.has(name)) {
       this.pictures.set(name, null);
       try {
-        const tile = await requestTile(place, 0, 0, 0);
+        const tile = await requestTile(selected, 0, 0, 0);
         if (!tile) { this.pictures.delete(name); return; }
         if (this.pictures.size > 256) this.pictures.clear();
         this.pictures.set(name, shrunk(tile, 44));

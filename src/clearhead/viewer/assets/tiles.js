@@ -21,8 +21,8 @@ async function requestJson(path, parameters, signal) {
 }
 
 /** The cells of one tile; null while the server still computes the overview of the head. */
-async function requestTile(place, level, row, col, signal = undefined) {
-  const answer = await request("tile", { ...place, level, row, col }, signal);
+async function requestTile(selected, level, row, col, signal = undefined) {
+  const answer = await request("tile", { ...selected, level, row, col }, signal);
   if (answer.status !== 200) return null;
   const rows = Number(answer.headers.get("x-rows")), cols = Number(answer.headers.get("x-cols"));
   return makeTile(new Float32Array(await answer.arrayBuffer()), rows, cols);
@@ -58,8 +58,8 @@ class Tiles {
     this.wanted = [];
   }
 
-  static name(place, level, row, col) {
-    return `${place.layer}/${place.batch}/${place.head}/${level}/${row}/${col}`;
+  static name(selected, level, row, col) {
+    return `${selected.layer}/${selected.batch}/${selected.head}/${level}/${row}/${col}`;
   }
 
   get(name) {
@@ -89,12 +89,12 @@ class Tiles {
     }
   }
 
-  async fetch({ name, place, level, row, col }) {
+  async fetch({ name, selected, level, row, col }) {
     const controller = new AbortController();
     this.pending.set(name, controller);
     this.wanted = this.wanted.filter((one) => one.name !== name);
     try {
-      const tile = await requestTile(place, level, row, col, controller.signal);
+      const tile = await requestTile(selected, level, row, col, controller.signal);
       if (tile) {
         this.keep(name, tile);
         this.onTile();

@@ -4,11 +4,11 @@ class App {
   constructor(about) {
     this.about = about;
     this.tile = about.tile;
-    this.place = { layer: 0, batch: 0, head: 0 };
+    this.selected = { layer: 0, batch: 0, head: 0 };
     this.layer = about.layers[0];
     this.scale = { log: true, top: 1 };
     this.cursor = null;
-    this.found = { places: [], at: -1 };
+    this.found = { matches: [], at: -1 };
     this.level = 0;
     this.camera = new Camera();
     this.tiles = new Tiles(() => this.draw());
@@ -53,16 +53,16 @@ class App {
 
   choose(change) {
     const before = this.layer;
-    this.place = { ...this.place, ...change };
-    this.layer = this.about.layers[this.place.layer];
-    this.place.batch = Math.min(this.place.batch, this.layer.batch - 1);
-    this.place.head = Math.min(this.place.head, this.layer.heads - 1);
+    this.selected = { ...this.selected, ...change };
+    this.layer = this.about.layers[this.selected.layer];
+    this.selected.batch = Math.min(this.selected.batch, this.layer.batch - 1);
+    this.selected.head = Math.min(this.selected.head, this.layer.heads - 1);
     if (before.queries !== this.layer.queries || before.keys !== this.layer.keys) {
       this.camera.fit(this.layer);
       this.cursor = null;
     }
-    byId("layer").value = this.place.layer;
-    byId("batch").value = this.place.batch;
+    byId("layer").value = this.selected.layer;
+    byId("batch").value = this.selected.batch;
     byId("batch-label").hidden = this.layer.batch < 2;
     byId("row-list").replaceChildren();
     byId("row-text").textContent = "Click a row, or press Enter on it.";
@@ -111,7 +111,7 @@ class App {
 
   async poll() {
     clearTimeout(this.timer);
-    const { layer, batch, head } = this.place, turn = this.turn = (this.turn || 0) + 1;
+    const { layer, batch, head } = this.selected, turn = this.turn = (this.turn || 0) + 1;
     try {
       const state = await requestJson("state", { layer, batch, head });
       if (turn !== this.turn) return;
@@ -151,8 +151,8 @@ class App {
   write() {
     clearTimeout(this.writing);
     this.writing = setTimeout(() => {
-      const { place, camera, scale } = this;
-      const parts = { ...place, query: camera.query.toFixed(2), key: camera.key.toFixed(2), zoom: camera.zoom.toPrecision(6), log: Number(scale.log) };
+      const { selected, camera, scale } = this;
+      const parts = { ...selected, query: camera.query.toFixed(2), key: camera.key.toFixed(2), zoom: camera.zoom.toPrecision(6), log: Number(scale.log) };
       this.written = `#${new URLSearchParams(parts)}`;
       history.replaceState(null, "", this.written);
     }, 150);
@@ -214,7 +214,7 @@ class App {
     canvas.addEventListener("pointermove", (event) => {
       const here = at(event), before = down.get(event.pointerId);
       if (before) {
-        const others = [...down].filter(([id]) => id !== event.pointerId).map(([, place]) => place);
+        const others = [...down].filter(([id]) => id !== event.pointerId).map(([, point]) => point);
         camera.key -= (here.x - before.x) / camera.zoom / (others.length + 1);
         camera.query -= (here.y - before.y) / camera.zoom / (others.length + 1);
         if (others.length) {
@@ -285,7 +285,7 @@ class App {
 
   keys() {
     const far = (event) => event.shiftKey ? 16 : 1;
-    const step = (name, by, size) => this.choose({ [name]: (this.place[name] + by + size) % size });
+    const step = (name, by, size) => this.choose({ [name]: (this.selected[name] + by + size) % size });
     const onMap = {
       ArrowUp: (event) => this.move(-far(event), 0),
       ArrowDown: (event) => this.move(far(event), 0),
