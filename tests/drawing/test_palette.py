@@ -36,28 +36,27 @@ def test_both_pages_carry_the_palette(build):
         "heads": 8,
     }
     themes = [
-        (r":root \{", palette.LIGHT),
-        (r":root:not\(\[data-theme\]\) \{", palette.DARK),
-        (r':root\[data-theme="dark"\] \{', palette.DARK),
+        (r":root \{", 0),
+        (r":root:not\(\[data-theme\]\) \{", 1),
+        (r':root\[data-theme="dark"\] \{', 1),
     ]
-    for selector, colours in themes:
+    for selector, theme in themes:
         (rule,) = re.findall(rf"(?:^|>){selector} color-scheme: \w+;(.*) \}}$", text, re.MULTILINE)
-        assert dict(re.findall(r"--([\w-]+): (#\w+);", rule)) == colours
+        assert dict(re.findall(r"--([\w-]+): (#\w+);", rule)) == {
+            name: colours[theme] for name, colours in palette.THEMES.items()
+        }
 
 
 def test_a_changed_colour_reaches_the_page(monkeypatch):
     monkeypatch.setattr(palette, "VIRIDIS", ((1, 2, 3), (251, 252, 253)))
-    monkeypatch.setitem(palette.DARK, "accent", "#abcdef")
+    monkeypatch.setitem(palette.THEMES, "accent", ("#123456", "#abcdef"))
     made = PageAssets(
         "clearhead.drawing", html="page.html", css="page.css", scripts=(), sources=""
     ).page({"title": "x", "data": ""})
     assert '"scale": [[1, 2, 3], [251, 252, 253]]' in made
+    assert made.count("--accent: #123456;") == 1
     assert made.count("--accent: #abcdef;") == 2
     assert (drawing.shade(0.0), drawing.shade(1.0)) == ("#010203", "#fbfcfd")
-
-
-def test_both_themes_have_the_same_names():
-    assert palette.LIGHT.keys() == palette.DARK.keys()
 
 
 @pytest.mark.parametrize("package", ["clearhead.drawing", "clearhead.viewer"])
@@ -77,4 +76,4 @@ def test_every_colour_that_a_page_uses_is_in_the_palette(build):
     used = set(re.findall(r"var\(--([\w-]+)[,)]", text)) - own
     used |= set(re.findall(r'\bink\("([\w-]+)"\)', text))
     assert len(used) > 8
-    assert used <= palette.LIGHT.keys()
+    assert used <= palette.THEMES.keys()

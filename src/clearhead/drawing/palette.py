@@ -27,62 +27,35 @@ DECADES = 4
 # value that a quarter of the rows exceed.
 MANY_ROWS = 32
 
-# The CSS variables of pages. `head-0` and so on are for heads that are shown side by side.
-LIGHT = {
-    "back": "#fbfaf7",
-    "card": "#ffffff",
-    "text": "#1e2126",
-    "quiet": "#5a5f69",
-    "line": "#dcd9d2",
-    "soft": "#f1efe9",
-    "accent": "#2c5f8e",
-    "accent-text": "#ffffff",
-    "mark": "#1e2126",
-    "mark-text": "#ffffff",
-    "bar": "#8aa0b8",
-    "hatch": "#d3cfc5",
-    "hatch-back": "#f3f1ec",
-    "cross": "#ffffff",
-    "cross-under": "#14161a",
-    "focus": "#b3470f",
-    "negative": "#2b7bba",
-    "positive": "#d9761a",
-    "head-0": "#0072b2",
-    "head-1": "#c65a00",
-    "head-2": "#00805d",
-    "head-3": "#b04a86",
-    "head-4": "#7a6200",
-    "head-5": "#3f7fa8",
-    "head-6": "#6a4ea8",
-    "head-7": "#666666",
-}
-DARK = {
-    "back": "#14161a",
-    "card": "#1d2026",
-    "text": "#eceae5",
-    "quiet": "#a9adb6",
-    "line": "#353a43",
-    "soft": "#23272e",
-    "accent": "#7fb8ee",
-    "accent-text": "#10131a",
-    "mark": "#eceae5",
-    "mark-text": "#14161a",
-    "bar": "#5d7691",
-    "hatch": "#3a3f48",
-    "hatch-back": "#1b1e23",
-    "cross": "#ffffff",
-    "cross-under": "#000000",
-    "focus": "#ffb066",
-    "negative": "#4f9fe0",
-    "positive": "#e58a35",
-    "head-0": "#56b4e9",
-    "head-1": "#f0953f",
-    "head-2": "#2fc79a",
-    "head-3": "#e48fc4",
-    "head-4": "#d9c34a",
-    "head-5": "#9cc3dd",
-    "head-6": "#b79bf2",
-    "head-7": "#b5b5b5",
+# The CSS variables of pages, each in the light and in the dark theme. `head-0` and so on are for
+# heads that are shown side by side.
+THEMES = {
+    "back": ("#fbfaf7", "#14161a"),
+    "card": ("#ffffff", "#1d2026"),
+    "text": ("#1e2126", "#eceae5"),
+    "quiet": ("#5a5f69", "#a9adb6"),
+    "line": ("#dcd9d2", "#353a43"),
+    "soft": ("#f1efe9", "#23272e"),
+    "accent": ("#2c5f8e", "#7fb8ee"),
+    "accent-text": ("#ffffff", "#10131a"),
+    "mark": ("#1e2126", "#eceae5"),
+    "mark-text": ("#ffffff", "#14161a"),
+    "bar": ("#8aa0b8", "#5d7691"),
+    "hatch": ("#d3cfc5", "#3a3f48"),
+    "hatch-back": ("#f3f1ec", "#1b1e23"),
+    "cross": ("#ffffff", "#ffffff"),
+    "cross-under": ("#14161a", "#000000"),
+    "focus": ("#b3470f", "#ffb066"),
+    "negative": ("#2b7bba", "#4f9fe0"),
+    "positive": ("#d9761a", "#e58a35"),
+    "head-0": ("#0072b2", "#56b4e9"),
+    "head-1": ("#c65a00", "#f0953f"),
+    "head-2": ("#00805d", "#2fc79a"),
+    "head-3": ("#b04a86", "#e48fc4"),
+    "head-4": ("#7a6200", "#d9c34a"),
+    "head-5": ("#3f7fa8", "#9cc3dd"),
+    "head-6": ("#6a4ea8", "#b79bf2"),
+    "head-7": ("#666666", "#b5b5b5"),
 }
 
 
@@ -111,15 +84,15 @@ def text_on(share: float) -> str:
 def css() -> str:
     """The themes as CSS variables: the reader's choice, or else what the system prefers."""
 
-    def rule(selector: str, scheme: str, colours: dict[str, str]) -> str:
-        variables = "".join(f" --{name}: {colour};" for name, colour in colours.items())
+    def rule(selector: str, theme: int) -> str:
+        scheme = ("light", "dark")[theme]
+        variables = "".join(f" --{name}: {pair[theme]};" for name, pair in THEMES.items())
         return f"{selector} {{ color-scheme: {scheme};{variables} }}\n"
 
-    dark = rule(":root:not([data-theme])", "dark", DARK)
     return (
-        rule(":root", "light", LIGHT)
-        + f"@media (prefers-color-scheme: dark) {{\n{dark}}}\n"
-        + rule(':root[data-theme="dark"]', "dark", DARK)
+        rule(":root", 0)
+        + f"@media (prefers-color-scheme: dark) {{\n{rule(':root:not([data-theme])', 1)}}}\n"
+        + rule(':root[data-theme="dark"]', 1)
     )
 
 
@@ -129,7 +102,7 @@ def script() -> str:
         "scale": VIRIDIS,
         "decades": DECADES,
         "manyRows": MANY_ROWS,
-        "heads": sum(name.startswith("head-") for name in LIGHT),
+        "heads": sum(name.startswith("head-") for name in THEMES),
     }
     return f"const PALETTE = {json.dumps(palette)};\n"
 
