@@ -176,7 +176,7 @@ class _Pickle:
         if total > 2 * size:  # the head may be stored as a second name; see `torch.Tensor.expand`
             raise ValueError(
                 f"{self.path}: its tensors have {total:,} bytes, but the file has only {size:,}: "
-                "they share memory or repeat it.\n"
+                "they repeat the same values.\n"
                 "  Save each with memory of its own: tensor.contiguous().clone()."
             )
         return found
