@@ -15,7 +15,8 @@ import view_cases
 
 import chromium
 import clearhead
-from clearhead.explainer import build_from_lab, save
+from clearhead.explainer.examples import model_example
+from clearhead.explainer.presentation import save
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 PICTURES = {
@@ -30,7 +31,7 @@ def take_page(browser: Browser, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "page.html"
-        save(build_from_lab("the cat sat on the mat"), file)
+        save(model_example("the cat sat on the mat"), file)
         for name, (fragment, theme, (width, height)) in PICTURES.items():
             page = browser.new_page(
                 viewport={"width": width, "height": height}, device_scale_factor=1

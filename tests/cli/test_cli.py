@@ -253,7 +253,7 @@ def test_query_that_is_there_twice(ok):
     assert "'the' is token 0, 4; this is token 0. For the next one: --query the:2" in out
     assert '"the" (token 4)' in ok("explain", SENTENCE, "--query", "the:2")
     assert '"sat" (token 2)' in ok("explain", SENTENCE, "--query", "SAT")
-    assert "may look at: the, cat, sat\n" in ok("explain", SENTENCE, "--query", "2")
+    assert "may attend to: the, cat, sat\n" in ok("explain", SENTENCE, "--query", "2")
 
 
 def test_gpt2_pieces(ok):
@@ -299,7 +299,7 @@ def test_hostile_text(ok):
             ["explain", SENTENCE, "--query", "dog"],
             "there is no such token.\n  The tokens are: 0 the",
         ),
-        (["explain", SENTENCE, "--query", "the:3"], "'the' is there 2 times."),
+        (["explain", SENTENCE, "--query", "the:3"], "'the' occurs 2 times."),
         (["explain", SENTENCE, "--query", "6"], "there is no such token."),
         (["explain", SENTENCE, "--query", ""], "there is no such token."),
         (["explain", "a", "--step", "7"], "has no such step.\n  Its steps are 1, 2, 3, 3b, 4a"),
@@ -313,11 +313,11 @@ def test_hostile_text(ok):
         ),
         (
             ["explain", "cat" + " cat" * 64],
-            "TEXT has 65 tokens, and the lab's model takes 64.\n  Another",
+            "TEXT has 65 tokens, and the lab's model accepts at most 64.\n  Use another",
         ),
         (["explain", "a", "--layer", "3"], "--layer: expected 0 to 2, got 3."),
         (["explain", "a", "--layer", "1", "--untrained"], "leave out --variant, --heads"),
-        (["explain", "--layer", "1"], "--layer is a layer of a model that reads TEXT"),
+        (["explain", "--layer", "1"], "--layer selects a layer of a model that reads TEXT"),
         (["explain", "--step", "2"], "the variant simplified has no such step."),
         (["explain", "a", "--step", "1", "--query", "a"], "choose one of the two."),
         (
@@ -384,6 +384,34 @@ def test_wrong_use_points_to_the_help(run):
     assert run("explian")[2].endswith("\n  Try: clearhead --help\n")
 
 
+def test_a_misspelled_command_is_corrected(run):
+    status, out, err = run("explian")
+    assert (status, out) == (2, "")
+    assert "Did you mean 'explain'?" in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["attention", "--out", "x.json"], ["--help"]])
+def test_bench_says_what_replaces_it(run, arguments):
+    status, out, err = run("bench", *arguments)
+    assert (status, out) == (2, "")
+    assert "make bench" in err
+    assert "bench" not in run("--help")[1]
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_only_the_file_of_the_command_is_imported(command):
+    program = (
+        "import sys\n"
+        "from clearhead.cli import make_app\n"
+        "make_app(sys.argv[1:])\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('clearhead.cli.')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, command], capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) - {"clearhead.cli.progress"} == {f"clearhead.cli.{command}"}
+
+
 def test_terminal_without_unicode():
     done = process("explain", "a b", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, b"")
@@ -432,7 +460,7 @@ def test_the_example_in_the_help_works(ok, command):
 
 
 def test_typer_runs_the_app_too():
-    done = CliRunner().invoke(cli.app, ["info", "gpt2-small"])
+    done = CliRunner().invoke(cli.make_app(), ["info", "gpt2-small"])
     assert done.exit_code == 0
     assert "124,439,808" in done.output
 
@@ -519,8 +547,6 @@ def test_how_words_are_spaced_does_not_count(options, run):
         ("check {file} --adapter none.py", "--adapter none.py: No such file or directory."),
         ("check {file} --policy none.toml", "--policy none.toml: No such file or directory."),
         ("train --out {file}", "--out {file}: this is a file; expected a folder."),
-        ("bench maps --out none/a.json", "--out none/a.json: there is no folder none."),
-        ("bench maps --out .", "--out .: expected the name of a file"),
     ],
 )
 def test_wrong_files_and_seeds(run, tmp_path, monkeypatch, command, said):

@@ -16,8 +16,8 @@ import clearhead
 from clearhead import cli
 from clearhead.gpt2 import GPT2, cuda_graphs, decoding
 from clearhead.gpt2.sampling import Sampling
-from clearhead.models import text_stream
 from clearhead.tokenizers import GPT2Tokenizer
+from clearhead.watcher import one_text
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 101,
@@ -453,21 +453,9 @@ def test_models_that_the_kernels_refuse() -> None:
 # Text.
 
 
-def test_characters_are_never_broken() -> None:
-    tokenizer = GPT2Tokenizer()
-    text = "naïve 猫 🦜 end 𝄞"
-    characters = text_stream.Characters(tokenizer)
-    pieces = [characters.add(token) for token in tokenizer.encode(text)]
-    assert "".join(pieces) + characters.rest() == text
-    assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
-    cut = tokenizer.encode("猫")[:-1]
-    assert [characters.add(token) for token in cut] == [""] * len(cut)
-    assert characters.rest() == "\N{REPLACEMENT CHARACTER}"
-
-
 def test_what_was_looked_at(model: GPT2) -> None:
     ids = list(PROMPTS[1])
-    found = list(text_stream.look(model, ids, model.stream(ids, 3), layer=1, most=2))
+    found = list(one_text.look(model, ids, model.stream(ids, 3), layer=1, most=2))
     assert [one.token for one in found] == list(model.stream(ids, 3))
     whole = torch.tensor([ids + [one.token for one in found]])
     with torch.no_grad(), clearhead.watch(model.eval(), layers="blocks.1.attention") as seen:
@@ -482,7 +470,7 @@ def test_what_was_looked_at(model: GPT2) -> None:
 
 def test_what_was_looked_at_once_the_context_slides(model: GPT2) -> None:
     ids = [n % 101 for n in range(60)]
-    (found,) = text_stream.look(model, ids, model.stream(ids, 1, sliding=True), layer=0, most=48)
+    (found,) = one_text.look(model, ids, model.stream(ids, 1, sliding=True), layer=0, most=48)
     assert sorted(found.places) == list(range(12, 60))
 
 
@@ -584,17 +572,3 @@ def test_a_model_without_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "the tokenizer cannot be loaded" in capsys.readouterr().err
     assert run("--model", tmp_path, "") == 2
     assert "TEXT is empty" in capsys.readouterr().err
-
-
-def test_the_tokenizer_in_the_folder_is_used(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {"<end>": 0, "the": 1, "cat": 2}
-    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<end>"))
-    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>").save_pretrained(
-        tmp_path
-    )
-    found, end = text_stream.find_tokenizer(tmp_path, 3)
-    assert found.encode("the cat") == [1, 2]
-    assert found.decode([1, 2]) == "the cat"
-    assert end == 0

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 
 from clearhead import GPT2, AttentionMap, lab
 from clearhead.gpt2.pickle_guard import check_pickle
+from clearhead.models import find_model
 from clearhead.models.trained_model import trained_file
-from clearhead.watcher import Seen, checkpoints
+from clearhead.watcher import Seen
 from clearhead.watcher.head_table import Head, HeadTable
 
 HUGE = {
@@ -213,14 +214,14 @@ def configure(folder: Path, **changed: object) -> None:
 
 
 def test_a_folder_that_is_whole_is_loaded(hugging):
-    assert checkpoints.load(hugging).encode("a").tolist() == [[1]]
+    assert find_model(hugging, any_architecture=True).read("a").ids == [1]
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"vocab_size": 10**9, "n_embd": 512}, "config.json describes a model of .* and the files"),
-        ({"n_layer": 10**9}, "config.json says 1,000,000,000 layers, and the files have"),
+        ({"vocab_size": 10**9, "n_embd": 512}, "config.json describes a model of .* but the files"),
+        ({"n_layer": 10**9}, "config.json says 1,000,000,000 layers, but the files have"),
         ({"n_positions": 10**30}, "the model cannot be loaded"),
         ({"vocab_size": "many"}, "the model cannot be loaded"),
     ],
@@ -229,15 +230,15 @@ def test_a_folder_that_asks_for_much_more_than_it_has(hugging, changed, said):
     """transformers made the missing table, of terabytes, out of random numbers."""
     configure(hugging, **changed)
     with pytest.raises(ValueError, match=said):
-        checkpoints.load(hugging)
+        find_model(hugging, any_architecture=True)
 
 
 def test_code_of_the_folder_is_not_run_and_not_advised(hugging):
     """The message ended with transformers' advice to pass trust_remote_code=True."""
     configure(hugging, model_type="own", auto_map={"AutoModel": "own.M", "AutoConfig": "own.C"})
     (hugging / "own.py").write_text("raise SystemExit", encoding="utf-8")
-    with pytest.raises(ValueError, match="code of the folder's own, and that is never run") as got:
-        checkpoints.load(hugging)
+    with pytest.raises(ValueError, match="and Clearhead never runs such code") as got:
+        find_model(hugging, any_architecture=True)
     assert "trust_remote_code" not in str(got.value)
 
 
