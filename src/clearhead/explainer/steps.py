@@ -324,7 +324,7 @@ class _Computation:
             name, tensor, (batch, tokens, heads, head_dim) = self.operand(role)
             made[f"{role}_heads"] = (tensor.transpose(1, 2), (batch, heads, tokens, head_dim))
             code.append(f"{role}_heads = {name}.transpose(1, 2)")
-        formula = "every head gets all tokens: axes 1 and 2 change places"
+        formula = "every head gets all tokens: axes 1 and 2 are swapped"
         self.add("3", "TRANSPOSE", ".transpose(1, 2)", formula, "queries_split", made, code)
 
     def norm(self) -> None:
