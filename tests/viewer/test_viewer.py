@@ -862,7 +862,7 @@ def test_a_gpt2_folder_needs_no_tokenizer(tmp_path, monkeypatch):
 
 
 def test_the_model_in_the_box_and_one_of_train_are_viewed(tmp_path, monkeypatch):
-    shipped = resources.files("clearhead.lab") / "data" / "model.safetensors"
+    shipped = resources.files("clearhead.models") / "grammar" / "model.safetensors"
     (tmp_path / "seed-0").mkdir()
     (tmp_path / "seed-0" / "model.safetensors").write_bytes(shipped.read_bytes())
     (tmp_path / "text.txt").write_text("The cat sat. the blue cat", encoding="utf-8")
@@ -873,5 +873,5 @@ def test_the_model_in_the_box_and_one_of_train_are_viewed(tmp_path, monkeypatch)
         with pytest.raises(SystemExit) as ended:
             cli.main(["view", "--text", str(tmp_path / "text.txt"), *model])
         assert not ended.value.code
-        assert shown["tokens"] == ["the", "cat", "sat", ".", "the", "<unk>", "cat"]
+        assert shown["tokens"] == ["The", "cat", "sat", ".", "the", "blue?", "cat"]
         assert len(shown["seen"].layers) == 3

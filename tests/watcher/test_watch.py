@@ -1556,7 +1556,7 @@ def test_a_text_that_is_too_long(folder, run):
         (["--model", "{folder}", "--text", "no-such-file"], "No such file or directory"),
         (["--model", "{folder}", "--text", "{binary}"], "not text in UTF-8 (byte 3)"),
         (["--model", "{folder}", "--csv", "no/such/x.csv", "cat"], "there is no folder no/such"),
-        (["--model", "{folder}", ""], "TEXT has no tokens"),
+        (["--model", "{folder}", ""], "TEXT is empty"),
         (["--model", "{folder}", "cat", "--layer", "x.*"], "nothing matched 'x.*'"),
         (["--model", "{folder}", "cat", "--layer", "x.*"], "1  h.1.attn"),
         (["--model", "{folder}", "cat", "--sort", "x"], "'x' is not one of 'entropy', 'away'"),
