@@ -191,7 +191,7 @@ def close(one, two):
 
 
 def test_both_ways_give_the_same_table(folder, run, tmp_path, monkeypatch):
-    """Ours without a tokenizer in the folder or without transformers; else transformers'."""
+    """With our GPT2 if transformers or the folder's tokenizer is missing, else with theirs."""
     assert type(anything(folder).model) is GPT2
     ours = table(run, folder)
     complete = tmp_path / "small"
@@ -244,7 +244,7 @@ def test_the_checkpoint_has_labels(folder):
     "arguments", [("export", "{out}"), ("generate", "cat"), ("explain", "cat")], ids=lambda a: a[0]
 )
 def test_a_llama_is_named(command_line, tmp_path, arguments):
-    """The message spoke of names of weights, and not of what the folder says it is."""
+    """The message names the architecture, not just unexpected weight names."""
     config = transformers.LlamaConfig(
         hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, vocab_size=20,
@@ -258,7 +258,7 @@ def test_a_llama_is_named(command_line, tmp_path, arguments):
 
 
 def test_text_and_relations_agree_about_the_tokenizer(folder, run):
-    """A text was read with GPT-2's own tokenizer; known relations said that there is none."""
+    """A text is read with GPT-2's own tokenizer; known relations need one with offsets."""
     assert run("heads", "--model", folder, TEXT)[0] == 0
     status, _, err = run("heads", "--model", folder, "--relations")
     assert status == 2

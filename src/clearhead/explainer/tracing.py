@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,7 +244,7 @@ class Trace:
 
 
 def trace(
-    module: Attention,
+    module: nn.Module | Callable[[Tensor], Tensor],
     x: Float[Tensor, "..."],
     *,
     tokens: Sequence[str] | None = None,
