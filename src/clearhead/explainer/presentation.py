@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from clearhead import drawing
-from clearhead.drawing import saving
+from clearhead.drawing import file_formats
 from clearhead.drawing.html_page import Page
 from clearhead.explainer import one_query
 from clearhead.explainer.examples import Example
@@ -217,4 +217,4 @@ def save(
         first = {name: value for name, value in given.items() if value is not None}
         return replace(made, start={**made.start, **first})
 
-    saving.save(path, page, data=lambda: to_json(example, steps, query))
+    file_formats.save(path, page, data=lambda: to_json(example, steps, query))

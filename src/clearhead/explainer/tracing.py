@@ -19,10 +19,10 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from clearhead import attention, drawing, ladder
-from clearhead.drawing.axes import Axis
+from clearhead.drawing import Axis
+from clearhead.drawing.file_formats import save
 from clearhead.drawing.heatmap import Heatmap, blocks
 from clearhead.drawing.html_page import Page, Walk
-from clearhead.drawing.saving import save
 from clearhead.explainer.steps import Attention, Step, compute_steps, hidden_keys, operands
 from clearhead.maps import page_layers
 from clearhead.masks import Mask
