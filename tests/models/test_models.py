@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from clearhead import GPT2, GPT2Tokenizer, Rope, watch
 from clearhead.explainer.examples import model_example
-from clearhead.models import find_model
+from clearhead.models import LoadedModel, find_model
 from clearhead.models.shipped_models import SHIPPED, shipped_file
 from clearhead.tokenizers import gpt2_tokenizer
 from gpt2_others import TINY, hugging_face, randomize
@@ -81,6 +82,17 @@ def test_a_folder_with_the_name_of_a_shipped_model_comes_first(tmp_path, monkeyp
 def test_a_shipped_model_has_all_its_files(model):
     for name in ("model.safetensors", "card.json", "card.md", "heads.json"):
         assert shipped_file(name, model).is_file()
+
+
+@pytest.mark.parametrize(
+    ("of_the_model", "of_the_tokenizer", "longest"),
+    [(31, None, 31), (31, 7, 7), (-1, 10**30, None), (-1, 512, 512), (None, 0, None)],
+)
+def test_the_longest_text(of_the_model, of_the_tokenizer, longest):
+    model = torch.nn.Identity()
+    model.config = SimpleNamespace(max_position_embeddings=of_the_model)
+    loaded = LoadedModel("m", model, lambda: SimpleNamespace(longest=of_the_tokenizer))
+    assert loaded.longest == longest
 
 
 def test_a_model_without_a_tokenizer_can_be_loaded(tmp_path):

@@ -65,7 +65,9 @@ class LoadedModel:
         """The largest number of tokens that the model accepts; None without a limit."""
         config = getattr(self.network, "config", None)
         limits = (getattr(config, "max_position_embeddings", None), self.reader.longest)
-        return min((limit for limit in limits if isinstance(limit, int)), default=None)
+        # "No limit" is written as -1 in some configs, and as 10^30 in some tokenizers.
+        known = (limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**9)
+        return min(known, default=None)
 
 
 class GPT2Model(nn.Module):

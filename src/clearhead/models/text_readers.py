@@ -68,7 +68,7 @@ class TextReader(Protocol):
 
     @property
     def longest(self) -> int | None:
-        """The largest number of tokens, if the tokenizer has a limit."""
+        """The largest number of tokens, as the tokenizer reports it; see `LoadedModel.longest`."""
 
     def read(self, text: str) -> Reading:
         """Text to token ids and labels."""
@@ -165,9 +165,7 @@ class HubTextReader:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.end: int | None = tokenizer.eos_token_id
-        limit = getattr(tokenizer, "model_max_length", None)
-        # A tokenizer without a limit reports a number like 10^30.
-        self.longest = limit if isinstance(limit, int) and 0 < limit < 10**9 else None
+        self.longest: int | None = getattr(tokenizer, "model_max_length", None)
 
     def read(self, text: str) -> Reading:
         """Text to token ids and labels; a label includes the space before the token."""
