@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from clearhead import Mask, MultiHeadAttention, Rope, cli, exporter, lab
+from clearhead import Mask, MultiHeadAttention, Rope, cli, exporter, models
 from clearhead.exporter import export
 from clearhead.gpt2 import GPT2, TransformerBlock
 
@@ -278,7 +278,8 @@ def test_the_command_writes_compares_and_tells(tmp_path, capsys):
 
 def test_the_command_exports_the_shipped_model_by_default(tmp_path, capsys, monkeypatch):
     small = GPT2({**CONFIG, "num_layers": 1, "dropout": 0.0}).eval()
-    monkeypatch.setattr(lab, "load", lambda path: (small, None))
+    loaded = models.LoadedModel("small", small, list)
+    monkeypatch.setattr(models, "find_model", lambda model: loaded)
     with pytest.raises(SystemExit) as end:
         cli.main(["export", str(tmp_path / "lab.pt2"), "--what", "step"])
     assert end.value.code == 0

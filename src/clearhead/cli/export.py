@@ -49,23 +49,18 @@ def export(
     check_place(out)
     from rich.console import Console
 
-    from clearhead import drawing, lab
+    from clearhead import drawing
 
     screen = Console(stderr=True)
     with screen.status("importing torch") as status:
         from clearhead.exporter import TOLERANCE, UnequalExport
         from clearhead.exporter import export as write
-        from clearhead.gpt2 import GPT2
-        from clearhead.models.trained_model import trained_file
+        from clearhead.models import find_model
 
         status.update(f"loading {model or 'the model that comes with Clearhead'}")
-        file = None if model is None else trained_file(model)
-        if model is None or file is not None:
-            loaded = lab.load(file)[0]
-        else:
-            loaded = GPT2.from_pretrained(model)
+        loaded = find_model(model)
         try:
-            written = write(loaded, out, what=what.value, say=status.update, verbose=verbose)
+            written = write(loaded.gpt2, out, what=what.value, say=status.update, verbose=verbose)
         except (ModuleNotFoundError, UnequalExport) as error:
             raise ValueError(str(error)) from error
     out_screen = drawing.console()

@@ -109,20 +109,18 @@ def heads(
     from rich.progress import BarColumn, Progress, TextColumn
 
     from clearhead import drawing
-    from clearhead.models.trained_model import find_checkpoint
+    from clearhead.models import find_model
     from clearhead.watcher.one_text import see
 
     err = drawing.console(sys.stderr)
     columns = TextColumn("{task.description}"), BarColumn()
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("Loading the model", total=None)
-        loaded = find_checkpoint(model)
-        ids = loaded.encode(given)
-        tokens = ids.shape[1]
-        if loaded.longest is not None:
-            ids = ids[:, : loaded.longest]
+        loaded = find_model(model, any_architecture=True)
+        reading = loaded.read(given)
+        tokens, ids = len(reading.ids), reading.tensor(loaded.longest)
         progress.update(task, description="Looking at its heads", total=1.0)
-        seen = see(loaded.model, ids, layer or None, name=loaded.name)
+        seen = see(loaded.network, ids, layer or None, name=loaded.name)
         table = seen.heads(ids, on_progress=lambda share: progress.update(task, completed=share))
     table = table if sort is None else table.sorted(sort.value)
     used = ids.shape[1]
@@ -210,33 +208,23 @@ def _check_picture(path: Path) -> None:
 def _measured(model: Path | None, sentences: int, progress: Progress) -> HeadReport:
     task = progress.add_task("Loading the model", total=1.0)
     from clearhead.lab.head_report import measure
-    from clearhead.lab.relations import readers
+    from clearhead.lab.piece_reader import PieceReader
+    from clearhead.lab.relations import Reader, readers
+    from clearhead.models import find_model
 
     def on_progress(name: str, share: float) -> None:
         progress.update(task, description=f"Measuring: {name}", completed=share)
 
-    from clearhead.models.trained_model import load_model, shipped, trained_file
-
-    file = None if model is None else trained_file(model)
-    if model is None or file is not None:
-        trained, tokens = shipped() if file is None else load_model(file)
-        name = "the lab's model" if file is None else file.resolve().parent.name
-        reader, plain = readers(trained, tokens, name)
-        return measure(
-            reader,
-            tokens.vocab_size,
-            untrained=plain,
-            sentences=sentences,
-            on_progress=on_progress,
-        )
-    from clearhead.lab.piece_reader import PieceReader
-    from clearhead.models import gpt2_reader
-
-    other = PieceReader(gpt2_reader.load(model))
+    loaded = find_model(model, any_architecture=True)
+    reader: Reader
+    untrained: Reader
+    if loaded.reader.kind == "word":
+        words = loaded.reader.tokenizer
+        reader, untrained = readers(loaded.gpt2, words, loaded.name)
+        vocabulary = words.vocab_size
+    else:
+        reader = pieces = PieceReader(loaded)
+        untrained, vocabulary = pieces.untrained(), pieces.vocabulary
     return measure(
-        other,
-        other.vocabulary,
-        untrained=other.untrained(),
-        sentences=sentences,
-        on_progress=on_progress,
+        reader, vocabulary, untrained=untrained, sentences=sentences, on_progress=on_progress
     )

@@ -28,9 +28,7 @@ def load(path: str | Path | None = None) -> tuple[GPT2, WordTokenizer]:
     >>> tokenizer.tokens("the cat sat on the mat")
     ['the', 'cat', 'sat', 'on', 'the', 'mat']
     """
-    from clearhead.models.trained_model import MODEL, load_model, shipped, trained_file
+    from clearhead.models.shipped_models import load_shipped
+    from clearhead.models.trained_model import load_trained
 
-    if path is None:
-        return shipped()
-    path = Path(path).expanduser()
-    return load_model(trained_file(path) or (path / MODEL if path.is_dir() else path))
+    return load_shipped() if path is None else load_trained(path)

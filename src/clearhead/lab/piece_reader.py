@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from clearhead.lab.grammar import Sentence, score
 from clearhead.lab.relations import Span
-from clearhead.models.hugging_face import Checkpoint
+from clearhead.models import LoadedModel
 from clearhead.watcher import NothingSeen, watch
 
 
 class PieceReader:
-    """A loaded Hugging Face checkpoint; see `clearhead.models.hugging_face.load`.
+    """A loaded Hugging Face checkpoint; see `clearhead.models.find_model`.
 
     It foretells words if it is causal and its head is the matrix of its token vectors, as GPT-2's
     is: the checkpoint is loaded without a head of its own.
@@ -25,12 +25,12 @@ class PieceReader:
         ValueError: its tokenizer cannot say where in the text a token stands, or nothing is seen.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.config: Any = checkpoint.model.config
-        self._kind: Any = type(checkpoint.model)
-        self.model = self._read_by(checkpoint.model)
+    def __init__(self, checkpoint: LoadedModel) -> None:
+        self.config: Any = checkpoint.network.config
+        self._kind: Any = type(checkpoint.network)
+        self.model = self._read_by(checkpoint.network)
         self.name = checkpoint.name
-        self._tokenizer = checkpoint.tokenizer
+        self._tokenizer = checkpoint.reader.tokenizer
         if not getattr(self._tokenizer, "is_fast", False):
             raise ValueError(
                 f"{self.name}: known relations need a tokenizer that says which characters a token "

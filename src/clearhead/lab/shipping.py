@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from clearhead.lab.head_report import HeadReport
+from clearhead.models.shipped_models import shipped_file
 from clearhead.models.trained_model import MODEL
 from clearhead.training.loop import Settings
 from clearhead.training.runs import HEADS, best_seed, parse_report, reached
@@ -23,7 +23,7 @@ CHOSEN = (
 
 def data_file(name: str) -> Traversable:
     """A file of the lab's package data."""
-    return resources.files("clearhead.lab") / "data" / name
+    return shipped_file(name)
 
 
 def shipped_report() -> HeadReport:

@@ -27,7 +27,7 @@ from clearhead.gpt2.model import GPT2
 from clearhead.lab import grammar
 from clearhead.lab.relations import Examples, WordReader, answers, encode
 from clearhead.lab.vocabulary import vocabulary
-from clearhead.models.training_checkpoint import CHECKPOINT, METADATA, write_safetensors
+from clearhead.models.trained_model import CHECKPOINT, METADATA, write_safetensors
 from clearhead.tokenizers import END_OF_TEXT, UNKNOWN
 
 # Times GPT-2's. At its 0.02 the heads of so narrow a model look everywhere alike for long.

@@ -17,8 +17,7 @@ from clearhead.lab import grammar, head_report
 from clearhead.lab.head_report import Estimate, HeadReport, HeadScore, RelationScore
 from clearhead.lab.relations import readers
 from clearhead.lab.vocabulary import vocabulary
-from clearhead.models.trained_model import MODEL, load_model, save_model
-from clearhead.models.training_checkpoint import CHECKPOINT, read_about
+from clearhead.models.trained_model import CHECKPOINT, MODEL, load_model, read_about, save_model
 from clearhead.training.loop import Curve, Settings, train
 
 HEADS = "heads.json"

@@ -19,7 +19,7 @@ from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, hol
 from clearhead.lab.head_report import Estimate, estimate, measure
 from clearhead.lab.relations import Examples, encode, readers
 from clearhead.masks import Mask
-from clearhead.models.trained_model import shipped
+from clearhead.models.shipped_models import load_shipped as shipped
 from clearhead.tokenizers import WordTokenizer
 from clearhead.training.loop import write_rows
 from clearhead.watcher import watch

@@ -1,4 +1,4 @@
-"""`clearhead explain --model` and `clearhead heads --model` on a GPT-2 folder."""
+"""What `--model` means: shipped models, GPT-2 folders and files, other architectures."""
 
 import contextlib
 import io
@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ import transformers
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from clearhead import GPT2, GPT2Tokenizer, Rope, explainer, watch
-from clearhead.models import gpt2_reader
+from clearhead import GPT2, GPT2Tokenizer, Rope, watch
+from clearhead.explainer.examples import model_example
+from clearhead.models import LoadedModel, find_model
+from clearhead.models.shipped_models import SHIPPED, shipped_file
 from clearhead.tokenizers import gpt2_tokenizer
 from gpt2_others import TINY, hugging_face, randomize
 from tokenizers import Tokenizer
@@ -50,12 +53,63 @@ def run(command_line, monkeypatch):
     return command_line
 
 
+def anything(folder):
+    """As `heads` and `view` load it."""
+    return find_model(folder, any_architecture=True)
+
+
+# Shipped models
+
+
+def test_the_default_is_the_first_shipped_model():
+    for loaded in (find_model(), find_model("grammar"), find_model(any_architecture=True)):
+        assert (loaded.name, loaded.path) == ("the lab's model", None)
+        assert loaded.reader.kind == "word"
+        assert loaded.longest == 64
+        assert not loaded.model.training
+    with pytest.raises(ValueError, match="TEXT is empty"):
+        find_model().read(" ")
+
+
+def test_a_folder_with_the_name_of_a_shipped_model_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    GPT2(LARGE).save_pretrained(tmp_path / "grammar")
+    loaded = find_model("grammar")
+    assert (loaded.path, loaded.gpt2.config["vocab_size"]) == ("grammar", 50257)
+
+
+@pytest.mark.parametrize("model", SHIPPED)
+def test_a_shipped_model_has_all_its_files(model):
+    for name in ("model.safetensors", "card.json", "card.md", "heads.json"):
+        assert shipped_file(name, model).is_file()
+
+
+@pytest.mark.parametrize(
+    ("of_the_model", "of_the_tokenizer", "longest"),
+    [(31, None, 31), (31, 7, 7), (-1, 10**30, None), (-1, 512, 512), (None, 0, None)],
+)
+def test_the_longest_text(of_the_model, of_the_tokenizer, longest):
+    model = torch.nn.Identity()
+    model.config = SimpleNamespace(max_position_embeddings=of_the_model)
+    loaded = LoadedModel("m", model, lambda: SimpleNamespace(longest=of_the_tokenizer))
+    assert loaded.longest == longest
+
+
+def test_a_model_without_a_tokenizer_can_be_loaded(tmp_path):
+    """`export` needs no tokenizer; reading a text does."""
+    GPT2(TINY).save_pretrained(tmp_path / "odd")
+    loaded = find_model(tmp_path / "odd")
+    assert loaded.gpt2.config["vocab_size"] == TINY["vocab_size"]
+    with pytest.raises(ValueError, match=r"GPT-2's own does not fit[\s\S]*in the same folder"):
+        loaded.read("a")
+
+
 # explain
 
 
 @pytest.mark.parametrize("layer", [0, 1])
 def test_the_weights_are_those_of_the_whole_model(folder, layer):
-    example = explainer.build_from_model(TEXT, model=str(folder), layer=layer)
+    example = model_example(TEXT, model=str(folder), layer=layer)
     other = transformers.GPT2Model.from_pretrained(folder, attn_implementation="eager")
     with torch.no_grad():
         found = other(torch.tensor([example.ids]), output_attentions=True)
@@ -71,7 +125,7 @@ def test_explain_shows_a_layer(folder, run):
     flat = " ".join(out.split())
     assert f"Layer 1 of {folder}, with the model's own weights." in flat
     assert "Untrained" not in out
-    assert "Now your own text" not in out
+    assert "Now try your own text" not in out
     assert out.count("\nhead ") == 3
     status, out, _ = run("explain", "--model", folder, TEXT, "--query", "mat")
     assert status == 0
@@ -97,7 +151,7 @@ def test_the_printed_program_runs(folder, run):
         finally:
             torch.set_printoptions(profile="default")
             torch.set_grad_enabled(True)
-    example = explainer.build_from_model(TEXT, model=str(folder), layer=1)
+    example = model_example(TEXT, model=str(folder), layer=1)
     numbers = [float(n) for n in re.findall(r"-?\d+\.\d+", printed.getvalue())]
     assert numbers[:3] == pytest.approx(example.trace["output"][0, 0, :3].tolist(), abs=1e-4)
 
@@ -112,7 +166,10 @@ def test_the_printed_program_runs(folder, run):
         (["--model", "{folder}", "a", "--heads", "2"], "leave out --variant, --heads"),
         (["--model", "{folder}", "a", "--seed", "7"], "leave out --variant, --heads"),
         (["--model", "{folder}", "a", "--tokenizer", "gpt2"], "leave out --variant"),
-        (["--model", "{folder}", "a" + " a" * 31], "TEXT has 32 tokens, and this model takes 31."),
+        (
+            ["--model", "{folder}", "a" + " a" * 31],
+            "TEXT has 32 tokens, and small accepts at most 31.",
+        ),
         (["--model", "no/such/folder", "a"], "no such file or folder"),
         (["--model", "{odd}", "a"], "it has 50,257 tokens, the model 97."),
     ],
@@ -146,19 +203,19 @@ def close(one, two):
 
 
 def test_both_ways_give_the_same_table(folder, run, tmp_path, monkeypatch):
-    """Ours without a tokenizer in the folder or without transformers; else transformers'."""
-    assert type(gpt2_reader.load(folder).model) is gpt2_reader.GPT2Model
+    """With our GPT2 if transformers or the folder's tokenizer is missing, else with theirs."""
+    assert type(anything(folder).model) is GPT2
     ours = table(run, folder)
     complete = tmp_path / "small"
     shutil.copytree(folder, complete)
     merges, vocabulary = gpt2_tokenizer._find_files(gpt2_tokenizer._package_folder())
     shutil.copy(merges, complete / "merges.txt")
     shutil.copy(vocabulary, complete / "vocab.json")
-    assert type(gpt2_reader.load(complete).model) is transformers.GPT2Model
+    assert type(anything(complete).model) is transformers.GPT2Model
     theirs = table(run, complete)
     assert close(dict(ours), dict(theirs))
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert type(gpt2_reader.load(complete).model) is gpt2_reader.GPT2Model
+    assert type(anything(complete).model) is GPT2
     assert close(table(run, complete), theirs)
 
 
@@ -190,16 +247,16 @@ def test_a_long_text_is_cut(folder, run):
 
 
 def test_the_checkpoint_has_labels(folder):
-    loaded = gpt2_reader.load(folder)
-    assert loaded.tokens(loaded.encode("the cat")) == ["the", " cat"]
-    assert loaded.name == "small"
+    loaded = anything(folder)
+    assert loaded.read("the cat").labels == ["the", " cat"]
+    assert (loaded.name, loaded.longest) == ("small", 31)
 
 
 @pytest.mark.parametrize(
     "arguments", [("export", "{out}"), ("generate", "cat"), ("explain", "cat")], ids=lambda a: a[0]
 )
 def test_a_llama_is_named(command_line, tmp_path, arguments):
-    """The message spoke of names of weights, and not of what the folder says it is."""
+    """The message names the architecture, not just unexpected weight names."""
     config = transformers.LlamaConfig(
         hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, vocab_size=20,
@@ -213,7 +270,7 @@ def test_a_llama_is_named(command_line, tmp_path, arguments):
 
 
 def test_text_and_relations_agree_about_the_tokenizer(folder, run):
-    """A text was read with GPT-2's own tokenizer; known relations said that there is none."""
+    """A text is read with GPT-2's own tokenizer; known relations need one with offsets."""
     assert run("heads", "--model", folder, TEXT)[0] == 0
     status, _, err = run("heads", "--model", folder, "--relations")
     assert status == 2
