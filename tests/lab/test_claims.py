@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from typer.testing import CliRunner
 
 from clearhead import cli, ladder
 from clearhead.lab import grammar
@@ -28,12 +27,12 @@ from clearhead.lab.claims import (
 )
 from clearhead.lab.claims.catalogue import CLAIMS
 from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if
+from clearhead.lab.grammar_training import GrammarSettings, GrammarTask
 from clearhead.masks import Mask
 from clearhead.timing import Row
-from clearhead.training.loop import Settings, new_model
 
 ROOT = Path(__file__).parents[2]
-COMMITTED = ROOT / "bench" / "results" / "claims-cpu.json"
+COMMITTED = ROOT / "benchmarks" / "results" / "claims-cpu.json"
 
 VERDICTS = {
     "rows-sum-to-one": "holds if no weight is dropped",
@@ -55,7 +54,7 @@ VERDICTS = {
     "mask-after-softmax": "holds if each row is divided by its sum again",
     "mask-future": "holds",
     "minus-1e9": "holds if the numbers are not float16 and every row keeps a key",
-    "fully-masked-row": "holds if it is done by softmax written out",
+    "fully-masked-row": "holds if computed by softmax written out",
     "same-shape": "holds if d_in = d_out",
     "view-never-copies": "holds",
     "contiguous": (
@@ -64,15 +63,15 @@ VERDICTS = {
     "too-long": "does not hold",
     "no-super-init": "does not hold",
     "not-divisible": "does not hold",
-    "memory-n-squared": "holds if it is plain",
+    "memory-n-squared": "holds if attention is plain",
     "mask-cheating": "holds",
-    "dropout-overfitting": "holds if lessening counts as preventing",
-    "more-heads": "holds if the task needs several places at a time",
+    "dropout-overfitting": "holds if reducing counts as preventing",
+    "more-heads": "holds if the task needs several positions at once",
     "head-subject-verb": "holds",
     "head-pronoun": "holds",
     "head-adjective-noun": "holds",
     "head-adjacent-words": "does not hold",
-    "head-long-range": "holds if what it looks for is there",
+    "head-long-range": "holds if the word that it looks for is there",
     "head-position": "does not hold",
     "removing-heads": "does not hold",
     "attention-explains": "holds if a rough guide is enough",
@@ -159,7 +158,7 @@ def frugal(q, k, v, future):
 
 
 def untrained() -> head_claims.Trained:
-    return new_model(Settings(seed=3)).eval(), grammar.tokenizer()
+    return GrammarTask(GrammarSettings(seed=3)).new_model().eval(), grammar.tokenizer()
 
 
 def looking(rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> head_claims.Trained:
@@ -549,22 +548,26 @@ def test_a_head_is_chosen_in_one_half_and_measured_in_the_other():
 # The command line, the JSON and the page.
 
 
-def run(*arguments: str) -> str:
-    result = CliRunner().invoke(cli.app, ["claims", *arguments])
-    assert result.exit_code == 0, result.output
-    return result.stdout
+@pytest.fixture
+def run(command_line):
+    def run(*arguments):
+        status, out, err = command_line("claims", *arguments)
+        assert status == 0, err
+        return out
+
+    return run
 
 
-def test_one_claim_in_full():
+def test_one_claim_in_full(run):
     shown = run("mask-after-softmax")
     for part in ("Verdict  holds if each row", "Figure ", "Spread ", "Seeds    0", "Source "):
         assert part in shown
-    assert "src/clearhead/lab/claims/masking.py, mask_after_softmax" in shown
+    assert "src/clearhead/lab/claims/mask_claims.py, mask_after_softmax" in shown
     assert "clearhead claims mask-after-softmax" in shown
     assert "through that sum" in shown
 
 
-def test_list_measures_nothing(monkeypatch):
+def test_list_measures_nothing(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(catalogue, "measure", None)
     lines = run("--list").splitlines()
@@ -572,7 +575,7 @@ def test_list_measures_nothing(monkeypatch):
     assert max(map(len, lines)) <= 80
 
 
-def test_json_out_from_and_page(tmp_path):
+def test_json_out_from_and_page(run, tmp_path):
     out, text = tmp_path / "claims.json", tmp_path / "claims.md"
     assert run("cat-weights", "minus-1e9", "--json", "--quick", "--out", str(out)) == ""
     found = json.loads(out.read_text(encoding="utf-8"))
@@ -588,7 +591,7 @@ def test_json_out_from_and_page(tmp_path):
 
 
 @pytest.mark.parametrize("width", [50, 80, 100, 129])
-def test_a_narrow_window_has_one_claim_below_the_other(width, monkeypatch):
+def test_a_narrow_window_has_one_claim_below_the_other(width, run, monkeypatch):
     """In a pipe the table was 150 columns wide."""
     monkeypatch.setenv("COLUMNS", str(width))
     lines = run("--from", str(COMMITTED)).splitlines()
@@ -621,12 +624,12 @@ def test_a_stopped_run_keeps_what_was_measured_and_goes_on(tmp_path, monkeypatch
     monkeypatch.setitem(CLAIMS, "gpt2-parameters", stopped)
     status, err = measure("--out", str(out))
     assert status == 130
-    assert f"Stopped: 1 of 3 claims measured, and kept in {out}." in err
-    assert "the same command with --resume" in err
+    assert f"Interrupted: 1 of 3 claims measured and saved in {out}." in err
+    assert "repeat the command with --resume" in err
     assert [c["name"] for c in json.loads(out.read_text())["claims"]] == names[:1]
     status, err = measure()
     assert status == 130
-    assert "Nothing is kept: with --out FILE" in err
+    assert "Nothing is saved: with --out FILE" in err
 
     monkeypatch.setitem(CLAIMS, "gpt2-parameters", replace(stopped, experiment=real))
     first = out.read_text()
@@ -637,7 +640,7 @@ def test_a_stopped_run_keeps_what_was_measured_and_goes_on(tmp_path, monkeypatch
     assert json.loads(first)["claims"][0] in found["claims"]
     with pytest.raises(SystemExit):
         cli.main(["claims", *names, "--out", str(out), "--resume"])
-    assert "was measured with --quick, and this run is not" in capsys.readouterr().err
+    assert "was measured with --quick, and this run is without it" in capsys.readouterr().err
 
 
 def test_page_shows_other_machines_for_claims_about_time():
@@ -652,7 +655,7 @@ def test_page_shows_other_machines_for_claims_about_time():
         "seeds": [0, 1],
         "timed": True,
         "explanation": "Why.",
-        "file": "lab/claims/costs.py",
+        "file": "lab/claims/cost_claims.py",
         "function": "f",
     }
     found["claims"] = [entry]
@@ -669,13 +672,16 @@ def test_page_shows_other_machines_for_claims_about_time():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gradient-vanish"], "no claim is called 'gradient-vanish'. Did you mean gradients"),
+        (["gradient-vanish"], "unknown claim 'gradient-vanish'. Did you mean gradients"),
         (["--out", "no/such/a.json"], "--out no/such/a.json: there is no folder no/such."),
-        (["--resume"], "--resume goes on with what is in --out FILE"),
-        (["--resume", "--out", "no.json"], "give a file that is there"),
+        (["--resume"], "--resume continues the results in --out FILE"),
+        (["--resume", "--out", "no.json"], "give an existing file"),
         (["--from", "no.json"], "--from no.json: No such file or directory."),
-        (["--from", "broken.json"], "--from broken.json: not JSON."),
-        (["--from", "other.json"], "--from other.json: not what `clearhead claims --out"),
+        (["--from", "broken.json"], "--from broken.json: not a JSON file."),
+        (
+            ["--from", "other.json"],
+            "--from other.json: expected the output of `clearhead claims --out",
+        ),
     ],
 )
 def test_errors_say_what_is_wrong(arguments, message, tmp_path, monkeypatch, capsys):

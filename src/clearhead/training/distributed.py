@@ -92,9 +92,9 @@ def train(
             raise
         raise LostRank(
             f"rank {rank} of {ranks}: another rank stopped responding after step {done} of "
-            f"{settings.steps}.\n  The newest checkpoint is of step {saved}: {done - saved} steps "
-            "are lost. Find out why the other rank ended, then run the same command again, with "
-            "any number of ranks."
+            f"{settings.steps}.\n  The newest checkpoint is of step {saved}; steps lost: "
+            f"{done - saved}. Find out why the other rank ended, then run the same command again, "
+            "with any number of ranks."
         ) from error
     trained = task.new_model()
     trained.load_state_dict(weights)
