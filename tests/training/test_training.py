@@ -346,6 +346,14 @@ def test_without_matplotlib_the_command_says_so(run, tmp_path, monkeypatch):
     assert "matplotlib" in err
 
 
+def test_the_former_name_of_the_distributed_command_works_and_warns():
+    command = [sys.executable, "-m", "clearhead.lab.train", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "--shard" in done.stdout
+    assert "DeprecationWarning: clearhead.lab.train is now clearhead.lab.dist" in done.stderr
+
+
 # What the command wrote.
 
 

@@ -1550,7 +1550,7 @@ def test_a_text_that_is_too_long(folder, run):
         (["--model", "no/such", "cat"], "there is no such folder"),
         (["--model", "{tmp}", "cat"], "no config.json in it"),
         (["--model", "{folder}"], "Give one text: as TEXT, or as a file"),
-        (["--model", "{folder}"], "Only the lab's model needs none"),
+        (["--model", "{folder}"], "known relations instead, use --relations"),
         (["--model", "{folder}"], "for this one say --relations"),
         (["--model", "{folder}", "cat", "--text", "x"], "not both"),
         (["--model", "{folder}", "--text", "no-such-file"], "No such file or directory"),

@@ -120,9 +120,7 @@ def _text(words: Sequence[str] | None, file: Path | None) -> str:
     except OSError as error:
         raise ValueError(f"--text {file}: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"--text {file}: expected text in UTF-8, got another byte at {error.start}."
-        ) from None
+        raise ValueError(f"--text {file}: not text in UTF-8 (byte {error.start}).") from None
 
 
 def _one_text(
@@ -137,15 +135,11 @@ def _one_text(
     """Print the table of heads for one text."""
     if csv is not None:
         check_place(csv, "--csv")
-    from rich.progress import BarColumn, Progress, TextColumn
-
     from clearhead import drawing
     from clearhead.models.trained_model import find_checkpoint
     from clearhead.watcher.one_text import see
 
-    err = drawing.console(sys.stderr)
-    columns = TextColumn("{task.description}"), BarColumn()
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("Loading the model", total=None)
         loaded = find_checkpoint(model)
         ids = loaded.encode(text)
