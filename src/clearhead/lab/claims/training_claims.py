@@ -236,7 +236,8 @@ def more_heads_are_richer(
         for task, distances in tasks.items()
     }
     figure = "; ".join(
-        f"{task}: " + ", ".join(f"{mean(of[heads]):.2f} with {heads}" for heads in counts)
+        f"{task.replace('place', 'position')}: "
+        + ", ".join(f"{mean(of[heads]):.2f} with {heads}" for heads in counts)
         for task, of in found.items()
     )
     widest = max(max(of[heads]) - min(of[heads]) for of in found.values() for heads in counts)
