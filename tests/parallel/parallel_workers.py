@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from clearhead import Mask, MultiHeadAttention, Rope, watch
 from clearhead.gpt2 import GPT2, TransformerBlock
+from clearhead.lab.grammar_training import GrammarSettings, GrammarTask
 from clearhead.parallel import (
     context_parallel,
     data_parallel,
@@ -39,7 +40,6 @@ from clearhead.parallel import (
     tensor_parallel,
 )
 from clearhead.training import distributed
-from clearhead.training.loop import Settings
 
 CHECKS: dict[str, Callable[[DeviceMesh], None]] = {}
 CONFIG = {
@@ -500,7 +500,7 @@ def tensor_and_context(mesh):
 
 # Training the lab's model, with a rank that dies.
 
-SETTINGS = Settings(
+SETTINGS = GrammarSettings(
     steps=9,
     batch=12,
     tokens=7,
@@ -539,7 +539,7 @@ def training(
             os.kill(os.getpid(), signal.SIGKILL)
 
     try:
-        model = distributed.train(SETTINGS, Path(folder), shard=shard, on_step=on_step)
+        model = distributed.train(GrammarTask(SETTINGS), Path(folder), shard=shard, on_step=on_step)
     except distributed.LostRank as error:
         Path(folder, f"error-{rank}").write_text(str(error))
         os._exit(3)

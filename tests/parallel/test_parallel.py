@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
+from clearhead.lab.grammar_training import GrammarTask
 from clearhead.models.trained_model import load_model
 from clearhead.training import loop
 
@@ -124,8 +125,8 @@ def test_a_rank_that_dies_ends_the_others_and_little_is_lost(tmp_path):
     """The rest is trained by another number of ranks, under another plan, to the same model."""
     assert start(2, tmp_path, dies_after=8) == [3, -9]
     message = (tmp_path / "error-0").read_text()
-    assert message.startswith("rank 0 of 2: another rank does not answer any more, after step 8")
-    assert "The newest checkpoint is of step 6, so that 2 steps are lost." in message
+    assert message.startswith("rank 0 of 2: another rank stopped responding after step 8")
+    assert "The newest checkpoint is of step 6; steps lost: 2." in message
     before = losses(tmp_path / "losses-2")
     assert list(before) == list(range(1, 9))
 
@@ -133,7 +134,7 @@ def test_a_rank_that_dies_ends_the_others_and_little_is_lost(tmp_path):
     after = losses(tmp_path / "losses-3")
     assert list(after) == [7, 8, 9], "at most one interval of 3 steps is done again"
 
-    alone, curve = loop.train(parallel_workers.SETTINGS)
+    alone, curve = loop.train(GrammarTask(parallel_workers.SETTINGS))
     one_process = dict(enumerate(curve.loss, 1))
     for found in (before, after):
         assert found == pytest.approx({step: one_process[step] for step in found}, rel=1e-5)
@@ -145,14 +146,15 @@ def test_a_rank_that_dies_ends_the_others_and_little_is_lost(tmp_path):
 def test_a_rank_that_falls_asleep_ends_the_others_too(tmp_path):
     assert start(2, tmp_path, dies_after=4, sleeps=True) == [3, 4]
     message = (tmp_path / "error-0").read_text()
-    assert "another rank does not answer any more, after step 4" in message
-    assert "The newest checkpoint is of step 3, so that 1 steps are lost." in message
+    assert "another rank stopped responding after step 4" in message
+    assert "The newest checkpoint is of step 3; steps lost: 1." in message
 
 
 @pytest.mark.slow
 def test_torchrun_trains_and_goes_on_with_another_number_of_ranks(tmp_path):
     def torchrun(ranks: int, *options: str) -> subprocess.CompletedProcess[str]:
-        words = f"-m torch.distributed.run --nproc-per-node {ranks} -m clearhead.training.loop"
+        module = "clearhead.lab.distributed_training"
+        words = f"-m torch.distributed.run --nproc-per-node {ranks} -m {module}"
         command = [sys.executable, *words.split(), "--out", str(tmp_path), *options]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -169,4 +171,4 @@ def test_torchrun_trains_and_goes_on_with_another_number_of_ranks(tmp_path):
     assert len(model.blocks) == 3
     other = torchrun(2, "--steps", "5")
     assert other.returncode != 0
-    assert "a training with other settings (steps 4 there, 5 here)" in other.stderr
+    assert "a run with other settings: steps is 4 there and 5 here" in other.stderr

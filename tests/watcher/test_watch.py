@@ -1550,8 +1550,8 @@ def test_a_text_that_is_too_long(folder, run):
         (["--model", "no/such", "cat"], "there is no such folder"),
         (["--model", "{tmp}", "cat"], "it has no config.json"),
         (["--model", "{folder}"], "Give one text: as TEXT, or as a file"),
-        (["--model", "{folder}"], "Only the lab's model needs none"),
-        (["--model", "{folder}"], "for this one say --relations"),
+        (["--model", "{folder}"], "known relations instead, use --relations"),
+        (["--model", "{folder}"], "use --relations"),
         (["--model", "{folder}", "cat", "--text", "x"], "not both"),
         (["--model", "{folder}", "--text", "no-such-file"], "No such file or directory"),
         (["--model", "{folder}", "--text", "{binary}"], "not text in UTF-8 (byte 3)"),
@@ -1560,7 +1560,7 @@ def test_a_text_that_is_too_long(folder, run):
         (["--model", "{folder}", "cat", "--layer", "x.*"], "nothing matched 'x.*'"),
         (["--model", "{folder}", "cat", "--layer", "x.*"], "1  h.1.attn"),
         (["--model", "{folder}", "cat", "--sort", "x"], "'x' is not one of 'entropy', 'away'"),
-        (["--relations", "--sort", "away"], "--layer and --sort are for the table of a text"),
+        (["--relations", "--sort", "away"], "--layer and --sort apply to the table of a text"),
     ],
 )
 def test_errors_of_heads(folder, run, tmp_path, arguments, message):
