@@ -14,10 +14,10 @@ A contestant that does not compute the same as the readable ladder is not timed.
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -132,15 +132,6 @@ def measure(settings: Settings, say: Say) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A contestant with what is known about it before the race."""
-
-    contestant: timing.Contestant
-    module: torch.nn.Module | None = None
-    compile_s: float | None = None
-
-
 def measure_case(
     case: Case, settings: Settings, contestants: Sequence[Implementation] | None = None
 ) -> dict[str, Any]:
@@ -149,25 +140,21 @@ def measure_case(
     if case.compiled:
         torch.compiler.reset()  # or torch compiles for all lengths, after several lengths
     reference, budget = Reference(case), memory.Budget(case)
-    entries = [_enter(one, case, reference, budget, settings) for one in contestants]
+    entries = [_enter(one, case, reference, budget) for one in contestants]
     takes_long = case.batch * case.tokens**2 >= _LONG_RUNS[case.device]
-    rows = timing.race(
-        [entry.contestant for entry in entries],
-        tolerance=TOLERANCES[case.dtype],
-        rounds=settings.rounds,
-        seconds=settings.seconds,
+    rows = settings.race(
+        [contestant for contestant, _ in entries],
+        TOLERANCES[case.dtype],
         fewest=_FEWEST_LONG_ROUNDS if takes_long else timing.FEWEST_ROUNDS,
         warm_ups=0 if takes_long else 3,
-        synchronize=settings.synchronize,
     )
     found = []
-    for row, entry, one in zip(rows, entries, contestants, strict=True):
+    for row, (contestant, module), one in zip(rows, entries, contestants, strict=True):
         more: dict[str, Any] = {}
-        run = entry.contestant.run
-        if row.status == "timed" and run is not None and entry.module is not None:
-            stored = sum(b.numel() * b.element_size() for b in entry.module.buffers())
+        run = contestant.run
+        if row.status == "timed" and run is not None and module is not None:
+            stored = sum(b.numel() * b.element_size() for b in module.buffers())
             more = {"kernel": kernel_of(run), "stored_mask_mib": round(stored / 2**20, 1)}
-            more |= {} if entry.compile_s is None else {"compile_s": round(entry.compile_s, 2)}
             if settings.memory:
                 try:
                     more["peak_extra_mib"] = memory.peak_extra_mib(case, one.name, run)
@@ -186,17 +173,13 @@ def measure_case(
 
 
 def _enter(
-    one: Implementation,
-    case: Case,
-    reference: Reference,
-    budget: memory.Budget,
-    settings: Settings,
-) -> _Entry:
-    """Build a contestant, compile it and compare it; one that cannot take part says why."""
+    one: Implementation, case: Case, reference: Reference, budget: memory.Budget
+) -> tuple[timing.Contestant, torch.nn.Module | None]:
+    """Build a contestant and compare it; one that cannot take part says why."""
     name = f"{one.name}, compiled" if case.compiled else one.name
 
-    def not_run(why: str) -> _Entry:
-        return _Entry(timing.Contestant(name, None, note=why, ours=one.ours))
+    def not_run(why: str) -> tuple[timing.Contestant, None]:
+        return timing.Contestant(name, None, note=why, ours=one.ours), None
 
     if not one.installed:
         return not_run("not installed")
@@ -205,7 +188,6 @@ def _enter(
     try:
         module = one.module(case)
         run = make_run(module, reference.x, reference.gradient, case)
-        compile_s = _compile(run, settings) if case.compiled else None
         gap = reference.gap(one, module)
     except ImportError as error:
         return not_run(f"cannot be imported: {error}")
@@ -216,18 +198,7 @@ def _enter(
             raise
         return not_run(f"cannot be compiled: {str(error).partition(chr(10))[0]}")
     note = "" if one.biases else "has no biases: compared with biases of zero"
-    return _Entry(timing.Contestant(name, run, lambda: gap, note, one.ours), module, compile_s)
-
-
-def _compile(run: Callable[[], object], settings: Settings) -> float:
-    """How much longer the first run takes than the second, in seconds."""
-    seconds = []
-    for _ in range(2):
-        started = time.perf_counter()
-        run()
-        settings.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return max(0.0, seconds[0] - seconds[1])
+    return timing.Contestant(name, run, lambda: gap, note, one.ours), module
 
 
 def ours_to_fastest(rows: Sequence[timing.Row]) -> dict[str, Any] | None:
@@ -265,22 +236,15 @@ def _without_stderr() -> Iterator[None]:
 def measure_import(settings: Settings) -> dict[str, Any]:
     """How long a fresh interpreter takes to import torch, and to import our module."""
     statements = ("import torch", "from clearhead import MultiHeadAttention")
-    runs = {
-        statement: lambda statement=statement: subprocess.run(
-            [sys.executable, "-c", statement], check=True
+    contestants = [
+        timing.Contestant(
+            statement,
+            partial(subprocess.run, [sys.executable, "-c", statement], check=True),
+            ours=statement == statements[1],
         )
         for statement in statements
-    }
-    contestants = [
-        timing.Contestant(name, run, ours=name == statements[1]) for name, run in runs.items()
     ]
-    rows = timing.race(
-        contestants,
-        tolerance=0.0,
-        rounds=settings.rounds,
-        seconds=settings.seconds,
-        warm_ups=1,
-    )
+    rows = settings.race(contestants, 0.0, warm_ups=1)
     return {
         "section": "import",
         "rows": [command.row_as_json(row) for row in rows],
@@ -311,11 +275,15 @@ def verdict(case: dict[str, Any]) -> str:
     return f"Ours takes {ratio_text(best, 3)} times as long as the fastest other, {best['name']}."
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """`python -m benchmarks.attention`."""
-    example = "--only dropout window --shape 1,4096,768,12"
-    command.main("attention", Settings, measure, lines, about=__doc__, example=example, argv=argv)
-
+main = partial(
+    command.main,
+    "attention",
+    Settings,
+    measure,
+    lines,
+    __doc__,
+    "--only dropout window --shape 1,4096,768,12",
+)
 
 if __name__ == "__main__":
     main()

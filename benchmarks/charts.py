@@ -47,7 +47,7 @@ class Chart:
         alt: A description for readers who cannot see it.
         y: The label of the values.
         panels: Title of each panel -> name of each line -> its points.
-        kind: "lines" (both axes logarithmic), "ratios" or "bars".
+        kind: "lines" (both axes logarithmic) or "ratios".
     """
 
     file: str
@@ -73,7 +73,7 @@ def cases_of(place: str, results: Results, kind: str = "sweep") -> list[dict[str
 
 def charts(results: Results) -> list[Chart]:
     """The charts of docs/speed.md."""
-    return [*_ratios("cpu", results), *_ratios("h200", results), *_memory(results), *_maps(results)]
+    return [*_ratios("cpu", results), *_ratios("h200", results), *_memory(results)]
 
 
 def _ratios(place: str, results: Results) -> Iterator[Chart]:
@@ -120,44 +120,16 @@ def _memory(results: Results) -> Iterator[Chart]:
         )
 
 
-def _maps(results: Results) -> Iterator[Chart]:
-    """The statistics of a whole map beside the forward pass."""
-    panels: dict[str, dict[str, list[Point]]] = {}
-    files = [(name, found) for name, found in results.items() if name.startswith("maps-")]
-    for name, found in sorted(files, key=lambda item: item[1]["cases"][0]["tokens"]):
-        for case in found["cases"]:
-            panel = panels.setdefault(
-                f"{name.split('-')[1].upper()}, {case['tokens']:,} tokens", {}
-            )
-            for row in case["rows"]:
-                if row["name"].startswith("summary") and (ratio := row.get("ratio_to_ours")):
-                    panel[row["name"]] = [(0.0, ratio["median"], *ratio["interval_95"])]
-    if panels:
-        yield Chart(
-            "maps.svg",
-            "Statistics of a whole map, as a multiple of one forward pass",
-            "The time of a map's summary (entropy, received, thumbnail and previous, in one pass) "
-            "as a multiple of the fused forward pass. The table has the numbers.",
-            "× the forward pass",
-            panels,
-            "bars",
-        )
-
-
 def draw(chart: Chart) -> str:
     """The chart as the text of an SVG file; the same text every time."""
     with mpl.rc_context(_STYLE):
-        if chart.kind == "bars":
-            figure = Figure(figsize=(7.6, 0.75 + 0.62 * len(chart.panels)), layout="constrained")
-            _draw_bars(figure.subplots(), chart)
-        else:
-            figure = Figure(figsize=(7.6, 3.6), layout="constrained")
-            grid = figure.subplots(1, len(chart.panels), sharey=True, squeeze=False)[0]
-            for axes, (title, lines) in zip(grid, chart.panels.items(), strict=True):
-                _draw_lines(axes, title, lines, ratios=chart.kind == "ratios")
-            grid[0].set_ylabel(chart.y)
-            handles, labels = grid[0].get_legend_handles_labels()
-            figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
+        figure = Figure(figsize=(7.6, 3.6), layout="constrained")
+        grid = figure.subplots(1, len(chart.panels), sharey=True, squeeze=False)[0]
+        for axes, (title, lines) in zip(grid, chart.panels.items(), strict=True):
+            _draw_lines(axes, title, lines, ratios=chart.kind == "ratios")
+        grid[0].set_ylabel(chart.y)
+        handles, labels = grid[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
         figure.suptitle(chart.title, fontsize=11)
         file = io.StringIO()
         metadata = {"Date": None, "Creator": None}
@@ -217,23 +189,3 @@ def _draw_lines(axes: Axes, title: str, lines: dict[str, list[Point]], *, ratios
     axes.set_xticks(lengths, [f"{length:,.0f}" for length in lengths], fontsize=8)
     axes.tick_params(axis="x", rotation=35)
     axes.set(xlabel="tokens", title=title)
-
-
-def _draw_bars(axes: Axes, chart: Chart) -> None:
-    """A group per length, a bar per form, the number at its end."""
-    for group, lines in enumerate(chart.panels.values()):
-        for number, (name, ((_, value, low, high),)) in enumerate(lines.items()):
-            y = group + 0.36 * (number - (len(lines) - 1) / 2)
-            label = name if group == 0 else None
-            axes.barh(y, value, 0.32, color=_COLOURS[number], label=label)
-            axes.errorbar(value, y, xerr=[[value - low], [high - value]], color="black", lw=0.9)
-            axes.annotate(
-                f"{value:.2f}", (high, y), (4, 0), textcoords="offset points", va="center"
-            )
-    axes.axvline(1.0, color="0.4", lw=0.8, ls=":")
-    axes.set_yticks(range(len(chart.panels)), list(chart.panels))
-    axes.invert_yaxis()
-    axes.set_xlabel(chart.y)
-    axes.legend(loc="lower right", fontsize=8)
-    most = max(points[0][3] for lines in chart.panels.values() for points in lines.values())
-    axes.set_xlim(0, most * 1.35)

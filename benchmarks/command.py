@@ -98,6 +98,25 @@ class Settings:
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
+    def race(
+        self,
+        contestants: Sequence[timing.Contestant],
+        tolerance: float,
+        *,
+        warm_ups: int = 3,
+        fewest: int = timing.FEWEST_ROUNDS,
+    ) -> list[timing.Row]:
+        """`timing.race` with these settings."""
+        return timing.race(
+            contestants,
+            tolerance=tolerance,
+            rounds=self.rounds,
+            seconds=self.seconds,
+            fewest=fewest,
+            warm_ups=warm_ups,
+            synchronize=self.synchronize,
+        )
+
 
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
@@ -172,7 +191,6 @@ def main(
     settings_class: type[SettingsType],
     measure: Callable[[SettingsType, Say], dict[str, Any]],
     lines: Callable[[dict[str, Any]], Iterable[str]],
-    *,
     about: str,
     example: str,
     argv: Sequence[str] | None = None,

@@ -12,8 +12,9 @@ bandwidth divided by the bytes of the weights, in tokens per second.
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -113,18 +114,6 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield from map(row_line, found["prefill"]["rows"])
 
 
-def _race(
-    settings: Settings, contestants: Sequence[timing.Contestant], tolerance: float
-) -> list[timing.Row]:
-    return timing.race(
-        contestants,
-        tolerance=tolerance,
-        rounds=settings.rounds,
-        seconds=settings.seconds,
-        synchronize=settings.synchronize,
-    )
-
-
 def _prompt(model: GPT2, batch: int, tokens: int, settings: Settings) -> Tensor:
     generator = torch.Generator().manual_seed(batch)
     ids = torch.randint(model.config["vocab_size"], (batch, tokens), generator=generator)
@@ -159,7 +148,7 @@ def _decode(settings: Settings, ours: GPT2, theirs: Any, batch: int) -> dict[str
     ]
     title = f"{settings.size}, {settings.dtype}, batch {batch}, {new} new tokens"
     case: dict[str, Any] = {"title": title, "batch": batch, "new_tokens": new, "rows": []}
-    for row in _race(settings, contestants, _HALF.get(settings.dtype, 0.0)):
+    for row in settings.race(contestants, _HALF.get(settings.dtype, 0.0)):
         line = row_as_json(row)
         if row.status == "timed":
             line["tokens_per_second"] = round(batch * new / row.median, 1)
@@ -193,7 +182,7 @@ def _prefill(settings: Settings, ours: GPT2, theirs: Any) -> dict[str, Any]:
         ),
     ]
     tolerance = {"float64": 1e-9, "float32": 1e-4}.get(settings.dtype, 6e-2)
-    rows = _race(settings, contestants, tolerance)
+    rows = settings.race(contestants, tolerance)
     return {"tokens": settings.prefill, "rows": [row_as_json(row) for row in rows]}
 
 
@@ -302,11 +291,7 @@ def bandwidth(device: str, *, runs: int = 7) -> float:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """`python -m benchmarks.generate`."""
-    example = "--batch 1 --tokens 32"
-    command.main("generate", Settings, measure, lines, about=__doc__, example=example, argv=argv)
-
+main = partial(command.main, "generate", Settings, measure, lines, __doc__, "--batch 1 --tokens 32")
 
 if __name__ == "__main__":
     main()

@@ -6,8 +6,9 @@ log-sum-exp given, as a forward pass gives it, and computed inside. Equality fir
 received and thumbnail are compared with float64 on sampled rows, keys and one cell of one head.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -100,9 +101,7 @@ def _compare(settings: Settings, tokens: int) -> dict[str, Any]:
         return _summary(AttentionMap(q, k, causal))
 
     cuda = settings.device == "cuda"
-    forwards = {
-        "forward, SDPA": forward(SDPBackend.FLASH_ATTENTION, SDPBackend.MATH),
-    }
+    forwards = {"forward, SDPA": forward(SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)}
     if cuda:
         forwards = {
             "forward, cuDNN": forward(SDPBackend.CUDNN_ATTENTION),
@@ -114,14 +113,8 @@ def _compare(settings: Settings, tokens: int) -> dict[str, Any]:
         timing.Contestant("summary, log-sum-exp given", given, lambda: _gap(q, k, given())),
         timing.Contestant("summary, log-sum-exp inside", inside, lambda: _gap(q, k, inside())),
     ]
-    rows = timing.race(
-        contestants,
-        tolerance=_TOLERANCE,
-        rounds=settings.rounds,
-        seconds=settings.seconds,
-        warm_ups=1 if tokens >= _LONG[settings.device] else 3,
-        synchronize=settings.synchronize,
-    )
+    warm_ups = 1 if tokens >= _LONG[settings.device] else 3
+    rows = settings.race(contestants, _TOLERANCE, warm_ups=warm_ups)
     case: dict[str, Any] = {"tokens": tokens, "rows": [row_as_json(row) for row in rows]}
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -194,11 +187,7 @@ def _build_dense(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     scores.softmax(-1, dtype=torch.float32).to(dtype).sum()
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """`python -m benchmarks.maps`."""
-    example = "--tokens 4096 16384"
-    command.main("maps", Settings, measure, lines, about=__doc__, example=example, argv=argv)
-
+main = partial(command.main, "maps", Settings, measure, lines, __doc__, "--tokens 4096 16384")
 
 if __name__ == "__main__":
     main()

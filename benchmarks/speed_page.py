@@ -46,7 +46,6 @@ def markdown(results: Results) -> str:
         pictures["memory-h200.svg"],
         *_masks(results),
         *_maps(results),
-        pictures["maps.svg"],
         *_generate(results),
         *_watch(results),
         *_others(results),
@@ -167,8 +166,8 @@ def _masks(results: Results) -> Iterator[str]:
         "padding as a mask of that size.\n\n"
         + _table(heads, ([title, *cells] for title, cells in rows.items()))
         + "\n\nAt 16,384 tokens on the CPU, forward: "
-        f"{ratio_text(long['ours_to_fastest_other'])} × SDPA's time; the book's class would need {long['book_weights_mib']:,.0f} MiB for its "
-        "weights alone."
+        f"{ratio_text(long['ours_to_fastest_other'])} × SDPA's time; the book's class would need "
+        f"{long['book_weights_mib']:,.0f} MiB for its weights alone."
     )
 
 
@@ -274,8 +273,8 @@ def _others(results: Results) -> Iterator[str]:
     yield (
         "## The viewer, and importing\n\n"
         f"The viewer on {view['tokens']:,} tokens and {view['heads']} heads (CPU): the first "
-        f"picture after {view['first_picture_s']} s, all after\n{view['all_pictures_s']} s; a tile takes "
-        f"{tiles['median']} ms (95th percentile {tiles['p95']} ms). "
+        f"picture after {view['first_picture_s']} s, all after\n{view['all_pictures_s']} s; a tile "
+        f"takes {tiles['median']} ms (95th percentile {tiles['p95']} ms). "
         "`from clearhead import MultiHeadAttention` takes\n"
         f"{ratio_text(importing)} times as long as `import torch`."
     )

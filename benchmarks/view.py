@@ -11,9 +11,10 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
@@ -194,11 +195,7 @@ def _resident() -> float | None:
     return round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """`python -m benchmarks.view`."""
-    example = "--tokens 32768"
-    command.main("view", Settings, measure, lines, about=__doc__, example=example, argv=argv)
-
+main = partial(command.main, "view", Settings, measure, lines, __doc__, "--tokens 32768")
 
 if __name__ == "__main__":
     main()

@@ -4,8 +4,9 @@ The model is Hugging Face's GPT-2 with random weights. Equality first: the outpu
 for bit. Opening and closing the `with` block is part of what is timed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any, Self
 
@@ -98,17 +99,14 @@ def _compare(model: Any, batch: int, tokens: int, settings: Settings) -> dict[st
         return f"{different:,} of {one.numel():,} numbers differ" if different else 0.0
 
     takes_long = settings.device == "cpu" and batch * tokens >= _LONG_RUNS
-    alone, seen = timing.race(
+    alone, seen = settings.race(
         [
             timing.Contestant("plain", plain, ours=True),  # what the other is compared with
             timing.Contestant("watched", watched, gap),
         ],
-        tolerance=0.0,
-        rounds=settings.rounds,
-        seconds=settings.seconds,
+        0.0,
         fewest=_FEWEST_LONG_ROUNDS if takes_long else timing.FEWEST_ROUNDS,
         warm_ups=0 if takes_long else 3,
-        synchronize=settings.synchronize,
     )
     return {
         "batch": batch,
@@ -120,11 +118,15 @@ def _compare(model: Any, batch: int, tokens: int, settings: Settings) -> dict[st
     }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """`python -m benchmarks.watch`."""
-    example = "--device cuda --dtype bfloat16 --size gpt2-xl"
-    command.main("watch", Settings, measure, lines, about=__doc__, example=example, argv=argv)
-
+main = partial(
+    command.main,
+    "watch",
+    Settings,
+    measure,
+    lines,
+    __doc__,
+    "--device cuda --dtype bfloat16 --size gpt2-xl",
+)
 
 if __name__ == "__main__":
     main()
