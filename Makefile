@@ -34,7 +34,7 @@ unit:
 	$(BIN)/pytest -n 2 -m "not slow"
 
 bench: setup
-	$(BIN)/python -m benchmarks all
+	$(BIN)/python -m benchmarks
 
 docs: setup
 	$(BIN)/python docs/generate.py

@@ -141,7 +141,7 @@ def _decode(settings: Settings, ours: GPT2, theirs: Any, batch: int) -> dict[str
         return 0.0 if equal == total else f"{equal} of {total} tokens are equal"
 
     contestants = [
-        timing.Contestant(name, run, lambda name=name: gap(name), ours=name == OURS)  # type: ignore[misc]
+        timing.Contestant(name, run, partial(gap, name), ours=name == OURS)
         if theirs is not None or name != THEIRS
         else timing.Contestant(name, None, note="transformers is not installed")
         for name, run in runs.items()
@@ -209,7 +209,7 @@ def hugging_face(ours: GPT2) -> Any:
         n_head=sizes["num_heads"],
         n_layer=sizes["num_layers"],
     )
-    theirs: Any = transformers.GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]  # theirs
+    theirs: Any = transformers.GPT2LMHeadModel(config)
     own = ours.state_dict()
     state = {}
     for name in key_names.table("hf", own):

@@ -207,7 +207,8 @@ def _maps(results: Results) -> Iterator[str]:
 
 
 def _generate(results: Results) -> Iterator[str]:
-    heads, rows, notes = [""], {}, []
+    heads, notes = [""], []
+    rows: dict[str, dict[str, str]] = {}
     for name in ("generate-cpu", "generate-h200"):
         found = results[name]
         for case in found["cases"]:
@@ -240,7 +241,8 @@ def _generate(results: Results) -> Iterator[str]:
 
 
 def _watch(results: Results) -> Iterator[str]:
-    heads, rows = [""], {}
+    heads = [""]
+    rows: dict[tuple[int, int], dict[str, str]] = {}
     for name in ("watch-cpu", "watch-h200", "watch-h200-gpt2-xl"):
         found = results[name]
         model = "GPT-2 XL" if name.endswith("-xl") else "GPT-2"

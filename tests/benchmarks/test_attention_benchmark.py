@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.cases import Case
-from benchmarks.contestants import BOOK, CONTESTANTS, Implementation, find
 from torch import nn
 
 from benchmarks import attention, memory
+from benchmarks.cases import Case
+from benchmarks.contestants import BOOK, CONTESTANTS, Implementation, find
 
 # x-transformers still uses torch.jit.script.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+
+from benchmarks import attention, cases, equality
 from benchmarks.cases import Case
 from benchmarks.contestants import (
     BOOK,
@@ -16,8 +18,6 @@ from benchmarks.contestants import (
     contestants_for,
     find,
 )
-
-from benchmarks import attention, cases, equality
 
 # x-transformers still uses torch.jit.script.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
