@@ -27,7 +27,7 @@ from benchmarks.command import Say, option, positive
 from clearhead import viewer
 from clearhead.maps import AttentionMap
 from clearhead.masks import Mask
-from clearhead.viewer.tile_grid import grids
+from clearhead.viewer.tile_pyramid import grids
 
 _TOLERANCE = 1e-4  # of a cell, relative
 

@@ -397,7 +397,7 @@ def test_cache_errors_teach():
     with pytest.raises(ShapeError, match="10 cached \\+ 7 new tokens, but context_length is 13"):
         module(random_x(7), cache=cache)
     with pytest.raises(
-        ShapeError, match=r"made for keys \(batch=2, kv_heads=3, tokens, head_dim=10\)"
+        ShapeError, match=r"expected keys \(batch=2, kv_heads=3, tokens, head_dim=10\)"
     ):
         module(random_x(1, batch=1), cache=cache)
     with pytest.raises(ValueError, match="only causal self-attention can be cached"):

@@ -182,7 +182,7 @@ def test_a_cache_of_another_dtype_is_refused():
     module = build()
     cache = module.new_cache(BATCH)
     module.float()
-    with pytest.raises(ShapeError, match="made for float64 on cpu, got float32 on cpu"):
+    with pytest.raises(ShapeError, match="expected float64 on cpu, got float32 on cpu"):
         module(random_x().float(), cache=cache)
     assert len(cache) == 0
 
@@ -210,11 +210,11 @@ def test_what_is_captured_is_not_counted(monkeypatch):
     """While a CUDA graph is captured nothing is stored: the host must not count it."""
     cache = KVCache(1, 1, 4, 2, static=True)
     new = torch.ones(1, 1, 3, 2)
-    monkeypatch.setattr("clearhead.cache._makes_a_graph", lambda x: True)
+    monkeypatch.setattr("clearhead.cache._is_recorded", lambda x: True)
     monkeypatch.setattr("clearhead.cache.is_readable", lambda x: False)
     cache.append(new, new)
     assert cache._known() == 0
-    monkeypatch.setattr("clearhead.cache._makes_a_graph", lambda x: False)
+    monkeypatch.setattr("clearhead.cache._is_recorded", lambda x: False)
     cache.reset()
     cache.append(new, new)
     with pytest.raises(ShapeError, match="3 cached"):

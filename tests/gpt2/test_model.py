@@ -384,7 +384,7 @@ def test_inductor_compiles_it(tiny):
             torch.zeros(2, 3).long(),
             {"lengths": torch.tensor([3])},
             ShapeError,
-            r"lengths: expected whole numbers \(batch=2,\), got torch.int64 \(1,\)",
+            r"lengths: expected integers \(batch=2,\), got torch.int64 \(1,\)",
         ),
         (
             torch.zeros(2, 3).long(),

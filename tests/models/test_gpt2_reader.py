@@ -113,7 +113,7 @@ def test_the_printed_program_runs(folder, run):
         (["--model", "{folder}", "a", "--seed", "7"], "leave out --variant, --heads"),
         (["--model", "{folder}", "a", "--tokenizer", "gpt2"], "leave out --variant"),
         (["--model", "{folder}", "a" + " a" * 31], "TEXT has 32 tokens, and this model takes 31."),
-        (["--model", "no/such/folder", "a"], "there is no such file or folder"),
+        (["--model", "no/such/folder", "a"], "no such file or folder"),
         (["--model", "{odd}", "a"], "it has 50,257 tokens, the model 97."),
     ],
 )
@@ -208,8 +208,8 @@ def test_a_llama_is_named(command_line, tmp_path, arguments):
     name, rest = arguments[0], arguments[1].format(out=tmp_path / "x.onnx")
     status, out, err = command_line(name, "--model", tmp_path / "llama", rest)
     assert (status, out) == (2, "")
-    assert "this is a llama, and export, generate and explain know GPT-2 only" in err
-    assert "clearhead heads, clearhead view and clearhead.watch work with it" in err
+    assert "expected a GPT-2, got a llama; export, generate and explain support GPT-2 only" in err
+    assert "clearhead heads, clearhead view and clearhead.watch support it" in err
 
 
 def test_text_and_relations_agree_about_the_tokenizer(folder, run):

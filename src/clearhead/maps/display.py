@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clearhead.drawing import plain
+from clearhead.drawing import figures, plain
+from clearhead.drawing.file_formats import save
 from clearhead.drawing.heatmap import Heatmap
 from clearhead.drawing.html_page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
-from clearhead.drawing.saving import FIGURES, save
 from clearhead.maps import page_layers, pictures
 from clearhead.maps.indexing import Index
 from clearhead.maps.lazy_weights import LazyWeights
@@ -88,7 +88,7 @@ class Display(LazyWeights):
                 '  Put it among some: seen = clearhead.Seen(); seen.add("map", m); '
                 f'seen.save("{Path(path).name}").'
             )
-        if kind in FIGURES:
+        if kind in figures.SUFFIXES:
             pictures.save_figure(
                 self._map, path, head, batch, tokens, context_tokens, log, title or ""
             )

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from clearhead.drawing.axes import Axis
+from clearhead.drawing import Axis
 from clearhead.drawing.heatmap import Heatmap
 from clearhead.drawing.html_page import MOST_CELLS, MOST_CELLS_WITH_HIDDEN, TooLarge
 from clearhead.maps.cells import HIDDEN, count_visible, weights_or_nan, whole

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.drawing.axes import Axis
+from clearhead.drawing import Axis
 from clearhead.drawing.html_page import Layer, Page
 from clearhead.maps import AttentionMap, page_layers, pictures
 from clearhead.maps.cells import heights, weights_or_nan

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.embedding import Embedding
-from clearhead.gpt2.model import GPT2, TransformerBlock
+from clearhead.gpt2 import GPT2, TransformerBlock
 from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if
 
 SYMBOLS, LENGTH, WIDTH = 16, 12, 32

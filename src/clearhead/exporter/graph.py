@@ -1,11 +1,10 @@
-"""What is exported: a module with tensors in and tensors out, example inputs and named axes.
-
-The two forms of a model:
+"""The form in which a module is exported: plain tensors in and out, with dynamic axes.
 
     model   all tokens at once        ids -> logits
     step    only the new tokens       ids, keys and values so far -> logits, keys and values
 
-A step with no keys yet reads a whole prompt, and then a token at a time: one graph for both.
+A step with an empty past reads a whole prompt; later steps read one token each. One graph does
+both.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from clearhead.gpt2 import GPT2, TransformerBlock
 
 What = Literal["model", "step"]
 
-_LEAST = 4  # torch.export treats 0 and 1 as special, and the example needs tokens and a past
+_LEAST = 4  # torch.export specialises on 0 and 1, and the example needs tokens and a past
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,11 @@ class Graph:
     """A module in the form in which it is exported.
 
     Attributes:
-        module: Takes and gives plain tensors.
-        context_length: The most tokens that it takes.
-        inputs: The names of what goes in.
-        outputs: The names of what comes out.
-        dynamic_shapes: The axes that are free, as `torch.export` wants them.
+        module: The wrapped module; inputs and outputs are plain tensors.
+        context_length: The maximum number of tokens.
+        inputs: The names of the inputs.
+        outputs: The names of the outputs.
+        dynamic_shapes: The dynamic axes, in the form `torch.export` expects.
     """
 
     module: nn.Module
@@ -46,7 +45,7 @@ class Graph:
     dynamic_shapes: dict[str, Any]
 
     def example(self, batch: int, tokens: int, past: int = 0) -> tuple[Any, ...]:
-        """Random inputs of these sizes; `past` is left out where the graph has none."""
+        """Random inputs of these sizes; `past` is ignored if the graph has no cache."""
         module = self.module
         assert isinstance(module, _Plain | _Step)
         first = module.example(batch, tokens)
@@ -59,7 +58,7 @@ class Graph:
 
 
 def graph(module: nn.Module, what: What) -> Graph:
-    """The form of a module that can be exported, or an error that says why there is none."""
+    """Wrap a module for export; raise an error that says why if it cannot be exported."""
     check(module, what)
     context_length = _attentions(module)[0].context_length
     batch, tokens = Dim("batch"), Dim("tokens", max=context_length)
@@ -80,50 +79,50 @@ def graph(module: nn.Module, what: What) -> Graph:
 
 
 def check(module: nn.Module, what: What) -> None:
-    """Raise ValueError or TypeError for what cannot be exported, and say why."""
+    """Raise ValueError or TypeError if the module cannot be exported, and say why."""
     if what not in ("model", "step"):
         raise ValueError(f'what must be "model" or "step", got {what!r}.')
     if not isinstance(module, MultiHeadAttention | TransformerBlock | GPT2):
         raise TypeError(
             "export: expected a MultiHeadAttention, a TransformerBlock or a GPT2, got "
             f"{type(module).__name__}.\n"
-            "  Any other module: torch.onnx.export(module, inputs, dynamo=True)."
+            "  For other modules use torch.onnx.export(module, inputs, dynamo=True)."
         )
     attentions = _attentions(module)
     if attentions[0].context_length < _LEAST:
         raise ValueError(
-            f"context_length is {attentions[0].context_length}: an axis of so few lengths cannot "
-            f"be free in an exported graph.\n  Build the module with {_LEAST} or more."
+            f"context_length: expected {_LEAST} or more, got {attentions[0].context_length}; a "
+            "shorter axis cannot be dynamic in an exported graph."
         )
     for name, part in module.named_modules():
-        place = f"{name}: " if name else ""
+        prefix = f"{name}: " if name else ""
         if isinstance(part, nn.Dropout) and part.training and part.p > 0:
             raise ValueError(
-                f"{place}dropout {part.p} is on, so that two runs differ and no exported graph "
-                "can be equal to the module.\n  Switch it off first: module.eval()."
+                f"{prefix}dropout {part.p} is active, so two runs differ and no exported graph can "
+                "equal the module.\n  Call module.eval() first."
             )
         if isinstance(part, MultiHeadAttention) and part.kernel == "blocked":
             raise ValueError(
-                f'{place}kernel="blocked" is an operator of Clearhead\'s own, which no other '
-                'runtime has.\n  Set module.kernel = "auto": the numbers stay the same.'
+                f'{prefix}kernel="blocked" is Clearhead\'s own operator, which other runtimes do '
+                'not have.\n  Set module.kernel = "auto"; the results stay the same.'
             )
     if what == "step" and not all(part.causal for part in attentions):
         raise ValueError(
-            'what="step": only causal attention can go step by step: without causality a new '
-            'token changes what the old ones see.\n  Export it with what="model".'
+            'what="step" needs causal attention: without it, a new token changes the results of '
+            'earlier ones.\n  Export it with what="model".'
         )
     kinds = {parameter.dtype for parameter in module.parameters()}
     if kinds - {torch.float32, torch.float64}:
         half = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
         raise ValueError(
-            f"the weights are {half}: runtimes round half precision in their own ways, so that "
-            "the exported file could not be checked.\n  Export module.float(), and let the "
-            "runtime's own tools convert the file."
+            f"the weights are {half}: runtimes round half precision differently, so the exported "
+            "file could not be checked.\n  Export module.float(), and convert the file with the "
+            "runtime's own tools."
         )
 
 
 class _Plain(nn.Module):
-    """All tokens at once."""
+    """Reads all tokens at once."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -143,9 +142,9 @@ class _Plain(nn.Module):
 
 
 class _Step(_Plain):
-    """The new tokens only; the keys and values of the others are inputs and outputs."""
+    """Reads new tokens only; keys and values of earlier ones are inputs and outputs."""
 
-    def forward(self, x: Tensor, past: Sequence[Tensor]) -> tuple[Tensor, ...]:  # type: ignore[override]  # one argument more
+    def forward(self, x: Tensor, past: Sequence[Tensor]) -> tuple[Tensor, ...]:  # type: ignore[override]  # one more argument
         pairs = zip(past[::2], past[1::2], strict=True)
         caches: list[KVCache] = [_Past(keys, values) for keys, values in pairs]
         if isinstance(self.inner, GPT2):
@@ -168,7 +167,7 @@ class _Step(_Plain):
 
 
 class _Past(KVCache):
-    """A cache that grows: the graph's own inputs, joined with what is new."""
+    """A cache that grows: the graph's inputs, concatenated with the new keys and values."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys = keys
@@ -180,7 +179,7 @@ class _Past(KVCache):
         return torch.arange(before, before + tokens, device=self.keys.device)
 
     def _known(self) -> int:
-        return 0  # asking for less than all lengths would tie the graph to its example
+        return 0  # a known length would tie the graph to the example
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         self.keys = torch.cat([self.keys, keys], 2)  # (.., past, ..) -> (.., past + tokens, ..)

@@ -1,40 +1,37 @@
-"""Decoding on CUDA: a few kernels a token, captured into one graph, so that a token is one launch.
+"""Decoding on CUDA: a few kernels per token, captured in one graph, so that a token is one launch.
 
-Everything that changes from token to token lives on the GPU: the place in the cache, the token just
-chosen, the random numbers of all steps. So a step is always the same graph, and the CPU only asks
-for the next one. Tokens are read back a few steps late, in pieces, while the GPU goes on.
+Everything that changes from token to token lives on the GPU: the index in the cache, the last
+token, the random numbers of all steps. Each step is therefore the same graph, and the CPU only
+launches it. Tokens are read back several steps late, in chunks, while the GPU continues.
 
-The kernels read the model's own weights: training the model further changes what a captured graph
-computes, and no copy can go stale. What was captured, with its caches, is kept for the model's next
-text, as long as the model and its weights stay where they are.
+The kernels read the model's own weights, so training the model further changes what a captured
+graph computes, and no copy can become stale. A captured graph and its caches are kept for the
+model's next text, as long as the model's weights stay at the same addresses.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.cache import KVCache
-from clearhead.gpt2.decoding import head_weight, read, unusual
-from clearhead.gpt2.sampling import Sampling, is_bad, refuse_bad
-
-if TYPE_CHECKING:
-    from clearhead.gpt2.model import GPT2
+from clearhead.gpt2.decoding import prefill_caches, unusual
+from clearhead.gpt2.sampling import Sampling, is_bad, raise_bad
+from clearhead.gpt2.transformer import Transformer
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_STEPS = 8  # in the longer of the two graphs
-_ROWS = 16  # of one tensor core instruction
+_STEPS = 8  # per launch of the longer graph
+_ROWS = 16  # per tensor core instruction
 _kept: WeakKeyDictionary[nn.Module, Captured] = WeakKeyDictionary()
 
 
-def refusal(model: GPT2) -> str | None:
-    """Why our kernels cannot run this model; None where they can."""
+def refusal(model: Transformer) -> str | None:
+    """Why these kernels cannot run the model; None if they can."""
     reason = unusual(model)
     if reason is not None:
         return reason
@@ -45,18 +42,18 @@ def refusal(model: GPT2) -> str | None:
     if head_dim not in (16, 32, 64, 128, 256):
         return f"no kernel for head_dim {head_dim}"
     if not all(parameter.is_contiguous() for parameter in model.parameters()):
-        return "some weight is not contiguous"
+        return "a weight is not contiguous"
     if torch.version.hip is not None or torch.cuda.get_device_capability(weight.device) < (8, 0):
-        return "the kernels were written for NVIDIA GPUs from Ampere on"
+        return "the kernels need an NVIDIA GPU, Ampere or later"
     try:
-        import triton  # noqa: F401  # only whether it is there
+        import triton  # noqa: F401  # is it installed?
     except ImportError:
         return "Triton is not installed"
     return None
 
 
 def run(
-    model: GPT2,
+    model: Transformer,
     ids: Tensor,
     lengths: Tensor | None,
     new: int,
@@ -64,35 +61,35 @@ def run(
     draws: Tensor | None,
     ahead: int,
 ) -> Iterator[list[int]]:
-    """The tokens of each step, also of rows that have ended; see `generate._tokens`.
+    """Yield the tokens of each step, including those of rows that have ended.
 
     Args:
-        model: A model that `refusal` says None to.
-        ids: The prompts, filled up on the left.
-        lengths: How many of their ids are real; None = all.
-        new: How many tokens to write. They and the prompts must fit into the context.
-        sampling: How a token is chosen.
-        draws: The random numbers (steps, batch), if chance is involved.
-        ahead: How many steps may run before their tokens are looked at.
+        model: A model for which `refusal` returns None.
+        ids: The prompts, padded on the left.
+        lengths: The number of real tokens per prompt; None if there is no padding.
+        new: The number of new tokens. Together with the prompts they must fit into the context.
+        sampling: How each token is chosen.
+        draws: The random numbers (steps, batch), or None if nothing is sampled.
+        ahead: How many steps may run before their tokens are read back.
     """
     batch, width = ids.shape
     captured = _captured(model, batch, width + new, sampling)
     captured.busy = True
     try:
         captured.start(model, ids, lengths, draws)
-        # Reading back waits for the GPU, so the next steps are on their way before.
+        # Reading back waits for the GPU, so the next steps are launched first.
         waiting: deque[tuple[Tensor, Tensor, torch.cuda.Event]] = deque()
         done = read = 0
         while read < new:
             while done < new and len(waiting) < 2:
                 steps = min(ahead, new - done)
                 captured.advance(steps if done else steps - 1)
-                waiting.append(captured.look(width + done, width + done + steps))
+                waiting.append(captured.read_back(width + done, width + done + steps))
                 done += steps
             tokens, bad, event = waiting.popleft()
             event.synchronize()
             if int(bad):
-                refuse_bad(read, late=True)
+                raise_bad(read, late=True)
             for column in tokens.t().tolist():
                 read += 1
                 yield column
@@ -101,35 +98,35 @@ def run(
         captured.busy = False
 
 
-def _captured(model: GPT2, batch: int, tokens: int, sampling: Sampling) -> Captured:
-    """What was captured for the last text if it fits this one too, else a new one."""
+def _captured(model: Transformer, batch: int, tokens: int, sampling: Sampling) -> Captured:
+    """The graph captured for the previous text if it fits this one, else a new one."""
     context = model.config["context_length"]
     capacity = min(context, max(256, 1 << (tokens - 1).bit_length()))
     weights = tuple(parameter.data_ptr() for parameter in model.parameters())
-    chance = (sampling.temperature, sampling.top_k, sampling.top_p)
-    key = (batch, capacity, chance, weights)
+    settings = (sampling.temperature, sampling.top_k, sampling.top_p)
+    key = (batch, capacity, settings, weights)
     kept = _kept.get(model)
     if kept is not None and kept.key == key and not kept.busy:
         return kept
     if kept is not None and not kept.busy:
-        del _kept[model]  # before the new one takes its memory
+        del _kept[model]  # free its memory first
     _kept[model] = made = Captured(model, batch, capacity, sampling, key)
     return made
 
 
 class Step:
-    """The kernels of one token, in order, and the buffers they share.
+    """The kernels that compute one token, and the buffers they share.
 
     Args:
         model: The model; only its weights are kept.
-        batch: How many rows.
-        capacity: How many tokens fit into the caches.
-        sampling: How a token is chosen.
-        pdl: Whether each kernel may start before the one before it is done (Hopper and later).
+        batch: The number of rows.
+        capacity: The number of tokens that fit into the caches.
+        sampling: How each token is chosen.
+        pdl: Whether a kernel may start before the previous one has finished (Hopper and later).
     """
 
     def __init__(
-        self, model: GPT2, batch: int, capacity: int, sampling: Sampling, *, pdl: bool
+        self, model: Transformer, batch: int, capacity: int, sampling: Sampling, *, pdl: bool
     ) -> None:
         weight = model.embedding.token.weight
         config = model.config
@@ -140,7 +137,7 @@ class Step:
         self.norm = model.norm
         self.token = weight.detach()
         self.position: Any = model.embedding.position.weight.detach()  # type: ignore[union-attr]  # see unusual
-        self.head = head_weight(model).detach()
+        self.head = model.head_weight.detach()
         self.caches: list[KVCache] = model.new_caches(batch, capacity)
 
         def numbers(*shape: int, dtype: torch.dtype = weight.dtype) -> Tensor:
@@ -150,7 +147,7 @@ class Step:
         self.normed, self.wide = numbers(batch, self.width), numbers(batch, 4 * self.width)
         self.logits = numbers(batch, self.vocab_size)
         self.context = numbers(batch, self.width)
-        # One row leaves most of the GPU idle unless the keys of a head are divided.
+        # With one row, most of the GPU is idle unless the keys of a head are divided.
         self.pieces = 16 if batch == 1 else 1
         shares = batch * self.heads * self.pieces
         self.part = numbers(shares, self.head_dim, dtype=torch.float32)
@@ -162,14 +159,34 @@ class Step:
         self.best_at = numbers(batch, self.best_of, dtype=torch.int32)
         self.picked = numbers(batch, dtype=torch.int64)
         self.bad = numbers(1, dtype=torch.int32)
-        self.places = numbers(batch, dtype=torch.int32)
-        self.filling = numbers(batch, dtype=torch.int32)
+        self.indices = numbers(batch, dtype=torch.int32)
+        self.padding = numbers(batch, dtype=torch.int32)
         self.history = numbers(batch, capacity, dtype=torch.int64)
         self.draws = numbers(batch, capacity, dtype=torch.float32)
 
     @torch.inference_mode()
+    def start(
+        self, model: Transformer, ids: Tensor, lengths: Tensor | None, draws: Tensor | None
+    ) -> None:
+        """Read the prompts and choose the first new token."""
+        width = ids.shape[1]
+        self.bad.zero_()
+        self.indices.fill_(width - 1)
+        self.padding.zero_()
+        if lengths is not None:
+            self.padding.copy_(width - lengths)
+        if draws is not None:
+            self.draws[:, width : width + len(draws)] = draws.t().to(ids.device)
+        logits = prefill_caches(model, ids, lengths, self.caches)
+        if is_bad(logits):
+            raise_bad(0)
+        draw = None if draws is None else self.draws[:, width]
+        self.picked.copy_(self.sampling.pick(logits, draw))
+        self.follow(chosen=True)
+
+    @torch.inference_mode()
     def launch(self) -> None:
-        """Read the token whose vector is in x, choose the next one, put its vector into x."""
+        """Compute the token whose vector is in x, choose the next, and put its vector into x."""
         for weights, cache in zip(self.blocks, self.caches, strict=True):
             self._project(weights.norm1, weights.qkv, self.queries, mode=0, cache=cache)
             self._attend(cache)
@@ -179,18 +196,18 @@ class Step:
             self._mix("project", self.wide, weights.project, pieces=1)
         self._project(self.norm, ((self.head, None),), self.logits, mode=2)
         if not self.sampling.greedy:
-            draw = self.draws.gather(1, self.places.long()[:, None] + 1)[:, 0]
+            draw = self.draws.gather(1, self.indices.long()[:, None] + 1)[:, 0]
             self.picked.copy_(self.sampling.pick(self.logits, draw))
         self.follow(chosen=not self.sampling.greedy)
 
     def follow(self, *, chosen: bool) -> None:
-        """Go on with `picked`, or with the best of the logits' blocks."""
+        """Continue with `picked`, or with the token that has the highest logit."""
         import triton
 
         from clearhead.gpt2 import triton_decoding
 
         triton_decoding.follow[(self.batch,)](
-            self.best, self.best_at, self.picked, self.history, self.places, self.filling,
+            self.best, self.best_at, self.picked, self.history, self.indices, self.padding,
             self.token, self.position, self.x, self.capacity, self.best_of,
             WIDTH=self.width, COLUMNS=triton.next_power_of_2(self.width),
             BLOCKS=triton.next_power_of_2(self.best_of), CHOSEN=chosen,
@@ -211,7 +228,7 @@ class Step:
         (weight_a, bias_a), (weight_b, bias_b), (weight_c, bias_c) = (
             products if len(products) == 3 else products * 3
         )
-        if cache is None:  # it is for queries, keys and values only, but must be a tensor
+        if cache is None:  # unused, but the kernel needs a tensor
             cache = self.caches[0]
         outputs, inputs = weight_a.shape
         sizes = self._sizes(("qkv", "expand", "head")[mode], inputs)
@@ -229,7 +246,7 @@ class Step:
             weight_a, weight_b, weight_c, *(
                 weight_a if bias is None else bias for bias in (bias_a, bias_b, bias_c)
             ),
-            out, cache.keys, cache.values, self.places, self.capacity,
+            out, cache.keys, cache.values, self.indices, self.capacity,
             self.best, self.best_at, self.bad, self.batch,
             OUTPUTS=outputs, INPUTS=inputs, HEAD_DIM=self.head_dim, MODE=mode,
             BIAS=bias_a is not None, **sizes, **self._launch(),
@@ -239,7 +256,7 @@ class Step:
         from clearhead.gpt2 import triton_decoding
 
         triton_decoding.attend[(self.batch * self.heads, self.pieces)](
-            self.queries, cache.keys, cache.values, self.places, self.filling,
+            self.queries, cache.keys, cache.values, self.indices, self.padding,
             self.context, self.part, self.part_max, self.part_sum, self.capacity,
             self.head_dim**-0.5,
             HEADS=self.heads, HEAD_DIM=self.head_dim, PIECES=self.pieces, PDL=self.pdl,
@@ -263,7 +280,7 @@ class Step:
         )  # fmt: skip
 
     def _sizes(self, name: str, inputs: int) -> dict[str, Any]:
-        """How a product is divided among programs: enough of them to keep every unit busy."""
+        """How a product is divided among programs, so that all multiprocessors are busy."""
         wide = 1 << (inputs - 1).bit_length()
         sizes: dict[str, Any] = {"PDL": self.pdl, "ONE_ROW": self.batch == 1}
         if self.batch == 1:
@@ -288,32 +305,21 @@ class Step:
 
 
 class Captured:
-    """A step as a CUDA graph, once and several times in a row; see `Step`."""
+    """CUDA graphs of one step and of several steps in a row; see `Step`."""
 
     def __init__(
-        self, model: GPT2, batch: int, capacity: int, sampling: Sampling, key: object
+        self, model: Transformer, batch: int, capacity: int, sampling: Sampling, key: object
     ) -> None:
-        self.key: object = key
+        self.key = key
         self.busy = False
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._here: AbstractContextManager[object]  # Triton launches on the current device
         device = model.embedding.token.weight.device
-        self._here = torch.cuda.device(device)
-        with torch.inference_mode(), self._here:
+        self._device = torch.cuda.device(device)  # Triton launches on the current device
+        with torch.inference_mode(), self._device:
             self.step = Step(model, batch, capacity, sampling, pdl=_can_start_early(device))
-            self.step.follow(chosen=True)  # compiles the kernels, which a capture cannot
+            self.step.follow(chosen=True)  # compiles the kernels; not possible during capture
             self.step.launch()
             torch.cuda.synchronize()
             self.graphs = {steps: self._capture(steps) for steps in (_STEPS, 1)}
-
-    @classmethod
-    @torch.inference_mode()
-    def without_graph(cls, model: GPT2, batch: int, capacity: int, sampling: Sampling) -> Captured:
-        """The same kernels, to be launched one by one: also in Triton's interpreter."""
-        made = cls.__new__(cls)
-        made.key, made.busy, made.graphs, made._here = None, False, {}, nullcontext()
-        made.step = Step(model, batch, capacity, sampling, pdl=False)
-        return made
 
     def _capture(self, steps: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -322,52 +328,40 @@ class Captured:
                 self.step.launch()
         return graph
 
-    @torch.inference_mode()
-    def start(self, model: GPT2, ids: Tensor, lengths: Tensor | None, draws: Tensor | None) -> None:
+    def start(
+        self, model: Transformer, ids: Tensor, lengths: Tensor | None, draws: Tensor | None
+    ) -> None:
         """Read the prompts and choose the first new token."""
-        step, width = self.step, ids.shape[1]
-        step.bad.zero_()
-        step.places.fill_(width - 1)
-        step.filling.zero_()
-        if lengths is not None:
-            step.filling.copy_(width - lengths)
-        if draws is not None:
-            step.draws[:, width : width + len(draws)] = draws.t().to(ids.device)
-        logits = read(model, ids, lengths, step.caches)
-        if is_bad(logits):
-            refuse_bad(0)
-        draw = None if draws is None else step.draws[:, width]
-        step.picked.copy_(step.sampling.pick(logits, draw))
-        with self._here:
-            step.follow(chosen=True)
+        with self._device:
+            self.step.start(model, ids, lengths, draws)
 
     def advance(self, steps: int) -> None:
-        """So many steps further; the CPU does not wait for them."""
+        """Launch this many steps without waiting for them."""
         many, rest = divmod(steps, _STEPS)
-        with self._here:
+        with self._device:
             for size in [_STEPS] * many + [1] * rest:
                 self.graphs[size].replay()
 
-    def look(self, begin: int, end: int) -> tuple[Tensor, Tensor, torch.cuda.Event]:
-        """The tokens at these places and whether logits were bad: valid after the event."""
+    def read_back(self, begin: int, end: int) -> tuple[Tensor, Tensor, torch.cuda.Event]:
+        """The tokens at these indices, and whether logits were bad; valid after the event."""
         copies = []
         for source in (self.step.history[:, begin:end], self.step.bad):
             copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
             copies.append(copy.copy_(source, non_blocking=True))
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped in torch
         event.record(torch.cuda.current_stream(self.step.history.device))
         return copies[0], copies[1], event
 
 
 def _can_start_early(device: torch.device) -> bool:
-    """Whether GPU and Triton know programmatic dependent launch."""
+    """Whether GPU and Triton support programmatic dependent launch."""
     from triton.language.extra import cuda
 
     return torch.cuda.get_device_capability(device) >= (9, 0) and hasattr(cuda, "gdc_wait")
 
 
 class _Weights:
-    """The weights of a block as the kernels take them: pairs of weight and bias."""
+    """The weights of a block, as pairs of weight and bias."""
 
     def __init__(self, block: Any) -> None:
         attention, feed_forward = block.attention, block.feed_forward
