@@ -5,8 +5,8 @@ import io
 import pytest
 import rich.console
 import torch
-import view_cases
 
+import view_cases
 from clearhead import AttentionMap, Mask, explainer
 from clearhead.drawing import Axis, console, plain, shade
 from clearhead.drawing.heatmap import RAMP, Heatmap, blocks
