@@ -117,7 +117,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("ladder", _STORE, _STORE.replace("diagonal=1", "diagonal=2")),
         Plant("masks.mask", "Band(None, 0, align)", "Band(None, 1, align)"),
         Plant(
-            "masks.kinds",
+            "masks.mask",
             "position = position + (seen - queries)",
             "position = position + (seen - queries + 1)",
         ),
@@ -128,7 +128,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "mask-inverted": (
         Plant("ladder", _STORE, _STORE.replace("triu(diagonal=1", "tril(diagonal=-1")),
-        Plant("masks.kinds", "(key <= position + self.ahead)", "(key >= position + self.ahead)"),
+        Plant("masks.mask", "(key <= position + self.ahead)", "(key >= position + self.ahead)"),
         Plant("kernels.eager", "~(visible | empty)", "visible"),
         Plant("kernels.blocked", "scores.masked_fill_(~tile", "scores.masked_fill_(tile"),
     ),
@@ -152,8 +152,8 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         ),
     ),
     "padding-inverted": (
-        Plant("masks.kinds", "return real[:, key]", "return ~real[:, key]"),
-        Plant("masks.kinds", "key < real[:, None]", "key >= real[:, None]"),
+        Plant("masks.mask", "return real[:, key]", "return ~real[:, key]"),
+        Plant("masks.mask", "key < real[:, None]", "key >= real[:, None]"),
     ),
     "split-without-transpose": (
         Plant("ladder", _TRANSPOSE, _RESHAPE),
