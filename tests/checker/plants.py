@@ -188,11 +188,11 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "key-from-query-weights": (
         Plant("ladder", "keys = keys.view(", "keys = self.W_query(x).view("),
-        Plant("attention", "self.W_key, self.W_value)", "self.W_query, self.W_value)"),
+        Plant("attention", "self._split(self.W_key(", "self._split(self.W_query("),
     ),
     "value-from-keys": (
         Plant("ladder", "values = values.view(", "values = self.W_key(x).view("),
-        Plant("attention", "self.W_key, self.W_value)", "self.W_key, self.W_key)"),
+        Plant("attention", "self._split(self.W_value(", "self._split(self.W_key("),
     ),
     "out-proj-unused": (
         Plant("ladder", "self.out_proj(context_vec)", "context_vec"),

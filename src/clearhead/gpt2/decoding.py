@@ -22,7 +22,9 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.overrides import has_torch_function
 
+from clearhead import torch_internals
 from clearhead.attention import MultiHeadAttention
 from clearhead.cache import KVCache
 from clearhead.embedding import Embedding
@@ -269,9 +271,9 @@ def unusual(model: GPT2) -> str | None:
     """Why only the modules themselves may run; None where their arithmetic is known."""
     from clearhead.gpt2 import model as parts  # it imports this file's neighbours
 
-    modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+    modes = has_torch_function((torch.empty(0),)) or torch_internals.in_dispatch_mode()
     if modes or told.listener is not None:
-        return "somebody watches what torch does"
+        return "PyTorch's calls are being recorded"
     weight = model.embedding.token.weight
     if torch.is_autocast_enabled(weight.device.type):
         return "autocast changes the dtype"
@@ -280,13 +282,9 @@ def unusual(model: GPT2) -> str | None:
     known: set[type[nn.Module]] = {parts.GPT2, parts.TransformerBlock, parts.FeedForward}
     known |= {MultiHeadAttention, Embedding, nn.ModuleList}
     known |= {nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout}
-    hooks_for_all = (
-        nn.modules.module._global_forward_hooks,
-        nn.modules.module._global_forward_pre_hooks,
-    )
     for name, module in model.named_modules():
         name = name or "the model"
-        if module._forward_hooks or module._forward_pre_hooks or any(hooks_for_all):
+        if torch_internals.has_hooks(module):
             return f"{name} has hooks"
         if type(module) not in known or "forward" in vars(module):
             return f"{name} is not what GPT-2 has there"
