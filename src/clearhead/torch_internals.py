@@ -30,7 +30,7 @@ def cpu_flash_attention() -> Callable[..., tuple[Tensor, Tensor]] | None:
     return getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
-def cpu_flash_attention_backward() -> Callable[..., tuple[Tensor, Tensor, Tensor]] | None:
+def cpu_flash_attention_backward() -> Callable[..., Any] | None:
     """The backward operator of `cpu_flash_attention`.
 
     Without it: None, and `kernel="blocked"` computes its gradients with matrix products.
@@ -96,13 +96,10 @@ def ring_rotation(method: Literal["alltoall", "allgather"]) -> Iterator[None]:
     try:
         from torch.distributed.tensor.experimental._attention import set_rotate_method
     except ImportError:
-        set_rotate_method = _nothing
+        yield
+        return
     set_rotate_method(method)
     try:
         yield
     finally:
         set_rotate_method("allgather")
-
-
-def _nothing(*_: Any) -> None:
-    pass

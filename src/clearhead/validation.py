@@ -141,7 +141,8 @@ def is_readable(x: Tensor) -> bool:
     """Whether the values of x can be read at no cost: on the CPU, and not while being traced."""
     if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) is not Tensor:
         return False
-    return not is_wrapped(x) and not torch.jit.is_tracing()
+    traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # documented
+    return not traced and not is_wrapped(x)
 
 
 def is_wrapped(x: Tensor) -> bool:
