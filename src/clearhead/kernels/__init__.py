@@ -64,7 +64,7 @@ def choose(
 ) -> Choice:
     """What `kernel="auto"` runs for these inputs; depends on shapes and device, not on values."""
     choice = _fastest(q, k, mask, dropout)
-    if choice.kernel == "blocked" and blocked.is_transformed(q, k, v, mask, dropout):
+    if choice.kernel == "blocked" and blocked.is_transformed(q, k, v, mask):
         return Choice("sdpa", "torch.func can transform PyTorch's operator, not blocked")
     return choice
 

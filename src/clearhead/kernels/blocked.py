@@ -36,7 +36,7 @@ def attend_with_lse(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The context, and each row's log-sum-exp (-inf for a row with nothing to attend to)."""
-    if is_transformed(q, k, v, mask, dropout):
+    if is_transformed(q, k, v, mask):
         raise RuntimeError(
             'kernel="blocked" cannot be transformed by torch.func (grad, vmap, jvp).\n'
             '  Use kernel="auto", which takes another kernel in this case.'
@@ -49,17 +49,13 @@ def attend_with_lse(
     return context, lse
 
 
-def is_transformed(
-    q: Tensor, k: Tensor, v: Tensor | None, mask: Mask | None, dropout: float
-) -> bool:
+def is_transformed(q: Tensor, k: Tensor, v: Tensor | None, mask: Mask | None) -> bool:
     """Whether `torch.func` transforms this call, which a custom operator does not support."""
     if torch.compiler.is_compiling():
         return False
     tensors = [q, k] if v is None else [q, k, v]
     if mask is not None:
         mask.encode(tensors)
-    if dropout > 0:
-        tensors.append(torch.rand(0))  # vmap(randomness="different") wraps the seed only
     return any(is_wrapped(tensor) for tensor in tensors)
 
 
