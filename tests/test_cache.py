@@ -78,9 +78,7 @@ def test_a_static_cache_takes_matrices_as_wide_as_its_capacity():
     cache = module.new_cache(BATCH, static=True)
     assert_close(module(x, cache=cache, mask=Mask.padding(real)), whole)
     cache.reset()
-    with pytest.raises(
-        ShapeError, match=r"(?s)keys=13\), got \(2, 7\).*with a static one, as many"
-    ):
+    with pytest.raises(ShapeError, match=r"(?s)keys=13\), got \(2, 7\).*its whole capacity"):
         module(x, cache=cache, mask=Mask.padding(real[:, :TOKENS]))
 
 
@@ -202,7 +200,7 @@ def test_overflow_blames_what_is_too_small(static):
     with pytest.raises(ShapeError, match=f"(?s){message}"):
         module(random_x(7), cache=large)
     module(random_x(3), cache=large)
-    with pytest.raises(ShapeError, match=r"Begin again \(cache.reset\(\)\)"):
+    with pytest.raises(ShapeError, match=r"Start again \(cache.reset\(\)\)"):
         module(random_x(1), cache=large)
 
 

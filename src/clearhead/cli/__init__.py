@@ -134,5 +134,9 @@ def _fail(message: str, status: int = 2) -> None:
 
 
 def _discard_output() -> None:
-    """Discard unwritten output; otherwise Python tries to write it again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Send unwritten output nowhere; otherwise Python tries once more at exit."""
+    try:
+        stdout = sys.stdout.fileno()
+    except (OSError, ValueError):  # it is not a file, as in a notebook, or already closed
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)

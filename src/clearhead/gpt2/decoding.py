@@ -22,7 +22,9 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.overrides import has_torch_function
 
+from clearhead import torch_internals
 from clearhead.attention import MultiHeadAttention
 from clearhead.cache import KVCache
 from clearhead.embedding import Embedding
@@ -259,7 +261,7 @@ def choose(model: Transformer, batch: int, capacity: int) -> Decoder:
 
 def unusual(model: Transformer) -> str | None:
     """Why this model must run through its modules; None if its arithmetic is GPT-2's own."""
-    modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+    modes = has_torch_function((torch.empty(0),)) or torch_internals.in_dispatch_mode()
     if modes or told.listener is not None:
         return "a mode or a recorder observes the calls"
     weight = model.embedding.token.weight
@@ -273,13 +275,9 @@ def unusual(model: Transformer) -> str | None:
     known: set[type[nn.Module]] = {TransformerBlock, FeedForward, MultiHeadAttention}
     known |= {Embedding, nn.ModuleList}
     known |= {nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout}
-    hooks_for_all = (
-        nn.modules.module._global_forward_hooks,
-        nn.modules.module._global_forward_pre_hooks,
-    )
     for name, module in model.named_modules():
         name = name or "the model"
-        if module._forward_hooks or module._forward_pre_hooks or any(hooks_for_all):
+        if torch_internals.has_hooks(module):
             return f"{name} has hooks"
         if (module is not model and type(module) not in known) or "forward" in vars(module):
             return f"{name} was replaced"

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from clearhead.masks.kinds import Band, Padding
+from clearhead.masks import Band, Padding
 
 if TYPE_CHECKING:
     from clearhead.maps.lazy_weights import LazyWeights
@@ -30,7 +30,7 @@ def starts(m: LazyWeights) -> list[int]:
     bands = [part for part in parts if isinstance(part, Band)]
     named = all(isinstance(part, Band | Padding) for part in parts)
     if named and bands:
-        return [bands[0]._offset(queries, keys)] * batch
+        return [bands[0].offset(queries, keys)] * batch
     usual = [keys - queries] * batch
     if (named and m._scores.bias is None) or not 0 < queries < keys or m.device.type == "meta":
         return usual

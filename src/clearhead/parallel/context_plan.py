@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.overrides import TorchFunctionMode
 
-from clearhead import kernels
+from clearhead import kernels, torch_internals
 from clearhead.embedding import Embedding, Rope
 from clearhead.masks import Mask, as_band
 from clearhead.parallel.tensor_plan import check_mesh
@@ -36,7 +36,6 @@ How = Literal["auto", "ring", "gather"]
 
 _ATTENTION = {
     F.scaled_dot_product_attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
     torch.ops.clearhead.blocked_attention.default,
 }
 
@@ -184,7 +183,7 @@ class ContextParallel(TorchFunctionMode):
             return self._embed(*args, **kwargs)
         if func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad):
             return self._backward(func, args, kwargs)
-        if func in _ATTENTION:
+        if func in _ATTENTION or func is torch_internals.cpu_flash_attention():
             raise ValueError(
                 "context_parallel: attention outside the forward of a Clearhead module would see "
                 "this rank's tokens only.\n"
@@ -273,18 +272,14 @@ def _visible(
 def _torch_ring(mesh: DeviceMesh) -> Iterator[None]:
     """PyTorch's context manager, in which `scaled_dot_product_attention` is ring attention."""
     from torch.distributed.tensor.experimental import context_parallel as torch_context_parallel
-    from torch.distributed.tensor.experimental._attention import set_rotate_method
 
-    # It expects buffers to split; shard() has already split the tokens.
+    # PyTorch requires a buffer to shard; the tokens themselves are sharded by shard().
     buffer = torch.zeros(1, 2 * mesh.size(), device=mesh.device_type)
-    set_rotate_method("alltoall")  # the default gathers all blocks, which saves no memory
-    try:
-        with torch_context_parallel(
-            mesh, buffers=[buffer], buffer_seq_dims=[1], no_restore_buffers={buffer}
-        ):
-            yield
-    finally:
-        set_rotate_method("allgather")
+    ring = torch_context_parallel(
+        mesh, buffers=[buffer], buffer_seq_dims=[1], no_restore_buffers={buffer}
+    )
+    with torch_internals.ring_rotation("alltoall"), ring:
+        yield
 
 
 @contextmanager

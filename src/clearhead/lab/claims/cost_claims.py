@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from clearhead import timing
 from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if, short
@@ -43,28 +43,34 @@ def race(runs: Runs, quick: bool) -> dict[str, timing.Row]:
     return {row.name: row for row in rows}
 
 
-class _Living(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives no types here
-    """Counts the bytes of tensors made inside that are still alive; `peak` is the maximum."""
+class _Living(TorchFunctionMode):
+    """Adds up the bytes of all tensors created inside that are still alive; `peak` is the most.
+
+    It sees what functions return. What a function allocates and frees itself is not counted.
+    """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        super().__init__()
         self.alive = self.peak = 0
         self._known: set[int] = set()
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         for given in args:
-            if isinstance(given, Tensor):  # neither an input nor a view of it is new memory
-                self._known.add(given.untyped_storage()._cdata)
+            if isinstance(given, Tensor):  # inputs are not counted, nor are views of them
+                self._known.add(given.untyped_storage().data_ptr())
         made = func(*args, **(kwargs or {}))
         for tensor in made if isinstance(made, tuple) else (made,):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._known:
-                storage = tensor.untyped_storage()
-                self._known.add(storage._cdata)
-                self.alive += storage.nbytes()
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            address, size = storage.data_ptr(), storage.nbytes()
+            if address not in self._known:
+                self._known.add(address)
+                self.alive += size
                 self.peak = max(self.peak, self.alive)
-                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+                weakref.finalize(storage, self._gone, address, size)
         return made
 
     def _gone(self, key: int, size: int) -> None:

@@ -1,19 +1,20 @@
-"""A mask in the few numbers that a fused kernel understands: a diagonal, a window, valid keys."""
+"""A mask in the few numbers that a fused kernel takes: a diagonal, a window, valid keys."""
 
 from typing import Any
 
 import torch
 
-from clearhead.masks.kinds import Band, Padding, tighter
-from clearhead.masks.mask import Mask
+from clearhead.masks.mask import Band, Mask, Padding, tighter
 
 
 def as_band(
     mask: Mask | None, queries: int, keys: int, device: torch.device
 ) -> dict[str, Any] | None:
-    """The mask for a kernel that knows causality, a window and padding; None for any other mask.
+    """The arguments of a kernel that supports causality, a window and padding.
 
     Returns:
+        None for any other mask, otherwise a dictionary:
+
         causal: Whether key j is hidden from query i when j > i + causal_offset.
         causal_offset: Where the diagonal begins.
         window: How many keys up to the diagonal are visible, or None.
@@ -28,13 +29,12 @@ def as_band(
     offsets = set()
     for part in [] if mask is None else mask.parts():
         if isinstance(part, Band) and part.ahead in (None, 0):
-            offsets.add(part._offset(queries, keys))
+            offsets.add(part.offset(queries, keys))
             found["causal"] |= part.ahead == 0
             found["window"] = tighter(found["window"], None if part.back is None else part.back + 1)
         elif isinstance(part, Padding):
             part.check(None, None, queries, keys)
-            real = part.real.to(device)
-            valid = part._visible(real, torch.arange(keys, device=device), keys)
+            valid = part.visible_keys(keys, device)
             found["key_valid"] = valid if found["key_valid"] is None else found["key_valid"] & valid
         else:
             return None
