@@ -24,8 +24,9 @@ from clearhead.drawing.saving import save
 from clearhead.explainer import page_walk
 from clearhead.explainer.steps import LINEARS, PAPER_LINEARS, Computation, Step
 from clearhead.maps import page_layers
+from clearhead.maps.axis_labels import check_labels
 from clearhead.masks import Mask
-from clearhead.validation import ShapeError, describe
+from clearhead.validation import describe
 
 MaskTensor = Bool[Tensor, "..."] | Int[Tensor, "..."] | Float[Tensor, "..."]
 
@@ -329,16 +330,7 @@ def _labels(name: str, labels: Sequence[str] | None, x: Tensor) -> tuple[str, ..
     count = x.shape[-2]
     if labels is None:
         return tuple(f"t{i}" for i in range(count))
-    if isinstance(labels, str):
-        raise ShapeError(
-            f"{name}: expected a list of {count} labels, got one string.\n"
-            "  Cut it into tokens first: WordTokenizer.from_text(text).tokens(text)."
-        )
-    if len(labels) != count:
-        raise ShapeError(
-            f"{name}: expected one label per token, {count} of them, got {len(labels)}.\n"
-            "  Were the labels made by the same tokenizer as the ids?"
-        )
+    check_labels(name, labels, {count})
     return tuple(map(str, labels))
 
 

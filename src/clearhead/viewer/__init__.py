@@ -59,7 +59,7 @@ def view(
             "  Install them: pip install 'clearhead[view]'"
         ) from None
     from clearhead.maps import AttentionMap
-    from clearhead.validation import ShapeError
+    from clearhead.maps.axis_labels import check_labels
     from clearhead.viewer.jobs import Work
     from clearhead.viewer.token_labels import Labels
     from clearhead.watcher import Seen
@@ -74,16 +74,13 @@ def view(
         raise TypeError(
             f"seen: expected what watch() gives, or an AttentionMap, got {type(seen).__name__}."
         )
+    keys = sorted({m.shape[3] for m in layers.values()})
     if isinstance(tokens, str):
-        raise TypeError("tokens: expected a list of labels, got one string.")
+        check_labels("tokens", tokens, keys, "key")
     lists = [] if tokens is None else list(tokens)
     sequences = [lists] if lists and isinstance(lists[0], str) else lists
-    keys = sorted({m.shape[3] for m in layers.values()})
     if sequences and not any(len(each) in keys for each in sequences):
-        raise ShapeError(
-            f"tokens: expected one label per key, {' or '.join(map(str, keys))} of them, "
-            f"got {len(sequences[0])}.\n  Were they made by the same tokenizer as the ids?"
-        )
+        check_labels("tokens", sequences[0], keys, "key")
     page = View(Work(layers, ids), Labels(sequences), model=model, port=port)  # type: ignore[arg-type]  # lists of labels by now
     if not wait:
         if browser:
