@@ -69,13 +69,19 @@ class HeadMeans:
         ]
 
 
-def pattern_name(scores: Mapping[str, float | None]) -> str:
+def pattern_name(scores: Mapping[str, float | None], *, brief: bool = False) -> str:
     """What to call a head with these mean scores.
+
+    Args:
+        scores: The mean scores of the head, as `HeadMeans.per_head` gives them.
+        brief: For a table, which has the column title "looks at" and 80 characters in all.
 
     >>> pattern_name({"previous": 0.93, "sink": 0.02, "entropy": 0.3, "distance": 1.2})
     'previous token 0.93'
     >>> pattern_name({"previous": 0.1, "sink": 0.1, "entropy": 1.6, "distance": 3.3})
     'spreads over about 5 tokens, 3 positions away'
+    >>> pattern_name({"entropy": 1.6, "distance": 3.3}, brief=True)
+    'about 5 tokens, 3 away'
     """
     best = max(_PATTERNS, key=lambda name: scores.get(name) or 0.0)
     share = scores.get(best) or 0.0
@@ -83,9 +89,11 @@ def pattern_name(scores: Mapping[str, float | None]) -> str:
         return f"{_PATTERNS[best]} {share:.2f}"
     entropy, distance = scores.get("entropy"), scores.get("distance")
     if entropy is None:
-        return "attends to nothing"
-    name = f"spreads over about {_count(math.exp(entropy), 'token')}"
-    return name if distance is None else f"{name}, {_count(distance, 'position')} away"
+        return "nothing" if brief else "attends to nothing"
+    name = f"{'' if brief else 'spreads over '}about {_count(math.exp(entropy), 'token')}"
+    if distance is None:
+        return name
+    return f"{name}, {f'{distance:.0f}' if brief else _count(distance, 'position')} away"
 
 
 def _count(number: float, what: str) -> str:

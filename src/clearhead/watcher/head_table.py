@@ -102,9 +102,10 @@ class HeadTable:
         head = ["head", "looks at", *(_TITLES.get(name, name) for name in names)]
         cells, layers = [], {}
         for place, row in enumerate(self.rows):
-            numbers = [getattr(row, name) for name in names]
+            scores = {name: getattr(row, name) for name in SCORES}
+            numbers = [scores[name] for name in names]
             shown = [drawing.HIDDEN if n is None else drawing.number(n, 2) for n in numbers]
-            cells.append([f"{row.head:>4}", row.looks_at, *shown])
+            cells.append([f"{row.head:>4}", pattern_name(scores, brief=True), *shown])
             if place == 0 or row.layer != self.rows[place - 1].layer:
                 layers[place] = drawing.visible(row.layer)  # long: on a line of its own
         drop = [head.index(title) for title in _LEAST_FIRST if title in head]
