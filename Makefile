@@ -1,26 +1,35 @@
-# `make explain` shows attention at work; `make test` runs every check. Both set everything up first.
+# `make explain` shows attention at work; `make test` runs every check. Each installs what it needs first.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: explain test test-all setup lint types unit bench docs clean
 
-explain: setup
+explain: .venv/package
 	$(BIN)/clearhead explain
 	$(BIN)/clearhead explain "the cat sat on the mat"
+	@printf '\nClearhead is installed in .venv. To use it in this shell:\n\n    source $(BIN)/activate\n\n'
+	@printf 'Then try:\n\n    clearhead explain "the dog saw the cat" --query cat\n'
+	@printf '    clearhead check docs/examples/my_attention.py\n    clearhead info gpt2-small\n'
 
 test: setup lint types unit
 
 test-all: setup lint types
 	$(BIN)/pytest -n 2
 
-setup: .venv/ready
+setup: .venv/tests
 
-# timm and llms-from-scratch: attention that `check` must not flag. Without what they depend on
-# (torchvision, tensorflow), which their attention does not need.
-.venv/ready: pyproject.toml constraints.txt
+# The package alone: what `pip install .` gives.
+.venv/package: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
-	$(BIN)/pip install --quiet --no-deps timm llms-from-scratch
+	$(PIP) --editable .
+	touch $@
+
+# What the tests need besides. timm and llms-from-scratch have attention that `check` must not flag; they
+# come without their dependencies (torchvision, tensorflow), which their attention does not use.
+.venv/tests: .venv/package
+	$(PIP) --editable '.[test]'
+	$(PIP) --no-deps timm llms-from-scratch
 	touch $@
 
 lint:
@@ -34,7 +43,7 @@ unit:
 	$(BIN)/pytest -n 2 -m "not slow"
 
 bench: setup
-	$(BIN)/python -m benchmarks all
+	$(BIN)/python -m benchmarks
 
 docs: setup
 	$(BIN)/python docs/generate.py

@@ -24,8 +24,8 @@ import torch
 from clearhead import timing, viewer
 from clearhead.maps import AttentionMap
 from clearhead.masks import Mask
-from clearhead.viewer.jobs import Place, Work
-from clearhead.viewer.tile_grid import TILE, Pyramid, grids
+from clearhead.viewer.jobs import HeadIndex, Worker
+from clearhead.viewer.tile_pyramid import TILE, Pyramid, grids
 
 _PACKAGES = ("torch", "numpy", "starlette", "uvicorn", "clearhead")
 _TOLERANCE = 1e-4  # of a cell, relative
@@ -72,16 +72,16 @@ def measure(
     start = time.perf_counter()
     with viewer.view(weights, browser=False, wait=False) as page:
         asker = _Asker(page.url, weights, settings.tiles)
-        _wait(lambda: Place(0, 0, 0) in page.work.pyramids)
+        _wait(lambda: HeadIndex(0, 0, 0) in page.worker.pyramids)
         found["first_picture_s"] = round(time.perf_counter() - start, 2)
         tick()
-        pyramid = page.work.pyramids.get(Place(0, 0, 0))
+        pyramid = page.worker.pyramids.get(HeadIndex(0, 0, 0))
         assert pyramid is not None
         found["tiles_while_walking_ms"] = asker.ask(heads=1, seed=1)
-        _wait(lambda: _walked(page.work), tick)
+        _wait(lambda: _walked(page.worker), tick)
         found["all_pictures_s"] = round(time.perf_counter() - start, 2)
         memory["all_pictures_mib"] = _resident()
-        page.work.stop()
+        page.worker.stop()
         found["gap"] = _gap(weights, pyramid)
         if found["gap"] > _TOLERANCE:
             raise RuntimeError(f"a cell is off by {found['gap']:.1e}: nothing is timed.")
@@ -155,7 +155,7 @@ def _gap(weights: AttentionMap, pyramid: Pyramid) -> float:
     return largest
 
 
-def _walked(work: Work) -> bool:
+def _walked(work: Worker) -> bool:
     """Whether all pictures are made: scores come after them."""
     if work.failed:
         raise RuntimeError(next(iter(work.failed.values())))

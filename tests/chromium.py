@@ -1,4 +1,4 @@
-"""The Chromium of this machine: for the tests of pages, and for the documentation's pictures."""
+"""The installed Chromium, for the tests of pages and the images of the documentation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def find() -> str | None:
-    """Where it is installed."""
+    """The path of the installed browser."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 def launch(playwright: Playwright, path: str | None) -> Browser:
-    """Start it; as root only without its sandbox."""
+    """Start the browser. As root, it runs only without its sandbox."""
     sandbox = [] if os.getuid() else ["--no-sandbox"]
     return playwright.chromium.launch(executable_path=path, args=sandbox)

@@ -1,4 +1,4 @@
-"""Pages to look at: a sentence, a small model, a map with many cells, strings that mean harm."""
+"""Pages for tests: a sentence, a small model, a map with many cells, hostile strings."""
 
 import torch
 
@@ -20,9 +20,9 @@ def words(count: int) -> list[str]:
 
 
 def model(tokens: int = 40, layers: int = 2, heads: int = 3) -> Seen:
-    """A model with heads that look at the token before, at the first, at copies, and around."""
+    """A model whose heads attend to the previous token, the first, copies, and anything."""
     generator = torch.Generator().manual_seed(0)
-    place = torch.randn(tokens + 1, 32, generator=generator)
+    position = torch.randn(tokens + 1, 32, generator=generator)
     known = {word: i for i, word in enumerate(dict.fromkeys(words(tokens)))}
     meaning = torch.randn(len(known), 32, generator=generator)[[known[w] for w in words(tokens)]]
     seen = Seen("TinyModel")
@@ -31,8 +31,8 @@ def model(tokens: int = 40, layers: int = 2, heads: int = 3) -> Seen:
         k = torch.randn(1, heads, tokens, 32, generator=generator)
         for head in range(heads):
             match (layer + head) % 4:
-                case 0:  # the token before
-                    q[0, head], k[0, head] = place[:-1], place[1:]
+                case 0:  # the previous token
+                    q[0, head], k[0, head] = position[:-1], position[1:]
                 case 1:  # the first token
                     q[0, head, :, 0], k[0, head, :, 0], k[0, head, 0, 0] = 8, 0, 4
                 case 2:  # copies
@@ -42,14 +42,14 @@ def model(tokens: int = 40, layers: int = 2, heads: int = 3) -> Seen:
 
 
 def large() -> AttentionMap:
-    """More cells than are kept in float32, some of them hidden in odd places."""
+    """More cells than are stored in float32, with some hidden at random."""
     torch.manual_seed(0)
     mask = Mask.causal() & Mask.custom(torch.rand(1, 1, 211, 211) > 0.1)
     return AttentionMap(torch.randn(1, 4, 211, 16), torch.randn(1, 4, 211, 16), mask)
 
 
 def everything() -> Trace:
-    """A trace with every step that there is: norm, rotation, repeated keys, a window."""
+    """A trace with every kind of step: norm, rotation, repeated keys, a window."""
     torch.manual_seed(0)
     module = MultiHeadAttention(
         6, 12, 16, 0.0, num_heads=3, num_kv_heads=1, window=4, rope=Rope(), qk_norm=True
@@ -66,7 +66,7 @@ def right_to_left() -> Trace:
 
 
 def hostile() -> list[str]:
-    """More than 200 strings that break pages which paste text into markup or scripts."""
+    """More than 200 strings that break pages that insert text as markup or scripts."""
     act = "window.hacked=1;alert(1)"
     plain = [
         f"</script><img src=x onerror={act}>",

@@ -1,4 +1,4 @@
-"""A real Chromium, one for all tests; what a page asks for and complains about is written down."""
+"""One real Chromium for all tests. The requests and errors of each page are recorded."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 import chromium
 import page_cases
+from clearhead.drawing import shade
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Visit:
-    """A page that is open, and what it asked for and complained about.
+    """An open page, with its requests and errors.
 
     Attributes:
         page: The page.
-        requests: The addresses that it asked for, the first one left out.
+        requests: The URLs that it requested, except the first.
         complaints: Messages in the console, errors, dialogs.
     """
 
@@ -50,7 +51,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
-    """visit(path, "view=matrix", width=390, dark=True) opens a file or an address."""
+    """visit(path, "view=matrix", width=390, dark=True) opens a file or a URL."""
     contexts = []
 
     def open_it(
@@ -103,3 +104,20 @@ def model(folder: Path) -> Path:
     path = folder / "model.html"
     page_cases.model().save(path, tokens=page_cases.words(40))
     return path
+
+
+@pytest.fixture
+def same_scale() -> Callable[[Page, str], None]:
+    """same_scale(page, selector) checks that a canvas shows the colour scale of palette.py."""
+
+    def check(page: Page, selector: str) -> None:
+        row = page.locator(selector).evaluate(
+            "c => [...c.getContext('2d').getImageData(0, 0, c.width, 1).data]"
+        )
+        pixels = [tuple(row[i : i + 3]) for i in range(0, len(row), 4)]
+        for i, pixel in enumerate(pixels):
+            expected = bytes.fromhex(shade(i / (len(pixels) - 1)).removeprefix("#"))
+            # The page has 256 steps; half a step changes a channel by at most two.
+            assert max(abs(a - b) for a, b in zip(pixel, expected, strict=True)) <= 2, i
+
+    return check

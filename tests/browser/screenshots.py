@@ -1,4 +1,4 @@
-"""Take the pictures that the README and the documentation show: of the page, and of the viewer.
+"""Take the screenshots of the page and the viewer for the README and the documentation.
 
 python tests/browser/screenshots.py [FOLDER]     (docs/images by default)
 """
@@ -11,10 +11,9 @@ from playwright.sync_api import Browser, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import view_cases
-
 import chromium
 import clearhead
+import view_cases
 from clearhead.explainer import build_from_lab, save
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
@@ -26,10 +25,10 @@ TOKENS = 4096
 
 
 def take_page(browser: Browser, folder: Path) -> None:
-    """Write the pictures of the page into a folder."""
+    """Write the screenshots of the page to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place) / "page.html"
+    with tempfile.TemporaryDirectory() as parent:
+        file = Path(parent) / "page.html"
         save(build_from_lab("the cat sat on the mat"), file)
         for name, (fragment, theme, (width, height)) in PICTURES.items():
             page = browser.new_page(
@@ -42,7 +41,7 @@ def take_page(browser: Browser, folder: Path) -> None:
 
 
 def take_viewer(browser: Browser, folder: Path) -> None:
-    """Write the picture of the viewer, with a made-up map, into a folder."""
+    """Write the screenshot of the viewer, with an artificial map, to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens = view_cases.tokens(TOKENS)
     seen = view_cases.seen(TOKENS, 2, heads=4, head_dim=32)

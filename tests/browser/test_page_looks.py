@@ -1,4 +1,4 @@
-"""How the page looks: nothing overlaps or is cut, everyone can use it, and no string does harm."""
+"""The layout of the page: nothing overlaps or is cut, it is accessible, and no string does harm."""
 
 import dataclasses
 import runpy
@@ -15,7 +15,7 @@ from clearhead import MultiHeadAttention, trace
 VIEWS = ("heads", "matrix", "sentence", "steps")
 SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}
 
-# Every line of text that can be seen, and where it stands; what is wider than its own box.
+# Every visible line of text with its position, and every text that is wider than its box.
 LINES = """() => {
     const lines = [], cut = [], page = document.documentElement;
     const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -55,7 +55,7 @@ def right_to_left(folder):
 
 
 def overlaps(lines):
-    """Pairs of lines that cover each other by more than a hair."""
+    """Pairs of lines that overlap by more than a few pixels."""
     found = []
     for i, a in enumerate(lines):
         for b in lines[i + 1 :]:
@@ -72,10 +72,10 @@ def test_no_overlap_and_no_cut_text(visit, request, name, screen):
     width, height = SCREENS[screen]
     file = request.getfixturevalue(name)
     seen = visit(file, width=width, height=height, dark=screen == "phone", has_touch=True)
-    places = [(view, None) for view in VIEWS if name != "model" or view != "steps"]
+    views = [(view, None) for view in VIEWS if name != "model" or view != "steps"]
     if name != "model":
-        places += [("steps", number) for number in ("2", "4a", "4c", "4d", "6")]
-    for view, step in places:
+        views += [("steps", number) for number in ("2", "4a", "4c", "4d", "6")]
+    for view, step in views:
         end = f"&step={step}" if step else ""
         seen.page.evaluate("hash => { location.hash = hash }", f"view={view}&query=4&key=3{end}")
         seen.page.wait_for_selector(f"#panel-{view}:not([hidden])")
@@ -125,8 +125,12 @@ def test_light_and_dark_are_different_and_can_be_switched(visit, sentence):
     back = "() => getComputedStyle(document.documentElement).backgroundColor"
     light, dark = visit(sentence).page, visit(sentence, dark=True).page
     assert light.evaluate(back) != dark.evaluate(back)
-    light.get_by_role("button", name="Light or dark").click()
+    light.get_by_role("button", name="Switch between light and dark").click()
     assert light.evaluate(back) == dark.evaluate(back)
+
+
+def test_the_scale_has_the_colours_of_python(visit, sentence, same_scale):
+    same_scale(visit(sentence, "view=matrix").page, "canvas.bar")
 
 
 def test_right_to_left_and_long_tokens(visit, right_to_left):
@@ -137,7 +141,7 @@ def test_right_to_left_and_long_tokens(visit, right_to_left):
     assert first > second
     assert line.locator(".token").nth(4).locator(".word").inner_text().endswith("…")
     line.locator(".token").first.focus()
-    page.keyboard.press("ArrowLeft")  # onwards, where the text runs to the left
+    page.keyboard.press("ArrowLeft")  # forwards, because the text runs to the left
     assert "query=1" in page.url
 
 

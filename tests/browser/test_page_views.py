@@ -1,4 +1,4 @@
-"""The page in a real browser: the numbers are right, and every view works by pointer and by key."""
+"""The page in a real browser: exact numbers, and every view works with pointer and keyboard."""
 
 import json
 import math
@@ -33,8 +33,8 @@ def large(folder):
 
 
 def shown(text):
-    """The number that the page wrote."""
-    text = text.replace(" × 10^", "e").replace("−", "-")  # the page's minus sign
+    """The number that the page shows."""
+    text = text.replace(" × 10^", "e").replace("−", "-")  # the minus sign of the page
     return float(text)
 
 
@@ -112,7 +112,7 @@ def test_a_small_map_is_exact(visit, sentence, example):
     before = seen.page.inner_text("#readout")
     x, y = point(seen.page, 4, 1)
     seen.page.mouse.click(x, y)
-    seen.page.mouse.move(0, 0)  # what was clicked stays
+    seen.page.mouse.move(0, 0)  # the clicked cell stays selected
     assert seen.page.inner_text("#readout") != before
     assert state(seen.page)["query"] == "4"
     assert state(seen.page)["key"] == "1"
@@ -122,7 +122,7 @@ def test_zoom_and_scroll_keep_the_numbers_right(visit, large):
     weights = page_cases.large()[0, 0]
     seen = visit(large, "view=matrix&query=180&key=90")
     for _ in range(6):
-        seen.page.get_by_role("button", name="Larger").click()
+        seen.page.get_by_role("button", name="Zoom in").click()
     assert seen.page.locator(".scroller").evaluate("e => e.scrollTop") > 0
     point(seen.page, 181, 91)
     assert "query 181, key 91" in seen.page.inner_text("#readout")
@@ -153,8 +153,8 @@ def test_keyboard_only(visit, sentence):
     tab_to("canvas.over")
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):
         press(key)
-    said = page.inner_text("#status")
-    assert re.match(r"mat looks at cat: 0\.\d+", said), said
+    status = page.inner_text("#status")
+    assert re.match(r"mat looks at cat: 0\.\d+", status), status
     press("Home")
     assert state(page)["key"] == "0"
     press("l")
@@ -202,7 +202,7 @@ def test_a_link_leads_to_the_same_place(visit, model):
     fragment = "view=sentence&layer=1&head=2&query=17&key=3&show=several&several=0.2&way=to&pin=1"
     seen = visit(model, fragment)
     lead = seen.page.inner_text("#panel-sentence .lead")
-    assert lead.startswith("Who looks at had: 2 heads")
+    assert lead.startswith("What looks at had: 2 heads")
     seen.page.click("#tab-matrix")
     assert state(seen.page) | {"view": "matrix", "layer": "1", "head": "2"} == state(seen.page)
     seen.page.evaluate("() => { location.hash = 'view=matrix&layer=0&head=1&query=20&key=0' }")
@@ -256,7 +256,7 @@ def test_the_sentence_shows_the_weights(visit, model):
     page.get_by_role("button", name="All", exact=True).click()
     page.locator("#panel-sentence .token").nth(9).hover()
     assert amounts.nth(0).inner_text() == f"{weights[:, 9, 0].mean().item():.2f}"
-    page.get_by_role("button", name="Who looks at it").click()
+    page.get_by_role("button", name="What looks at it").click()
     page.locator("#panel-sentence .token").nth(2).hover()
     assert amounts.nth(1).inner_text() == "hidden"
     assert amounts.nth(30).inner_text() == f"{weights[:, 30, 2].mean().item():.2f}"
@@ -293,8 +293,8 @@ def test_the_steps_show_the_numbers_of_the_trace(visit, sentence, example):
     seen = visit(sentence, f"view=steps&query={query}&head={head}&step=1&key=1")
     page = seen.page
 
-    def boxes(place):
-        line = page.locator(".step-body .strip").nth(place).locator(".box")
+    def boxes(index):
+        line = page.locator(".step-body .strip").nth(index).locator(".box")
         return [shown(text) for text in line.all_inner_texts()]
 
     def close(found, tensor, decimals):
@@ -302,8 +302,8 @@ def test_the_steps_show_the_numbers_of_the_trace(visit, sentence, example):
             torch.tensor(found), tensor.float(), rtol=0, atol=0.5001 * 10**-decimals
         )
 
-    for place, name in enumerate(["x", "queries", "keys", "values"]):
-        close(boxes(place), trace[name][0, query], 2)
+    for index, name in enumerate(["x", "queries", "keys", "values"]):
+        close(boxes(index), trace[name][0, query], 2)
     visited = [page.inner_text("#step-title")]
     while page.get_by_role("button", name="Next").is_enabled():
         page.get_by_role("button", name="Next").click()
@@ -387,7 +387,7 @@ def test_save_as_svg_and_png(visit, sentence, view, tmp_path):
     assert data.startswith(b"\x89PNG")
     assert len(data) > 4000
     (tmp_path / "picture.svg").write_text(text)
-    alone = visit((tmp_path / "picture.svg").as_uri())  # a program of its own can open it
+    alone = visit((tmp_path / "picture.svg").as_uri())  # it can be opened on its own
     assert alone.page.locator("svg text").count() > 3
     assert alone.complaints == []
     assert seen.complaints == []
@@ -405,7 +405,7 @@ def test_the_matrix_as_svg_has_every_weight(visit, sentence, example):
 
 
 def test_in_a_notebook_s_frame(visit, tmp_path, example):
-    """As JupyterLab, VS Code and Colab show it: a frame without an origin of its own."""
+    """As in JupyterLab, VS Code and Colab: a sandboxed frame without an origin."""
     (tmp_path / "notebook.html").write_text(f"<!doctype html>{example.trace._repr_html_()}")
     seen = visit((tmp_path / "notebook.html").as_uri())
     frame = seen.page.frame_locator("iframe")
@@ -418,7 +418,7 @@ def test_in_a_notebook_s_frame(visit, tmp_path, example):
     assert [url for url in seen.requests if not url.startswith("about:")] == []
 
 
-def test_a_damaged_file_says_so(visit, sentence, tmp_path):
+def test_a_damaged_file_is_reported(visit, sentence, tmp_path):
     text = sentence.read_text()
     broken = tmp_path / "broken.html"
     broken.write_text(re.sub(r'(id="layer-0">.{20})', r"\1AAAA", text))
@@ -427,7 +427,7 @@ def test_a_damaged_file_says_so(visit, sentence, tmp_path):
 
 
 def test_how_long_it_takes(visit, folder, capsys):
-    """Reported, not judged: 12 × 12 heads at 64 tokens here; the slow test has 256."""
+    """Times are reported, not asserted: 12 × 12 heads with 64 tokens; 256 in the slow test."""
     print(json.dumps(_times(visit, folder, 64)))
 
 

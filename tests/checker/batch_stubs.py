@@ -4,13 +4,13 @@ import os
 import time
 from pathlib import Path
 
+from clearhead.checker import runner
 from clearhead.checker.report import Finding, Report
-from clearhead.cli import check
 
 
 def mark(folder: Path, **options: object) -> int:
     """Mark a folder with the stand-in below."""
-    return check.check(str(folder), check.Options(**options), judge=judge)
+    return runner.check(str(folder), runner.Options(**options), judge=judge)
 
 
 def judge(source: str, file: str, only: str | None, adapter: str | None) -> list[Report]:

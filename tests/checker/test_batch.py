@@ -11,13 +11,12 @@ import pytest
 from batch_stubs import mark
 
 from clearhead import cli
-from clearhead.checker import batch, page
+from clearhead.checker import batch, page, runner
 from clearhead.checker.marks import HEAD, Marks, Row
 from clearhead.checker.notebooks import find_cell, read_notebook
 from clearhead.checker.policy import _KEYS as POLICY_KEYS
 from clearhead.checker.policy import Policy
 from clearhead.checker.report import Finding, Report
-from clearhead.cli import check
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -96,7 +95,7 @@ def test_without_a_terminal_lines_say_how_far_it_is(classroom, tmp_path, capsys)
     mark(classroom, csv=tmp_path / "marks.csv")
     lines = capsys.readouterr().err.splitlines()
     assert lines[:-1] == [f"{n} of 7 checked" for n in range(1, 8)]
-    advance = check._count(200)
+    advance = runner._count(200)
     for _ in range(200):
         advance()
     lines = capsys.readouterr().err.splitlines()
@@ -197,7 +196,7 @@ def test_an_interruption_without_a_csv_says_that_nothing_is_kept(classroom, monk
     def stop(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(check, "_show", stop)
+    monkeypatch.setattr(runner, "_show", stop)
     assert mark(classroom) == 130
     assert "Stopped: 0 of 7 checked. Nothing is kept: with --csv FILE" in capsys.readouterr().err
 
@@ -273,7 +272,7 @@ def test_a_notebook_is_read(tmp_path, capsys):
         seen.append(source)
         return [Report(file, only, "correct")]
 
-    assert check.check(f"{path}:A", check.Options(), judge=judge) == 0
+    assert runner.check(f"{path}:A", runner.Options(), judge=judge) == 0
     assert "class A:\n    pass" in seen[0]
     assert "Title" not in seen[0]
     assert capsys.readouterr().out.startswith("Correct: ")
@@ -419,7 +418,7 @@ def test_the_page_is_one_file_and_escaped():
 
 def run(monkeypatch, *words: str) -> int:
     monkeypatch.setattr(batch, "check_text", batch_stubs.judge)
-    monkeypatch.setattr(check.check, "__kwdefaults__", {"judge": batch_stubs.judge})
+    monkeypatch.setattr(runner.check, "__kwdefaults__", {"judge": batch_stubs.judge})
     with pytest.raises(SystemExit) as end:
         cli.main(["check", *words])
     return int(end.value.code or 0)
@@ -532,7 +531,7 @@ def test_what_is_not_contained_is_said_before_anything_runs(classroom, monkeypat
 
     monkeypatch.setattr(batch, "check_text", judge)
     monkeypatch.setattr(batch, "containment", lambda: "Limited. Not contained: the network.")
-    assert check.check(str(classroom / "ada.py"), check.Options(), judge=judge) == 0
+    assert runner.check(str(classroom / "ada.py"), runner.Options(), judge=judge) == 0
 
 
 WRONG = """
@@ -592,7 +591,7 @@ def test_help_needs_no_torch():
     program = (
         "import sys\nfrom clearhead.cli import main\n"
         "try:\n    main(['check', '--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
-        "import clearhead.cli.check\n"
+        "import clearhead.checker.runner\n"
         "assert not {'torch', 'numpy'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)

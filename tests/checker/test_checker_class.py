@@ -21,8 +21,8 @@ from checker_beyond import BEYOND, UNUSUAL
 from checker_cases import PLANTED, planted
 from checker_right import RIGHT
 
+from clearhead.checker import runner
 from clearhead.checker.words import default_severity
-from clearhead.cli import check
 
 STUDENTS = 200
 STRANGERS = sorted((Path(__file__).parent / "submissions").glob("[0-9]*.py"))
@@ -56,7 +56,7 @@ def write_class(folder: Path, students: int = STUDENTS) -> dict[str, str]:
 
 
 def mark(folder: Path, marks: Path) -> dict[str, dict[str, str]]:
-    check.check(str(folder), check.Options(csv=marks, jobs=2))
+    runner.check(str(folder), runner.Options(csv=marks, jobs=2))
     with marks.open(encoding="utf-8", newline="") as file:
         return {row["file"]: row for row in csv.DictReader(file)}
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from clearhead.checker import confine, sandbox, usage
-from clearhead.checker.isolate import Built, Failure, Isolated, Limits, Output
+from clearhead.checker.isolate import Built, Failure, Isolated, Output
+from clearhead.checker.limits import Limits
 
 QUICK = Limits(seconds=15, memory_mib=900, processes=24, file_mib=1)
 ROOT = os.geteuid() == 0

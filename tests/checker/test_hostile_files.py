@@ -15,14 +15,13 @@ import torch
 from batch_stubs import mark
 
 from clearhead import cli
-from clearhead.checker import answers, batch, page, usage
+from clearhead.checker import answers, batch, page, runner, usage
 from clearhead.checker.answers import Forged
 from clearhead.checker.diagnose import check_source
 from clearhead.checker.isolate import Failure, InProcess, Isolated
 from clearhead.checker.marks import HEAD, Marks, Row, guarded
 from clearhead.checker.names import _default_in, with_configs
 from clearhead.checker.report import Report
-from clearhead.cli import check
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -54,7 +53,7 @@ def test_a_pipe_and_a_file_of_a_terabyte_are_rows(tmp_path):
     assert rows["a.py"].note == "a.py: expected a file, got a pipe. It was not read."
     assert "1,099,511,627,776 bytes; the most is" in rows["b.py"].note
     with pytest.raises(ValueError, match="expected a file, got a pipe"):
-        check.check(str(tmp_path / "a.py"), check.Options(), judge=batch_stubs.judge)
+        runner.check(str(tmp_path / "a.py"), runner.Options(), judge=batch_stubs.judge)
 
 
 @pytest.fixture
@@ -272,7 +271,7 @@ class MyAttention(nn.Module):
 )
 def test_a_name_is_not_a_pattern(line):
     """A name of an attribute was read as a regular expression: it hung, or was none."""
-    with check._patient(Path("a.py"), 60):
+    with runner._patient(Path("a.py"), 60):
         (report,) = check_source(HONEST.replace("SET", line), "a.py")
     assert "wrong-scale" in [found.id for found in report.findings]
 
@@ -295,14 +294,16 @@ def test_one_file_has_the_patience_of_many(tmp_path, monkeypatch, capsys):
     file = tmp_path / "a.py"
     file.write_text("# hang\n", encoding="utf-8")
     before = signal.getsignal(signal.SIGALRM)
-    monkeypatch.setattr(check._patient.__wrapped__, "__defaults__", (0.5,))
+    monkeypatch.setattr(runner._patient.__wrapped__, "__defaults__", (0.5,))
     with pytest.raises(ValueError, match=r"a\.py: checking it took longer than 0\.5 s"):
-        check.check(str(file), check.Options(), judge=batch_stubs.judge)
+        runner.check(str(file), runner.Options(), judge=batch_stubs.judge)
     assert signal.getsignal(signal.SIGALRM) == before
     seen = []
     thread = threading.Thread(
         target=lambda: seen.append(
-            check.check(str(file), check.Options(), judge=lambda *_: [Report("a", "A", "correct")])
+            runner.check(
+                str(file), runner.Options(), judge=lambda *_: [Report("a", "A", "correct")]
+            )
         )
     )
     thread.start()  # no signals there: it runs all the same

@@ -24,10 +24,10 @@ from clearhead.checker.isolate import (
     Gradients,
     InProcess,
     Isolated,
-    Limits,
     Output,
     notebook_source,
 )
+from clearhead.checker.limits import Limits
 
 QUICK = Limits(seconds=15, memory_mib=900, processes=24, file_mib=1, output_kib=4)
 ROOT = os.geteuid() == 0

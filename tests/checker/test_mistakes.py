@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from plants import PLANTS as PLANTED
+from plants import Plant
 
 import clearhead
 from clearhead.checker.mistakes import MISTAKES, Mistake, find
-from clearhead.checker.plants import PLANTS as PLANTED
-from clearhead.checker.plants import Plant
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "clearhead"
 
 LADDER = ["tests/test_ladder.py"]
-MASKS = ["tests/test_masks.py"]
+MASKS = ["tests/masks/test_masks.py"]
 # Without the tests of memory and of many draws, which take long.
-KERNELS = ["tests/test_kernels.py", "-k", "not queries_by_keys and not right_share"]
-DRAWS = ["tests/test_kernels.py", "-k", "right_share"]
+KERNELS = ["tests/kernels/test_kernels.py", "-k", "not queries_by_keys and not right_share"]
+DRAWS = ["tests/kernels/test_kernels.py", "-k", "right_share"]
 # Without compilation and the errors' wording.
 ATTENTION = [
     "tests/test_attention.py",
@@ -119,10 +119,11 @@ def copy(tmp_path: Path) -> Path:
 PLANTS = [
     pytest.param(mistake, plant, id=f"{mistake.id}-in-{plant.module}-{number}")
     for mistake in MISTAKES
-    for number, plant in enumerate(mistake.plants)
+    for number, plant in enumerate(PLANTED.get(mistake.id, ()))
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mistake", "plant"), PLANTS)
 def test_planted_mistake_turns_the_suite_red(
     mistake: Mistake, plant: Plant, copy: Path, suite: Suite
@@ -141,6 +142,7 @@ def test_planted_mistake_turns_the_suite_red(
     ), seen
 
 
+@pytest.mark.slow
 def test_without_a_plant_the_suite_is_green(copy: Path, suite: Suite) -> None:
     """Else red would say nothing about the plants."""
     for tests in (LADDER, MASKS, KERNELS, DRAWS, ATTENTION):
@@ -154,7 +156,9 @@ def test_catalogue_is_in_order() -> None:
     assert set(PLANTED) <= set(ids)
     assert all(PLANTED.values())
     assert len(PLANTED) >= 28
-    fast = {m.id for m in MISTAKES for p in m.plants if p.module.split(".")[0] != "ladder"}
+    fast = {
+        id_ for id_, plants in PLANTED.items() for p in plants if p.module.split(".")[0] != "ladder"
+    }
     assert len(fast) >= 8
     for mistake in MISTAKES:
         assert re.fullmatch(r"[a-z]+(-[a-z]+)*", mistake.id)

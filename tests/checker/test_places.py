@@ -7,7 +7,7 @@ from checker_here import Here
 
 from clearhead.checker.diagnose import check_class, check_source
 from clearhead.checker.hints import Text, dropped_mask, locate, used_by
-from clearhead.checker.isolate import Limits
+from clearhead.checker.limits import Limits
 
 HEADS = """\
 import torch

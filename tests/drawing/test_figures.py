@@ -1,4 +1,4 @@
-"""Figures: labelled, the same bytes each time, and text is shown as it is."""
+"""Figures: labelled, reproducible byte for byte, with literal text."""
 
 import math
 import re
@@ -9,11 +9,10 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 import torch
-import view_cases
 
+import view_cases
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, trace
-from clearhead.drawing import figures, shade
-from clearhead.drawing.axes import Axis
+from clearhead.drawing import Axis, figures, shade
 from clearhead.drawing.html_page import Layer, Page, TooLarge
 from clearhead.watcher import showing
 
@@ -28,7 +27,7 @@ def six():
 
 
 def texts(path):
-    """All text of an SVG file, as a reader would find it."""
+    """All texts of an SVG file."""
     root = ET.fromstring(path.read_text(encoding="utf-8"))
     return ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
 
@@ -102,7 +101,7 @@ def test_many_heads_are_a_grid_with_one_scale(six, tmp_path):
     panels = [axes for axes in figure.axes if axes.get_title()]
     assert [axes.get_title() for axes in panels] == ["head 0", "head 1", "head 2"]
     assert len({mesh(axes).norm.vmax for axes in panels}) == 1
-    assert len(figure.axes) == 5  # 2 × 2 places and the colour bar
+    assert len(figure.axes) == 5  # 2 × 2 panels and the colour bar
     matplotlib.pyplot.close(figure)
     six.plot(head=[0, 2])
     assert len(matplotlib.pyplot.get_fignums()) == 1
@@ -115,7 +114,7 @@ def test_chosen_heads_have_their_numbers(six, tmp_path):
     six.select(heads=[2, 1]).save(tmp_path / "a.svg")
     assert [text for text in texts(tmp_path / "a.svg") if "head" in text] == ["head 2", "head 1"]
     page = six.select(heads=[2]).page()
-    figures.save(tmp_path / "b.svg", page)
+    figures.write(figures.page_figure(page), tmp_path / "b.svg")
     assert "head 2" in texts(tmp_path / "b.svg")
     assert six.select(heads=[2, 1]).plot(1).axes[0].get_title() == "head 1"
 
@@ -130,7 +129,7 @@ def test_axes_of_your_own(six):
     matplotlib.pyplot.close(figure)
 
 
-def test_what_is_there_no_head_or_sequence_of(six):
+def test_a_head_or_sequence_that_does_not_exist(six):
     with pytest.raises(IndexError, match="head: index 3 is out of range for 3"):
         six.plot(head=3)
     with pytest.raises(IndexError, match="batch: index 2 is out of range for 2"):
@@ -175,7 +174,7 @@ def test_many_tokens_have_numbers_instead_of_labels(tmp_path):
 
 
 def test_a_long_map_is_drawn_in_blocks_that_keep_what_is_thin():
-    """A column that is one token wide must not fall between the dots of a small picture."""
+    """A column that is one token wide must not disappear between the pixels of a small image."""
     m = view_cases.structured(1201, heads=2, head_dim=8)
     figure = m.plot(log=True)
     dots = figure.axes[1].images[0].get_array()
@@ -202,7 +201,7 @@ def test_many_vector_cells_become_images(tmp_path):
 
 
 def brightest(weights):
-    """As the page chooses it: a quarter of the rows have a stronger best."""
+    """As on the page: a quarter of the rows have a larger maximum."""
     bests = sorted(float(row[~row.isnan()].max()) for row in weights if (~row.isnan()).sum() > 1)
     return bests[int(0.75 * len(bests))]
 
@@ -212,7 +211,7 @@ def bar_of(figure):
 
 
 def test_a_long_map_is_not_dark():
-    """The first query gives its only key 1, and beside that all others were black."""
+    """The first query gives its only key a weight of 1, which made all others black."""
     torch.manual_seed(0)
     m = AttentionMap(torch.randn(1, 1, 150, 4), torch.randn(1, 1, 150, 4), Mask.causal())
     figure = m.plot(head=0)
@@ -238,11 +237,11 @@ def test_few_rows_have_colours_up_to_the_largest(six):
 
 
 def test_the_title_is_drawn(six, tmp_path):
-    """It was taken and thrown away."""
+    """It was accepted and ignored."""
     six.save(tmp_path / "a.svg", title="Costs $5 and $6")
     assert "Costs $5 and $6" in texts(tmp_path / "a.svg")
-    six.save(tmp_path / "a.SVG", title="Large letters", head=1)
-    assert {"Large letters", "head 1"} <= set(texts(tmp_path / "a.SVG"))
+    six.save(tmp_path / "a.SVG", title="Upper case", head=1)
+    assert {"Upper case", "head 1"} <= set(texts(tmp_path / "a.SVG"))
     six.save(tmp_path / "b.svg")
     assert "Attention map" not in texts(tmp_path / "b.svg")
     seen = Seen("Tiny")
@@ -256,7 +255,7 @@ def test_the_title_is_drawn(six, tmp_path):
 
 
 def test_a_figure_of_all_layers_has_any_length(tmp_path):
-    """It was refused as too large for a page, although a figure draws blocks."""
+    """It was refused as too large for a page, although figures have no limit."""
     torch.manual_seed(0)
     seen = Seen("Long")
     maps = [
@@ -270,7 +269,7 @@ def test_a_figure_of_all_layers_has_any_length(tmp_path):
     assert [text for text in found if text.startswith("h.")] == ["h.0 0", "h.0 1", "h.1 0", "h.1 1"]
     assert "share of attention" in " ".join(found)
     assert "6,000" in found
-    with pytest.raises(TooLarge, match="can be seen"):
+    with pytest.raises(TooLarge, match="too many for one page"):
         seen.save(tmp_path / "a.html")
 
 
@@ -318,7 +317,8 @@ def test_a_page_as_a_figure(tmp_path):
     weights = np.random.default_rng(0).random((3, 4, 5))
     rows, columns = tuple("abcd"), tuple("vwxyz")
     layers = [Layer(f"h.{i}", weights * (i + 1), None, rows, columns, ("",) * 3) for i in range(2)]
-    figures.save(tmp_path / "x.svg", Page("two layers", tuple(layers)))
+    made = figures.page_figure(Page("two layers", tuple(layers)))
+    figures.write(made, tmp_path / "x.svg")
     found = texts(tmp_path / "x.svg")
     titles = [text for text in found if re.match(r"h\.\d \d", text)]
     assert titles == [f"h.{layer} {head}" for layer in range(2) for head in range(3)]
@@ -326,9 +326,9 @@ def test_a_page_as_a_figure(tmp_path):
 
 @pytest.mark.parametrize("name", ["x", "x.jpg", "x.svg.gz"])
 def test_an_unknown_format(six, tmp_path, name):
-    with pytest.raises(ValueError, match="the end of the name decides the format"):
+    with pytest.raises(ValueError, match=r"expected a file name that ends in \.html, \.svg"):
         six.save(tmp_path / name)
-    with pytest.raises(ValueError, match=r"Try \.svg, \.png, \.pdf"):
+    with pytest.raises(ValueError, match=r"ends in \.svg, \.png, \.pdf(.|\n)*Try x.*\.svg"):
         figures.check_path(tmp_path / name)
 
 
@@ -346,7 +346,7 @@ def test_without_matplotlib(six, tmp_path, monkeypatch):
 
 
 def test_labels_must_fit():
-    with pytest.raises(ValueError, match="key: expected 3 labels, one a position, got 2"):
+    with pytest.raises(ValueError, match="key: expected 3 labels, one per position, got 2"):
         Axis("key", 3, ["a", "b"])
     with pytest.raises(ValueError, match="nothing to draw"):
         figures.figure([])

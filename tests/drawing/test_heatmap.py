@@ -1,22 +1,21 @@
-"""The map in the terminal: sized to the window, readable without colour."""
+"""Heatmaps in the terminal: they fit the window and are readable without colour."""
 
 import io
 
 import pytest
 import rich.console
 import torch
-import view_cases
 
+import view_cases
 from clearhead import AttentionMap, Mask, explainer
-from clearhead.drawing import console, plain, shade
-from clearhead.drawing.axes import Axis
+from clearhead.drawing import Axis, console, plain, shade
 from clearhead.drawing.heatmap import RAMP, Heatmap, blocks
 
 TOKENS = ["the", "cat", "sat"]
 
 
 def coloured(renderable, width=80, height=24):
-    """What a terminal with all colours gets, as lines of (text, style) pieces."""
+    """The output for a terminal with all colours, as lines of (text, style)."""
     screen = rich.console.Console(
         file=io.StringIO(),
         width=width,
@@ -91,7 +90,7 @@ def test_a_large_map_is_drawn_in_blocks():
     lines = plain(m.draw(1)).splitlines()
     rows = [line for line in lines if "·" in line and "hidden" not in line]
     first = [line.split()[-1][0] for line in rows[1:]]
-    assert set(first) == {"@"}  # everybody looks at the first token
+    assert set(first) == {"@"}  # every query attends to the first token
     assert lines[1].split()[0] == "0"
 
 

@@ -1,4 +1,4 @@
-"""Pages as files: what is packed into them comes out again, they stay small, and they are safe."""
+"""Pages as files: their data can be read back, they stay small, and they are safe."""
 
 import base64
 import hashlib
@@ -15,26 +15,26 @@ import page_cases
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, ShapeError, drawing, trace
 from clearhead.cli import main
 from clearhead.drawing import html_page as page_module
+from clearhead.drawing.file_formats import save
 from clearhead.drawing.html_page import Layer, Page, TooLarge
-from clearhead.drawing.saving import save
 from clearhead.maps import page_layers
 from clearhead.maps.axis_labels import axis_labels
 
 
 def blocks(text):
-    """What is said about the data, and the binary blocks, unpacked."""
+    """The description of the data, and the unpacked binary blocks."""
     about = json.loads(re.search(r'id="about">(.*?)</script>', text)[1])
     found = re.findall(r'<script type="application/octet-stream" id="(.*?)">(.*?)</script>', text)
     return about, {name: zlib.decompress(base64.b64decode(data)) for name, data in found}
 
 
 def numbers(data, size):
-    """Numbers whose bytes stand apart, as the page puts them together."""
+    """Numbers from separated bytes, as the page reads them."""
     return np.frombuffer(data, np.uint8).reshape(size, -1).T.copy().view(f"<f{size}").ravel()
 
 
 def unpack(text):
-    """The weights of every layer as the page reads them: NaN where hidden."""
+    """The weights of every layer as the page reads them, NaN if hidden."""
     about, data = blocks(text)
     layers = []
     for i, layer in enumerate(about["layers"]):
@@ -130,17 +130,17 @@ def test_a_page_too_large_names_the_command_that_is_not(monkeypatch):
 
 
 def test_the_limit_is_about_what_can_be_seen():
-    """The message spoke of 33,554,432 weights, and a causal map of 64,000,000 was written."""
+    """A causal map of 64,000,000 weights can be saved, because half of them are hidden."""
     q, k = torch.zeros(2, 1, 1, 8000, 1)
     page_layers.check_size([AttentionMap(q, k, Mask.causal()).lazy_scores], 0)
     tensor = torch.ones(8000, 8000, dtype=torch.bool).tril()
     page_layers.check_size([AttentionMap(q, k, Mask.custom(tensor)).lazy_scores], 0)
     small = AttentionMap(q[:, :, :5000], k[:, :, :5000])
     page_layers.check_size([small.lazy_scores], 0)
-    told = r"64,000,000 weights are too many for one page. It holds 33,554,432 that can be seen, "
-    told += r"and 67,108,864 with those that are hidden"
+    message = r"64,000,000 weights are too many for one page. It can hold 33,554,432 visible "
+    message += r"weights, or 67,108,864 including hidden ones"
     for m in (AttentionMap(q, k), AttentionMap(q, k, Mask.causal() | Mask.window(1, 3000))):
-        with pytest.raises(TooLarge, match=told):
+        with pytest.raises(TooLarge, match=message):
             m.page()
     seen = Seen()
     seen.add("a", small)
@@ -162,7 +162,7 @@ def test_a_layer_whose_parts_do_not_fit_is_refused():
 
 
 def test_the_words_are_those_of_the_table_of_heads():
-    """A page measures from the weights what `Seen.heads` streams; both say the same."""
+    """A page measures the stored weights, and `Seen.heads` streams them; the results agree."""
     seen, tokens = page_cases.model(), page_cases.words(40)
     known = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
     table = seen.heads(torch.tensor([[known[token] for token in tokens]]))
@@ -174,7 +174,7 @@ def test_the_words_are_those_of_the_table_of_heads():
         assert found == pytest.approx([getattr(row, name) for row in table.rows], abs=1e-5)
 
 
-def test_the_words_leave_filling_out_as_the_table_does():
+def test_the_words_ignore_padding_as_the_table_does():
     torch.manual_seed(0)
     mask = Mask.causal() & Mask.padding([9], "right")
     seen = Seen()
@@ -213,7 +213,7 @@ def test_labels():
 
 
 def test_the_calls_of_generation_become_one_map():
-    """A cache grows by a row a call; together they are the causal map of the whole text."""
+    """With a cache, each call adds one row; together they are the causal map of the text."""
     q, k = torch.randn(2, 1, 2, 7, 5)
     seen = Seen("m")
     seen.add("h", AttentionMap(q[:, :, :4], k[:, :, :4], Mask.causal()))
@@ -241,9 +241,9 @@ def test_the_steps_carry_the_numbers_of_the_trace():
     made = page_cases.everything()
     about, data = blocks(made.page().html())
     flat = numbers(data["walk"], 4)
-    for name, place in about["walk"]["tensors"].items():
-        strides = [4 * stride for stride in place["strides"]]
-        array = np.lib.stride_tricks.as_strided(flat[place["offset"] :], place["shape"], strides)
+    for name, view in about["walk"]["tensors"].items():
+        strides = [4 * stride for stride in view["strides"]]
+        array = np.lib.stride_tricks.as_strided(flat[view["offset"] :], view["shape"], strides)
         np.testing.assert_array_equal(array, made[name][0].numpy(), err_msg=name)
     assert {"x", "queries", "keys_rotated", "values_repeated", "output"} <= {
         *about["walk"]["tensors"]
@@ -254,12 +254,12 @@ def test_the_steps_carry_the_numbers_of_the_trace():
 
 
 def test_what_shares_memory_is_stored_once():
-    """Splitting and transposing move nothing, so their numbers stand in the file once."""
+    """Splitting and transposing copy nothing, so the file has these numbers once."""
     made = page_cases.sentence().trace
     about, data = blocks(made.page().html())
-    places = about["walk"]["tensors"]
-    assert places["queries"]["offset"] == places["queries_split"]["offset"]
-    assert places["queries"]["offset"] == places["queries_heads"]["offset"]
+    views = about["walk"]["tensors"]
+    assert views["queries"]["offset"] == views["queries_split"]["offset"]
+    assert views["queries"]["offset"] == views["queries_heads"]["offset"]
     assert len(data["walk"]) == 4 * 6 * 8 * 7  # x, Q, K, V, context_heads, context_vec, output
 
 
@@ -268,9 +268,9 @@ def test_a_trace_in_float64_and_one_whose_input_is_expanded():
     module = MultiHeadAttention(4, 4, 8, 0.0, 2).double()
     made = trace(module, x)
     about, data = blocks(made.page().html())
-    flat, place = numbers(data["walk"], 4), about["walk"]["tensors"]["x"]
-    strides = [4 * stride for stride in place["strides"]]
-    array = np.lib.stride_tricks.as_strided(flat[place["offset"] :], place["shape"], strides)
+    flat, view = numbers(data["walk"], 4), about["walk"]["tensors"]["x"]
+    strides = [4 * stride for stride in view["strides"]]
+    array = np.lib.stride_tricks.as_strided(flat[view["offset"] :], view["shape"], strides)
     np.testing.assert_allclose(array, x[0].numpy(), rtol=1e-6)
 
 
@@ -317,13 +317,13 @@ def test_the_end_of_the_name_decides(tmp_path):
     assert list(Seen.load(tmp_path / "x.safetensors")) == seen.layers
     assert (tmp_path / "x.html").read_bytes().startswith(b"<!doctype html>")
     for thing in (a_map(), page_cases.sentence().trace):
-        with pytest.raises(ValueError, match=r"'\.gif' is none(.|\n)*\.html, \.svg(.|\n)*x\.html"):
+        with pytest.raises(ValueError, match=r"\.html, \.svg(.|\n)*got '\.gif'(.|\n)*x\.html"):
             thing.save(tmp_path / "x.gif")
-        with pytest.raises(
-            ValueError, match=r"'\.safetensors' is none|a single map cannot be saved"
-        ):
+        with pytest.raises(ValueError, match=r"got '\.safetensors'|a single map cannot"):
             thing.save(tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match="'no end' is none"):
+    with pytest.raises(
+        ValueError, match=r"\.safetensors, \.html, \.svg, \.png, \.pdf, got 'no suffix'"
+    ):
         seen.save(tmp_path / "x")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         seen.save(tmp_path / "none" / "x.html")
@@ -383,11 +383,11 @@ def test_explain_writes_a_page(tmp_path, capsys):
     assert about["title"] == "the cat sat on the mat"
     assert about["start"] == {"view": "steps", "query": 2}
     assert about["notes"][0].startswith("Untrained, random weights (seed 123)")
-    for wrong, said in ((file / "x.html", "there is no folder"), (tmp_path / "x.doc", "'.doc'")):
+    for wrong, message in ((file / "x.html", "there is no folder"), (tmp_path / "x.doc", "'.doc'")):
         with pytest.raises(SystemExit) as done:
             main(["explain", "a b", "--untrained", "-o", str(wrong)])
         assert done.value.code == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["explain", "a b", "--untrained", "--json", "--step", "4c", "-o", str(file)])
     found = capsys.readouterr()
@@ -397,7 +397,7 @@ def test_explain_writes_a_page(tmp_path, capsys):
 
 
 def test_explain_writes_its_json_to_the_file_and_nowhere_else(tmp_path, capsys):
-    """`--json -o a.html` printed the whole JSON, too, and `-o a.json` was refused."""
+    """With `-o a.json`, nothing is printed, with or without `--json`."""
     file = tmp_path / "cat.json"
     words = ["explain", "a b", "--untrained", "--step", "4c"]
     for each in ([], ["--json"]):

@@ -1,4 +1,4 @@
-"""Drawing: what a reader sees in a terminal, in a pipe and in a notebook."""
+"""Drawing in a terminal, in a pipe and in a notebook."""
 
 import io
 import re
@@ -16,7 +16,7 @@ HOSTILE = ["[red]", "[/]", "\x1b[31m", "a\nb", "\r", "\u202e", "\ud800", ":smile
 
 
 def colours(renderable, width=80):
-    """What a terminal with all colours receives."""
+    """The output for a terminal with all colours."""
     file = io.StringIO()
     Console(
         file=file, width=width, force_terminal=True, color_system="truecolor", _environ={}
@@ -105,7 +105,7 @@ def test_matrix_is_split_into_panels_that_fit():
         assert max(map(cell_len, lines)) <= width
         shown = re.findall(r"\d\.\d\d", "\n".join(lines))
         assert len(shown) == n * n  # no number is lost at the edge
-    assert len(lines) == n + 1  # one panel where there is room
+    assert len(lines) == n + 1  # one panel if there is room
 
 
 def test_matrix_says_what_is_left_out():
@@ -166,7 +166,7 @@ def test_hostile_labels_print_harmlessly(token):
         drawing.Flow("Tokens", [drawing.visible(token)]),
     )
     shown = drawing.plain(drawn)
-    # the head, the row, the table's two lines and the flow: nothing vanished, nothing broke a line
+    # The header, the row, two lines of the table and the flow: nothing vanished or broke a line.
     assert len(shown.splitlines()) == 5
     assert shown.count(drawing.visible(token)) == 4
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e\ud800]", shown)
@@ -183,7 +183,7 @@ def test_html_is_escaped_and_coloured(monkeypatch):
 
 
 def test_a_narrow_window_leaves_out_columns_and_cuts_no_number():
-    """At 50 columns the heads' numbers were cut in two: "0.2…"."""
+    """At 50 columns, numbers were cut: "0.2…"."""
     rows = [["0", "first token", "1.25", "0.99"], ["10", "all", "12.50", "0.01"]]
     made = drawing.FittingTable(
         ["head", "looks at", "entropy", "same"],

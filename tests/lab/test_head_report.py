@@ -471,7 +471,7 @@ def test_the_command_measures_a_folder(run, gpt2_folder):
     [
         (["--relations", "the cat"], "--relations brings its own sentences"),
         (["the cat", "--out", "x.svg"], "it goes with --relations"),
-        (["--relations", "--out", "x.jpeg"], "'.jpeg' is none that a figure can have"),
+        (["--relations", "--out", "x.jpeg"], "got '.jpeg'"),
         (["--relations", "--out", "none/x.svg"], "there is no folder none"),
         (["--model", "none"], "Give one text"),
         (["--model", "none", "--relations"], "there is no such folder"),

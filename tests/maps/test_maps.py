@@ -1,6 +1,7 @@
 """AttentionMap: every weight and every statistic against the dense weights that it never builds."""
 
 import math
+import os
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Rope, ShapeError
 from clearhead.kernels import KERNELS, tile_loop
+from clearhead.maps import free_memory, statistics
 
 BATCH, HEADS = 2, 6
 
@@ -195,6 +197,39 @@ def test_dense_refuses_with_the_numbers_and_alternatives():
         small.dense(budget=10)
 
 
+def no_sysconf(patch):
+    patch.delattr(os, "sysconf")  # Windows
+
+
+def no_such_name(patch):
+    def sysconf(name):  # macOS
+        raise ValueError("unrecognized configuration name")
+
+    patch.setattr(os, "sysconf", sysconf)
+
+
+@pytest.mark.parametrize("remove", [no_sysconf, no_such_name])
+def test_dense_works_where_the_free_memory_is_unknown(remove, monkeypatch):
+    assert free_memory(torch.device("cpu")) > 0
+    remove(monkeypatch)
+    assert free_memory(torch.device("cpu")) is None
+    q = torch.randn(1, 1, 1, 8).expand(1, 1, 20_000, 8)
+    small, large = AttentionMap(q[:, :, :4], q[:, :, :4]), AttentionMap(q, q)
+    torch.testing.assert_close(small.dense(), torch.full((1, 1, 4, 4), 0.25))
+    torch.testing.assert_close(small.dense(budget=64), small.dense())
+    with pytest.raises(MemoryError, match=r"more than the 1.0 GiB allowed \(free memory unknown\)"):
+        large.dense()
+
+
+def test_a_budget_does_not_ask_for_the_free_memory(monkeypatch):
+    def asked(device):
+        raise AssertionError
+
+    monkeypatch.setattr("clearhead.maps.attention_map.free_memory", asked)
+    q = torch.randn(1, 1, 4, 8)
+    assert AttentionMap(q, q).dense(budget=2**20).shape == (1, 1, 4, 4)
+
+
 def test_index_errors_name_the_axis():
     m = AttentionMap(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4))
     with pytest.raises(IndexError, match="queries: index 3 is out of range for 3"):
@@ -352,6 +387,52 @@ def test_what_triton_cannot_do_is_left_to_torch(monkeypatch):
     ):
         assert tile_loop.triton_arguments(m.lazy_scores) is None
         assert m.entropy().isfinite().all()
+
+
+def test_a_statistic_is_added_in_one_place(monkeypatch):
+    monkeypatch.setattr(statistics, "STATISTICS", dict(statistics.STATISTICS))
+
+    class LargestOfKey(statistics.Statistic, name="largest_of_key"):
+        """The largest weight on each key, times a factor."""
+
+        def __init__(self, layout, argument):
+            super().__init__(layout, argument)
+            self.factor, self.found = argument, layout.zeros(layout.shape[3])
+
+        def add(self, tile):
+            here = self.found[tile.b, tile.heads, tile.cols]
+            torch.maximum(here, tile.weights.amax(1), out=here)
+
+        def result(self):
+            return self.factor * self.found
+
+    q = torch.randn(2, 3, 19, 4)
+    m = AttentionMap(q, q, Mask.causal())
+    found = m.summary(largest_of_key=2.0, entropy=True)
+    close(found.others["largest_of_key"], 2 * m.dense().amax(2))
+    close(found.entropy, entropy(m.dense()))
+    assert repr(found) == "Summary(entropy, largest_of_key)"
+    with pytest.raises(TypeError, match="expected names of entropy, .*, got 'no_such_statistic'"):
+        m.summary(no_such_statistic=True)
+
+
+@given(maps(dtypes=(torch.float64,), self_attention=True))
+def test_statistics_of_dense_weights_are_those_of_the_map(case):
+    """Pages compute them from weights that exist already."""
+    m, weights = case
+    keys = m.shape[3]
+    ids = torch.randint(4, (BATCH, keys), generator=torch.Generator().manual_seed(keys))
+    for b in range(BATCH):
+        asked = {"entropy": True, "received": True, "distance": True, "sink": 0, "previous": True}
+        asked |= {"same_token": ids[b : b + 1], "induction": ids[b : b + 1]}
+        start = m.first_positions[b]
+        actual = statistics.summarise_dense(weights[b], start, asked)
+        one = m.select(batch=b)
+        one.normalise()
+        expected = statistics.summarise(one.lazy_scores, [start], asked)
+        for name in asked:
+            a, e = getattr(actual, name), getattr(expected, name)
+            close(*(a, e) if name != "distance" else (a.mean, e.mean))
 
 
 def test_progress_is_told_to_the_end():

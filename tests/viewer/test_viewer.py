@@ -1,7 +1,6 @@
-"""The viewer's server: exact at every zoom, bounded, and closed to everybody else."""
+"""The server of the viewer: exact at every zoom level, limited in memory, and private."""
 
 import http.client
-import json
 import os
 import re
 import signal
@@ -19,19 +18,19 @@ import httpx
 import numpy as np
 import pytest
 import torch
-import view_cases
 
 import clearhead
+import view_cases
 from clearhead import GPT2, GPT2_CONFIGS, AttentionMap, Mask, Seen, ShapeError, cli, viewer
-from clearhead.viewer import jobs, routes, server, tile_grid
-from clearhead.viewer.jobs import Kept, Place, Work
+from clearhead.viewer import jobs, routes, server, tile_pyramid
+from clearhead.viewer.jobs import HeadIndex, SizedCache, Worker
 from clearhead.viewer.token_labels import Labels
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 class Client:
-    """Asks a running viewer as its own page does."""
+    """Sends requests to a running viewer, as its own page does."""
 
     def __init__(self, page):
         parts = urlsplit(page.url)
@@ -44,7 +43,7 @@ class Client:
         return self.http.get(f"/api/{path}", params=parameters)
 
     def wait(self, layer=0, batch=0, head=0, seconds=30.0):
-        """Until this head can be looked at."""
+        """Wait until this head is ready."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             answer = self("state", layer=layer, batch=batch, head=head).json()
@@ -54,10 +53,10 @@ class Client:
         raise TimeoutError(answer)
 
     def raw(self, line, **headers):
-        """Status of a request as it is written here, with nothing tidied up."""
+        """The status of a raw request, sent exactly as given."""
         with socket.create_connection(("127.0.0.1", self.page.port), timeout=10) as s:
-            told = "".join(f"{k.replace('_', '-')}: {v}\r\n" for k, v in headers.items())
-            s.sendall(f"{line} HTTP/1.1\r\n{told}Connection: close\r\n\r\n".encode("latin-1"))
+            given = "".join(f"{k.replace('_', '-')}: {v}\r\n" for k, v in headers.items())
+            s.sendall(f"{line} HTTP/1.1\r\n{given}Connection: close\r\n\r\n".encode("latin-1"))
             return int(s.makefile("rb").readline().split()[1])
 
 
@@ -77,11 +76,11 @@ def client(tokens):
         client.http.close()
 
 
-# Grids: the same attention at every zoom.
+# Grids: the same attention at every zoom level.
 
 
 def dense_shares(weights, rows, cols):
-    """What a grid of these sizes must hold, from all weights."""
+    """The expected cells of a grid, computed from all weights."""
     queries, keys = weights.shape
     by_row = torch.arange(queries) * rows // queries
     by_col = torch.arange(keys) * cols // keys
@@ -109,12 +108,12 @@ MASKS = {
 @pytest.mark.parametrize("overview", [53, 311, 4096])
 @pytest.mark.parametrize("queries", [311, 89])
 def test_every_grid_holds_the_same_attention(mask, overview, queries, monkeypatch):
-    monkeypatch.setattr(tile_grid, "_OVERVIEW", overview)
-    monkeypatch.setattr(tile_grid, "TILE", 64)
+    monkeypatch.setattr(tile_pyramid, "_OVERVIEW", overview)
+    monkeypatch.setattr(tile_pyramid, "TILE", 64)
     q, k = torch.randn(1, 4, queries, 5).double(), torch.randn(1, 2, 311, 5).double()
     one = AttentionMap(q, k, MASKS[mask]).select(heads=3)
     weights = one[0, 0]
-    pyramid = tile_grid.Pyramid(one)
+    pyramid = tile_pyramid.Pyramid(one)
     assert (pyramid.grids[-1].rows, pyramid.grids[-1].cols) == (queries, 311)
     assert max(pyramid.grids[0].rows, pyramid.grids[0].cols) <= 64
     base = next(grid for grid in pyramid.grids if grid.halvings == 0)
@@ -127,8 +126,8 @@ def test_every_grid_holds_the_same_attention(mask, overview, queries, monkeypatc
         else:
             rows, cols = dense_shares_halved(weights, base, grid.halvings)
             expected = weights.new_zeros(grid.rows, grid.cols)
-            place = rows[:, None].expand(-1, 311), cols.expand(queries, -1)
-            expected.index_put_(place, weights, accumulate=True)
+            index = rows[:, None].expand(-1, 311), cols.expand(queries, -1)
+            expected.index_put_(index, weights, accumulate=True)
             expected /= torch.bincount(rows, minlength=grid.rows)[:, None]
         torch.testing.assert_close(found.nan_to_num(0.0).double(), expected, rtol=1e-5, atol=1e-7)
 
@@ -144,8 +143,8 @@ def dense_shares_halved(weights, base, halvings):
 
 @pytest.mark.parametrize("overview", [32, 2048])
 def test_hidden_cells_are_not_numbers(overview, monkeypatch):
-    monkeypatch.setattr(tile_grid, "_OVERVIEW", overview)
-    pyramid = tile_grid.Pyramid(view_cases.structured(97, heads=1, head_dim=8))
+    monkeypatch.setattr(tile_pyramid, "_OVERVIEW", overview)
+    pyramid = tile_pyramid.Pyramid(view_cases.structured(97, heads=1, head_dim=8))
     exact = stitched(pyramid, len(pyramid.grids) - 1)
     assert torch.equal(exact.isnan(), torch.ones(97, 97).triu(1).bool())
 
@@ -154,23 +153,23 @@ def test_hidden_cells_are_not_numbers(overview, monkeypatch):
     ("queries", "keys"), [(1, 1), (1, 70001), (1000, 32768), (32768, 32768), (2**20, 2**20)]
 )
 def test_grids_of_any_size(queries, keys):
-    found = tile_grid.grids(queries, keys)
+    found = tile_pyramid.grids(queries, keys)
     assert (found[-1].rows, found[-1].cols) == (queries, keys)
     assert found[0].tiles() == (1, 1)
     base = next(grid for grid in found if grid.halvings == 0)
     assert base.rows * base.cols <= 4096**2
     for grid in found:
-        # What is computed while somebody waits is never more than 2,048 tokens each way.
+        # A tile that is computed on demand covers at most 2,048 tokens per side.
         if grid.halvings < 0:
-            assert max(queries / grid.rows, keys / grid.cols) * tile_grid.TILE <= 2048
+            assert max(queries / grid.rows, keys / grid.cols) * tile_pyramid.TILE <= 2048
 
 
 def test_a_bias_is_part_of_every_grid(monkeypatch):
-    monkeypatch.setattr(tile_grid, "_OVERVIEW", 32)
+    monkeypatch.setattr(tile_pyramid, "_OVERVIEW", 32)
     bias = torch.randn(1, 1, 101, 101)
     bias[0, 0, :, 60:] = torch.finfo(torch.float32).min
     one = AttentionMap(torch.randn(1, 1, 101, 6), torch.randn(1, 1, 101, 6), bias=bias)
-    pyramid = tile_grid.Pyramid(one)
+    pyramid = tile_pyramid.Pyramid(one)
     for level, grid in enumerate(pyramid.grids):
         found = stitched(pyramid, level)
         expected = dense_shares(one[0, 0], grid.rows, grid.cols)
@@ -180,18 +179,18 @@ def test_a_bias_is_part_of_every_grid(monkeypatch):
 
 def test_strongest_keys():
     one = view_cases.structured(331, heads=3).select(heads=2)
-    keys, weights = tile_grid.strongest(one, 317, 12)
+    keys, weights = tile_pyramid.strongest(one, 317, 12)
     best = one[0, 0, 317].topk(12)
     assert keys == best.indices.tolist()
     assert weights == best.values.tolist()
-    assert sorted(tile_grid.strongest(one, 2, 12)[0]) == [0, 1, 2]
+    assert sorted(tile_pyramid.strongest(one, 2, 12)[0]) == [0, 1, 2]
 
 
-# Work: one thing after the other, and never too much of it kept.
+# The worker: one job after another, with limited memory.
 
 
-def test_what_is_kept_has_a_limit():
-    kept = Kept(limit=100)
+def test_the_cache_has_a_limit_in_bytes():
+    kept = SizedCache(limit=100)
     for name in range(20):
         kept.put(name, np.zeros(3))  # 24 bytes
         kept.get(0)
@@ -212,28 +211,28 @@ def wait_for(condition, seconds=20.0):
         time.sleep(0.005)
 
 
-def test_work_does_what_is_wanted_then_the_rest_of_the_layer():
+def test_the_worker_computes_the_wanted_head_then_the_rest_of_the_layer():
     seen = view_cases.seen(61, 2, heads=3, head_dim=8)
-    done = Work({name: seen[name] for name in seen.layers})
-    done.want(Place(1, 0, 2))
+    done = Worker({name: seen[name] for name in seen.layers})
+    done.want(HeadIndex(1, 0, 2))
     order = []
-    done.on_progress = lambda now: now and order.append((now.place, now.what))
+    done.on_progress = lambda now: now and order.append((now.head, now.what))
     done.start()
     wait_for(lambda: len(done.scores) == 3)
     done.stop()
     order = list(dict.fromkeys(order))
     heads = [2, 0, 1]
     assert order == [
-        *((Place(1, 0, head), "picture") for head in heads),
-        *((Place(1, 0, head), "scores") for head in heads),
+        *((HeadIndex(1, 0, head), "picture") for head in heads),
+        *((HeadIndex(1, 0, head), "scores") for head in heads),
     ]
     table = seen.heads()
     for head in range(3):
         row = next(r for r in table.rows if (r.layer, r.head) == ("h.1.attn", head))
-        assert done.scores[Place(1, 0, head)]["entropy"] == pytest.approx(row.entropy, rel=1e-4)
+        assert done.scores[HeadIndex(1, 0, head)]["entropy"] == pytest.approx(row.entropy, rel=1e-4)
 
 
-def test_something_else_that_is_wanted_ends_what_is_done(monkeypatch):
+def test_another_wanted_head_cancels_the_current_job(monkeypatch):
     seen = view_cases.seen(61, 2, heads=2, head_dim=8)
     begun = threading.Event()
 
@@ -247,20 +246,20 @@ def test_something_else_that_is_wanted_ends_what_is_done(monkeypatch):
             report(0.5)
 
     monkeypatch.setattr(jobs, "Pyramid", Slow)
-    done = Work({name: seen[name] for name in seen.layers})
+    done = Worker({name: seen[name] for name in seen.layers})
     done.start()
     begun.wait(10)
-    done.want(Place(1, 0, 1))
-    wait_for(lambda: Place(1, 0, 1) in done.pyramids)
-    assert Place(0, 0, 0) not in done.pyramids
+    done.want(HeadIndex(1, 0, 1))
+    wait_for(lambda: HeadIndex(1, 0, 1) in done.pyramids)
+    assert HeadIndex(0, 0, 0) not in done.pyramids
     done.stop()
 
 
 def test_tiles_come_first():
-    """While somebody waits for a tile, the walk over maps stands still."""
-    done = Work({"map": view_cases.structured(61, heads=1, head_dim=8)})
+    """While a tile is computed, the worker pauses."""
+    done = Worker({"map": view_cases.structured(61, heads=1, head_dim=8)})
     shares = []
-    with done.hurry():
+    with done.paused():
         done.on_progress = lambda now: shares.append(now)
         done.start()
         wait_for(lambda: shares)
@@ -271,7 +270,7 @@ def test_tiles_come_first():
     done.stop()
 
 
-def test_a_map_that_fails_is_said_and_does_no_harm(monkeypatch):
+def test_a_map_that_cannot_be_computed_is_reported(monkeypatch):
     class Broken:
         def __init__(self, one, report):
             raise RuntimeError("no memory for <b>this</b>")
@@ -299,7 +298,7 @@ def test_labels_are_found():
     assert Labels([["a", "b"] * 50]).find(0, "a", most=3) == ([0, 2, 4], 50)
 
 
-# The answers.
+# The API.
 
 
 def test_about(client):
@@ -318,14 +317,14 @@ def test_a_tile_is_the_weights(client):
     shape = int(answer.headers["x-rows"]), int(answer.headers["x-cols"])
     assert shape == (397 - 256, 256)
     found = np.frombuffer(answer.content, "<f4").reshape(shape)
-    m = client.page.work.maps[1]
+    m = client.page.worker.maps[1]
     np.testing.assert_allclose(found, m[0, 2, 256:, :256].numpy(), rtol=1e-5)
 
 
 def test_a_row_and_its_labels(client, tokens):
     client.wait(0, 0, 1)
     found = client("row", layer=0, batch=0, head=1, query=390, count=5).json()
-    best = client.page.work.maps[0][0, 1, 390].topk(5)
+    best = client.page.worker.maps[0][0, 1, 390].topk(5)
     assert found["keys"] == best.indices.tolist()
     assert found["weights"] == pytest.approx(best.values.tolist())
     assert found["labels"] == ["␣" + tokens[key][1:] for key in found["keys"]]
@@ -336,8 +335,8 @@ def test_tokens_and_search(client, tokens):
         "␣" + token[1:] for token in tokens[390:]
     ]
     found = client("search", batch=0, text="cat").json()
-    assert found["places"] == [i for i, token in enumerate(tokens) if token == " cat"]
-    assert found["count"] == len(found["places"])
+    assert found["matches"] == [i for i, token in enumerate(tokens) if token == " cat"]
+    assert found["count"] == len(found["matches"])
 
 
 def test_scores_come_with_ids(client):
@@ -358,7 +357,7 @@ def test_chosen_heads_keep_their_numbers():
     assert [head["number"] for head in state["heads"]] == [3, 1]
 
 
-def test_not_ready_yet_says_how_far_it_is(monkeypatch):
+def test_a_tile_that_is_not_ready_reports_the_progress(monkeypatch):
     halfway = threading.Event()
 
     class Slow:
@@ -372,7 +371,7 @@ def test_not_ready_yet_says_how_far_it_is(monkeypatch):
     one = view_cases.structured(31, heads=1, head_dim=8)
     with clearhead.view(one, browser=False, wait=False) as page:
         client = Client(page)
-        wait_for(lambda: page.work.progress and page.work.progress.share == 0.5)
+        wait_for(lambda: page.worker.progress and page.worker.progress.share == 0.5)
         answer = client("tile", layer=0, batch=0, head=0, level=0, row=0, col=0)
         assert answer.status_code == 202
         assert answer.json()["progress"] == {
@@ -401,7 +400,7 @@ def test_the_page_forbids_everything_but_itself(client):
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert answer.headers["cache-control"] == "no-store"
     assert "server" not in answer.headers
-    # Nothing is loaded from anywhere, and no style or handler stands in an attribute.
+    # Nothing is loaded, and no attribute contains a style or a handler.
     assert not re.search(r"(src|href)=(?!\"data:,\")", answer.text.split("<script")[0])
     assert not re.search(r"<[^>]* (on\w+|style)=", answer.text.split("<script")[0])
 
@@ -435,7 +434,7 @@ HOST = "127.0.0.1:{port}"
         ),
     ],
 )
-def test_strangers_are_refused(client, line, headers):
+def test_requests_from_elsewhere_are_refused(client, line, headers):
     names = {"port": client.page.port, "token": client.token}
     headers = {key.replace("-", "_"): value.format(**names) for key, value in headers.items()}
     assert client.raw(line.format(**names), **headers, x_clearhead_token=client.token) == 403
@@ -445,33 +444,33 @@ def test_two_hosts_or_none_are_refused(client):
     host = HOST.format(port=client.page.port)
     assert client.raw("GET /api/about", x_clearhead_token=client.token) in (400, 403)
     with socket.create_connection(("127.0.0.1", client.page.port), timeout=10) as s:
-        told = f"Host: {host}\r\nHost: evil.example\r\nx-clearhead-token: {client.token}\r\n"
-        s.sendall(f"GET /api/about HTTP/1.1\r\n{told}Connection: close\r\n\r\n".encode())
+        given = f"Host: {host}\r\nHost: evil.example\r\nx-clearhead-token: {client.token}\r\n"
+        s.sendall(f"GET /api/about HTTP/1.1\r\n{given}Connection: close\r\n\r\n".encode())
         assert int(s.makefile("rb").readline().split()[1]) in (400, 403)
 
 
 def test_its_own_page_is_not_refused(client):
     for name in ("127.0.0.1", "localhost"):
         host = f"{name}:{client.page.port}"
-        told = {"Host": host, "Origin": f"http://{host}", "Sec_Fetch_Site": "same-origin"}
-        assert client.raw("GET /api/about", **told, x_clearhead_token=client.token) == 200
+        given = {"Host": host, "Origin": f"http://{host}", "Sec_Fetch_Site": "same-origin"}
+        assert client.raw("GET /api/about", **given, x_clearhead_token=client.token) == 200
 
 
 def test_a_link_may_be_followed_from_anywhere(client):
-    told = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "document"}
+    given = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Dest": "document"}
     host = HOST.format(port=client.page.port)
-    assert client.raw(f"GET /?token={client.token}", Host=host, **told) == 200
-    assert client.raw("GET /?token=wrong", Host=host, **told) == 403
+    assert client.raw(f"GET /?token={client.token}", Host=host, **given) == 200
+    assert client.raw("GET /?token=wrong", Host=host, **given) == 403
 
 
 def test_many_fields_are_no_token(client):
-    """A traceback and status 500, for everybody."""
+    """They caused a traceback and status 500."""
     host = HOST.format(port=client.page.port)
     assert client.raw(f"GET /?{'a=1&' * 70}", Host=host) == 403
 
 
 def test_requests_that_never_end_do_not_keep_the_owner_out(client, monkeypatch):
-    """A few hundred of them took all connections, for as long as they liked."""
+    """A few hundred of them used up all connections."""
     monkeypatch.setattr(server, "_MOST_SECONDS", 0.5)
     address = ("127.0.0.1", client.page.port)
     held = [socket.create_connection(address, timeout=10) for _ in range(300)]
@@ -479,7 +478,7 @@ def test_requests_that_never_end_do_not_keep_the_owner_out(client, monkeypatch):
         for number, each in enumerate(held):
             if number % 3:
                 each.sendall(b"GET / HTTP/1.1\r\nHost: ")
-        for _ in range(4):  # a byte now and then gives no more time
+        for _ in range(4):  # another byte does not extend the time
             time.sleep(0.1)
             held[1].sendall(b"x")
         assert [each.recv(1) for each in held] == [b""] * 300
@@ -511,7 +510,7 @@ def test_the_token_is_needed(client, token):
 
 
 def test_the_token_is_long_and_new_each_time(client):
-    with clearhead.view(client.page.work.maps[0], browser=False, wait=False) as other:
+    with clearhead.view(client.page.worker.maps[0], browser=False, wait=False) as other:
         assert len(client.token) >= 32
         assert client.token not in other.url
 
@@ -592,7 +591,7 @@ def test_hostile_text_comes_back_as_text(client):
     for text in ("</script><script>alert(1)</script>", "\x00", "\u202e", "{{7*7}}", "%s%n"):
         answer = client("search", batch=0, text=text)
         assert answer.headers["content-type"] == "application/json"
-        assert answer.json() == {"places": [], "count": 0}
+        assert answer.json() == {"matches": [], "count": 0}
 
 
 def test_it_listens_on_this_machine_only(client):
@@ -605,7 +604,7 @@ def test_it_listens_on_this_machine_only(client):
             socket.create_connection((address, client.page.port), timeout=1)
 
 
-# Many at once.
+# Many requests at once.
 
 
 def resident() -> int:
@@ -615,9 +614,9 @@ def resident() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc to read memory from")
 def test_fifty_at_once_do_not_grow(monkeypatch):
-    """Fifty requests at a time, of tiles that are computed anew; memory stays where it was."""
+    """Fifty requests at a time for tiles that are computed anew: memory does not grow."""
     monkeypatch.setattr(routes, "_TILE_BYTES", 2**22)
-    monkeypatch.setattr(tile_grid, "_OVERVIEW", 512)
+    monkeypatch.setattr(tile_pyramid, "_OVERVIEW", 512)
     one = view_cases.structured(4096, heads=1, head_dim=16)
     with clearhead.view(one, browser=False, wait=False) as page:
         client = Client(page)
@@ -656,8 +655,8 @@ def test_too_many_are_told_to_come_back(monkeypatch):
     with clearhead.view(one, browser=False, wait=False) as page:
         client = Client(page)
         client.wait()
-        tile = page.work.pyramids.get(Place(0, 0, 0)).tile
-        page.work.pyramids.get(Place(0, 0, 0)).tile = lambda *a: (go_on.wait(10), tile(*a))[1]
+        tile = page.worker.pyramids.get(HeadIndex(0, 0, 0)).tile
+        page.worker.pyramids.get(HeadIndex(0, 0, 0)).tile = lambda *a: (go_on.wait(10), tile(*a))[1]
         parameters = GOOD | {"level": 0}
         with ThreadPoolExecutor(12) as pool:
             asked = [pool.submit(client, "tile", **parameters) for _ in range(12)]
@@ -674,7 +673,7 @@ def test_too_many_are_told_to_come_back(monkeypatch):
 
 
 def test_what_cannot_be_viewed():
-    with pytest.raises(TypeError, match="expected what watch"):
+    with pytest.raises(TypeError, match="expected a Seen from watch"):
         clearhead.view([1, 2])
     with pytest.raises(ValueError, match="No attention was seen yet"):
         clearhead.view(Seen())
@@ -707,7 +706,7 @@ def test_several_sequences_have_their_own_labels():
         client.wait(0, 1, 1)
         level = len(client("about").json()["layers"][0]["grids"]) - 1
         answer = client("tile", layer=0, batch=1, head=1, level=level, row=0, col=0)
-        expected = page.work.maps[0][1, 1].numpy()
+        expected = page.worker.maps[0][1, 1].numpy()
         np.testing.assert_allclose(np.frombuffer(answer.content, "<f4"), expected.ravel(), 1e-5)
         assert client("tokens", batch=1, start=0, count=1).json()["tokens"] == ["b0"]
         client.http.close()
@@ -763,12 +762,12 @@ def test_the_command_watches_a_checkpoint(folder, tmp_path, monkeypatch, capsys)
     assert asked["tokens"] == (["the", "cat", "sat", "on", "a", "mat"] * 20)[:64]
     assert asked["ids"].shape == (1, 64)
     assert (asked["port"], asked["browser"]) == (7, False)
-    said = "has 120 tokens and the model takes 64: the first 64 are used."
-    assert said in capsys.readouterr().err
+    note = "has 120 tokens, but the model supports 64: only the first 64 are used."
+    assert note in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_a_real_process():
-    """It says where it listens, answers, ends on Ctrl-C in the middle of work, frees the port."""
+    """It prints its URL, answers, stops on Ctrl-C in the middle of a job, and frees the port."""
     script = "import clearhead, view_cases; clearhead.view(view_cases.structured(16384, 2, 16))"
     process = subprocess.Popen(
         [sys.executable, "-c", script],
@@ -776,14 +775,14 @@ def test_ctrl_c_ends_a_real_process():
         stderr=subprocess.PIPE,
         text=True,
         env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)},
-        # As in a terminal: who runs the tests in the background has it ignored.
+        # As in a terminal: a shell ignores the signal for processes in the background.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         line = process.stdout.readline()
-        url = re.fullmatch(r"Look at (http://127\.0\.0\.1:(\d+)/\?token=(\S+))\n", line)
+        url = re.fullmatch(r"Open (http://127\.0\.0\.1:(\d+)/\?token=(\S+))\n", line)
         assert url, line + process.stderr.read()
-        assert process.stdout.readline() == "Stop with Ctrl-C.\n"
+        assert process.stdout.readline() == "Press Ctrl-C to stop.\n"
         assert httpx.get(url[1]).status_code == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
@@ -818,36 +817,19 @@ def test_errors_of_the_command(tmp_path, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-def test_a_long_map_is_normalised_in_steps_that_can_be_stopped(monkeypatch):
-    monkeypatch.setattr(tile_grid, "_LONG", 50)
+def test_a_long_map_is_normalised_in_steps_that_can_be_cancelled(monkeypatch):
+    monkeypatch.setattr(tile_pyramid, "_LONG", 50)
     monkeypatch.setattr("clearhead.maps.exact_weights._STEP", 1500)
     one = view_cases.structured(97, heads=1, head_dim=8)
     expected = view_cases.structured(97, heads=1, head_dim=8).lse
     shares = []
-    tile_grid.Pyramid(one, shares.append)
+    tile_pyramid.Pyramid(one, shares.append)
     torch.testing.assert_close(one.lse, expected)
     assert shares[:3] == [0, 15 / 97, 30 / 97]
 
 
-def test_the_benchmark_measures_and_checks(tmp_path, capsys):
-    sizes = ["--tokens", "2500", "--heads", "2", "--head-dim", "8", "--tiles", "20"]
-    with pytest.raises(SystemExit) as end:
-        cli.main(["bench", "view", *sizes, "--out", str(tmp_path / "view.json")])
-    assert end.value.code == 0
-    found = json.loads((tmp_path / "view.json").read_text(encoding="utf-8"))
-    assert found == json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found["schema"] == 1
-    assert found["gap"] < 1e-4
-    assert found["versions"]["starlette"]
-    assert 0 < found["first_picture_s"] <= found["all_pictures_s"]
-    for way in ("while_walking", "one_by_one", "three_at_a_time"):
-        times = found[f"tiles_{way}_ms"]
-        assert times["tiles"] == 20
-        assert 0 < times["median"] <= times["p95"] <= times["largest"]
-
-
 def test_a_gpt2_folder_needs_no_tokenizer(tmp_path, monkeypatch):
-    """`view` refused what `save_pretrained` writes; the other commands took it."""
+    """`view` refused a folder written by `save_pretrained`; the other commands accepted it."""
     tiny = {**GPT2_CONFIGS["gpt2-small"], "d_model": 12, "num_heads": 3, "num_layers": 1}
     GPT2(tiny).save_pretrained(tmp_path / "tiny")
     (tmp_path / "text.txt").write_text("the cat sat", encoding="utf-8")
@@ -861,8 +843,8 @@ def test_a_gpt2_folder_needs_no_tokenizer(tmp_path, monkeypatch):
     assert len(shown["seen"].layers) == 1
 
 
-def test_the_model_in_the_box_and_one_of_train_are_viewed(tmp_path, monkeypatch):
-    shipped = resources.files("clearhead.lab") / "data" / "model.safetensors"
+def test_the_shipped_model_and_one_from_train_are_viewed(tmp_path, monkeypatch):
+    shipped = resources.files("clearhead.models") / "grammar" / "model.safetensors"
     (tmp_path / "seed-0").mkdir()
     (tmp_path / "seed-0" / "model.safetensors").write_bytes(shipped.read_bytes())
     (tmp_path / "text.txt").write_text("The cat sat. the blue cat", encoding="utf-8")

@@ -1278,8 +1278,10 @@ def test_what_a_head_does_in_words():
     first[:, 0] = 1
     assert heads_of(eye.roll(-1, 1)).rows[0].looks_at == "previous token 1.00"
     assert heads_of(0.9 * first + 0.1 * eye).rows[0].looks_at == "first token 0.91"
-    assert heads_of(torch.full((8, 8), 1 / 8)).rows[0].looks_at == "spreads over about 8 tokens, 3 positions away"
-    assert heads_of(eye).rows[0].looks_at == "1 token, 0 away"
+    even = heads_of(torch.full((8, 8), 1 / 8)).rows[0]
+    assert even.looks_at == "spreads over about 8 tokens, 3 positions away"
+    own = heads_of(eye).rows[0]
+    assert own.looks_at == "spreads over about 1 token, 0 positions away"
     ids = torch.tensor([[1, 2, 3, 4, 1, 2, 3, 4]])
     copying = eye.roll(-4, 1)
     assert heads_of(copying, ids).rows[0].looks_at == "same token 1.00"

@@ -1,6 +1,6 @@
 """check(): is this attention right, and if not, which mistake is it?
 
-A stranger's class is built, given random weights and run. If a right form of attention reproduces
+A submitted class is built, given random weights and run. If a right form of attention reproduces
 its output, it is right; if a known mistake does, or two or three together, that is the diagnosis.
 
     choosing                             which classes of a file are attention
@@ -10,13 +10,14 @@ its output, it is right; if a known mistake does, or two or three together, that
     simulator, options, search, norms    attention with a switch for each way to go wrong
     recovering, terms                    attention weights from outside: what is added to scores
     probes, extras, loud, hints          what is seen from outside, in errors and in the source
+    mistakes, unlisted                   the catalogue, and what is not in it
     uses, lengths, filling, cached       other uses: long texts, filled-up ones, a cache
     learning, effects, crossed           training, what a call leaves behind, crossed arguments
     diagnose, naming, words, case        from all that to findings
-    isolate, sandbox, confine, child, leaves, answers    a stranger's file, in its own process
+    isolate, sandbox, confine, limits    a submission in its own process, and what it may use
+    child, leaves, answers               what that process does and answers
     notebooks, skeletons                 cells as one source; an adapter written from a signature
-    report, batch, marks, policy, summary, page, app    what students and teachers see
-    mistakes, unlisted, plants           the catalogue, what is not in it; plants for our own code
+    report, batch, marks, policy, summary, page, runner    what students and teachers see
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 def check(subject: type[nn.Module] | nn.Module) -> Report:
     """Whether an attention class is right, and if not, which mistake it makes.
 
-    The class runs in this process: for files of strangers use `clearhead check FILE`.
+    The class runs in this process: for files that others wrote, use `clearhead check FILE`.
 
     Args:
         subject: Your own class, or a module built from it.

@@ -37,9 +37,10 @@ from clearhead.checker.choosing import (
 from clearhead.checker.feeding import ANGLES, POLARITIES
 from clearhead.checker.functions import Wrapped, wrapped
 from clearhead.checker.hints import Text, hints_of, text_of
-from clearhead.checker.isolate import ClassInfo, Failure, InProcess, Isolated, Limits
+from clearhead.checker.isolate import ClassInfo, Failure, InProcess, Isolated
 from clearhead.checker.layouts import Candidate, candidates
 from clearhead.checker.lengths import SPARSE
+from clearhead.checker.limits import Limits
 from clearhead.checker.loud import misspelled
 from clearhead.checker.names import with_configs
 from clearhead.checker.naming import is_causal, judge_bias, name_mistakes, question_of_causality

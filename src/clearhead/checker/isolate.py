@@ -31,7 +31,6 @@ from clearhead.checker.answers import (
     ClassInfo,
     Failure,
     Gradients,
-    Limits,
     Output,
     Parameter,
     clean,
@@ -44,6 +43,7 @@ from clearhead.checker.answers import (
     read_output,
 )
 from clearhead.checker.child import Header, Known, Tensors, Worker, pack, plain_tensor
+from clearhead.checker.limits import Limits
 from clearhead.checker.notebooks import notebook_source
 from clearhead.checker.sandbox import START_SECONDS, Process, choose_way, contained_by
 
@@ -54,7 +54,6 @@ __all__ = [
     "Gradients",
     "InProcess",
     "Isolated",
-    "Limits",
     "Output",
     "Parameter",
     "Submission",

@@ -1,15 +1,11 @@
 """The catalogue of mistakes that people make in attention code. Each id is stable.
 
-Many of them are also planted in our own code, in plants.py, to prove that our tests can fail.
-
 >>> find("missing-scale").fix
 'Divide the scores by head_dim ** 0.5 before the softmax.'
 """
 
 from dataclasses import dataclass
 from typing import Literal
-
-from clearhead.checker.plants import PLANTS, Plant
 
 Severity = Literal["wrong", "compat", "edge"]
 
@@ -33,11 +29,6 @@ class Mistake:
     fix: str
     severity: Severity
     symptom: str
-
-    @property
-    def plants(self) -> tuple[Plant, ...]:
-        """Where the mistake is planted in our own code; empty if our code has no place for it."""
-        return PLANTS.get(self.id, ())
 
 
 def find(id: str) -> Mistake:

@@ -26,8 +26,9 @@ import numpy
 import safetensors
 import torch
 
-from clearhead.checker.answers import Failure, Limits, clean
+from clearhead.checker.answers import Failure, clean
 from clearhead.checker.child import FRAME, MAGIC, MAX_JSON, MAX_TENSORS
+from clearhead.checker.limits import Limits
 from clearhead.checker.usage import (
     descendants,
     folder_prefix,

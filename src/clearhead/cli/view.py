@@ -1,4 +1,4 @@
-"""`clearhead view`: the command line. Importing this file imports no torch."""
+"""`clearhead view`. Importing this file does not import torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ EXAMPLE = "clearhead view --text sentence.txt"
 
 
 def view(
-    text: Annotated[Path, typer.Option(metavar="FILE", help="Read the text from a file.")],
+    text: Annotated[Path, typer.Option(metavar="FILE", help="The file with the text.")],
     model: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="A local Hugging Face checkpoint, with its tokenizer, or what `clearhead train` "
-            "wrote. [default: the small trained model that comes with Clearhead]",
+            help="A folder with a Hugging Face checkpoint and its tokenizer, or one written by "
+            "`clearhead train`. [default: the small trained model that comes with Clearhead]",
             show_default=False,
         ),
     ] = None,
@@ -28,18 +28,18 @@ def view(
             metavar="N",
             min=0,
             max=65535,
-            help="The port to listen on. [default: a free one]",
+            help="The port to listen on. [default: a free port]",
             show_default=False,
         ),
     ] = 0,
     browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open the browser.")
+        bool, typer.Option("--browser/--no-browser", help="Whether to open the browser.")
     ] = True,
 ) -> None:
     """Zoom into the attention of a model, however long the text is.
 
-    Serves a page on this machine only, until Ctrl-C. To look from another machine:
-    --port 8123 here, and ssh -L 8123:127.0.0.1:8123 there.
+    Serves a page to this machine only, until Ctrl-C. To see it from another machine, use
+    --port 8123 here and run ssh -L 8123:127.0.0.1:8123 there.
     """
     try:
         given = text.read_text(encoding="utf-8")
@@ -66,12 +66,12 @@ def view(
         seen = see(loaded.model, ids, name=loaded.name)
     if ids.shape[1] < tokens:
         print(
-            f"Note: {text} has {tokens:,} tokens and the model takes {ids.shape[1]:,}: "
-            f"the first {ids.shape[1]:,} are used.",
+            f"Note: {text} has {tokens:,} tokens, but the model supports {ids.shape[1]:,}: "
+            f"only the first {ids.shape[1]:,} are used.",
             file=sys.stderr,
         )
     labels = loaded.tokens(ids)
-    del loaded  # the maps have all they need
+    del loaded  # frees the model; the maps do not need it
     try:
         viewer.view(seen, tokens=labels, ids=ids, port=port, browser=browser)
     except ImportError as error:

@@ -1,10 +1,11 @@
-r"""Arrays and labels -> terminal, figures, pages. Nothing here knows what the numbers mean.
+r"""Arrays and labels -> terminal, figures, HTML pages. Nothing here knows what the numbers mean.
 
-What cannot be shown harmlessly is shown as an escape (`\x1b`, `\n`). For the terminal, arrays come
-from torch or numpy, and neither is imported; pages and figures take numpy's.
+Untrusted text is made harmless: control characters become escapes (`\x1b`, `\n`). Start reading in
+`terminal`, `figures` or `html_page`; all colours are in `palette`, and `file_formats` writes files.
+The terminal takes arrays of torch or numpy and imports neither; pages and figures take numpy's.
 """
 
-from clearhead.drawing.palette import VIRIDIS, shade, text_on
+from clearhead.drawing.palette import shade, text_on
 from clearhead.drawing.terminal import (
     FittingTable,
     Flow,
@@ -18,6 +19,7 @@ from clearhead.drawing.terminal import (
 from clearhead.drawing.text_format import (
     HIDDEN,
     Array,
+    Axis,
     excerpt,
     guarded,
     harmless,
@@ -29,8 +31,8 @@ from clearhead.drawing.text_format import (
 
 __all__ = [
     "HIDDEN",
-    "VIRIDIS",
     "Array",
+    "Axis",
     "FittingTable",
     "Flow",
     "Indent",

@@ -1,7 +1,7 @@
-r"""Arrays and labels -> figures for papers, through matplotlib: vector, labelled, reproducible.
+r"""Arrays and labels -> figures for papers, drawn with matplotlib: vector, labelled, reproducible.
 
-The same array gives the same file, byte for byte: no dates, no random names inside. Labels are
-shown as they are (`$x$` is no formula), and what has no glyph is shown as an escape (`\u4e2d`).
+The same array gives the same file, byte for byte: no dates and no random names. Labels are
+literal (`$x$` is not a formula), and a character without a glyph becomes an escape (`\u4e2d`).
 matplotlib is imported when the first figure is drawn.
 """
 
@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clearhead.atomic_files import beside, check_place
-from clearhead.drawing.axes import Axis
-from clearhead.drawing.palette import VIRIDIS, text_on
-from clearhead.drawing.saving import FIGURES
-from clearhead.drawing.text_format import number, shorten, visible
+from clearhead.drawing.palette import DECADES, MANY_ROWS, VIRIDIS, text_on
+from clearhead.drawing.text_format import Axis, escaped, number, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,16 +25,16 @@ if TYPE_CHECKING:
 
     from clearhead.drawing.html_page import Page
 
-_FEW = 10  # so many rows and columns at most: the number is written into each cell
-_LABELS = 64  # more positions than these have numbers instead of labels; in a grid fewer
+SUFFIXES = (".svg", ".png", ".pdf")
+
+_FEW = 10  # up to this many rows and columns, each cell shows its number
+_LABELS = 64  # with more positions than this, an axis has numbers instead of labels
 _LABELS_IN_GRID = 16
 _LABEL_WIDTH = 16
-_VECTOR_SIDE = 64  # larger arrays are stored as an image, and so are many panels
+_VECTOR_SIDE = 64  # larger arrays, and many panels, are stored as images
 _VECTOR_CELLS = 20_000
-_IMAGE_SIDE = 768  # dots of such an image at least: viewers that blur it do little harm then
-_MANY_ROWS = 32  # up to so many the brightest colour is that of the largest number
-_DECADES = 4  # how far down the logarithmic colours go
-# Tried in this order for what the first one has no glyph for.
+_IMAGE_SIDE = 768  # minimum pixels of such an image, because some viewers blur small ones
+# Tried in this order when the first has no glyph for a character.
 _FONTS = (
     "DejaVu Sans",
     "Noto Sans CJK SC",
@@ -57,7 +55,7 @@ _STYLE: dict[str, Any] = {
     "axes.titlepad": 4.0,
     "font.size": 8.0,
     "hatch.linewidth": 0.5,
-    "pdf.fonttype": 42,  # letters stay letters: they can be searched, and edited
+    "pdf.fonttype": 42,  # text stays text, so that it can be searched and edited
     "svg.fonttype": "none",
     "svg.hashsalt": "clearhead",
     "text.usetex": False,
@@ -80,8 +78,8 @@ class Panel:
         values: The numbers, rows × columns.
         rows: What the rows are.
         columns: What the columns are.
-        hidden: True where the cell is hatched instead; None = nowhere. NaN is hatched, too.
-        title: What stands above it.
+        hidden: True for cells to hatch instead; None for none. NaN is always hatched.
+        title: The title of the panel.
     """
 
     values: Any
@@ -100,25 +98,25 @@ def figure(
     show: bool = False,
     title: str = "",
 ) -> Figure:
-    """A figure of these panels: one alone, or several as a grid with one scale of colours.
+    """A figure of one panel, or of several in a grid with a shared colour scale.
 
-    Of many rows the brightest colour is that of a number which a quarter of the rows exceed, as on
-    a page; the colour bar says so.
+    With many rows, the scale ends at a value that a quarter of the rows exceed, as on a page (see
+    `palette.MANY_ROWS`). The colour bar says so.
 
     Args:
         panels: What to draw, row by row.
-        wide: How many panels stand side by side; about as many as one below the other if None.
+        wide: Panels per row; by default the grid is about as wide as high.
         legend: What the colours mean.
-        log: Logarithmic colours.
-        show: Whether pyplot knows of it, so that notebooks and `plt.show()` show it.
-        title: What stands above all of it.
+        log: Use a logarithmic colour scale.
+        show: Register the figure with pyplot, so that notebooks and `plt.show()` show it.
+        title: The title of the figure.
     """
     _need_matplotlib()
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     if not panels:
-        raise ValueError("There is nothing to draw: no panels were given.")
+        raise ValueError("panels: expected at least one, got none: there is nothing to draw.")
     wide = wide or (4 if 6 < len(panels) <= 16 else math.ceil(math.sqrt(len(panels))))
     high = math.ceil(len(panels) / wide)
     width, height = _size(panels, wide)
@@ -132,19 +130,19 @@ def figure(
         made.set_layout_engine("constrained")
         grid = made.subplots(high, wide, squeeze=False)
         top, vector = _top(panels), sum(_shown(each).size for each in panels) <= _VECTOR_CELLS
-        dots = _IMAGE_SIDE if len(panels) <= 16 else _IMAGE_SIDE // 2  # small and many: memory
+        dots = _IMAGE_SIDE if len(panels) <= 16 else _IMAGE_SIDE // 2  # to limit the memory
         image: Any = None
-        for place, axes in enumerate(grid.flat):
-            if place >= len(panels):
+        for index, axes in enumerate(grid.flat):
+            if index >= len(panels):
                 axes.set_axis_off()
                 continue
             alone = len(panels) == 1
             look: dict[str, Any] = {"alone": alone, "vector": vector, "dots": dots}
-            image = draw(axes, panels[place], top=top, log=log, **look)
-            if len(panels) > 1:  # labels at the outer sides only: the eye needs them once
+            image = draw(axes, panels[index], top=top, log=log, **look)
+            if len(panels) > 1:  # labels on the outer sides only
                 axes.set(xlabel="", ylabel="")
-                axes.tick_params(labelleft=place % wide == 0)
-                axes.tick_params(labelbottom=place + wide >= len(panels))
+                axes.tick_params(labelleft=index % wide == 0)
+                axes.tick_params(labelbottom=index + wide >= len(panels))
         if len(panels) > 1:
             made.supxlabel(panels[0].columns.title, fontsize=8, parse_math=False)
             made.supylabel(panels[0].rows.title, fontsize=8, parse_math=False)
@@ -158,8 +156,8 @@ def figure(
         )
         bar.outline.set_linewidth(0.5)
         bar.ax.tick_params(length=2, width=0.5)
-        said = [legend, f"brightest at {top:.2g} and more" if more else ""]
-        bar.set_label(", ".join(filter(None, said)), parse_math=False)
+        parts = [legend, f"brightest at {top:.2g} and more" if more else ""]
+        bar.set_label(", ".join(filter(None, parts)), parse_math=False)
         if title:
             made.suptitle(_with_glyphs(visible(title)), fontsize=10, parse_math=False)
     return made
@@ -175,16 +173,19 @@ def draw(
     vector: bool = True,
     dots: int = _IMAGE_SIDE,
 ) -> Any:
-    """Draw one panel into the axes of a figure; gives what a colour bar needs.
+    """Draw one panel into the axes of a figure.
 
     Args:
         axes: Where to draw.
         panel: What to draw.
-        top: The value of the brightest colour; chosen as `figure` does if None.
-        log: Logarithmic colours.
-        alone: Whether there is room for many labels, and for numbers in few cells.
-        vector: Whether each cell of a small array is a shape of its own.
-        dots: How many dots an image has on a side, at least.
+        top: The value of the brightest colour; by default chosen as in `figure`.
+        log: Use a logarithmic colour scale.
+        alone: Whether there is room for many labels, and for numbers in the cells.
+        vector: Draw each cell of a small array as a shape of its own.
+        dots: The minimum number of pixels per side, if the array is drawn as an image.
+
+    Returns:
+        What matplotlib needs to draw a colour bar.
     """
     _need_matplotlib()
     import numpy
@@ -194,10 +195,10 @@ def draw(
     rows, columns = panel.rows, panel.columns
     values = _shown(panel)
     top = _top([panel]) if top is None else top
-    norm = LogNorm(top / 10**_DECADES, top, clip=True) if log else Normalize(0.0, top, clip=True)
+    norm = LogNorm(top / 10**DECADES, top, clip=True) if log else Normalize(0.0, top, clip=True)
     points = [tuple(channel / 255 for channel in point) for point in VIRIDIS]
     colours = LinearSegmentedColormap.from_list("clearhead", points)
-    # What is hidden is not drawn, and the hatched ground shows.
+    # Hidden cells are not drawn, so the hatched background shows.
     ground = Rectangle((0, 0), columns.size, rows.size, facecolor="white", edgecolor="0.75")
     ground.set(hatch="/////", linewidth=0, zorder=0)
     axes.add_patch(ground)
@@ -214,7 +215,7 @@ def draw(
     axes.set(xlim=(0, columns.size), ylim=(rows.size, 0), aspect="equal")
     if max(rows.size, columns.size) > 8 * min(rows.size, columns.size):
         axes.set_aspect("auto")
-    for spine in axes.spines.values():  # below the cells: the first row and column may matter
+    for spine in axes.spines.values():  # below the cells, or it covers the first row and column
         spine.set(zorder=0.5, linewidth=1.0)
     _ticks(axes, columns, "x", alone=alone)
     _ticks(axes, rows, "y", alone=alone)
@@ -229,16 +230,12 @@ def draw(
     return image
 
 
-def save(
-    path: str | os.PathLike[str], page: Page, *, log: bool = False, title: str | None = None
-) -> None:
-    """Write what a page shows as a figure; the end of the name says as what.
+def page_figure(page: Page, *, title: str = "") -> Figure:
+    """A figure of the matrices of a page.
 
     Args:
-        path: The file: `.svg`, `.png` or `.pdf`.
-        page: Its layers become panels: one row per layer, or the heads of one as a grid.
-        log: Logarithmic colours.
-        title: What stands above all of it; nothing if None.
+        page: Its heads become panels: one row per layer, or a grid if there is only one layer.
+        title: The title of the figure.
     """
     several = len(page.layers) > 1
     panels = [
@@ -254,12 +251,11 @@ def save(
     ]
     alike = {len(layer.weights) for layer in page.layers}
     wide = alike.pop() if several and len(alike) == 1 else None
-    made = figure(panels, wide=wide, legend="attention weight", log=log, title=title or "")
-    write(made, path)
+    return figure(panels, wide=wide, legend="attention weight", title=title)
 
 
 def write(made: Figure, path: str | os.PathLike[str]) -> None:
-    """Write a figure; the same figure gives the same bytes."""
+    """Write a figure to an SVG, PNG or PDF file. The same figure gives the same bytes."""
     path = Path(path)
     check_path(path)
     import matplotlib as mpl
@@ -270,7 +266,7 @@ def write(made: Figure, path: str | os.PathLike[str]) -> None:
         ".png": {"Software": None},
     }
     kind = path.suffix.lower()
-    # In a vector file each cell is drawn over its border: else viewers show hairlines between them.
+    # In a vector file cells overlap their borders, or viewers show hairlines between them.
     border = {"edgecolor": "face", "linewidth": 0.5} if kind != ".png" else {}
     with beside(path) as whole, mpl.rc_context(_style()):
         for axes in made.axes:
@@ -279,23 +275,26 @@ def write(made: Figure, path: str | os.PathLike[str]) -> None:
         made.savefig(whole, dpi=300, format=kind[1:], metadata=dateless[kind], facecolor="white")
 
 
-def check_path(path: Path) -> None:
-    """Raise unless a figure can be written there."""
-    if path.suffix.lower() not in FIGURES:
+def check_path(path: Path, suffixes: Sequence[str] = SUFFIXES) -> None:
+    """Raise unless a figure, or a file with one of these suffixes, can be written there."""
+    if not path.name:
+        raise ValueError("The file name is empty.")
+    if path.suffix.lower() not in suffixes:
         raise ValueError(
-            f"{path}: the end of the name decides the format, and {path.suffix or 'no end'!r} is "
-            f"none that a figure can have.\n  Try {', '.join(FIGURES)}."
+            f"{path}: expected a file name that ends in {', '.join(suffixes)}, "
+            f"got {path.suffix or 'no suffix'!r}.\n"
+            f"  The suffix decides the format. Try {path.with_suffix(suffixes[0]).name}."
         )
     check_place(path)
 
 
 def _need_matplotlib() -> None:
     try:
-        import matplotlib  # noqa: F401  # whether it is there
+        import matplotlib  # noqa: F401  # only to see whether it is installed
     except ImportError:
         raise ImportError(
-            "Drawing a figure needs matplotlib, which is not installed.\n"
-            "  Install it: pip install 'clearhead[plot]'"
+            "Figures need matplotlib, which is not installed.\n"
+            "  Install it with: pip install 'clearhead[plot]'"
         ) from None
 
 
@@ -304,7 +303,7 @@ def _style() -> Any:
 
 
 def _size(panels: Sequence[Panel], wide: int) -> tuple[float, float]:
-    """Width and height of a panel in inches: what its labels need, within what a page can take."""
+    """Width and height of a panel in inches: enough for its labels, small enough for a page."""
     if len(panels) > 1:
         each = min(max(7.0 / wide, 0.7), 1.7)
         return each, each + 0.15
@@ -316,7 +315,7 @@ def _size(panels: Sequence[Panel], wide: int) -> tuple[float, float]:
 
 
 def _shown(panel: Panel) -> Any:
-    """The numbers, masked where they are hidden or none."""
+    """The numbers, masked where they are hidden or not finite."""
     import numpy
 
     values = numpy.ma.masked_invalid(numpy.asarray(panel.values, dtype=float))
@@ -326,21 +325,17 @@ def _shown(panel: Panel) -> Any:
 
 
 def _largest(panels: Sequence[Panel]) -> float:
-    """The largest number that is shown anywhere."""
+    """The largest number shown in any panel."""
     largest = [float(values.max()) for values in map(_shown, panels) if values.count()]
     return max(largest, default=1.0) or 1.0
 
 
 def _top(panels: Sequence[Panel]) -> float:
-    """The number of the brightest colour, chosen as a page does (grid.js).
-
-    A row with a single number has 1 there, and one with few has much in each: neither may make all
-    others dark. So of many rows it is such that a quarter of them have a larger number.
-    """
+    """The value of the brightest colour: see `palette.MANY_ROWS`, and `brightest` in grid.js."""
     tops = []
     for values in map(_shown, panels):
         bests = sorted(values[values.count(1) > 1].max(1).filled(0.0).tolist())
-        tops.append(bests[len(bests) * 3 // 4] if len(bests) > _MANY_ROWS else 0.0)
+        tops.append(bests[len(bests) * 3 // 4] if len(bests) > MANY_ROWS else 0.0)
         tops[-1] = tops[-1] or (float(values.max()) if values.count() else 0.0)
     return max(tops, default=0.0) or 1.0
 
@@ -352,10 +347,10 @@ def _ticks(axes: Axes, axis: Axis, side: Literal["x", "y"], *, alone: bool) -> N
     one = axes.xaxis if side == "x" else axes.yaxis
     one.set_label_text(axis.title, parse_math=False)
     if axis.labels is not None and axis.size <= (_LABELS if alone else _LABELS_IN_GRID):
-        places = [place + 0.5 for place in range(axis.size)]
+        centres = [position + 0.5 for position in range(axis.size)]
         labels = [_with_glyphs(shorten(label, _LABEL_WIDTH)) for label in axis.labels]
         size = (7.0 if axis.size <= 32 else 5.0) if alone else 5.0
-        one.set_ticks(places, labels, parse_math=False, fontsize=size)
+        one.set_ticks(centres, labels, parse_math=False, fontsize=size)
         axes.tick_params(axis=side, length=0)
         if side == "x":
             axes.tick_params(axis="x", rotation=90)
@@ -366,16 +361,16 @@ def _ticks(axes: Axes, axis: Axis, side: Literal["x", "y"], *, alone: bool) -> N
 
 @lru_cache(maxsize=1)
 def _families() -> tuple[str, ...]:
-    """The fonts of the list that are here; the first comes with matplotlib."""
+    """The fonts of the list that are installed. The first comes with matplotlib."""
     from matplotlib import font_manager
 
-    here = {font.name for font in font_manager.fontManager.ttflist}
-    return tuple(name for name in _FONTS if name in here)
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    return tuple(name for name in _FONTS if name in installed)
 
 
 @lru_cache(maxsize=1)
 def _glyphs() -> frozenset[int]:
-    """What these fonts can draw."""
+    """The characters that these fonts can draw."""
     from matplotlib import font_manager
 
     found: set[int] = set()
@@ -387,6 +382,4 @@ def _glyphs() -> frozenset[int]:
 
 def _with_glyphs(label: str) -> str:
     known = _glyphs()
-    return "".join(
-        c if ord(c) in known else c.encode("unicode_escape").decode("ascii") for c in label
-    )
+    return "".join(c if ord(c) in known else escaped(c) for c in label)

@@ -1,7 +1,7 @@
-"""A coloured map for the terminal, as large as the window lets it be.
+"""A heatmap for the terminal, as large as the window allows.
 
-With few rows and columns every one has its label; with many, neighbours share a cell, and numbers
-stand at the sides. Without colour a cell is a character: the fuller, the larger the number.
+With few rows and columns, each has its label. With many, neighbours share a cell, and the sides
+show numbers. Without colour, a cell is a character: the denser, the larger the number.
 """
 
 from __future__ import annotations
@@ -16,27 +16,25 @@ from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
-from clearhead.drawing.axes import Axis
-from clearhead.drawing.palette import shade
-from clearhead.drawing.text_format import HIDDEN, number, shorten
+from clearhead.drawing.palette import DECADES, shade
+from clearhead.drawing.text_format import HIDDEN, Axis, number, shorten
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-# Numbers of `rows` × `columns` cells; None or NaN where a cell is hidden.
+# source(rows, columns) gives the numbers of that many cells; None or NaN for a hidden cell.
 Source = Callable[[int, int], Sequence[Sequence[float | None]]]
 
 RAMP = " .:-=+*#%@"
-_UPPER = "▀"  # its own colour above, the ground's colour below: two cells in one character
+_UPPER = "▀"  # foreground colour above, background colour below: two cells in one character
 _LABEL_WIDTH = 12
-_TOP_HEIGHT = 8  # letters of a label that is written downwards
+_TOP_HEIGHT = 8  # characters of a label that is written downwards
 _MOST_LABELLED = 40
 _MOST_LINES = 64
-_DECADES = 4  # how far down the logarithmic colours go
 
 
 class Heatmap:
-    """A map that asks for as many cells as the window has room for.
+    """A heatmap with as many cells as the window has room for.
 
     >>> from clearhead.drawing import plain
     >>> cells = [[1.0, None], [0.4, 0.6]]
@@ -50,11 +48,11 @@ class Heatmap:
     0.00 [ .:-=+*#%@] 1.00, · hidden
 
     Args:
-        source: Gives the numbers of so many rows and columns of cells.
+        source: Called with a number of rows and columns; returns the numbers of the cells.
         rows: What the rows are.
         columns: What the columns are.
-        title: What stands above it.
-        log: Logarithmic colours.
+        title: The title above the map.
+        log: Use a logarithmic colour scale.
     """
 
     def __init__(
@@ -81,8 +79,8 @@ class Heatmap:
         else:
             first = len(f"{self._rows.size:,}") + 2
             room = max(1, options.max_width - first)
-            # A character is twice as high as wide: two cells of a column share one, or, without
-            # colour, a cell is as wide as two.
+            # A character is twice as high as wide. In colour, two cells share one character;
+            # without colour, a cell takes two characters.
             high = min(self._rows.size, lines * 2 if coloured else lines)
             wide = min(self._columns.size, room, lines * 2)
             each = 2 if not coloured and wide <= min(high, room // 2) else 1
@@ -93,7 +91,7 @@ class Heatmap:
 
     def _range(self, cells: Sequence[Sequence[float | None]]) -> tuple[float, float]:
         top = max((value for row in cells for value in row if _shown(value)), default=0.0) or 1.0
-        return (top / 10**_DECADES if self._log else 0.0), top
+        return (top / 10**DECADES if self._log else 0.0), top
 
     def _share(self, value: float, low: float, top: float) -> float:
         if self._log:
@@ -109,12 +107,12 @@ class Heatmap:
         top: float,
         coloured: bool,
     ) -> Iterable[Text]:
-        """One row on each line, with its label; those of columns are written downwards."""
+        """One row per line, with its label. The labels of columns are written downwards."""
         above = [shorten(label, _TOP_HEIGHT) for label in self._columns.labels or ()]
-        for place in range(max(map(len, above), default=0)):
-            letters = (label[place] if place < len(label) else " " for label in above)
-            # A wide letter fills its cell alone.
-            row = "".join(letter + " " * (2 - cell_len(letter)) for letter in letters)
+        for line in range(max(map(len, above), default=0)):
+            characters = (label[line] if line < len(label) else " " for label in above)
+            # A wide character takes both columns of its cell.
+            row = "".join(each + " " * (2 - cell_len(each)) for each in characters)
             yield _line([(" " * first, Style()), (row.rstrip(), Style(dim=True))])
         for label, row_cells in zip(labels, cells, strict=True):
             parts = [(label + " " * (first - cell_len(label)), Style())]
@@ -138,17 +136,17 @@ class Heatmap:
         coloured: bool,
         each: int,
     ) -> Iterable[Text]:
-        """Numbers of positions at the side and above; a cell is `each` characters wide."""
+        """Positions as numbers on the left and above; a cell is `each` characters wide."""
         step = 16 // each
         wide = len(cells[0]) if cells else 0
         marks = ""
-        for place in range(0, wide, step):
-            mark = f"{place * self._columns.size // wide:,}"
-            fits = place * each + len(mark) <= wide * each
-            marks = marks.ljust(place * each) + (mark if fits else "")
+        for column in range(0, wide, step):
+            mark = f"{column * self._columns.size // wide:,}"
+            fits = column * each + len(mark) <= wide * each
+            marks = marks.ljust(column * each) + (mark if fits else "")
         yield _line([(" " * first + marks.rstrip(), Style(dim=True))])
-        rows_a_line = 2 if coloured else 1
-        for line, start in enumerate(range(0, len(cells), rows_a_line)):
+        rows_per_line = 2 if coloured else 1
+        for line, start in enumerate(range(0, len(cells), rows_per_line)):
             mark = f"{start * self._rows.size // len(cells):,}" if line % 4 == 0 else ""
             parts = [(mark.rjust(first - 2) + "  ", Style(dim=True))]
             upper = cells[start]
@@ -169,26 +167,25 @@ class Heatmap:
     def _legend(
         self, cells: Sequence[Sequence[float | None]], low: float, top: float, coloured: bool
     ) -> Text:
-        """The two ends of the scale, and what lies between."""
-        words = [number(low, 2) if low == 0 else f"{low:.0e}", number(top, 2)]
-        if top < 0.1:
-            words[1] = f"{top:.1e}"
-        parts = [(f"{words[0]} ", Style())]
+        """The colour scale with the numbers at its two ends."""
+        start = number(low, 2) if low == 0 else f"{low:.0e}"
+        end = number(top, 2) if top >= 0.1 else f"{top:.1e}"
+        parts = [(f"{start} ", Style())]
         if coloured:
-            parts += [(" ", Style(bgcolor=shade(place / 15))) for place in range(16)]
+            parts += [(" ", Style(bgcolor=shade(step / 15))) for step in range(16)]
         else:
             parts.append((f"[{RAMP}]", Style()))
         hidden = any(not _shown(value) for row in cells for value in row)
         blank = "blank" if coloured and len(cells) != self._rows.size else HIDDEN
-        text = f" {words[1]}" + (", logarithmic" if self._log else "")
+        text = f" {end}" + (", logarithmic" if self._log else "")
         parts.append((text + (f", {blank} hidden" if hidden else ""), Style()))
         return _line(parts)
 
 
 def blocks(values: Any, hidden: Any = None) -> Source:
-    """An array as a source: its numbers as they are, or in as many blocks as fit.
+    """A source for `Heatmap` that reads an array: single numbers, or as many blocks as fit.
 
-    A block is added up across and averaged down, so that rows keep their sums.
+    A block is summed across and averaged down, so that rows keep their sums.
 
     >>> blocks([[0.25, 0.75], [0.5, 0.5]])(1, 2), blocks([[0.25, 0.75], [0.5, 0.5]])(2, 1)
     ([[0.375, 0.625]], [[1.0], [1.0]])
@@ -207,7 +204,7 @@ def blocks(values: Any, hidden: Any = None) -> Source:
 
         heights = np.diff(rows, append=array.shape[0])[:, None]
         found = np.where(added(seen) > 0, added(array) / heights, np.nan)
-        return found.tolist()  # type: ignore[no-any-return]  # numpy does not say what is inside
+        return found.tolist()  # type: ignore[no-any-return]  # numpy's tolist() returns Any
 
     return source
 
@@ -217,7 +214,7 @@ def _shown(value: float | None) -> TypeGuard[float]:
 
 
 def _character(share: float) -> str:
-    """The fuller, the larger; only nothing at all is a blank."""
+    """The denser, the larger. Only zero is blank."""
     if share <= 0:
         return RAMP[0]
     return RAMP[max(1, min(math.ceil(share * (len(RAMP) - 1)), len(RAMP) - 1))]

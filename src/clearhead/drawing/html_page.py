@@ -1,14 +1,14 @@
-"""Arrays and labels -> one HTML file that opens anywhere.
+"""Arrays and labels -> one HTML file that works offline.
 
-The file holds the page (`assets/`), a JSON block with every text, and a binary block a layer. It
-asks the network for nothing, and its own policy forbids it to. What stands in a binary block:
+The file holds the page (`assets/`), a JSON block with all texts, and one binary block per layer.
+It makes no network requests, and its content security policy forbids them. A binary block is:
 
-    deflate( masks | numbers )      as base64
-    masks     a bit per cell, rows × columns, 1 where it can be seen; each mask once
-    numbers   of the cells that can be seen, head by head, row by row: first the lowest byte of
-              every number, then the next one. Bytes alike stand together, so they pack better.
+    deflate(masks | numbers)    as base64
+    masks      one bit per cell, rows × columns, 1 if the cell is visible; each distinct mask once
+    numbers    of the visible cells, head by head, row by row: the lowest byte of every number,
+               then the next byte of every number, and so on, because similar bytes compress well
 
-Numbers are float32 while there are few, else float16.
+Numbers are float32 if there are few, else float16. `assets/data.js` reads these blocks.
 """
 
 from __future__ import annotations
@@ -20,39 +20,41 @@ import unicodedata
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.drawing.inline import asset, only
+from clearhead.drawing.page_assets import PageAssets
 from clearhead.drawing.text_format import visible
 
-MOST_CELLS = 2**25  # that can be seen, of a page; about 90 MB
-MOST_CELLS_WITH_HIDDEN = 2 * MOST_CELLS  # a causal mask hides half of them
+MOST_CELLS = 2**25  # visible cells of a page; about 90 MB
+MOST_CELLS_WITH_HIDDEN = 2 * MOST_CELLS  # a causal mask hides half of the cells
 MOST_CELLS_IN_A_NOTEBOOK = 2**20
-FEW_CELLS = 2**16  # up to here every number is kept in float32
+FEW_CELLS = 2**16  # up to this many, numbers are stored in float32
 
+# In the order in which the page runs them.
 _SCRIPTS = (
-    *("parts", "data", "state", "controls", "paint", "grid"),
-    *("heads", "matrix", "sentence", "boxes", "lessons", "steps"),
-    *("download", "app"),
+    *("data.js", "state.js", "controls.js", "pens.js", "grid.js"),
+    *("heads.js", "matrix.js", "sentence.js", "boxes.js", "lessons.js", "steps.js"),
+    *("download.js", "app.js"),
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Some matrices of the same size, with labels and a few words about each.
+    """Matrices of the same size, one per head, with labels and a short description of each.
 
     Attributes:
-        name: What the layer is called.
+        name: The name of the layer.
         weights: The numbers, (heads, rows, columns).
-        hidden: True where there is no number to be seen; None if all can be seen.
+        hidden: True for hidden cells; None if all cells are visible.
         rows: One label per row.
         columns: One label per column.
         words: What each head does, such as "previous token 0.93".
-        scores: Numbers to sort the heads by, one list a score; None where there is no number.
-        numbers: What each head is called; 0, 1, ... if None.
+        scores: Numbers to sort the heads by, one list per score; None for a missing number.
+        numbers: The number of each head in the model; 0, 1, ... if None.
     """
 
     name: str
@@ -67,7 +69,9 @@ class Layer:
     def __post_init__(self) -> None:
         expected = (len(self.words), len(self.rows), len(self.columns))
         if len(self.heads) != expected[0]:
-            raise ValueError(f"numbers: expected {expected[0]}, one a head, got {len(self.heads)}.")
+            raise ValueError(
+                f"numbers: expected {expected[0]}, one per head, got {len(self.heads)}."
+            )
         for name, array in (("weights", self.weights), ("hidden", self.hidden)):
             if array is not None and array.shape != expected:
                 raise ValueError(
@@ -82,18 +86,18 @@ class Layer:
 
     @property
     def cells(self) -> int:
-        """How many numbers can be seen."""
+        """The number of visible cells."""
         return self.weights.size - (0 if self.hidden is None else int(self.hidden.sum()))
 
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """The steps of a computation, with the numbers that they give.
+    """The steps of a computation, with their numbers.
 
     Attributes:
-        steps: Each step's texts and shapes, ready for JSON.
-        tensors: The numbers by name; parts of one array may share it, with strides.
-        texts: Whatever else the page needs to know, ready for JSON.
+        steps: The texts and shapes of each step, ready for JSON.
+        tensors: The numbers by name. Arrays may be views of the same memory.
+        texts: Anything else that the page needs, ready for JSON.
     """
 
     steps: Sequence[Mapping[str, Any]]
@@ -103,14 +107,14 @@ class Walk:
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """What a page shows, or a figure.
+    """The content of a page, or of a figure.
 
     Attributes:
-        title: What stands at its head.
+        title: The title.
         layers: The matrices.
-        notes: Sentences that a reader should know.
-        walk: The steps, where there are any.
-        start: What the page shows first, by the names that stand in its address.
+        notes: Notes at the bottom of the page.
+        walk: The steps of the computation, if there are any.
+        start: What the page shows first, with the names used in the fragment of its URL.
     """
 
     title: str
@@ -121,37 +125,25 @@ class Page:
 
     @property
     def cells(self) -> int:
-        """How many numbers can be seen in all layers together."""
+        """The number of visible cells in all layers."""
         return sum(layer.cells for layer in self.layers)
 
     def html(self) -> str:
-        """The whole file, in ASCII."""
+        """The complete HTML file, in ASCII."""
         if self.cells > MOST_CELLS:
             raise TooLarge(self.cells)
         about, blocks = _pack(self)
-        style, script = _asset("page.css"), _script()
-        policy = only(script, style)
-        policy += "img-src data: blob:; base-uri 'none'; form-action 'none'"
         data = [f'<script type="application/json" id="about">{_json(about)}</script>']
         data += [
             f'<script type="application/octet-stream" id="{name}">{text}</script>'
             for name, text in blocks.items()
         ]
-        page = _asset("page.html")
-        for mark, text in {
-            "policy": policy,
-            "title": html.escape(visible(self.title)),
-            "style": f"<style>{style}</style>",
-            "data": "\n".join(data),
-            "script": f"<script>{script}</script>",
-        }.items():
-            before, found, after = page.partition(f"<!-- {mark} -->")
-            assert found, mark
-            page = before + text + after
+        title = html.escape(visible(self.title))
+        page = _assets().page({"title": title, "data": "\n".join(data)})
         return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
     def frame(self) -> str:
-        """The page in a frame of its own, for a notebook: nothing in it reaches outside."""
+        """The page in a sandboxed frame, for a notebook."""
         if self.cells > MOST_CELLS_IN_A_NOTEBOOK:
             return too_large_for_a_notebook(self.title, self.cells)
         inside = html.escape(self.html())
@@ -163,35 +155,32 @@ class Page:
 
 
 class TooLarge(ValueError):
-    """More cells than a file can hold."""
+    """The page would have more cells than a file can hold."""
 
     def __init__(self, cells: int) -> None:
         super().__init__(
-            f"{cells:,} weights are too many for one page. It holds {MOST_CELLS:,} that can be "
-            f"seen, and {MOST_CELLS_WITH_HIDDEN:,} with those that are hidden.\n"
-            "  To look at all of them: clearhead view, which computes what is looked at.\n"
-            "  For a page: one layer and fewer heads, "
-            'seen[name].select(heads=[0, 1]).save("x.html"), or fewer tokens.\n'
-            "  A figure has any length: .svg, .png or .pdf."
+            f"{cells:,} weights are too many for one page. It can hold {MOST_CELLS:,} visible "
+            f"weights, or {MOST_CELLS_WITH_HIDDEN:,} including hidden ones.\n"
+            "  To see all of them, use clearhead view, which computes weights as you zoom in.\n"
+            "  For a page, save one layer with fewer heads, "
+            'seen[name].select(heads=[0, 1]).save("x.html"), or use fewer tokens.\n'
+            "  Figures (.svg, .png, .pdf) have no limit."
         )
 
 
 def too_large_for_a_notebook(what: str, cells: int) -> str:
-    """What stands in a notebook instead of a page that would make its file huge."""
+    """The HTML for a notebook in place of a page that would make its file huge."""
     return (
         f"<p>{html.escape(visible(what))}: {cells:,} weights, too many to keep in a notebook. "
-        "Write them to a file of their own: <code>.save(&quot;attention.html&quot;)</code></p>"
+        "Save them to a file instead: <code>.save(&quot;attention.html&quot;)</code></p>"
     )
 
 
-# The file's parts.
-
-
 def _pack(page: Page) -> tuple[dict[str, Any], dict[str, str]]:
-    """What is said about the data as JSON, and the binary blocks by name."""
+    """The description of the data, for JSON, and the binary blocks by name."""
     labels: list[tuple[str, ...]] = []
 
-    def place(tokens: tuple[str, ...]) -> int:
+    def index(tokens: tuple[str, ...]) -> int:
         if tokens not in labels:
             labels.append(tokens)
         return labels.index(tokens)
@@ -207,8 +196,8 @@ def _pack(page: Page) -> tuple[dict[str, Any], dict[str, str]]:
         layers.append(
             {
                 "name": visible(layer.name),
-                "rows": place(layer.rows),
-                "columns": place(layer.columns),
+                "rows": index(layer.rows),
+                "columns": index(layer.columns),
                 "masks": len(masks),
                 "mask": which,
                 "numbers": list(layer.heads),
@@ -233,7 +222,7 @@ def _pack(page: Page) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _masks(layer: Layer) -> tuple[list[NDArray[np.bool_]], list[int]]:
-    """The different masks of a layer (True: can be seen), and which one each head has."""
+    """The distinct masks of a layer (True: visible), and the index of each head's mask."""
     if layer.hidden is None:
         return [np.ones(layer.weights.shape[1:], dtype=bool)], [0] * len(layer.words)
     known: dict[bytes, int] = {}
@@ -249,7 +238,7 @@ def _masks(layer: Layer) -> tuple[list[NDArray[np.bool_]], list[int]]:
 
 
 def _seen(layer: Layer) -> NDArray[np.floating[Any]]:
-    """The numbers that can be seen, head by head, row by row."""
+    """The visible numbers, head by head, row by row."""
     return layer.weights.ravel() if layer.hidden is None else layer.weights[~layer.hidden]
 
 
@@ -260,16 +249,16 @@ def _shuffled(numbers: NDArray[np.floating[Any]], size: int) -> bytes:
 
 
 def _pack_walk(walk: Walk) -> tuple[dict[str, Any], str]:
-    """Each array that is the same memory is stored once; the others say where in it they are."""
+    """Arrays that share memory are stored once; each name has its offset, shape and strides."""
     stored: dict[tuple[int, int], int] = {}
     chunks: list[NDArray[np.float32]] = []
-    places: dict[str, dict[str, Any]] = {}
+    views: dict[str, dict[str, Any]] = {}
     length = 0
     for name, array in walk.tensors.items():
         start = array.__array_interface__["data"][0]
         strides = [stride // 4 for stride in array.strides]
         span = 1 + sum((n - 1) * s for n, s in zip(array.shape, strides, strict=True))
-        if span != array.size:  # gaps, or numbers that stand for several: a copy of its own
+        if span != array.size:  # gaps or repeated numbers: store a copy
             array = np.ascontiguousarray(array)
             strides = [stride // 4 for stride in array.strides]
             start = array.__array_interface__["data"][0]
@@ -282,9 +271,9 @@ def _pack_walk(walk: Walk) -> tuple[dict[str, Any], str]:
                 chunks.append(np.lib.stride_tricks.as_strided(array, (span,), (4,)))
                 length += span
             offset = stored[key]
-        places[name] = {"offset": offset, "shape": list(array.shape), "strides": strides}
+        views[name] = {"offset": offset, "shape": list(array.shape), "strides": strides}
     numbers = np.concatenate(chunks) if chunks else np.zeros(0, np.float32)
-    about = {"steps": list(walk.steps), "tensors": places, "length": length, **walk.texts}
+    about = {"steps": list(walk.steps), "tensors": views, "length": length, **walk.texts}
     return about, _deflate(_shuffled(numbers, 4))
 
 
@@ -298,15 +287,16 @@ def _is_right_to_left(tokens: Sequence[str]) -> bool:
 
 
 def _json(value: Any) -> str:
-    """JSON that cannot end the script element around it, whatever texts are in it."""
+    """JSON that cannot close the script element around it, whatever texts it contains."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _asset(name: str) -> str:
-    return asset("clearhead.drawing", name)
-
-
-def _script() -> str:
-    """The scripts as one, in a scope of its own."""
-    parts = "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)
-    return f'(() => {{\n"use strict";\n{parts}}})();\n'
+@cache
+def _assets() -> PageAssets:
+    return PageAssets(
+        "clearhead.drawing",
+        html="page.html",
+        css="page.css",
+        scripts=_SCRIPTS,
+        sources="img-src data: blob:",
+    )

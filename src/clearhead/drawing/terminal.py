@@ -1,6 +1,6 @@
-"""Arrays and labels -> terminal, through `rich`.
+"""Arrays and labels -> terminal, drawn with rich.
 
-Everything stays readable without colour: numbers are written out and a hidden cell is a `·`.
+Everything is readable without colour: numbers are written out, and a hidden cell is a `·`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def console(file: IO[str] | None = None, *, width: int | None = None) -> Console:
-    """A console that prints text exactly as it is given: no markup, no emoji codes.
+    """A console that prints text literally: no markup, no emoji codes.
 
-    With `NO_COLOR` set, in a pipe or into a file it writes plain characters only.
+    With `NO_COLOR` set, in a pipe or to a file it writes plain characters only.
 
     Args:
-        file: Where to print; standard output if None.
-        width: Columns; the window's width if None (80 in a pipe, or what `COLUMNS` says).
+        file: Where to print; standard output by default.
+        width: Columns; by default the width of the window (in a pipe: `COLUMNS`, or 80).
     """
     return Console(
         file=file,
@@ -44,7 +44,7 @@ def console(file: IO[str] | None = None, *, width: int | None = None) -> Console
 
 
 def plain(renderable: RenderableType, *, width: int = 100) -> str:
-    """The drawing as plain text, without colours or spaces at the ends of lines.
+    """The drawing as plain text, without colours or trailing spaces.
 
     >>> plain(Text("cat", style="bold red"))
     'cat'
@@ -65,7 +65,7 @@ def plain(renderable: RenderableType, *, width: int = 100) -> str:
 
 
 def html(renderable: RenderableType, *, width: int = 100) -> str:
-    """The drawing as one HTML element, with its colours inside and its text escaped.
+    """The drawing as one HTML element, with inline colours and escaped text.
 
     >>> "&lt;b&gt;" in html(Text("<b>"))
     True
@@ -81,7 +81,7 @@ def html(renderable: RenderableType, *, width: int = 100) -> str:
         emoji=False,
         highlight=False,
         legacy_windows=False,
-        _environ={},  # a notebook has colours, whatever NO_COLOR says of the terminal
+        _environ={},  # a notebook has colours, whatever NO_COLOR says about the terminal
     )
     recorder.print(renderable)
     element = '<pre style="font-family: monospace; line-height: 1.3; overflow-x: auto">{code}</pre>'
@@ -89,7 +89,7 @@ def html(renderable: RenderableType, *, width: int = 100) -> str:
 
 
 class Matrix:
-    """A matrix with labels, coloured by value, in as many panels as the window needs.
+    """A matrix with labels, coloured by value, split into panels that fit the window.
 
     >>> print(plain(Matrix([[1.0, 0.0], [0.4, 0.6]], ["a", "b"], ["a", "b"],
     ...                    hidden=[[False, True], [False, False]])))
@@ -111,18 +111,18 @@ class Matrix:
         limit: int = 16,
         label_width: int = 12,
     ) -> None:
-        """Keep what is to be drawn.
+        """Create the matrix.
 
         Args:
             values: The numbers, rows × columns.
             rows: One label per row.
             columns: One label per column.
-            hidden: True where a `·` stands instead of the number.
-            corner: What stands above the row labels.
-            decimals: Digits after the point.
-            heat: Colour from 0 (dark) to the largest number (bright).
-            limit: The most rows and columns to draw; a line says how many are left out.
-            label_width: Longer row labels are cut; those of columns are cut two earlier.
+            hidden: True for cells that show `·` instead of the number.
+            corner: The text above the row labels.
+            decimals: Digits after the decimal point.
+            heat: Colour the cells, from 0 (dark) to the largest number (bright).
+            limit: Maximum rows and columns; a line says how many are left out.
+            label_width: Maximum width of row labels; column labels are two columns narrower.
         """
         self._values: list[list[float]] = _nested(values)
         self._hidden: list[list[bool]] | None = None if hidden is None else _nested(hidden)
@@ -196,28 +196,28 @@ class Matrix:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> Group:
-    """Rows of text in columns, under a dim head.
+    """Rows of text in columns, under a dim header.
 
     Args:
-        head: What stands above each column.
-        rows: The cells; they are printed as they are, so make strange text `visible` first.
-        left: How many columns, counted from the first, are aligned to the left.
+        head: The header of each column.
+        rows: The cells. They are printed literally: make untrusted text `visible` first.
+        left: How many of the first columns are aligned to the left.
     """
     widths = [max(map(cell_len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
-    for place, row in enumerate([head, *rows]):
+    for index, row in enumerate([head, *rows]):
         cells = [
             _left(cell, width) if j < left else _right(cell, width)
             for j, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append(_line("  ".join(cells).rstrip(), Style(dim=place == 0)))
+        lines.append(_line("  ".join(cells).rstrip(), Style(dim=index == 0)))
     return Group(*lines)
 
 
 class FittingTable:
-    """A table that leaves out whole columns where the window is too narrow, and says which.
+    """A table that drops whole columns if the window is too narrow, and says which.
 
-    Where it is still too wide, the longest words are cut.
+    If it is still too wide, the longest words are cut.
 
     >>> table = FittingTable(["head", "key", "other"], [["2.0", "0.98", "0.00"]], drop=[2, 1])
     >>> print(plain(table, width=12))
@@ -237,15 +237,15 @@ class FittingTable:
         titles: Mapping[int, str] | None = None,
         more: str = "",
     ) -> None:
-        """Keep what is to be drawn.
+        """Create the table.
 
         Args:
-            head: What stands above each column.
-            rows: The cells; they are printed as they are, so make strange text `visible` first.
-            left: How many columns, counted from the first, are aligned to the left.
-            drop: The columns that may be left out; the first of them goes first.
-            titles: A line of its own before a row, by the row's place.
-            more: What to say of how to see them all.
+            head: The header of each column.
+            rows: The cells. They are printed literally: make untrusted text `visible` first.
+            left: How many of the first columns are aligned to the left.
+            drop: The columns that may be dropped, in the order in which they go.
+            titles: Lines to print before a row, by the index of the row.
+            more: A hint on how to see all columns.
         """
         self._head, self._rows, self._left = head, rows, left
         self._drop, self._titles, self._more = drop, titles or {}, more
@@ -254,21 +254,21 @@ class FittingTable:
         """As many columns as fit."""
         widths = [max(map(cell_len, each)) for each in zip(self._head, *self._rows, strict=True)]
         shown = list(range(len(widths)))
-        for place in self._drop:
+        for column in self._drop:
             if sum(widths[j] for j in shown) + 2 * (len(shown) - 1) <= options.max_width:
                 break
-            shown.remove(place)
+            shown.remove(column)
         too_wide = sum(widths[j] for j in shown) + 2 * (len(shown) - 1) - options.max_width
-        if too_wide > 0:  # words can be cut and still be understood, numbers cannot
+        if too_wide > 0:  # a word that is cut can still be understood, a number cannot
             longest = max(shown[: self._left], key=widths.__getitem__)
             widths[longest] = max(1, widths[longest] - too_wide)
         head = [_cut(self._head[j], widths[j]) for j in shown]
         rows = [[_cut(row[j], widths[j]) for j in shown] for row in self._rows]
         first, *lines = table(head, rows, left=self._left).renderables
         yield first
-        for place, line in enumerate(lines):
-            if place in self._titles:
-                yield Text(self._titles[place], style=Style(bold=True))
+        for index, line in enumerate(lines):
+            if index in self._titles:
+                yield Text(self._titles[index], style=Style(bold=True))
             yield line
         gone = [name for j, name in enumerate(self._head) if j not in shown]
         if gone:
@@ -281,7 +281,7 @@ def _cut(cell: str, width: int) -> str:
 
 
 class Indent:
-    """Anything drawable, moved to the right; no spaces are added at the ends of lines."""
+    """Anything that rich can draw, moved to the right, without trailing spaces."""
 
     def __init__(self, renderable: RenderableType, by: int = 3) -> None:
         self._renderable, self._by = renderable, by
@@ -296,7 +296,7 @@ class Indent:
 
 
 class Flow:
-    """A label, then words beside it, wrapped between the words.
+    """A label with words beside it, wrapped between words.
 
     >>> print(plain(Flow("Tokens", ["0 the", "1 cat", "2 sat"]), width=21))
     Tokens  0 the  1 cat
@@ -307,7 +307,7 @@ class Flow:
         self._label, self._words, self._gap = label, words, gap
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """As many words a line as fit."""
+        """As many words per line as fit."""
         start = cell_len(self._label) + 2
         lines: list[str] = []
         for word in self._words:
@@ -338,5 +338,5 @@ def _nested(values: Any) -> Any:
 
 
 def _heat(share: float) -> Style:
-    """Background for a share of the largest value, and the text colour that can be read on it."""
+    """The background for a share of the largest value, with a readable text colour."""
     return Style(color=text_on(share), bgcolor=shade(share))

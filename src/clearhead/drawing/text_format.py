@@ -1,4 +1,4 @@
-r"""Numbers and strange text as people can read them: `0.9544`, `\x1b[31m`, `␣cat`."""
+r"""Numbers, labels and arbitrary text in readable form: `0.9544`, `\x1b[31m`, `␣cat`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rich.cells import cell_len, set_cell_size
 
-HIDDEN = "·"
+HIDDEN = "·"  # shown in place of a value that a mask hides
 
 
 class Array(Protocol):
@@ -24,10 +25,32 @@ class Array(Protocol):
         """The numbers as nested lists."""
 
 
-def visible(text: str) -> str:
-    r"""The text with everything made visible that would move the cursor or hide itself.
+@dataclass(frozen=True)
+class Axis:
+    """One side of an array.
 
-    Spaces at either end become `␣`; control and invisible characters become escapes.
+    Attributes:
+        title: What it counts.
+        size: How many positions it has. The array may have fewer cells than that.
+        labels: One label per position, or None to show numbers.
+    """
+
+    title: str
+    size: int
+    labels: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.labels is not None and len(self.labels) != self.size:
+            raise ValueError(
+                f"{self.title}: expected {self.size} labels, one per position, "
+                f"got {len(self.labels)}."
+            )
+
+
+def visible(text: str) -> str:
+    r"""The text on one line, with every character visible.
+
+    Spaces at either end become `␣`. Control and invisible characters become escapes.
 
     >>> visible(" cat"), visible("\x1b[31m"), visible("a\nb")
     ('␣cat', '\\x1b[31m', 'a\\nb')
@@ -39,7 +62,7 @@ def visible(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    r"""The text with its lines and spaces as they are, and control characters as escapes.
+    r"""The text with line breaks and spaces kept, and control characters as escapes.
 
     >>> harmless("a b\n  \x1b[31m")
     'a b\n  \\x1b[31m'
@@ -47,15 +70,15 @@ def harmless(text: str) -> str:
     return "".join(c if c == "\n" else _visible_character(c) for c in text)
 
 
-LONGEST_CELL = 20_000  # letters; a spreadsheet takes 32,767
-# A sign alone is ours, for "none". In some countries `;` divides the cells of a CSV file.
+LONGEST_CELL = 20_000  # characters; spreadsheets accept 32,767
+# A "-" alone means "none" and needs no guard. In some countries `;` separates the cells of a CSV.
 _FORMULA = r"(?=[\s']*(?:[=+@＝＋－＠]|-(?!\s*(?:;|\Z))))"
 _START = re.compile(rf"(\A|;){_FORMULA}")
 _GUARD = re.compile(rf"(\A|;)'{_FORMULA}")
 
 
 def guarded(cell: str) -> str:
-    r"""A cell that a spreadsheet takes for text and not for a formula, in one line, not too long.
+    r"""The text for a cell of a CSV file: one line, limited in length, never read as a formula.
 
     >>> guarded("=1+1"), guarded("a\nb"), guarded("-"), guarded("x;=2")
     ("'=1+1", 'a\\nb', '-', "x;'=2")
@@ -64,26 +87,33 @@ def guarded(cell: str) -> str:
 
 
 def guarded_whole(cell: str) -> str:
-    """The same, of any length."""
+    """As `guarded`, without the limit on length."""
     cell = harmless(cell).replace("\n", "\\n")
     return cell if re.fullmatch(r"-([; ]+-)*", cell) else _START.sub(r"\1'", cell)
 
 
 def unguarded(cell: str) -> str:
-    """What `guarded_whole` was given, but for escapes."""
+    """The text that `guarded_whole` was given, except that escapes stay."""
     return _GUARD.sub(r"\1", cell)
+
+
+def escaped(character: str) -> str:
+    r"""The escape of a character, as in Python.
+
+    >>> escaped("\u202e")
+    '\\u202e'
+    """
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def _visible_character(character: str) -> str:
     # C: control, format (also right-to-left marks), surrogates, private. Z: separators.
     category = unicodedata.category(character)
-    if character != " " and category[0] in "CZ":
-        return character.encode("unicode_escape").decode("ascii")
-    return character
+    return escaped(character) if character != " " and category[0] in "CZ" else character
 
 
 def shorten(text: str, width: int) -> str:
-    """The text, made visible and cut to `width` columns with `…` at the end.
+    """The `visible` text, cut to `width` columns with `…` at the end.
 
     >>> shorten("internationalisation", 8)
     'interna…'
@@ -95,7 +125,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def memory(size: int) -> str:
-    """So many bytes as people write them.
+    """A number of bytes with its unit.
 
     >>> memory(304), memory(1536), memory(8 * 2**20), memory(51 * 10**9)
     ('304 bytes', '1.5 KiB', '8.0 MiB', '47.5 GiB')
@@ -109,7 +139,7 @@ def memory(size: int) -> str:
 
 
 def number(value: float, decimals: int = 4) -> str:
-    """One number as people write it.
+    """One number with a fixed number of decimals.
 
     >>> number(0.95442), number(float("-inf")), number(-0.00001), number(7)
     ('0.9544', '-inf', '0.0000', '7')
@@ -137,7 +167,7 @@ def vector(values: Iterable[float], *, limit: int = 6, decimals: int = 4) -> str
 
 
 def excerpt(name: str, array: Array, *, rows: int = 3, columns: int = 6, decimals: int = 4) -> str:
-    """The first few numbers of an array of any rank, and which part of it they are.
+    """The first few numbers of an array of any rank, with the index that selects them.
 
     >>> import numpy
     >>> print(excerpt("scores", numpy.eye(4)[None], rows=2, columns=3, decimals=1))

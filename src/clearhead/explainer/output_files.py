@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clearhead.drawing import saving
+from clearhead.drawing import file_formats
 from clearhead.drawing.html_page import Page
 from clearhead.explainer.examples import Example
 from clearhead.explainer.steps import Step
@@ -110,7 +110,7 @@ def save(
         first = {name: value for name, value in given.items() if value is not None}
         return replace(made, start={**made.start, **first})
 
-    saving.save(path, page, data=lambda: to_json(example, steps, query))
+    file_formats.save(path, page, data=lambda: to_json(example, steps, query))
 
 
 def whose_weights(example: Example) -> str:

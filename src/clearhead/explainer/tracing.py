@@ -17,10 +17,10 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from clearhead import attention, drawing, ladder
-from clearhead.drawing.axes import Axis
+from clearhead.drawing import Axis
+from clearhead.drawing.file_formats import save
 from clearhead.drawing.heatmap import Heatmap, blocks
 from clearhead.drawing.html_page import Page
-from clearhead.drawing.saving import save
 from clearhead.explainer import page_walk
 from clearhead.explainer.steps import LINEARS, PAPER_LINEARS, Computation, Step
 from clearhead.maps import page_layers

@@ -7,7 +7,7 @@
 `attend(..., kernel="auto")` chooses; `choose` says what and why. A kernel named explicitly runs or
 raises with the reason. A query with nothing to attend to gets zeros from all, and no gradient.
 
-For statistics of the weights, `scores` computes tiles of scores, `tile_loop` walks over them, and on
+For statistics of the weights, `scores` computes tiles of scores and `tile_loop` walks over them; on
 CUDA `triton_statistics` does both at once (its device code is `triton_device`).
 """
 

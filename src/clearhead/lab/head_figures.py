@@ -138,8 +138,7 @@ def save_grids(report: HeadReport, path: Path) -> None:
         ImportError: matplotlib is not installed.
         ValueError: the end of the name is none that a figure can have.
     """
-    from clearhead.drawing import figures
-    from clearhead.drawing.axes import Axis
+    from clearhead.drawing import Axis, figures
 
     panels = []
     for score in report.relations:

@@ -16,11 +16,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.drawing import plain
-from clearhead.drawing.axes import Axis
+from clearhead.drawing import Axis, plain
+from clearhead.drawing.file_formats import save
 from clearhead.drawing.heatmap import Heatmap
 from clearhead.drawing.html_page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
-from clearhead.drawing.saving import save
 from clearhead.drawing.text_format import memory
 from clearhead.kernels.scores import Scores
 from clearhead.maps import exact_weights, grid_cells, map_figures, page_layers, positions

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.drawing.axes import Axis
+from clearhead.drawing import Axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

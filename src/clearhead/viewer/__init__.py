@@ -1,12 +1,8 @@
-"""view(): zoom into maps that are too long for a file.
+"""Maps and tokens -> a page in the browser that zooms into maps of any length: view().
 
-grids       one head at every zoom: an overview in one pass, finer tiles when somebody looks
-work        the thread that makes overviews, and how much of them is kept
-labels      tokens, and where a word stands
-guard       who may ask: this machine, this page, this token
-site        the page and its answers; assets/ is the page itself
-running     the server in a thread
-app         the command line
+Start reading in `server` (the thread that listens), then `routes` (the page and its API, behind
+`request_guard`). `tile_pyramid` computes one head at every zoom level, `jobs` does so in the
+background, and `token_labels` searches the text. The page itself is in assets/.
 """
 
 from __future__ import annotations
@@ -32,18 +28,18 @@ def view(
     browser: bool = True,
     wait: bool = True,
 ) -> View:
-    """Look at maps of any length in the browser, zooming as on a street map.
+    """Explore maps of any length in the browser, zooming as in a street map.
 
-    A page is served on this machine only. It shows the whole map of a head at once, and computes
-    exact weights where one zooms in.
+    The page is served to this machine only. It shows the whole map of a head, and computes exact
+    weights where you zoom in.
 
     Args:
-        seen: What `watch` recorded (of each layer the last map), or one map.
-        tokens: A label for each key, or a list of these a sequence; numbers by default.
-        ids: The token ids, (batch, tokens), for more scores of each head.
-        port: Where to listen; a free port by default.
-        browser: Whether to open the browser.
-        wait: Whether to stay until Ctrl-C. Otherwise close the `View` that comes back.
+        seen: What `watch` recorded (the last map of each layer), or one map.
+        tokens: One label per key, or one such list per sequence. Numbers by default.
+        ids: The token ids, (batch, tokens), for additional scores of each head.
+        port: The port to listen on. A free port by default.
+        browser: Open the browser.
+        wait: Block until Ctrl-C. If False, close the returned `View` yourself.
 
     >>> import clearhead, torch
     >>> weights = clearhead.AttentionMap(torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4))
@@ -56,11 +52,11 @@ def view(
     except ImportError as error:
         raise ImportError(
             f"The viewer needs starlette and uvicorn ({error}).\n"
-            "  Install them: pip install 'clearhead[view]'"
+            "  Install them with: pip install 'clearhead[view]'"
         ) from None
     from clearhead.maps import AttentionMap
     from clearhead.maps.axis_labels import check_labels
-    from clearhead.viewer.jobs import Work
+    from clearhead.viewer.jobs import Worker
     from clearhead.viewer.token_labels import Labels
     from clearhead.watcher import Seen
 
@@ -68,11 +64,11 @@ def view(
         layers, model = {"map": seen}, "Attention map"
     elif isinstance(seen, Seen):
         if not seen.layers:
-            raise ValueError("No attention was seen yet: run the model inside the block.")
+            raise ValueError("No attention was seen yet: run the model inside the `with` block.")
         layers, model = {name: seen[name] for name in seen.layers}, seen.model
     else:
         raise TypeError(
-            f"seen: expected what watch() gives, or an AttentionMap, got {type(seen).__name__}."
+            f"seen: expected a Seen from watch(), or an AttentionMap, got {type(seen).__name__}."
         )
     keys = sorted({m.shape[3] for m in layers.values()})
     if isinstance(tokens, str):
@@ -81,13 +77,13 @@ def view(
     sequences = [lists] if lists and isinstance(lists[0], str) else lists
     if sequences and not any(len(each) in keys for each in sequences):
         check_labels("tokens", sequences[0], keys, "key")
-    page = View(Work(layers, ids), Labels(sequences), model=model, port=port)  # type: ignore[arg-type]  # lists of labels by now
+    page = View(Worker(layers, ids), Labels(sequences), model=model, port=port)  # type: ignore[arg-type]  # lists of labels at this point
     if not wait:
         if browser:
             open_browser(page.url)
         return page
     with contextlib.suppress(KeyboardInterrupt), page:
-        print(f"Look at {page.url}\nStop with Ctrl-C.", flush=True)
+        print(f"Open {page.url}\nPress Ctrl-C to stop.", flush=True)
         if browser:
             open_browser(page.url)
         page.wait()

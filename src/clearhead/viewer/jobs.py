@@ -1,69 +1,70 @@
-"""Work: what the server computes, one head after the other, and what it keeps of it.
+"""Worker: computes overviews and scores in the background, one head after another.
 
-One thread walks over maps; another gives tiles, and the first one waits while it does. What is
-kept has a limit in bytes, and the least recently used goes first.
+One thread reads the maps. It pauses while a tile is computed, because tiles are
+urgent. Overviews are kept up to a limit in bytes; the least recently used is dropped first.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
 from clearhead.maps import AttentionMap
-from clearhead.viewer.tile_grid import Pyramid
+from clearhead.viewer.tile_pyramid import Pyramid
 from clearhead.watcher.head_table import measure
 
 
 class Sized(Protocol):
-    """What knows how many bytes it takes."""
+    """Anything that knows how many bytes it takes."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
+        """Its size in bytes."""
 
 
 T = TypeVar("T", bound=Sized)
 
 
-class Kept(Generic[T]):
-    """Things by name, up to so many bytes; the least recently used is forgotten first."""
+class SizedCache(Generic[T]):
+    """A cache with a limit in bytes that drops the least recently used entry first."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.nbytes = 0
-        self._things: OrderedDict[Hashable, T] = OrderedDict()
+        self._entries: OrderedDict[Hashable, T] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, name: Hashable) -> T | None:
-        """The thing, which is now the most recently used; None if it is not here."""
+        """The entry, which becomes the most recently used; None if it is not in the cache."""
         with self._lock:
-            if name in self._things:
-                self._things.move_to_end(name)
-            return self._things.get(name)
+            if name in self._entries:
+                self._entries.move_to_end(name)
+            return self._entries.get(name)
 
-    def put(self, name: Hashable, thing: T) -> None:
-        """Keep it. The newest thing is kept even where it alone is over the limit."""
+    def put(self, name: Hashable, entry: T) -> None:
+        """Add an entry. The newest is kept even if it alone exceeds the limit."""
         with self._lock:
-            old = self._things.pop(name, None)
-            self.nbytes += thing.nbytes - (0 if old is None else old.nbytes)
-            self._things[name] = thing
-            while self.nbytes > self.limit and len(self._things) > 1:
-                self.nbytes -= self._things.popitem(last=False)[1].nbytes
+            old = self._entries.pop(name, None)
+            self.nbytes += entry.nbytes - (0 if old is None else old.nbytes)
+            self._entries[name] = entry
+            while self.nbytes > self.limit and len(self._entries) > 1:
+                self.nbytes -= self._entries.popitem(last=False)[1].nbytes
 
     def __contains__(self, name: Hashable) -> bool:
-        return name in self._things
+        return name in self._entries
 
     def __len__(self) -> int:
-        return len(self._things)
+        return len(self._entries)
 
 
-class Place(NamedTuple):
-    """One head: numbers of the layer, the sequence and the head."""
+class HeadIndex(NamedTuple):
+    """One head of one sequence, as indices into the maps."""
 
     layer: int
     batch: int
@@ -75,23 +76,23 @@ class Progress:
     """What is being computed.
 
     Attributes:
-        place: Of which head.
+        head: The head.
         what: "picture" or "scores".
-        share: How much of it is done, 0 to 1.
+        share: How much of it is done, from 0 to 1.
     """
 
-    place: Place
+    head: HeadIndex
     what: str
     share: float
 
 
-class Work:
-    """The maps, a thread that makes pyramids of them, and what is known so far.
+class Worker:
+    """The maps, the thread that computes their pyramids and scores, and the results so far.
 
     Args:
-        layers: The maps by name.
-        ids: The token ids, (batch, tokens), for more scores of each head.
-        memory: The most bytes for pyramids.
+        layers: The maps by the name of their layer.
+        ids: The token ids, (batch, tokens), for additional scores of each head.
+        memory: The limit for pyramids in bytes.
     """
 
     def __init__(
@@ -100,64 +101,70 @@ class Work:
         self.names = list(layers)
         self.maps = list(layers.values())
         self._ids = ids
-        self.pyramids: Kept[Pyramid] = Kept(memory)
-        self.scores: dict[Place, dict[str, Any]] = {}
+        self.pyramids: SizedCache[Pyramid] = SizedCache(memory)
+        self.scores: dict[HeadIndex, dict[str, Any]] = {}
         self.progress: Progress | None = None
-        self.failed: dict[Place, str] = {}
-        self._wanted = Place(0, 0, 0)
+        self.failed: dict[HeadIndex, str] = {}
+        self._wanted = HeadIndex(0, 0, 0)
         self._changed = threading.Condition()
-        self._hurry = 0  # tiles that somebody waits for
+        self._pauses = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="clearhead maps", daemon=True)
         self.on_progress: Callable[[Progress | None], None] = lambda progress: None
 
     def start(self) -> None:
-        """Begin with the first head."""
+        """Start with the first head."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End soon; what is being computed is dropped."""
+        """Stop soon, and discard what is being computed."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout=30.0)
 
-    def one(self, place: Place) -> AttentionMap:
-        """The map of one head, in the memory of the whole map."""
-        return self.maps[place.layer].select(batch=place.batch, heads=place.head)
+    def one(self, head: HeadIndex) -> AttentionMap:
+        """The map of one head. It shares the memory of the whole map."""
+        return self.maps[head.layer].select(batch=head.batch, heads=head.head)
 
-    def number(self, place: Place) -> int:
-        """What its head is called: the number in the model, of which there may be a part."""
-        return self.maps[place.layer].head_numbers[place.head]
+    def number(self, head: HeadIndex) -> int:
+        """The number of a head in the model. The map may hold only some of its heads."""
+        return self.maps[head.layer].head_numbers[head.head]
 
-    def want(self, place: Place) -> None:
-        """Do this head next, and then the others of its layer."""
+    def want(self, head: HeadIndex) -> None:
+        """Compute this head next, then the others of its layer."""
         with self._changed:
-            if place != self._wanted or place not in self.pyramids:
-                self._wanted = place
+            if head != self._wanted or head not in self.pyramids:
+                self._wanted = head
                 self._changed.notify_all()
 
-    def hurry(self) -> Hurry:
-        """A block during which the walk over maps waits."""
-        return Hurry(self)
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Pause the thread inside this block, so that a tile is computed without delay."""
+        with self._changed:
+            self._pauses += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pauses -= 1
+                self._changed.notify_all()
 
-    # Inside: the thread.
-
-    def _next(self) -> tuple[Place, str] | None:
-        """What to do: the wanted head, the others of its layer, then the scores of all these."""
+    def _next(self) -> tuple[HeadIndex, str] | None:
+        """The next job: the wanted head, the others of its layer, then the scores of all these."""
         wanted = self._wanted
-        heads = range(self.maps[wanted.layer].shape[1])
-        places = [wanted, *(wanted._replace(head=h) for h in heads if h != wanted.head)]
-        for place in places:
-            if place in self.pyramids or place in self.failed:
+        others = range(self.maps[wanted.layer].shape[1])
+        heads = [wanted, *(wanted._replace(head=h) for h in others if h != wanted.head)]
+        for head in heads:
+            if head in self.pyramids or head in self.failed:
                 continue
             known = self.pyramids.get(wanted)
             if known is None or self.pyramids.nbytes + known.nbytes <= self.pyramids.limit:
-                return place, "picture"
-        for place in places:
-            if place not in self.scores and place not in self.failed:
-                return place, "scores"
+                return head, "picture"
+        for head in heads:
+            if head not in self.scores and head not in self.failed:
+                return head, "scores"
         return None
 
     def _run(self) -> None:
@@ -169,62 +176,46 @@ class Work:
                     job = self._next()
                 if self._stopping or job is None:
                     return
-            place, what = job
+            head, what = job
             try:
-                self._do(place, what)
-            except _OtherWork:
+                self._compute(head, what)
+            except _Cancelled:
                 pass
-            except Exception as error:  # a map that cannot be computed must not end the server
-                self.failed[place] = f"{type(error).__name__}: {error}"
-            self._say(None)
+            except Exception as error:  # a map that cannot be computed must not stop the server
+                self.failed[head] = f"{type(error).__name__}: {error}"
+            self._report(None)
 
-    def _do(self, place: Place, what: str) -> None:
-        def report(share: float) -> None:
-            self._say(Progress(place, what, share))
+    def _compute(self, head: HeadIndex, what: str) -> None:
+        def on_progress(share: float) -> None:
+            self._report(Progress(head, what, share))
             with self._changed:
-                while self._hurry and not self._stopping:
+                while self._pauses and not self._stopping:
                     self._changed.wait(1.0)
                 wanted = self._wanted
                 if self._stopping or (
-                    place != wanted and wanted not in self.pyramids and wanted not in self.failed
+                    head != wanted and wanted not in self.pyramids and wanted not in self.failed
                 ):
-                    raise _OtherWork
+                    raise _Cancelled
 
-        report(0.0)
+        on_progress(0.0)
         if what == "picture":
-            self.pyramids.put(place, Pyramid(self.one(place), report))
+            self.pyramids.put(head, Pyramid(self.one(head), on_progress))
             return
-        known = self.pyramids.get(place)
-        one = self.one(place) if known is None else known.map  # which knows its log-sum-exp
+        known = self.pyramids.get(head)
+        one = self.one(head) if known is None else known.map  # whose log-sum-exp is known
         ids = self._ids
         if ids is not None:
-            ids = ids[place.batch : place.batch + 1]
+            ids = ids[head.batch : head.batch + 1]
             if ids.shape[1] != one.shape[3] or one.shape[2] > one.shape[3]:
                 ids = None
-        table = measure({self.names[place.layer]: [one]}, ids, on_progress=report)
+        table = measure({self.names[head.layer]: [one]}, ids, on_progress=on_progress)
         found = asdict(table.rows[0])
-        self.scores[place] = {key: found[key] for key in found if key not in ("layer", "head")}
+        self.scores[head] = {key: found[key] for key in found if key not in ("layer", "head")}
 
-    def _say(self, progress: Progress | None) -> None:
+    def _report(self, progress: Progress | None) -> None:
         self.progress = progress
         self.on_progress(progress)
 
 
-class Hurry:
-    """While a tile is computed, the walk over maps waits: see `Work.hurry`."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-
-    def __enter__(self) -> None:
-        with self._work._changed:
-            self._work._hurry += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._work._changed:
-            self._work._hurry -= 1
-            self._work._changed.notify_all()
-
-
-class _OtherWork(BaseException):
-    """Something else is wanted now."""
+class _Cancelled(BaseException):
+    """The job was cancelled, because another head is wanted or the worker stops."""

@@ -1,8 +1,9 @@
-"""Guard: who may ask. Everything that reaches the server's pages goes through here first.
+"""Guard: decides which requests are answered. Every request passes it first.
 
-The server listens on this machine only, but every page in the browser can send requests there, and
-a stranger's name can be made to point to 127.0.0.1. So a request must name this server as its host,
-must not come from another page, and must carry the token that was printed at the start.
+The server listens on this machine only, but any website that is open in the browser can send
+requests to it, and an attacker can point a domain to 127.0.0.1 (DNS rebinding). So a request must
+name this server as its host, must not come from another site, and must carry the secret token that
+was printed when the server started.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _MOST_QUERY = 2048  # bytes
 
 
 class Guard:
-    """ASGI middleware that lets only the owner's own page in.
+    """ASGI middleware that answers only requests from the viewer's own page.
 
     Args:
-        app: What is guarded.
-        token: The secret; in the address of the page, and in a header of all its requests.
-        port: Where the server listens.
-        policy: The page's Content-Security-Policy.
+        app: The application to protect.
+        token: The secret. It is part of the URL of the page, and a header of its requests.
+        port: The port of the server.
+        policy: The Content-Security-Policy of the page.
     """
 
     def __init__(self, app: ASGIApp, *, token: str, port: int, policy: str) -> None:
@@ -44,7 +45,7 @@ class Guard:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer what is refused; pass on the rest."""
+        """Answer a refused request, and pass all others on."""
         if scope["type"] != "http":
             return
         refused = self._refusal(scope)
@@ -62,39 +63,39 @@ class Guard:
         await send({"type": "http.response.body", "body": body})
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and reason, or None for a request that may pass."""
+        """The status and the reason, or None if the request may pass."""
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
         hosts = headers.get(b"host", [])
         if len(hosts) != 1 or hosts[0] not in self._hosts:
-            return 403, "This server answers to its own address only."
+            return 403, "This server answers only requests to its own address."
         if any(origin not in self._origins for origin in headers.get(b"origin", [])):
-            return 403, "This server answers to its own page only."
+            return 403, "This server answers only requests from its own page."
         site, aim = (headers.get(b"sec-fetch-" + name, []) for name in (b"site", b"dest"))
-        followed = scope["path"] == "/" and aim == [b"document"]  # a link, from a notebook perhaps
+        followed = scope["path"] == "/" and aim == [b"document"]  # a link, such as in a notebook
         if not followed and any(each not in (b"same-origin", b"none") for each in site):
-            return 403, "This server answers to its own page only."
+            return 403, "This server answers only requests from its own page."
         if scope["method"] != "GET":
-            return 405, "Only GET."
+            return 405, "Only GET is supported."
         if len(scope["query_string"]) > _MOST_QUERY:
-            return 414, "The address is too long."
+            return 414, "The URL is too long."
         if not self._knows_token(scope, headers.get(TOKEN_HEADER, [])):
             return 403, (
                 "The token is missing or wrong. "
-                "Open the whole address that was printed when the server started."
+                "Open the complete URL that was printed when the server started."
             )
         return None
 
     def _knows_token(self, scope: Scope, given: list[bytes]) -> bool:
-        """In the page's address, and in a header of everything else."""
+        """Whether the token is right: in the URL of the page, in a header of other requests."""
         if scope["path"] == "/":
             try:
                 query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=64)
             except ValueError:  # more fields than that
                 return False
             given = [text.encode("utf-8") for text in query.get("token", [])]
-        # Compared in constant time: how long it takes says nothing about the token.
+        # Compared in constant time, so that the duration reveals nothing about the token.
         return len(given) == 1 and hmac.compare_digest(given[0], self._token)
 
     def _with_headers(self, send: Send) -> Send:

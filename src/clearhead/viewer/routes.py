@@ -1,4 +1,4 @@
-"""Site: the page, and what it asks for. Every answer is JSON or plain numbers; no text is HTML."""
+"""Site: the page and its API. Every answer is JSON or plain numbers, never HTML."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from clearhead.drawing import VIRIDIS, visible
-from clearhead.drawing.inline import asset, only
+from clearhead.drawing import visible
+from clearhead.drawing.page_assets import PageAssets
 from clearhead.version import __version__
-from clearhead.viewer.jobs import Kept, Place, Work
+from clearhead.viewer.jobs import HeadIndex, SizedCache, Worker
 from clearhead.viewer.request_guard import Guard
-from clearhead.viewer.tile_grid import TILE, grids, strongest
+from clearhead.viewer.tile_pyramid import TILE, grids, strongest
 from clearhead.viewer.token_labels import Labels
 
 _TILE_BYTES = 2**26
-_MOST_WAITING = 64  # requests that wait for numbers; more are told to come back
+_MOST_WAITING = 64  # requests that wait for numbers; further ones are answered with 503
 _MOST_LABELS = 4096
 _MOST_STRONGEST = 50
-_SCRIPTS = ("tiles", "paint", "panel", "view")
+_SCRIPTS = ("tiles.js", "map_painter.js", "panel.js", "view.js")
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class _Refused(ValueError):
-    """A request that makes no sense."""
+    """An invalid request."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -44,25 +44,25 @@ class _Refused(ValueError):
 
 
 class Site:
-    """The pages of one `Work`.
+    """The page and the API of one viewer.
 
     Args:
-        work: The maps.
+        worker: Holds the maps and computes their overviews.
         labels: The tokens.
-        model: What is being looked at, as a title.
+        model: The title of the page.
     """
 
-    def __init__(self, work: Work, labels: Labels, model: str) -> None:
-        self._work, self._labels, self._model = work, labels, model
-        self._tiles: Kept[NDArray[np.float32]] = Kept(_TILE_BYTES)
-        # One at a time: each uses all cores, and memory stays that of one tile.
+    def __init__(self, worker: Worker, labels: Labels, model: str) -> None:
+        self._worker, self._labels, self._model = worker, labels, model
+        self._tiles: SizedCache[NDArray[np.float32]] = SizedCache(_TILE_BYTES)
+        # One tile at a time: each uses all cores, and memory stays limited.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="clearhead tiles")
         self._turn = asyncio.Semaphore(1)
         self._waiting = 0
-        self._page, self._policy = _page(model)
+        self._page, self._policy = build_page(model)
 
     def app(self, *, token: str, port: int) -> Guard:
-        """The guarded application."""
+        """The application behind its guard."""
         routes = [
             Route("/", self.page),
             Route("/api/about", _answers(self.about)),
@@ -77,18 +77,18 @@ class Site:
         return Guard(app, token=token, port=port, policy=self._policy)
 
     def close(self) -> None:
-        """Let go of the thread that computes tiles."""
+        """Stop the thread that computes tiles."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def page(self, request: Request) -> Response:
-        """The viewer itself."""
+        """The page."""
         return HTMLResponse(self._page)
 
     async def about(self, request: Request) -> Response:
-        """What there is to look at."""
+        """The layers, with their sizes and zoom levels."""
         _parameters(request)
         layers = []
-        for name, m in zip(self._work.names, self._work.maps, strict=True):
+        for name, m in zip(self._worker.names, self._worker.maps, strict=True):
             batch, heads, queries, keys = m.shape
             zooms = [[g.rows, g.cols, g.row_scale, g.col_scale] for g in grids(queries, keys)]
             labelled = [self._labels.count(b) == keys >= queries for b in range(batch)]
@@ -109,46 +109,45 @@ class Site:
                 "version": __version__,
                 "model": visible(self._model),
                 "tile": TILE,
-                "colours": [list(point) for point in VIRIDIS],
                 "layers": layers,
             }
         )
 
     async def state(self, request: Request) -> Response:
-        """What is known of the heads of a layer; the head that is looked at is computed next."""
+        """What is known about the heads of a layer. The requested head is computed next."""
         given = _parameters(request, "layer", "batch", "head")
-        layer, batch, _ = chosen = self._place(given)
-        self._work.want(chosen)
+        layer, batch, _ = chosen = self._head(given)
+        self._worker.want(chosen)
         heads = []
-        for head, number in enumerate(self._work.maps[layer].head_numbers):
-            place = Place(layer, batch, head)
+        for head, number in enumerate(self._worker.maps[layer].head_numbers):
+            index = HeadIndex(layer, batch, head)
             heads.append(
                 {
                     "number": number,
-                    "ready": place in self._work.pyramids,
-                    "error": visible(self._work.failed.get(place, "")),
-                    "scores": self._work.scores.get(place),
+                    "ready": index in self._worker.pyramids,
+                    "error": visible(self._worker.failed.get(index, "")),
+                    "scores": self._worker.scores.get(index),
                 }
             )
         return JSONResponse({"heads": heads, "progress": self._progress()})
 
     async def tile(self, request: Request) -> Response:
-        """The cells of one tile as float32, row by row; NaN where hidden."""
+        """The cells of one tile as float32, row by row, NaN if hidden."""
         given = _parameters(request, "layer", "batch", "head", "level", "row", "col")
-        place = self._place(given)
-        zooms = grids(*self._work.maps[place.layer].shape[2:])
+        head = self._head(given)
+        zooms = grids(*self._worker.maps[head.layer].shape[2:])
         level = _whole(given, "level", len(zooms))
         high, wide = zooms[level].tiles()
         row, col = _whole(given, "row", high), _whole(given, "col", wide)
-        pyramid = self._work.pyramids.get(place)
+        pyramid = self._worker.pyramids.get(head)
         if pyramid is None:
-            return self._later(place)
-        name = (place, level, row, col)
+            return self._later(head)
+        name = (head, level, row, col)
         cells = self._tiles.get(name)
         if cells is None:
             async with self._compute() as run:
                 if await request.is_disconnected():
-                    return Response(status_code=499)  # nobody waits for it any more
+                    return Response(status_code=499)  # the client has gone
                 cells = self._tiles.get(name)
                 if cells is None:
                     cells = await run(lambda: pyramid.tile(level, row, col))
@@ -161,68 +160,66 @@ class Site:
         )
 
     async def row(self, request: Request) -> Response:
-        """The keys that one query looks at most."""
+        """The keys with the largest weights of one query."""
         given = _parameters(request, "layer", "batch", "head", "query", "count")
-        place = self._place(given)
-        m = self._work.maps[place.layer]
+        head = self._head(given)
+        m = self._worker.maps[head.layer]
         query = _whole(given, "query", m.shape[2])
         count = _whole(given, "count", _MOST_STRONGEST + 1)
-        pyramid = self._work.pyramids.get(place)
+        pyramid = self._worker.pyramids.get(head)
         if pyramid is None:
-            return self._later(place)
+            return self._later(head)
         async with self._compute() as run:
             keys, weights = await run(lambda: strongest(pyramid.map, query, count))
         labels = []
-        if self._labels.count(place.batch) == m.shape[3]:
-            labels = [self._labels.some(place.batch, key, key + 1)[0] for key in keys]
+        if self._labels.count(head.batch) == m.shape[3]:
+            labels = [self._labels.some(head.batch, key, key + 1)[0] for key in keys]
         return JSONResponse({"keys": keys, "weights": weights, "labels": labels})
 
     async def tokens(self, request: Request) -> Response:
-        """Some labels."""
+        """A range of labels."""
         given = _parameters(request, "batch", "start", "count")
-        batch = _whole(given, "batch", max(m.shape[0] for m in self._work.maps))
+        batch = _whole(given, "batch", max(m.shape[0] for m in self._worker.maps))
         start = _whole(given, "start", max(1, self._labels.count(batch)))
         count = _whole(given, "count", _MOST_LABELS + 1)
         if not self._labels.count(batch):
-            raise _Refused("no labels are known.", 404)
+            raise _Refused("This text has no labels.", 404)
         return JSONResponse({"tokens": self._labels.some(batch, start, start + count)})
 
     async def search(self, request: Request) -> Response:
-        """Where a word stands."""
+        """The tokens in which a text begins."""
         given = _parameters(request, "batch", "text")
-        batch = _whole(given, "batch", max(m.shape[0] for m in self._work.maps))
+        batch = _whole(given, "batch", max(m.shape[0] for m in self._worker.maps))
         async with self._compute() as run:
-            places, count = await run(lambda: self._labels.find(batch, given["text"]))
-        return JSONResponse({"places": places, "count": count})
+            matches, count = await run(lambda: self._labels.find(batch, given["text"]))
+        return JSONResponse({"matches": matches, "count": count})
 
-    # Inside.
+    def _head(self, given: dict[str, str]) -> HeadIndex:
+        layer = _whole(given, "layer", len(self._worker.maps))
+        batch, heads = self._worker.maps[layer].shape[:2]
+        return HeadIndex(layer, _whole(given, "batch", batch), _whole(given, "head", heads))
 
-    def _place(self, given: dict[str, str]) -> Place:
-        layer = _whole(given, "layer", len(self._work.maps))
-        batch, heads = self._work.maps[layer].shape[:2]
-        return Place(layer, _whole(given, "batch", batch), _whole(given, "head", heads))
-
-    def _later(self, place: Place) -> Response:
-        if place in self._work.failed:
-            return JSONResponse({"error": visible(self._work.failed[place])}, 500)
+    def _later(self, head: HeadIndex) -> Response:
+        if head in self._worker.failed:
+            return JSONResponse({"error": visible(self._worker.failed[head])}, 500)
         return JSONResponse({"progress": self._progress()}, 202)
 
     def _progress(self) -> dict[str, Any] | None:
-        now = self._work.progress
+        now = self._worker.progress
         if now is None:
             return None
-        number = self._work.number(now.place)
-        return {**now.place._asdict(), "number": number, "what": now.what, "share": now.share}
+        number = self._worker.number(now.head)
+        return {**now.head._asdict(), "number": number, "what": now.what, "share": now.share}
 
     @asynccontextmanager
     async def _compute(self) -> AsyncIterator[Callable[[Callable[[], Any]], Awaitable[Any]]]:
-        """A turn at the cores, during which the walk over maps waits."""
+        """Wait for this request's turn to compute; the worker is paused meanwhile."""
         if self._waiting >= _MOST_WAITING:
-            raise _Refused("too many requests at once.", 503)
+            raise _Refused("Too many requests at once.", 503)
         self._waiting += 1
         try:
             async with self._turn:
-                with self._work.hurry():
+                with self._worker.paused():
                     loop = asyncio.get_running_loop()
                     yield lambda function: loop.run_in_executor(self._pool, function)
         finally:
@@ -230,7 +227,7 @@ class Site:
 
 
 def _answers(method: Callable[[Request], Awaitable[Response]]) -> Endpoint:
-    """The method, with a refusal as an answer."""
+    """Turn `_Refused` into an answer."""
 
     @wraps(method)
     async def endpoint(request: Request) -> Response:
@@ -244,30 +241,27 @@ def _answers(method: Callable[[Request], Awaitable[Response]]) -> Endpoint:
 
 
 def _parameters(request: Request, *names: str) -> dict[str, str]:
-    """The parameters, each exactly once, and no others."""
+    """The parameters of the request: each of these names exactly once, and no others."""
     given = request.query_params.multi_items()
     if sorted(name for name, _ in given) != sorted(names):
-        raise _Refused(f"expected the parameters {', '.join(names) or 'none'}, each once.")
+        raise _Refused(f"Expected the parameters {', '.join(names) or 'none'}, each once.")
     return dict(given)
 
 
 def _whole(given: dict[str, str], name: str, below: int) -> int:
-    """A whole number from 0 to below - 1, in plain digits."""
+    """An integer from 0 to below - 1, written in decimal digits."""
     if not re.fullmatch(r"[0-9]{1,10}", given[name]) or int(given[name]) >= below:
-        raise _Refused(f"{name}: expected a whole number from 0 to {below - 1}.")
+        raise _Refused(f"{name}: expected an integer from 0 to {below - 1}.")
     return int(given[name])
 
 
-def _page(model: str) -> tuple[str, str]:
-    """The page with its style and script inside, and the policy that lets only these run."""
-    style, script = _asset("view.css"), "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)
-    policy = only(script, style) + "connect-src 'self'; img-src data:; "
-    policy += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    page = _asset("view.html").replace("<!-- title -->", html.escape(visible(model)))
-    page = page.replace("<!-- style -->", f"<style>{style}</style>")
-    page = page.replace("<!-- script -->", f'<script type="module">{script}</script>')
-    return page, policy
-
-
-def _asset(name: str) -> str:
-    return asset("clearhead.viewer", name)
+def build_page(model: str) -> tuple[str, str]:
+    """The page, and the policy that allows only its own style and script."""
+    assets = PageAssets(
+        "clearhead.viewer",
+        html="view.html",
+        css="view.css",
+        scripts=_SCRIPTS,
+        sources="connect-src 'self'; img-src data:; frame-ancestors 'none'",
+    )
+    return assets.page({"title": html.escape(visible(model))}), assets.policy

@@ -1,4 +1,4 @@
-"""Running: a server in a thread of its own, on this machine only, until somebody closes it."""
+"""View: the server, in its own thread, reachable from this machine only."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rich.progress import Progress as Bar
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from clearhead import drawing
-from clearhead.viewer.jobs import Progress, Work
+from clearhead.viewer.jobs import Progress, Worker
 from clearhead.viewer.routes import Site
 from clearhead.viewer.token_labels import Labels
 
 _MOST_CONNECTIONS = 256
-_MOST_SECONDS = 5.0  # from the first byte of a request to its last
+_MOST_SECONDS = 5.0  # for a request to arrive completely
 
 
 class View:
-    """A running viewer; close it, or use it in a `with` block.
+    """A running viewer. Close it, or use it in a `with` block.
 
     Attributes:
-        url: Where to look. The token in it is the key: who has it can look, too.
-        port: Where it listens.
+        url: The URL of the page. It contains a secret token: anyone who has it can see the page.
+        port: The port of the server.
     """
 
-    def __init__(self, work: Work, labels: Labels, *, model: str, port: int) -> None:
+    def __init__(self, worker: Worker, labels: Labels, *, model: str, port: int) -> None:
         token = secrets.token_urlsafe(24)
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -46,17 +46,17 @@ class View:
             self._socket.close()
             reason = getattr(error, "strerror", None) or str(error)
             raise ValueError(
-                f"port {port}: {reason}.\n  Leave it out, and a free one is chosen."
+                f"port {port}: {reason}.\n  Leave it out to use a free port."
             ) from None
         self.port = int(self._socket.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}/?token={token}"
-        self.work = work
-        self._site = Site(work, labels, model)
+        self.worker = worker
+        self._site = Site(worker, labels, model)
         config = uvicorn.Config(
             self._site.app(token=token, port=self.port),
             lifespan="off",
             ws="none",
-            http=_Impatient,
+            http=_TimeLimited,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -71,17 +71,17 @@ class View:
         self._thread.start()
         while not self._server.started:
             if not self._thread.is_alive():
-                raise RuntimeError(f"the server did not start on port {self.port}.")
+                raise RuntimeError(f"The server did not start on port {self.port}.")
             time.sleep(0.005)
-        work.start()
+        worker.start()
 
     def __repr__(self) -> str:
         return f"View({self.url})" if self._thread.is_alive() else "View(closed)"
 
     def wait(self) -> None:
-        """Stay until Ctrl-C, then close; a bar in the terminal shows what is computed."""
+        """Block until Ctrl-C, then close. A progress bar shows what is being computed."""
         try:
-            with _bar(self.work):
+            with _bar(self.worker):
                 while self._thread.is_alive():
                     self._thread.join(0.2)
         except KeyboardInterrupt:
@@ -92,7 +92,7 @@ class View:
     def close(self) -> None:
         """Stop the server and free its port."""
         self._server.should_exit = True
-        self.work.stop()
+        self.worker.stop()
         self._thread.join(timeout=10.0)
         self._site.close()
         self._socket.close()
@@ -110,21 +110,21 @@ class View:
 
 
 def open_browser(url: str) -> None:
-    """Show the page, where there is a screen; a browser in the terminal could not draw it."""
+    """Open the page if there is a display. A browser in a terminal could not draw it."""
     screen = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     if screen or sys.platform in ("darwin", "win32"):
         webbrowser.open(url)
 
 
-class _Impatient(H11Protocol):
-    """A connection that is closed when a request does not come to its end in a few seconds.
+class _TimeLimited(H11Protocol):
+    """Closes a connection if a request does not arrive completely within a few seconds.
 
-    Else a few hundred requests that are begun and never finished keep the owner out.
+    Otherwise a few hundred unfinished requests would use up all connections.
     """
 
     _late: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own type
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         self._wait()
 
@@ -137,9 +137,9 @@ class _Impatient(H11Protocol):
         super().connection_lost(exc)
 
     def _wait(self) -> None:
-        """More bytes of the same request do not give it more time."""
+        """Start the timer for a request. Further bytes of the same request do not extend it."""
         if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_waiting()  # it is here, and being answered
+            self._stop_waiting()  # complete, and being answered
         elif self._late is None:
             self._late = self.loop.call_later(_MOST_SECONDS, self.transport.close)
 
@@ -150,8 +150,8 @@ class _Impatient(H11Protocol):
 
 
 @contextmanager
-def _bar(work: Work) -> Iterator[None]:
-    """A progress bar while a map is walked over; nothing at other times, and nothing in a pipe."""
+def _bar(worker: Worker) -> Iterator[None]:
+    """A progress bar while something is computed; nothing in a pipe."""
     err = drawing.console(sys.stderr)
     columns = TextColumn("{task.description}", markup=False), BarColumn()
     with Bar(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
@@ -161,12 +161,12 @@ def _bar(work: Work) -> Iterator[None]:
             if now is None:
                 bar.update(task, visible=False)
                 return
-            name = drawing.shorten(work.names[now.place.layer], 40)
-            words = f"{name}, head {work.number(now.place)}: {now.what}"
-            bar.update(task, description=words, completed=now.share, visible=True)
+            name = drawing.shorten(worker.names[now.head.layer], 40)
+            text = f"{name}, head {worker.number(now.head)}: {now.what}"
+            bar.update(task, description=text, completed=now.share, visible=True)
 
-        work.on_progress = show
+        worker.on_progress = show
         try:
             yield
         finally:
-            work.on_progress = lambda now: None
+            worker.on_progress = lambda now: None

@@ -1,4 +1,4 @@
-"""Labels: the tokens of a text, some of them or where a word stands."""
+"""Labels: the tokens of each text, and a search over them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from clearhead.drawing import shorten
 
-WIDTH = 40  # columns of a label; longer ones are cut
+WIDTH = 40  # longer labels are shortened
 
 
 class Labels:
     """The tokens of each sequence.
 
     Args:
-        tokens: One list of tokens a sequence.
+        tokens: One list of tokens per sequence.
     """
 
     def __init__(self, tokens: Sequence[Sequence[str]] = ()) -> None:
@@ -22,17 +22,17 @@ class Labels:
         self._texts: dict[int, tuple[str, list[int]]] = {}
 
     def count(self, batch: int) -> int:
-        """How many tokens a sequence has; 0 if they are not known."""
+        """The number of tokens of a sequence; 0 if they are not known."""
         return len(self._tokens[batch]) if batch < len(self._tokens) else 0
 
     def some(self, batch: int, start: int, stop: int) -> list[str]:
-        """Some labels, with everything invisible made visible."""
+        """The labels from `start` to `stop`, made visible and shortened."""
         return [shorten(token, WIDTH) for token in self._tokens[batch][start:stop]]
 
     def find(self, batch: int, words: str, most: int = 1000) -> tuple[list[int], int]:
-        """The tokens in which `words` begin, the first `most` of them, and how many there are.
+        """The indices of tokens in which `words` begin, at most `most`, and their total number.
 
-        Capitals do not matter, and a word may be spread over several tokens.
+        The search ignores case, and a match may extend over several tokens.
         """
         if not words or not self.count(batch):
             return [], 0

@@ -48,6 +48,7 @@ class Recorder(TorchFunctionMode):
         self._model = model
         self._selectors = selectors
         self._unused = set(range(len(selectors or ())))
+        self._grouping: dict[str, tuple[int, Any]] = {}  # groups and heads of a layer
         self._chosen: dict[str, bool] = {}  # every attention layer in order: is it kept?
         self._elsewhere = 0
         self._softmax: list[str] = []  # where a model without fused attention has its softmax
@@ -86,10 +87,40 @@ class Recorder(TorchFunctionMode):
 
     # What is heard from the dispatcher.
 
-    def hear_attention(self, *args: Any, **kwargs: Any) -> None:
+    def hear_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         """A call of `scaled_dot_product_attention`."""
         if (name := self._layer()) is not None:
-            self.seen.add(name, self.keeper.keep(*args, **kwargs))
+            query, attn_mask = self._unpacked(name, query, attn_mask)
+            kept = self.keeper.keep(query, key, value, attn_mask, *args, **kwargs)
+            self.seen.add(name, kept)
+
+    def _unpacked(
+        self, name: str, query: Tensor, attn_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Undo the packing of grouped queries: one token per head as one row per group.
+
+        transformers 5.23 passes a single token's queries (batch, heads, 1, head_dim) as
+        (batch, kv_heads, groups, head_dim) where a mask is given.
+        """
+        if name not in self._grouping:
+            module = next(module for module, other in self._names.items() if other == name)
+            config = getattr(module, "config", None)
+            heads = getattr(config, "num_attention_heads", None)
+            self._grouping[name] = getattr(module, "num_key_value_groups", 1), heads
+        groups, heads = self._grouping[name]
+        if groups == 1 or query.shape[1:3] != (heads // groups, groups):
+            return query, attn_mask
+        if attn_mask is not None and attn_mask.shape[1] > 1:
+            attn_mask = attn_mask.reshape(attn_mask.shape[0], heads, 1, attn_mask.shape[-1])
+        return query.reshape(query.shape[0], heads, 1, query.shape[-1]), attn_mask
 
     def hear_ours(self, q: Tensor, k: Tensor, mask: Mask | None, scale: float | None) -> None:
         """A call of `clearhead.kernels.attend`, which knows its mask by name."""

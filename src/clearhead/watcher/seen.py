@@ -17,8 +17,8 @@ from jaxtyping import Int, Shaped
 from safetensors.torch import save_file
 from torch import Tensor
 
+from clearhead.drawing.file_formats import save
 from clearhead.drawing.html_page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
-from clearhead.drawing.saving import save
 from clearhead.drawing.text_format import harmless, memory
 from clearhead.maps import AttentionMap
 from clearhead.masks import Mask

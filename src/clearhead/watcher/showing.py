@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.drawing.axes import Axis
+from clearhead.drawing import Axis
 from clearhead.drawing.html_page import Layer, Page
 from clearhead.maps import AttentionMap, map_figures, page_layers
 from clearhead.maps.axis_labels import axis_labels, check_labels

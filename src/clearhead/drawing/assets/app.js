@@ -1,21 +1,21 @@
-// The frame around the views: tabs, tools, keys, and the start.
+// The frame around the views: tabs, tools, keyboard, start-up.
 
 const views = { heads: headsView, matrix: matrixView, sentence: sentenceView };
 if (walk) views.steps = stepsView;
 const KEYS = [
   ["1 2 3 4", "Heads, Matrix, Sentence, Steps"],
   ["arrow keys", "Move between heads, cells, tokens or steps"],
-  ["Enter", "Choose; in the matrix: see this query in the sentence; on a token: pin it"],
-  ["[ and ]", "The head before, the next head"],
-  ["{ and }", "The layer before, the next layer"],
-  ["b and n", "The step before, the next step"],
-  ["l", "Linear or logarithmic colours"],
-  ["w", "Where it looks, or who looks at it"],
-  ["+ \u2212 0", "In the matrix: larger, smaller, fit"],
-  ["s and p", "Save as SVG, as PNG"],
-  ["t", "Light or dark"],
-  ["?", "This list"],
-  ["Esc", "Close, or let go of a pinned token"],
+  ["Enter", "Select; in the matrix: show this query in the sentence; on a token: pin it"],
+  ["[ and ]", "Previous or next head"],
+  ["{ and }", "Previous or next layer"],
+  ["b and n", "Previous or next step"],
+  ["l", "Switch between linear and logarithmic colours"],
+  ["w", "Switch between what a token looks at and what looks at it"],
+  ["+ \u2212 0", "In the matrix: zoom in, zoom out, fit"],
+  ["s and p", "Save as SVG or PNG"],
+  ["t", "Switch between light and dark"],
+  ["?", "Show this list"],
+  ["Esc", "Close this list, or unpin a token"],
 ];
 
 function buildTabs() {
@@ -42,8 +42,8 @@ function buildTools() {
   byId("tools").append(
     tool("SVG", "Save this view as SVG", () => saveAs("svg")),
     tool("PNG", "Save this view as PNG", () => saveAs("png")),
-    tool("\u25d0", "Light or dark", otherTheme),
-    tool("?", "Help and keys", openHelp));
+    tool("\u25d0", "Switch between light and dark", otherTheme),
+    tool("?", "Help and keyboard shortcuts", openHelp));
 }
 
 function openHelp() {
@@ -53,9 +53,9 @@ function openHelp() {
       "Attention gives every token (the query) a weight for every token that it may look at (the keys). ",
       "The weights of a query add up to 1. Several heads do this side by side, each in its own way."),
     el("p", {},
-      "All views show the same numbers. What you choose in one stays chosen in the others, ",
-      "and stands in the address, so that a link leads back to it."),
-    el("h3", {}, "Keys"),
+      "All views show the same numbers. What you select in one view stays selected in the others. ",
+      "The selection is part of the address, so you can share a link to it."),
+    el("h3", {}, "Keyboard"),
     el("dl", { class: "help" }, KEYS.flatMap(([keys, text]) => [el("dt", {}, keys), el("dd", {}, text)])),
     button({ class: "go strong", onclick: () => dialog.close() }, "Close"));
   document.body.append(dialog);
@@ -118,7 +118,7 @@ async function start() {
   describe();
   if (typeof DecompressionStream === "undefined") {
     byId("message").textContent =
-      "This browser is too old to unpack the numbers in this file. One from 2023 or later can.";
+      "This browser is too old to read the numbers in this file. Use a browser from 2023 or later.";
     return;
   }
   read();
@@ -144,7 +144,7 @@ async function start() {
 
 start().catch((error) => {
   byId("message")?.remove();
-  const words = `The numbers in this file could not be read: ${error.message}`;
-  byId("main").prepend(el("p", { class: "message" }, words));
+  const text = `The numbers in this file could not be read: ${error.message}`;
+  byId("main").prepend(el("p", { class: "message" }, text));
   throw error;
 });

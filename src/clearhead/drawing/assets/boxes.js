@@ -1,4 +1,4 @@
-// What the steps are drawn with: vectors as boxes, tables of keys, shapes.
+// The parts that steps are drawn with: vectors as boxes, tables of keys, shapes.
 
 const MOST_KEYS = 24, MOST_NUMBERS = 12, FIRST_NUMBERS = 8;
 
@@ -6,7 +6,7 @@ const explain = (...parts) => el("p", { class: "explain" }, parts);
 const arrow = (text) => el("p", { class: "arrow-down" }, `\u2193 ${text}`);
 const hatchedCell = (text) => el("span", { class: "cell hatched" }, text);
 
-/** A vector as a line of numbers, under its name and the token it belongs to. */
+/** A vector as a line of numbers, with its name and its token. */
 function strip(title, values, label, { piece = 0, head = null, strong = false } = {}) {
   const of = el("span", { class: "of" },
     title === null ? null : el("code", {}, title),
@@ -15,7 +15,7 @@ function strip(title, values, label, { piece = 0, head = null, strong = false } 
   return el("div", { class: strong ? "strip strong" : "strip" }, of, numbers(values, { piece, head }));
 }
 
-/** The vector of the token that is followed, in a tensor; in the chosen head, where it has heads. */
+/** The vector of the followed token in a tensor; of the selected head, if the tensor has heads. */
 function vectorStrip(tensor, at) {
   const axes = axesOf(tensor), elsewhere = axes.includes("context_tokens");
   const title = at.many && axes.some((axis) => axis.endsWith("heads")) ? `${tensor}, head ${at.head}` : tensor;
@@ -23,7 +23,7 @@ function vectorStrip(tensor, at) {
   return strip(title, vectorOf(tensor, at.head, i), (elsewhere ? at.from.columns : at.from.rows)[i]);
 }
 
-/** The pieces of all heads, a line each. */
+/** The pieces of all heads, one per line. */
 function pieces(tensor, heads, at) {
   const all = Array.from({ length: heads }, (_, head) => head);
   const shown = heads <= 8 ? all : all.filter((head) => Math.abs(head - at.head) <= 3);
@@ -34,13 +34,13 @@ function pieces(tensor, heads, at) {
   return shown.length < heads ? [...lines, quiet(`and ${heads - shown.length} more heads`)] : lines;
 }
 
-/** Numbers in boxes: blue below zero, orange above; with a coloured edge for the head. */
+/** Numbers in boxes, coloured by sign and size, with a coloured edge for the head. */
 function numbers(values, { piece = 0, head = null, faint = false } = {}) {
   const top = Math.max(...Array.from(values, Math.abs), 1e-9);
   const all = Array.from(values.keys());
   let shown = all;
   if (values.length > MOST_NUMBERS) {
-    const begins = (i) => i % piece < 2 && i < 4 * piece; // of each piece the first two
+    const begins = (i) => i % piece < 2 && i < 4 * piece; // the first two of each piece
     shown = piece ? all.filter(begins) : all.slice(0, FIRST_NUMBERS);
   }
   const boxes = shown.map((i) => {
@@ -48,7 +48,7 @@ function numbers(values, { piece = 0, head = null, faint = false } = {}) {
     const share = Math.round((42 * Math.abs(value)) / top);
     const style = {
       "background-color": `color-mix(in srgb, var(${sideOf(value)}) ${share}%, var(--card))`,
-      ...(owner === null ? {} : { "border-bottom": `3px solid var(--c${owner % MOST_HEADS})` }),
+      ...(owner === null ? {} : { "border-bottom": `3px solid var(--head-${owner % PALETTE.heads})` }),
     };
     return el("span", { class: piece && i && i % piece === 0 ? "box cut" : "box", style }, fixed(value));
   });
@@ -57,7 +57,7 @@ function numbers(values, { piece = 0, head = null, faint = false } = {}) {
   return el("span", { class: faint ? "numbers faint" : "numbers" }, boxes);
 }
 
-const sideOf = (value) => (value < 0 ? "--below" : "--above");
+const sideOf = (value) => (value < 0 ? "--negative" : "--positive");
 
 /** One dot product, term by term. */
 function product(at, k) {
@@ -79,12 +79,12 @@ function product(at, k) {
           el("td", {}, fixed(at.scores[state.key], 4))))));
 }
 
-/** A row for each key; choosing a key makes it the one that is looked at. */
+/** A table with a row for each key. Selecting a key highlights its row. */
 function table(head, rows, at, total = null) {
   const cells = (row) => row.map((cell, i) => (i ? el("td", {}, cell) : el("th", { scope: "row" }, cell)));
   const titles = head.map((text) => (text ? el("th", { scope: "col" }, text) : el("td", {})));
-  const here = (place) => (at.shown[place] === state.key ? "here" : null);
-  const body = rows.map((row, place) => el("tr", { class: here(place) }, cells(row)));
+  const here = (i) => (at.shown[i] === state.key ? "here" : null);
+  const body = rows.map((row, i) => el("tr", { class: here(i) }, cells(row)));
   return el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Numbers for each key" },
     el("table", { class: "keys" },
       el("thead", {}, el("tr", {}, titles)),
@@ -98,7 +98,7 @@ function keyName(at, j) {
     token(at.from.columns[j], 18));
 }
 
-/** A share as a bar; with a sign, it starts in the middle. */
+/** A share as a bar. A signed bar starts in the middle. */
 function bar(share, signed = false) {
   const long = Math.abs(share) * (signed ? 50 : 100);
   const style = { width: `${long}%`, "background-color": "var(--accent)" };
@@ -112,11 +112,11 @@ function bar(share, signed = false) {
 
 function more(at) {
   const rest = at.from.columns.length - at.shown.length;
-  const words = `These are the ${at.shown.length} keys with the most weight; ${rest} more are not shown.`;
-  return rest > 0 ? quiet(words) : null;
+  const text = `These are the ${at.shown.length} keys with the largest weights. ${rest} more are not shown.`;
+  return rest > 0 ? quiet(text) : null;
 }
 
-/** Shapes, formula and code of a step. */
+/** The shapes, formula and code of a step. */
 function shapes(step) {
   const dim = ([axis, size]) => el("span", { class: "dim" }, el("b", {}, String(size)), el("span", {}, axis));
   const shape = (title, dims) => el("div", { class: "shape" },

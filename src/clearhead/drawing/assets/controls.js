@@ -1,6 +1,6 @@
-// What several views share: things to choose with, and lists of the strongest.
+// Controls that several views share: buttons, lists, and rankings of the largest weights.
 
-/** Buttons of which one is pressed. */
+/** A group of buttons, one of which is pressed. */
 function choice(label, options, chosen, pick) {
   const buttons = options.map(([value, text]) =>
     button({ "data-value": value, "aria-pressed": String(value === chosen), onclick: () => pick(value) }, text));
@@ -11,7 +11,7 @@ function choice(label, options, chosen, pick) {
   return group;
 }
 
-/** A labelled list to choose from. */
+/** A drop-down list with a label. */
 function select(label, options, chosen, pick) {
   const list = el("select", { onchange: (event) => pick(event.target.value) },
     options.map(([value, text]) => el("option", { value }, text)));
@@ -26,7 +26,7 @@ function scaleChoice() {
   return choice("Colours", scales, state.scale, (scale) => change({ scale }));
 }
 
-/** Layer and head, as every view but the first has them. */
+/** The lists of layers and heads. */
 function headControls() {
   const parts = [];
   let layerList = null;
@@ -43,7 +43,7 @@ function headControls() {
   group.update = () => {
     if (shown !== state.layer) {
       shown = state.layer;
-      const options = layer().said.words.map((words, head) => el("option", { value: head }, `${layer().number(head)}: ${words}`));
+      const options = layer().info.words.map((words, head) => el("option", { value: head }, `${layer().number(head)}: ${words}`));
       headList.replaceChildren(...options);
       layerList?.mark(state.layer);
     }
@@ -52,7 +52,7 @@ function headControls() {
   return group;
 }
 
-/** The strongest of a row or column as a list of bars to choose from. */
+/** The largest weights of a row or column, as a list of bars that can be selected. */
 function ranking(heading, weights, labels, chosen, pick, most = 8) {
   const seen = Array.from(weights.keys()).filter((i) => !Number.isNaN(weights[i]));
   seen.sort((a, b) => weights[b] - weights[a]);
@@ -67,6 +67,6 @@ function ranking(heading, weights, labels, chosen, pick, most = 8) {
   });
   const rest = seen.length - items.length;
   return el("section", { class: "ranking" }, heading,
-    items.length ? el("ol", {}, items) : quiet("Nothing: all of it is hidden."),
+    items.length ? el("ol", {}, items) : quiet("Nothing: everything is hidden."),
     rest > 0 ? quiet(`and ${plural(rest, "more token")}`) : null);
 }

@@ -1,4 +1,4 @@
-// The numbers: unpacked from the blocks of this file, which page.py describes.
+// The numbers, unpacked from the blocks of this file. html_page.py describes the format.
 
 const about = JSON.parse(byId("about").textContent);
 
@@ -15,7 +15,7 @@ async function unpack(id) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-/** Numbers whose bytes stand apart: the lowest byte of each, then the next. */
+/** Numbers that are stored as the lowest byte of each, then the next byte of each, and so on. */
 function joined(bytes, size) {
   const count = bytes.length / size;
   const whole = new Uint8Array(bytes.length);
@@ -24,7 +24,7 @@ function joined(bytes, size) {
   return size === 4 ? new Float32Array(whole.buffer) : new Uint16Array(whole.buffer);
 }
 
-/** What each float16 means, as a list of all of them. */
+/** The value of each of the 65,536 float16 numbers. */
 const halves = (() => {
   const all = new Float32Array(65536);
   for (let i = 0; i < 32768; i++) {
@@ -39,14 +39,14 @@ const halves = (() => {
 })();
 
 class Layer {
-  constructor(said, index) {
-    this.said = said;
+  constructor(info, index) {
+    this.info = info;
     this.index = index;
-    this.name = said.name;
-    this.rows = about.labels[said.rows];
-    this.columns = about.labels[said.columns];
-    this.same = said.rows === said.columns; // queries and keys are the same tokens
-    this.heads = said.words.length;
+    this.name = info.name;
+    this.rows = about.labels[info.rows];
+    this.columns = about.labels[info.columns];
+    this.same = info.rows === info.columns; // queries and keys are the same tokens
+    this.heads = info.words.length;
     this.kept = new Map();
     this.ready = false;
   }
@@ -54,33 +54,33 @@ class Layer {
   async load() {
     const bytes = await unpack(`layer-${this.index}`);
     const size = this.rows.length * this.columns.length, packed = Math.ceil(size / 8);
-    this.places = []; // of each mask: where its visible cells are
-    for (let mask = 0; mask < this.said.masks; mask++) {
-      const places = new Uint32Array(size);
+    this.positions = []; // the visible cells of each mask
+    for (let mask = 0; mask < this.info.masks; mask++) {
+      const positions = new Uint32Array(size);
       let count = 0;
       for (let i = 0; i < size; i++)
-        if (bytes[mask * packed + (i >> 3)] & (128 >> (i & 7))) places[count++] = i;
-      this.places.push(places.slice(0, count));
+        if (bytes[mask * packed + (i >> 3)] & (128 >> (i & 7))) positions[count++] = i;
+      this.positions.push(positions.slice(0, count));
     }
-    const numbers = joined(bytes.subarray(packed * this.said.masks), about.bytes);
+    const numbers = joined(bytes.subarray(packed * this.info.masks), about.bytes);
     this.cells = [];
     let start = 0;
-    for (const mask of this.said.mask) {
-      const stop = start + this.places[mask].length;
+    for (const mask of this.info.mask) {
+      const stop = start + this.positions[mask].length;
       this.cells.push(numbers.subarray(start, stop));
       start = stop;
     }
     this.ready = true;
   }
 
-  /** Call f(place, weight) for every cell of a head that can be seen. */
+  /** Call f(position, weight) for every visible cell of a head. */
   each(head, f) {
-    const places = this.places[this.said.mask[head]], cells = this.cells[head];
-    if (about.bytes === 2) for (let i = 0; i < cells.length; i++) f(places[i], halves[cells[i]]);
-    else for (let i = 0; i < cells.length; i++) f(places[i], cells[i]);
+    const positions = this.positions[this.info.mask[head]], cells = this.cells[head];
+    if (about.bytes === 2) for (let i = 0; i < cells.length; i++) f(positions[i], halves[cells[i]]);
+    else for (let i = 0; i < cells.length; i++) f(positions[i], cells[i]);
   }
 
-  /** All cells of a head, row by row; NaN where hidden. The mean of all heads for "all". */
+  /** All cells of a head, row by row, NaN if hidden; for "all", the mean of all heads. */
   weights(head) {
     if (!this.kept.has(head)) {
       if (this.kept.size > 24) this.kept.delete(this.kept.keys().next().value);
@@ -91,7 +91,7 @@ class Layer {
 
   one(head) {
     const all = new Float32Array(this.rows.length * this.columns.length).fill(NaN);
-    this.each(head, (place, weight) => { all[place] = weight; });
+    this.each(head, (position, weight) => { all[position] = weight; });
     return all;
   }
 
@@ -99,7 +99,7 @@ class Layer {
     const all = new Float32Array(this.rows.length * this.columns.length);
     const seen = new Uint8Array(all.length);
     for (let head = 0; head < this.heads; head++)
-      this.each(head, (place, weight) => { all[place] += weight / this.heads; seen[place] = 1; });
+      this.each(head, (position, weight) => { all[position] += weight / this.heads; seen[position] = 1; });
     for (let i = 0; i < all.length; i++) if (!seen[i]) all[i] = NaN;
     return all;
   }
@@ -118,9 +118,9 @@ class Layer {
     return Float32Array.from(this.rows, (_, query) => all[query * width + key]);
   }
 
-  /** What a head is called: its number in the model, of which the page may show a part. */
+  /** The number of a head in the model. The page may show only some of its heads. */
   number(head) {
-    return this.said.numbers[head];
+    return this.info.numbers[head];
   }
 
   title(head) {
@@ -129,9 +129,9 @@ class Layer {
   }
 }
 
-const layers = about.layers.map((said, index) => new Layer(said, index));
+const layers = about.layers.map((info, index) => new Layer(info, index));
 
-/** The numbers of the steps; each tensor is a view of one long list. */
+/** The numbers of the steps. Each tensor is a view of one long list. */
 const walk = about.walk && {
   ...about.walk,
   async load() { this.numbers = joined(await unpack("walk"), 4); },

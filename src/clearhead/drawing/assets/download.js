@@ -1,6 +1,6 @@
-// Save what is seen: as SVG, to be scaled and edited, or as PNG.
+// Save the current view as SVG or PNG.
 
-/** Any colour of a style sheet as one that every program knows. */
+/** Any CSS colour as rgb(), which every program can read. */
 const plainColour = (() => {
   const context = el("canvas", { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
   const known = new Map();
@@ -17,18 +17,18 @@ const plainColour = (() => {
   };
 })();
 
-/** Elements as SVG: their boxes, pictures and lines of text, where they stand. */
+/** Elements as SVG: their boxes, pictures and lines of text, in the same positions. */
 function drawn(root) {
   const bounds = root.getBoundingClientRect(), margin = 16;
   const pen = new SvgPen(Math.ceil(bounds.width) + 2 * margin, Math.ceil(root.scrollHeight) + 2 * margin);
-  const place = ({ left, top, width, height }) =>
+  const locate = ({ left, top, width, height }) =>
     ({ x: left - bounds.left + margin, y: top - bounds.top + margin, width, height });
   const visit = (node) => {
-    if (node.nodeType === Node.TEXT_NODE) drawText(pen, node, place);
+    if (node.nodeType === Node.TEXT_NODE) drawText(pen, node, locate);
     if (node.nodeType !== Node.ELEMENT_NODE || node.matches(".unseen, .turn")) return;
     const style = getComputedStyle(node);
     if (style.display === "none" || style.visibility === "hidden") return;
-    const { x, y, width, height } = place(node.getBoundingClientRect());
+    const { x, y, width, height } = locate(node.getBoundingClientRect());
     if (node.localName === "svg") {
       const copy = svgEl("g", { transform: `translate(${x} ${y})` });
       for (const path of node.children) {
@@ -61,7 +61,7 @@ function drawn(root) {
   return pen.root;
 }
 
-function drawText(pen, node, place) {
+function drawText(pen, node, locate) {
   const style = getComputedStyle(node.parentElement);
   const range = document.createRange(), lines = [];
   for (const { index, 0: word } of node.data.matchAll(/\S+/g)) {
@@ -76,7 +76,7 @@ function drawText(pen, node, place) {
   for (const { start, stop } of lines) {
     range.setStart(node, start);
     range.setEnd(node, stop);
-    const { x, y, height } = place(range.getBoundingClientRect());
+    const { x, y, height } = locate(range.getBoundingClientRect());
     pen.text(node.data.slice(start, stop).replace(/\s+/g, " "), x, y + height / 2, {
       size: parseFloat(style.fontSize),
       weight: Number(style.fontWeight) || 400,
@@ -92,21 +92,21 @@ function pictureOf(view) {
   return drawn(byId(`panel-${view}`).querySelector(part));
 }
 
-function hand(blob, ending) {
-  const words = `${shorten(about.title, 40)} ${state.view} head ${layer().number(state.head)}`.toLowerCase();
-  const name = words.replace(/[^\p{Letter}\p{Number}]+/gu, "-").replace(/^-|-$/g, "");
-  const link = el("a", { href: URL.createObjectURL(blob), download: `${name}.${ending}` });
+function download(blob, suffix) {
+  const title = `${shorten(about.title, 40)} ${state.view} head ${layer().number(state.head)}`.toLowerCase();
+  const name = title.replace(/[^\p{Letter}\p{Number}]+/gu, "-").replace(/^-|-$/g, "");
+  const link = el("a", { href: URL.createObjectURL(blob), download: `${name}.${suffix}` });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-  say(`Saved as ${ending.toUpperCase()}.`);
+  say(`Saved as ${suffix.toUpperCase()}.`);
 }
 
-function saveAs(ending) {
+function saveAs(suffix) {
   const root = pictureOf(state.view);
   const text = new XMLSerializer().serializeToString(root);
   const blob = new Blob([text], { type: "image/svg+xml" });
-  if (ending === "svg") {
-    hand(blob, "svg");
+  if (suffix === "svg") {
+    download(blob, "svg");
     return;
   }
   const width = Number(root.getAttribute("width")), height = Number(root.getAttribute("height"));
@@ -116,7 +116,7 @@ function saveAs(ending) {
     const canvas = el("canvas", { width: Math.round(width * times), height: Math.round(height * times) });
     canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
     URL.revokeObjectURL(image.src);
-    canvas.toBlob((png) => hand(png, "png"));
+    canvas.toBlob((png) => download(png, "png"));
   };
   image.src = URL.createObjectURL(blob);
 }

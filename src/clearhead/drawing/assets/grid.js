@@ -1,9 +1,8 @@
-// The picture of a matrix: labels, cells and sums, for any pen.
+// The drawing of a matrix with its labels and sums, for any pen.
 
 /**
- * The weight that has the brightest colour. A query that sees a single key gives it 1, and one that
- * sees few gives them much: neither may make all others dark. So of many rows it is the strongest
- * weight of a row such that a quarter of the rows have a stronger one.
+ * The weight that gets the brightest colour. With many rows, a quarter of them exceed it: see
+ * MANY_ROWS in palette.py, and _top in figures.py.
  */
 function brightest(weights, width) {
   const bests = [];
@@ -17,11 +16,11 @@ function brightest(weights, width) {
     if (seen > 1) bests.push(best);
   }
   bests.sort((a, b) => a - b);
-  const place = bests.length > 32 ? Math.floor(0.75 * bests.length) : bests.length - 1;
-  return bests[place] || largest(weights);
+  const index = bests.length > PALETTE.manyRows ? Math.floor(0.75 * bests.length) : bests.length - 1;
+  return bests[index] || largest(weights);
 }
 
-/** How widely each row looks (the exponential of its entropy), and what each column receives. */
+/** How many tokens each row looks at (the exponential of its entropy), and what each column receives. */
 function sums(weights, rows, columns) {
   const spread = new Float32Array(rows), received = new Float32Array(columns);
   for (let query = 0, i = 0; query < rows; query++) {
@@ -38,8 +37,8 @@ function sums(weights, rows, columns) {
 }
 
 /**
- * Draw a matrix. `shown` has the weights and their sums, their picture with a pixel a cell, the
- * scale of colours and the sizes; `view` is the part of the whole that is to be seen.
+ * Draw a matrix. `shown` has the weights and their sums, their picture with one pixel per cell, the
+ * colour scale and the sizes; `view` is the visible part of the whole.
  */
 function paintMatrix(pen, shown, view) {
   const { left, top, right, bottom, cell, rows, columns } = shown.box;
@@ -61,7 +60,7 @@ function paintMatrix(pen, shown, view) {
 }
 
 function paintCells(pen, { weights, picture, map, box }, area) {
-  const { left, top, cell, rows, columns, letters } = box;
+  const { left, top, cell, rows, columns, fontSize } = box;
   const numbers = cell >= 40, gaps = cell >= 10;
   const vector = pen instanceof SvgPen && rows * columns <= 4096;
   pen.hatch(left, top, area.full.wide, area.full.high);
@@ -73,7 +72,7 @@ function paintCells(pen, { weights, picture, map, box }, area) {
         if (Number.isNaN(weight)) continue;
         const shade = shadeOf(map(weight)), x = area.x(key), y = area.y(query);
         if (vector) pen.rect(x, y, cell, cell, css(shade));
-        const size = Math.min(1.15 * letters, cell / 3.2);
+        const size = Math.min(1.15 * fontSize, cell / 3.2);
         const style = { size, align: "center", colour: textOn(shade) };
         if (numbers) pen.text(fixed(weight), x + cell / 2, y + cell / 2, style);
       }
@@ -89,13 +88,13 @@ function paintCells(pen, { weights, picture, map, box }, area) {
   }
 }
 
-/** The tokens where there is room for them; else now and then the number of a token. */
-function paintLabels(pen, { left, top, cell, upright, letters }, area) {
+/** The tokens if there is room for them, else the numbers of some tokens. */
+function paintLabels(pen, { left, top, cell, upright, fontSize }, area) {
   const from = layer();
   const steps = [2, 4, 8, 16, 32, 64, 128, 256, 512];
   const every = cell >= 12 ? 1 : steps.find((step) => step * cell >= 28) || 1024;
-  const name = (labels, i, room) => (every === 1 ? fitted(labels[i], room, letters) : String(i));
-  const style = { size: every === 1 ? Math.min(letters, cell) : 0.85 * letters, colour: ink("quiet") };
+  const name = (labels, i, room) => (every === 1 ? fitted(labels[i], room, fontSize) : String(i));
+  const style = { size: every === 1 ? Math.min(fontSize, cell) : 0.85 * fontSize, colour: ink("quiet") };
   pen.within(0, top - 6, left, area.high + 12, () => {
     for (let query = area.row; query < area.lastRow; query++) {
       if (query % every) continue;
@@ -106,31 +105,31 @@ function paintLabels(pen, { left, top, cell, upright, letters }, area) {
     for (let key = area.column; key < area.lastColumn; key++) {
       if (key % every) continue;
       const x = area.x(key) + cell / 2;
-      if (upright) pen.text(name(from.columns, key, 12 * letters), x, top / 2, { ...style, align: "center" });
+      if (upright) pen.text(name(from.columns, key, 12 * fontSize), x, top / 2, { ...style, align: "center" });
       else pen.text(name(from.columns, key, top - 14), x, top - 10, { ...style, turn: -90 });
     }
   });
 }
 
 function paintSums(pen, { spread, received, box }, area, view) {
-  const { left, top, right, bottom, cell, rows, columns, letters } = box;
+  const { left, top, right, bottom, cell, rows, columns, fontSize } = box;
   const widest = largest(spread) || 1, most = largest(received) || 1;
   const thick = Math.max(cell - (cell >= 10 ? 3 : 0), 1), gap = (cell - thick) / 2;
-  const style = { size: 0.85 * letters, colour: ink("quiet") };
+  const style = { size: 0.85 * fontSize, colour: ink("quiet") };
   const x = Math.min(view.width - right, area.x(columns)), y = Math.min(view.height - bottom, area.y(rows));
   pen.within(x, top, right, area.high, () => {
     for (let query = area.row; query < area.lastRow; query++) {
-      const long = (spread[query] / widest) * 1.7 * letters;
+      const long = (spread[query] / widest) * 1.7 * fontSize;
       pen.rect(x + 6, area.y(query) + gap, long, thick, ink("bar"));
       if (cell >= 14) pen.text(fixed(spread[query], 1), x + 10 + long, area.y(query) + cell / 2, style);
     }
   });
   pen.within(left, y, area.wide, bottom, () => {
     for (let key = area.column; key < area.lastColumn; key++) {
-      const long = (received[key] / most) * 2 * letters, middle = area.x(key) + cell / 2;
+      const long = (received[key] / most) * 2 * fontSize, middle = area.x(key) + cell / 2;
       pen.rect(area.x(key) + gap, y + 6, thick, long, ink("bar"));
       if (cell < 28) continue;
-      pen.text(fixed(received[key]), middle, y + 6 + 0.6 * letters + long, { ...style, align: "center" });
+      pen.text(fixed(received[key]), middle, y + 6 + 0.6 * fontSize + long, { ...style, align: "center" });
     }
   });
 }

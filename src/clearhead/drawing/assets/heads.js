@@ -1,31 +1,31 @@
-// Heads: every head as a small picture, with what it does.
+// Heads: a small picture of every head, and what it does.
 
 const SORTS = {
-  place: ["in place", null],
-  words: ["by what they do", null],
+  place: ["as in the model", null],
+  words: ["by pattern", null],
   sink: ["by weight on the first token", -1],
-  previous: ["by weight on the token before", -1],
+  previous: ["by weight on the previous token", -1],
   same_token: ["by weight on copies of the token", -1],
-  induction: ["by weight on what followed a copy", -1],
+  induction: ["by weight on the token after a copy", -1],
   entropy: ["most focused first", 1],
-  distance: ["looking furthest first", -1],
+  distance: ["longest distance first", -1],
 };
-const SMALL = 64; // pixels of a picture, each way
+const SMALL = 64; // maximum pixels per side of a picture
 
-/** A map made small: in each cell of a grid the mean of the weights that can be seen. */
+/** A small version of a map: each cell is the mean of the visible weights that it covers. */
 function thumbnail(from, head) {
   const rows = from.rows.length, columns = from.columns.length;
   const high = Math.min(rows, SMALL), wide = Math.min(columns, SMALL);
   const sums = new Float32Array(high * wide), counts = new Uint32Array(high * wide);
   const down = Uint32Array.from({ length: rows }, (_, i) => Math.floor((i * high) / rows) * wide);
   const across = Uint32Array.from({ length: columns }, (_, j) => Math.floor((j * wide) / columns));
-  from.each(head, (place, weight) => {
-    const row = Math.floor(place / columns), at = down[row] + across[place - row * columns];
+  from.each(head, (position, weight) => {
+    const row = Math.floor(position / columns), at = down[row] + across[position - row * columns];
     sums[at] += weight;
     counts[at] += 1;
   });
   for (let i = 0; i < sums.length; i++) sums[i] = counts[i] ? sums[i] / counts[i] : NaN;
-  // The first query of a causal map can look at itself only: its 1 must not make all else dark.
+  // The first query of a causal map sees only itself. Its weight of 1 must not make the rest dark.
   const seen = sums.filter((mean) => mean > 0).sort();
   const top = seen[Math.floor(seen.length * (seen.length > 200 ? 0.98 : 1)) - (seen.length > 200 ? 0 : 1)] || 0;
   return { weights: sums, width: wide, height: high, top };
@@ -34,7 +34,7 @@ function thumbnail(from, head) {
 const headsView = {
   build(root) {
     this.pictures = new Map();
-    const scores = layers[0].said.scores;
+    const scores = layers[0].info.scores;
     const measured = (name) => (scores[name] || []).some((score) => score !== null);
     const options = Object.entries(SORTS)
       .filter(([name]) => name === "place" || name === "words" || measured(name))
@@ -45,8 +45,8 @@ const headsView = {
     root.append(
       el("div", { class: "controls" }, this.sort, this.scale),
       el("p", { class: "lead" },
-        "Each picture is one head: a row for each query, a column for each key, bright where it looks. ",
-        "Choose one to look closer."),
+        "Each picture is one head, with a row for each query and a column for each key. ",
+        "Bright cells have large weights. Select a head to see its numbers."),
       this.grid);
   },
 
@@ -63,13 +63,13 @@ const headsView = {
     }
   },
 
-  /** Put a card for every head into the order that is wanted. */
+  /** Put a card for every head into the selected order. */
   arrange() {
     this.sorted = state.sort;
-    const all = layers.flatMap((from) => from.said.words.map((words, head) => ({ from, head, words })));
+    const all = layers.flatMap((from) => from.info.words.map((words, head) => ({ from, head, words })));
     const size = all.length <= 6 ? "cards few" : all.length <= 36 ? "cards some" : "cards";
     const [, sign] = SORTS[state.sort] || SORTS.place;
-    const score = ({ from, head }) => from.said.scores[state.sort]?.[head] ?? Infinity * (sign || 1);
+    const score = ({ from, head }) => from.info.scores[state.sort]?.[head] ?? Infinity * (sign || 1);
     if (state.sort === "words") all.sort((a, b) => compareWords(a.words, b.words));
     else if (sign) all.sort((a, b) => sign * (score(a) - score(b)) || 0);
     this.cards = [];
@@ -85,7 +85,7 @@ const headsView = {
     this.grid.replaceChildren(...groups);
   },
 
-  /** Draw the picture of a card, once its layer is unpacked. */
+  /** Draw the picture of a card as soon as its layer is unpacked. */
   paint(card) {
     const from = layers[card.dataset.layer], head = Number(card.dataset.head);
     if (!from.ready || card.dataset.scale === state.scale) return;
@@ -121,7 +121,7 @@ const headsView = {
   },
 };
 
-/** The same pattern together, the strongest first. */
+/** Sort by pattern, then by strength. */
 function compareWords(a, b) {
   const [x, y] = [a, b].map((words) => /^(\D+) ([\d.]+)$/.exec(words));
   if (!x || !y) return x ? -1 : y ? 1 : a.localeCompare(b, "en", { numeric: true });

@@ -1,4 +1,4 @@
-// What each step says and shows, by its number. Each gives a list of elements.
+// The explanation of each step, by its number, as a list of elements.
 
 const bold = (text) => el("b", {}, text);
 
@@ -6,10 +6,10 @@ const lessons = {
   1(step, at) {
     return [
       explain(
-        "Every token comes in as a list of numbers, called ", el("code", {}, "x"),
+        "Every token arrives as a list of numbers, called ", el("code", {}, "x"),
         ". Three tables of learned numbers turn it into three new lists. The ", bold("query"),
-        " says what this token is looking for, the ", bold("key"), " what it can be found by, and the ",
-        bold("value"), " is what it gives to others."),
+        " says what this token is looking for, the ", bold("key"), " says how other tokens can find it, ",
+        "and the ", bold("value"), " is what it passes on to them."),
       vectorStrip("x", at),
       arrow("times the learned tables"),
       ...Object.keys(step.dims).map((made) => vectorStrip(made, at)),
@@ -21,7 +21,7 @@ const lessons = {
     return [
       explain(
         `The ${heads * width} numbers are cut into ${plural(heads, "piece")} of ${width}, one for each head. `,
-        "Nothing is computed: the numbers stay as they are. Each head will look at the text in its own way."),
+        "Nothing is computed, and no number changes. Each head will look at the text in its own way."),
       strip("queries", vectorOf("queries", 0, at.i), at.label, { piece: width }),
       arrow("cut"),
       ...pieces("queries_split", heads, at),
@@ -44,15 +44,15 @@ const lessons = {
   },
 
   "3a": (step, at) => beforeAfter(step, at,
-    "Every query and every key is brought to the same length. ",
-    "So no match can become large only because a list has large numbers in it."),
+    "Every query and every key is scaled to the same length, ",
+    "so that a match cannot become large only because a list contains large numbers."),
 
   "3b": (step, at) => beforeAfter(step, at,
-    "Queries and keys are turned by an angle that grows with their place in the text. ",
-    "After this a match depends on how far apart two tokens stand."),
+    "Queries and keys are rotated by an angle that grows with their position in the text. ",
+    "After this, a match depends on how far apart two tokens are."),
 
   "3c": (step, at) => beforeAfter(step, at,
-    "There are fewer heads for keys and values than for queries, so each of them serves several query heads."),
+    "There are fewer heads for keys and values than for queries, so each is shared by several query heads."),
 
   "4a"(step, at) {
     const most = Math.max(...at.shown.map((j) => Math.abs(at.scores[j])), 1e-9);
@@ -60,7 +60,7 @@ const lessons = {
     return [
       explain(
         "How well does the query of ", token(at.label, 24, true),
-        ` match each ${walk.keys === "x" ? "token" : "key"}? Multiply the two lists number by number, and add up. `,
+        ` match each ${walk.keys === "x" ? "token" : "key"}? Multiply the two lists number by number, and add up the products. `,
         "The larger the sum, the better the match."),
       product(at, vectorOf(walk.keys, at.head, state.key)),
       table(["key", "", "score"], rows, at),
@@ -79,8 +79,8 @@ const lessons = {
       "A hidden score becomes minus infinity, so that its weight will be exactly 0.",
     ];
     const none = [
-      "From this token nothing is hidden, so its scores stay as they are. ",
-      "Choose an earlier token to see the mask at work.",
+      "Nothing is hidden from this token, so its scores do not change. ",
+      "Select an earlier token to see the mask at work.",
     ];
     return [
       explain(...(count ? some : none)),
@@ -110,8 +110,8 @@ const lessons = {
         "The scores become shares that add up to 1. ",
         scaled ? `Each is divided by ${root} = ${fixed(at.scale)}, ` : "",
         scaled ? "so that longer lists do not give larger scores. " : "",
-        "Then ", el("i", {}, "e"), " is raised to it, which makes it positive and large differences larger, ",
-        "and each result is divided by the sum of all."),
+        "Then ", el("i", {}, "e"), " is raised to that power, which makes every score positive and large ",
+        "differences larger. Finally, each result is divided by the sum of all results."),
       table(columns("key", "score", `\u00f7 ${root}`, power, "", "weight"), rows, at,
         columns("sum", "", "", fixed(at.sum, 4), "", fixed(sum, 4))),
       more(at),
@@ -128,8 +128,8 @@ const lessons = {
     const made = vectorOf(Object.keys(step.dims)[0], at.head, at.i);
     return [
       explain(
-        "Each value is multiplied by its weight, and all of them are added up. The more weight a token has, ",
-        "the more of its value goes in. The sum is the new list of numbers for ", token(at.label, 24, true),
+        "Each value is multiplied by its weight, and the products are added up. The larger the weight of a ",
+        "token, the more of its value goes in. The sum is the new list of numbers for ", token(at.label, 24, true),
         at.many ? ` in head ${at.head}.` : "."),
       table(["key", "weight", "", walk.values === "x" ? "x" : "value"], rows, at, ["sum", "", "=", numbers(made)]),
       more(at),
@@ -153,18 +153,18 @@ const lessons = {
     return [
       explain(
         "One more table of learned numbers mixes what the heads found. This is the output for ",
-        token(at.label, 24, true), ": the same token, which now knows of the tokens that it looked at."),
+        token(at.label, 24, true), ": the same token, now with information from the tokens that it looked at."),
       vectorStrip("context_vec", at),
       arrow("times the learned table"),
       vectorStrip("output", at),
-      quiet(`All tokens are computed at once. ${walk.form} itself gives the same numbers${gap}.`),
+      quiet(`All tokens are computed at the same time. ${walk.form} itself gives the same numbers${gap}.`),
     ];
   },
 
   other: (step, at) => beforeAfter(step, at, step.formula),
 };
 
-/** Vectors as they were, and as a step leaves them. */
+/** Vectors before and after a step. */
 function beforeAfter(step, at, ...words) {
   const earlier = walk.steps.slice(0, walk.steps.indexOf(step)).flatMap(({ dims }) => Object.keys(dims));
   const stem = (name) => name.split("_")[0];

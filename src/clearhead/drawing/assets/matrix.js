@@ -1,6 +1,6 @@
 // Matrix: the weights of one head, each with its exact number.
 
-/** The height of a label's letters in pixels; it grows with the letters of the page. */
+/** The font size of labels in pixels. It grows with the font size of the page. */
 const labelSize = () => 0.8125 * parseFloat(getComputedStyle(document.documentElement).fontSize);
 
 const matrixView = {
@@ -9,10 +9,10 @@ const matrixView = {
     this.hover = null;
     this.controls = headControls();
     this.scale = scaleChoice();
-    this.zooms = el("div", { class: "choice", role: "group", "aria-label": "Size" },
-      button({ "aria-label": "Smaller", onclick: () => this.resize(1 / 1.5) }, "\u2212"),
+    this.zooms = el("div", { class: "choice", role: "group", "aria-label": "Zoom" },
+      button({ "aria-label": "Zoom out", onclick: () => this.resize(1 / 1.5) }, "\u2212"),
       button({ onclick: () => this.resize(0) }, "Fit"),
-      button({ "aria-label": "Larger", onclick: () => this.resize(1.5) }, "+"));
+      button({ "aria-label": "Zoom in", onclick: () => this.resize(1.5) }, "+"));
     this.base = el("canvas", { "aria-hidden": "true" });
     this.over = el("canvas", {
       class: "over",
@@ -37,7 +37,7 @@ const matrixView = {
     const help = "Arrow keys move from cell to cell. Home and End go to the first and last key of the row.";
     this.beside = el("div", { class: "beside snug" },
       el("figure", { class: "plot" }, this.scroller, el("figcaption", {}, this.legend)),
-      el("aside", { "aria-label": "The chosen cell" }, this.readout, this.looks, this.looked));
+      el("aside", { "aria-label": "Selected cell" }, this.readout, this.looks, this.looked));
     root.append(
       el("div", { class: "controls" }, this.controls, this.scale, this.zooms),
       el("p", { class: "unseen", id: "matrix-help" }, help),
@@ -65,7 +65,7 @@ const matrixView = {
     this.drawAside();
   },
 
-  /** Take the weights of the chosen head. */
+  /** Read the weights of the selected head. */
   take() {
     const from = layer(), width = from.columns.length;
     this.hover = null;
@@ -75,7 +75,7 @@ const matrixView = {
     this.map = scaleTo(this.top, state.scale);
     Object.assign(this, sums(this.weights, from.rows.length, width));
     this.picture = pixels(this.weights, width, from.rows.length, this.map);
-    const does = from.said.words[state.head];
+    const does = from.info.words[state.head];
     this.over.setAttribute("aria-label", `Attention weights, ${from.title(state.head)}: ${does}`);
     this.drawLegend();
     this.fit();
@@ -85,9 +85,9 @@ const matrixView = {
   fit() {
     if (!this.weights || !this.beside.clientWidth) return;
     const from = layer(), rows = from.rows.length, columns = from.columns.length;
-    const letters = labelSize(), times = letters / 13;
+    const fontSize = labelSize(), times = fontSize / 13;
     const c = this.base.getContext("2d");
-    c.font = `600 ${letters}px ${FONT}`;
+    c.font = `600 ${fontSize}px ${FONT}`;
     const widthOf = (label) => c.measureText(shorten(label, 16)).width;
     const widest = (labels) => Math.max(8, ...labels.slice(0, 2000).map(widthOf));
     const across = widest(from.columns);
@@ -97,20 +97,20 @@ const matrixView = {
     const aside = display === "grid" ? this.beside.lastChild.offsetWidth + parseFloat(columnGap) : 0;
     const room = this.beside.clientWidth - aside;
     const start = this.scroller.getBoundingClientRect().top + window.scrollY;
-    // A large matrix may be as high as the window: the page scrolls to it.
+    // A large matrix may be as high as the window, because the page can scroll.
     const tall = rows > 16 ? Math.min(room, window.innerHeight - 140) : 0;
     const high = Math.max(window.innerHeight - start - 110, 300, tall);
     const largestCell = (top) => Math.min((room - left - right) / columns, (high - top - bottom) / rows);
     let top = 30 * times, cell = largestCell(top);
     if (across + 8 > Math.min(cell, 72 * times) && cell * this.zoom >= 12) {
-      top = Math.ceil(Math.min(across, 120 * times)) + 14; // labels stand upright no more
+      top = Math.ceil(Math.min(across, 120 * times)) + 14; // column labels are rotated
       cell = largestCell(top);
     }
     cell = Math.min(cell, 72 * times);
     cell = clamp(cell * this.zoom, cell, Math.max(48 * times, cell));
     if (cell > 8) cell = Math.floor(cell);
     const upright = across + 8 <= cell || cell < 12;
-    this.box = { left, top, right, bottom, cell, rows, columns, upright, letters };
+    this.box = { left, top, right, bottom, cell, rows, columns, upright, fontSize };
     const width = left + columns * cell + right, height = top + rows * cell + bottom;
     this.spacer.style.width = `${width}px`;
     this.spacer.style.height = `${height}px`;
@@ -120,7 +120,7 @@ const matrixView = {
     this.paint();
   },
 
-  /** The part that is to be seen, in pixels of the whole picture. */
+  /** The visible part, in pixels of the whole picture. */
   window() {
     const { scroller, spacer } = this;
     const width = Math.min(scroller.clientWidth, spacer.offsetWidth);
@@ -137,25 +137,25 @@ const matrixView = {
     this.paintOver();
   },
 
-  /** The crosshair, on a canvas of its own: moving it redraws nothing else. */
+  /** The crosshair, on its own canvas, so that moving it redraws nothing else. */
   paintOver() {
     if (!this.box) return;
-    const view = this.window(), { left, top, right, bottom, cell, upright, letters } = this.box;
+    const view = this.window(), { left, top, right, bottom, cell, upright, fontSize } = this.box;
     const pen = new CanvasPen(this.over, view.width, view.height);
     const at = this.hover || state;
     const x = left + at.key * cell - view.x, y = top + at.query * cell - view.y;
     const wide = view.width - left - right, high = view.height - top - bottom;
-    const style = { size: letters, weight: 700, colour: ink("mark-text") };
+    const style = { size: fontSize, weight: 700, colour: ink("mark-text") };
     pen.within(0, top, view.width, high, () => {
-      const thick = Math.max(cell, 1.3 * letters), middle = y + cell / 2;
+      const thick = Math.max(cell, 1.3 * fontSize), middle = y + cell / 2;
       pen.rect(0, middle - thick / 2, left - 4, thick, ink("mark"));
-      const label = fitted(layer().rows[at.query], left - 14, letters, 700);
+      const label = fitted(layer().rows[at.query], left - 14, fontSize, 700);
       pen.text(label, left - 10, middle, { ...style, align: "right" });
     });
     const middle = x + cell / 2;
     if (middle >= left && middle <= view.width - right) {
-      const label = fitted(layer().columns[at.key], upright ? 12 * letters : top - 14, letters, 700);
-      const thick = Math.max(cell, upright ? pen.width(label, letters, 700) + 12 : 1.4 * letters);
+      const label = fitted(layer().columns[at.key], upright ? 12 * fontSize : top - 14, fontSize, 700);
+      const thick = Math.max(cell, upright ? pen.width(label, fontSize, 700) + 12 : 1.4 * fontSize);
       pen.rect(middle - thick / 2, 0, thick, top - 4, ink("mark"));
       if (upright) pen.text(label, middle, top / 2, { ...style, align: "center" });
       else pen.text(label, middle, top - 10, { ...style, turn: -90 });
@@ -170,15 +170,14 @@ const matrixView = {
   },
 
   drawLegend() {
-    const bar = pixels(Float32Array.from({ length: 128 }, (_, i) => i / 127), 128, 1, (share) => share);
+    const bar = scaleBar();
     bar.setAttribute("class", "bar");
     bar.setAttribute("aria-hidden", "true");
-    const low = state.scale === "log" ? exact(this.top / 10 ** DECADES) : "0";
     const key = (...parts) => el("span", { class: "key" }, parts);
     this.legend.replaceChildren(
-      key(low, bar, this.more ? `${exact(this.top)} and more` : exact(this.top)),
+      key(exact(lowest(this.top, state.scale)), bar, this.more ? `${exact(this.top)} and more` : exact(this.top)),
       this.weights.some(Number.isNaN) ? key(el("span", { class: "swatch hatched" }), "hidden by the mask") : "",
-      key("Right: how many tokens a query looks at. Below: how much a key receives."));
+      key("Right: how many tokens each query looks at. Below: how much attention each key receives."));
   },
 
   drawAside() {
@@ -191,7 +190,7 @@ const matrixView = {
       quiet(`query ${query}, key ${key}`));
     this.looks.replaceChildren(ranking(el("h3", {}, token(row, 20), " looks at"),
       from.row(state.head, query), from.columns, key, (other) => change({ query, key: other })));
-    this.looked.replaceChildren(ranking(el("h3", {}, "Who looks at ", token(column, 20)),
+    this.looked.replaceChildren(ranking(el("h3", {}, "What looks at ", token(column, 20)),
       from.column(state.head, key), from.rows, query, (other) => change({ query: other, key })));
   },
 
@@ -257,7 +256,7 @@ const matrixView = {
     say(`${layer().rows[state.query]} looks at ${layer().columns[state.key]}: ${shown}`);
   },
 
-  /** Scroll so that the chosen cell and its neighbours can be seen. */
+  /** Scroll so that the selected cell and its neighbours are visible. */
   follow() {
     if (!this.box) return;
     const { left, top, right, bottom, cell } = this.box, view = this.window();

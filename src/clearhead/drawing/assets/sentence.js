@@ -1,6 +1,6 @@
-// Sentence: the tokens in a line; point at one and see where it looks, or who looks at it.
+// Sentence: the tokens in a line. Point to one to see what it looks at, or what looks at it.
 
-const CURVES = 24; // no more tokens than this: curves between many are only a tangle
+const CURVES = 24; // maximum tokens with curves: between more, curves are a tangle
 const SPACE = "\u00a0";
 
 const sentenceView = {
@@ -12,13 +12,13 @@ const sentenceView = {
       const first = show === "several" && !state.several.length;
       change({ show, several: first ? [state.head, (state.head + 1) % layer().heads] : state.several });
     });
-    const ways = [["from", "Where it looks"], ["to", "Who looks at it"]];
+    const ways = [["from", "What it looks at"], ["to", "What looks at it"]];
     this.way = choice("Direction", ways, state.way, (way) => change({ way }));
     this.chips = el("div", { class: "chips", role: "group", "aria-label": "Heads to compare" });
     this.lead = el("p", { class: "lead" });
     this.curves = svgEl("svg", { class: "curves", "aria-hidden": "true" });
     this.lines = el("div", { class: "lines" });
-    this.aside = el("aside", { "aria-label": "The strongest" });
+    this.aside = el("aside", { "aria-label": "Largest weights" });
     this.stage = el("div", { class: "stage" }, this.curves, this.lines);
     root.append(
       el("div", { class: "controls" }, this.controls, this.show, this.way),
@@ -41,9 +41,9 @@ const sentenceView = {
       this.drawChips();
     }
     for (const chip of this.chips.children) {
-      const place = state.several.indexOf(Number(chip.dataset.head));
-      chip.setAttribute("aria-pressed", String(place >= 0));
-      chip.firstChild.style.setProperty("background-color", place < 0 ? "transparent" : `var(--c${place})`);
+      const index = state.several.indexOf(Number(chip.dataset.head));
+      chip.setAttribute("aria-pressed", String(index >= 0));
+      chip.firstChild.style.setProperty("background-color", index < 0 ? "transparent" : `var(--head-${index})`);
     }
     this.chips.hidden = state.show !== "several" || layer().heads < 2;
     this.drawWeights();
@@ -56,7 +56,7 @@ const sentenceView = {
   },
 
   drawChips() {
-    this.chips.replaceChildren(...layer().said.words.map((words, head) => button(
+    this.chips.replaceChildren(...layer().info.words.map((words, head) => button(
       { "data-head": head, title: words, onclick: () => this.compare(head) },
       el("span", { class: "dot" }), `Head ${layer().number(head)}`)));
   },
@@ -64,20 +64,20 @@ const sentenceView = {
   compare(head) {
     const others = state.several.filter((each) => each !== head);
     if (others.length < state.several.length) change({ several: others });
-    else if (others.length < MOST_HEADS) change({ several: [...others, head] });
-    else say(`${MOST_HEADS} heads at a time.`);
+    else if (others.length < PALETTE.heads) change({ several: [...others, head] });
+    else say(`At most ${PALETTE.heads} heads at a time.`);
   },
 
   drawTokens() {
     const from = layer();
     if (from.same) {
-      this.rowLine = this.columnLine = this.line(from.rows, from.said.rows, "both", "Tokens");
+      this.rowLine = this.columnLine = this.line(from.rows, from.info.rows, "both", "Tokens");
       this.lines.replaceChildren(this.rowLine);
       return;
     }
-    const titles = ["Queries: who looks", "Keys: what is looked at"];
-    this.rowLine = this.line(from.rows, from.said.rows, "row", titles[0]);
-    this.columnLine = this.line(from.columns, from.said.columns, "column", titles[1]);
+    const titles = ["Queries: the tokens that look", "Keys: the tokens that they look at"];
+    this.rowLine = this.line(from.rows, from.info.rows, "row", titles[0]);
+    this.columnLine = this.line(from.columns, from.info.columns, "column", titles[1]);
     this.lines.replaceChildren(el("h3", {}, titles[0]), this.rowLine, el("h3", {}, titles[1]), this.columnLine);
   },
 
@@ -105,7 +105,7 @@ const sentenceView = {
     return list;
   },
 
-  /** The chosen token, as far as nothing is pointed at. */
+  /** The token under the pointer, or else the selected one. */
   at() {
     const index = state.way === "from" ? state.query : state.key;
     return this.hover && !state.pin ? this.hover : { way: state.way, index };
@@ -132,7 +132,7 @@ const sentenceView = {
     const way = this.wayOf(side), here = way === "from" ? state.query : state.key;
     const off = state.pin && state.way === way && here === i;
     change({ pin: !off, way, ...(way === "from" ? { query: i } : { key: i }) });
-    say(state.pin ? `Pinned. ${this.inWords()}` : "Not pinned any more.");
+    say(state.pin ? `Pinned. ${this.inWords()}` : "Unpinned.");
   },
 
   weightsOf(head, { way, index }) {
@@ -145,9 +145,9 @@ const sentenceView = {
     let best = -1;
     for (let i = 0; i < weights.length; i++) if (weights[i] > (weights[best] ?? 0)) best = i;
     const [mine, theirs] = at.way === "from" ? [from.rows, from.columns] : [from.columns, from.rows];
-    if (best < 0) return `${mine[at.index]}: nothing can be seen.`;
-    const [who, whom] = at.way === "from" ? [mine[at.index], theirs[best]] : [theirs[best], mine[at.index]];
-    return `${who} looks most at ${whom}: ${fixed(weights[best])}`;
+    if (best < 0) return `${mine[at.index]}: everything is hidden.`;
+    const [query, key] = at.way === "from" ? [mine[at.index], theirs[best]] : [theirs[best], mine[at.index]];
+    return `${query} looks most at ${key}: ${fixed(weights[best])}`;
   },
 
   drawLead(at, heads) {
@@ -155,11 +155,11 @@ const sentenceView = {
     const label = token((at.way === "from" ? from.rows : from.columns)[at.index], 40, true);
     let what = from.heads > 1 || from.number(0) > 0 ? `head ${from.number(heads[0])}` : "one head";
     if (heads[0] === "all") what = "the mean of all heads";
-    if (heads.length > 1) what = `${heads.length} heads, each in a colour`;
+    if (heads.length > 1) what = `${heads.length} heads, each in its own colour`;
     this.lead.replaceChildren(
-      ...(at.way === "from" ? ["Where ", label, " looks: "] : ["Who looks at ", label, ": "]),
+      ...(at.way === "from" ? ["What ", label, " looks at: "] : ["What looks at ", label, ": "]),
       `${what}. `,
-      state.pin ? "Pinned; choose it again to let go." : "Point at a token, or choose one to pin it.");
+      state.pin ? "Pinned. Select it again to unpin it." : "Point to a token, or select one to pin it.");
   },
 
   drawWeights() {
@@ -186,7 +186,7 @@ const sentenceView = {
     this.drawAside(heads, all, at, from);
   },
 
-  /** The weights of a token in each chosen head; null for one that is not looked at. */
+  /** Draw the weights of a token in each selected head; null for a token without weights. */
   drawToken(item, weights, { coloured, many, top }) {
     const [, meter, amount] = item.children;
     const hidden = weights !== null && weights.every(Number.isNaN);
@@ -198,14 +198,14 @@ const sentenceView = {
       class: "fill",
       style: {
         height: `${100 * (weight || 0)}%`,
-        "background-color": coloured ? `var(--c${k})` : "var(--accent)",
+        "background-color": coloured ? `var(--head-${k})` : "var(--accent)",
       },
     }))));
     const silent = weights === null || coloured || (many && (hidden || best < 0.005));
     amount.textContent = hidden && !many ? "hidden" : silent ? SPACE : fixed(best);
   },
 
-  /** Curves from the chosen token to where it looks, while all stand on one line. */
+  /** Curves from the selected token to those that it looks at, if all tokens fit on one line. */
   drawCurves() {
     this.curves.replaceChildren();
     if (!this.rowLine || !layer().same) return;
@@ -215,9 +215,9 @@ const sentenceView = {
     this.stage.classList.toggle("arched", oneLine);
     if (!oneLine) return;
     const bounds = this.stage.getBoundingClientRect();
-    const places = items.map((item) => item.getBoundingClientRect());
-    const middles = places.map((box) => box.left - bounds.left + box.width / 2);
-    const base = places[0].top - bounds.top - 4;
+    const boxes = items.map((item) => item.getBoundingClientRect());
+    const middles = boxes.map((box) => box.left - bounds.left + box.width / 2);
+    const base = boxes[0].top - bounds.top - 4;
     const heads = this.heads();
     heads.forEach((head, k) => {
       const shift = (k - (heads.length - 1) / 2) * 5;
@@ -229,7 +229,7 @@ const sentenceView = {
           ? `M${x - 9} ${base}C${x - 18} ${base - 26} ${x + 18} ${base - 26} ${x + 9} ${base}`
           : `M${x} ${base}C${x} ${base - rise} ${y} ${base - rise} ${y} ${base}`;
         const style = {
-          stroke: heads.length > 1 ? `var(--c${k})` : "var(--accent)",
+          stroke: heads.length > 1 ? `var(--head-${k})` : "var(--accent)",
           "stroke-width": `${1 + 9 * weight}px`,
           opacity: String(0.25 + 0.7 * weight),
         };
@@ -246,12 +246,12 @@ const sentenceView = {
       change({ view: "matrix", ...(at.way === "from" ? { query: at.index, key: i } : { query: i, key: at.index }) });
     };
     this.aside.replaceChildren(...heads.map((head, k) => {
-      const colour = { style: { "background-color": `var(--c${k})` } };
+      const colour = { style: { "background-color": `var(--head-${k})` } };
       const dot = heads.length > 1 ? el("span", { class: "dot", ...colour }) : null;
       const heading = el("h3", {}, dot, from.title(head));
       const list = ranking(heading, all[k], labels, -1, pick, most);
-      if (head !== "all") heading.after(quiet(from.said.words[head]));
-      if (heads.length > 1) list.style.setProperty("--accent", `var(--c${k})`);
+      if (head !== "all") heading.after(quiet(from.info.words[head]));
+      if (heads.length > 1) list.style.setProperty("--accent", `var(--head-${k})`);
       return list;
     }));
   },

@@ -1,6 +1,5 @@
-// What is looked at. It stands in the address after the #, so that a link leads to the same place.
+// The selection. It is kept in the fragment of the URL, so that a link leads to the same view.
 
-const MOST_HEADS = 8; // as many as there are colours for heads side by side
 const VIEWS = { heads: "Heads", matrix: "Matrix", sentence: "Sentence", steps: "Steps" };
 const state = {
   view: "heads", layer: 0, head: 0, query: 0, key: 0,
@@ -14,7 +13,7 @@ const CHOICES = {
 const listeners = [];
 const layer = () => layers[state.layer];
 
-/** Change what is looked at; views hear of it. */
+/** Change the selection and notify the views. */
 function change(patch) {
   const before = JSON.stringify(state);
   Object.assign(state, patch);
@@ -24,7 +23,7 @@ function change(patch) {
   listeners.forEach((listener) => listener(patch));
 }
 
-/** Bring every number into the range of the data. */
+/** Bring every value of the selection into the range of the data. */
 function settle() {
   const whole = (value, size) => clamp(Number.isInteger(value) ? value : 0, 0, Math.max(size - 1, 0));
   state.layer = whole(state.layer, layers.length);
@@ -33,7 +32,7 @@ function settle() {
   state.key = whole(state.key, layer().columns.length);
   state.step = whole(state.step, walk ? walk.steps.length : 1);
   const known = (head) => Number.isInteger(head) && head >= 0 && head < layer().heads;
-  state.several = [...new Set(state.several)].filter(known).slice(0, MOST_HEADS);
+  state.several = [...new Set(state.several)].filter(known).slice(0, PALETTE.heads);
   for (const [name, options] of Object.entries(CHOICES)) {
     if (!options.includes(state[name])) state[name] = options[0];
   }
@@ -41,40 +40,40 @@ function settle() {
 }
 
 function write() {
-  const said = new URLSearchParams();
-  said.set("view", state.view);
-  if (layers.length > 1) said.set("layer", state.layer);
-  for (const name of ["head", "query", "key"]) said.set(name, state[name]);
-  if (state.scale !== "linear") said.set("scale", state.scale);
-  if (state.view === "heads" && state.sort !== "place") said.set("sort", state.sort);
+  const params = new URLSearchParams();
+  params.set("view", state.view);
+  if (layers.length > 1) params.set("layer", state.layer);
+  for (const name of ["head", "query", "key"]) params.set(name, state[name]);
+  if (state.scale !== "linear") params.set("scale", state.scale);
+  if (state.view === "heads" && state.sort !== "place") params.set("sort", state.sort);
   if (state.view === "sentence") {
-    said.set("show", state.show);
-    said.set("way", state.way);
-    if (state.pin) said.set("pin", 1);
-    if (state.several.length) said.set("several", state.several.join("."));
+    params.set("show", state.show);
+    params.set("way", state.way);
+    if (state.pin) params.set("pin", 1);
+    if (state.several.length) params.set("several", state.several.join("."));
   }
-  if (state.view === "steps") said.set("step", walk.steps[state.step].number);
-  if (state.theme) said.set("theme", state.theme);
+  if (state.view === "steps") params.set("step", walk.steps[state.step].number);
+  if (state.theme) params.set("theme", state.theme);
   try {
-    history.replaceState(null, "", `#${said}`);
+    history.replaceState(null, "", `#${params}`);
   } catch {
-    // A notebook's frame has no address of its own; everything else works there.
+    // The frame in a notebook has no URL of its own. Everything else works there.
   }
 }
 
 function read() {
-  const asked = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  const said = new URLSearchParams({ ...about.start, ...asked });
+  const given = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  const params = new URLSearchParams({ ...about.start, ...given });
   for (const name of ["layer", "head", "query", "key"]) {
-    if (/^\d{1,7}$/.test(said.get(name) || "")) state[name] = Number(said.get(name));
+    if (/^\d{1,7}$/.test(params.get(name) || "")) state[name] = Number(params.get(name));
   }
   for (const name of ["view", "scale", "sort", "show", "way", "theme"]) {
-    if (said.has(name)) state[name] = said.get(name);
+    if (params.has(name)) state[name] = params.get(name);
   }
-  state.pin = said.get("pin") === "1";
-  if (said.has("several")) state.several = said.get("several").split(".", MOST_HEADS).map(Number);
-  if (walk && said.has("step")) {
-    state.step = Math.max(0, walk.steps.findIndex((step) => step.number === said.get("step")));
+  state.pin = params.get("pin") === "1";
+  if (params.has("several")) state.several = params.get("several").split(".", PALETTE.heads).map(Number);
+  if (walk && params.has("step")) {
+    state.step = Math.max(0, walk.steps.findIndex((step) => step.number === params.get("step")));
   }
   settle();
 }

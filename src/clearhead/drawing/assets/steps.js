@@ -1,6 +1,6 @@
-// Steps: one query on its way through attention, with its real numbers.
+// Steps: follow one query through attention, with its real numbers.
 
-const MOST_TOKENS = 400; // to choose from in a line
+const MOST_TOKENS = 400; // that can be selected here
 
 const stepsView = {
   build(root) {
@@ -14,7 +14,7 @@ const stepsView = {
       class: "tokens plain",
       role: "group",
       "aria-label": "The token to follow",
-      dir: about.rtl[from.said.rows] ? "rtl" : "ltr",
+      dir: about.rtl[from.info.rows] ? "rtl" : "ltr",
       onkeydown: (event) => roving(this.items, event),
     }, this.items);
     this.stops = walk.steps.map(({ number, title }, i) => button({ onclick: () => change({ step: i }) },
@@ -30,7 +30,7 @@ const stepsView = {
     const rest = from.rows.length - this.items.length;
     root.append(
       el("div", { class: "controls" }, el("span", { class: "ask" }, "Follow"), tokens, this.controls),
-      rest > 0 ? quiet(`and ${plural(rest, "more token")}: choose one in the matrix`) : "",
+      rest > 0 ? quiet(`and ${plural(rest, "more token")}: select one in the matrix`) : "",
       el("nav", { "aria-label": "Steps" }, rail),
       el("div", { class: "whole-step" },
         el("div", { class: "step-head" }, this.title, el("div", { class: "turn" }, this.before, this.next)),
@@ -55,7 +55,7 @@ const stepsView = {
     const focused = document.activeElement;
     this.before.disabled = state.step === 0;
     this.next.disabled = state.step === walk.steps.length - 1;
-    if (focused?.disabled) this.title.focus(); // else the keyboard would be lost
+    if (focused?.disabled) this.title.focus(); // a disabled button loses the focus
     this.title.replaceChildren(el("span", { class: "stop" }, step.number), ` ${step.title}`);
     const lesson = lessons[step.number] || lessons.other;
     this.body.replaceChildren(...lesson(step, followed()).filter(Boolean));
@@ -64,7 +64,7 @@ const stepsView = {
   },
 };
 
-/** The query that is followed, with every number that step 4 needs. */
+/** The followed query, with every number that step 4 needs. */
 function followed() {
   const from = layers[0], head = state.head, i = state.query;
   const q = vectorOf(walk.queries, head, i);
@@ -73,7 +73,7 @@ function followed() {
   const scale = walk.width ? Math.sqrt(walk.width) : 1;
   const scaled = scores.map((score) => score / scale);
   const top = Math.max(...scaled.filter((_, j) => !hidden[j]));
-  const shift = top > 20 ? top : 0; // e^ of a large number is too large to read
+  const shift = top > 20 ? top : 0; // keeps e^x readable
   const powers = scaled.map((score, j) => (hidden[j] ? 0 : Math.exp(score - shift)));
   const sum = powers.reduce((a, b) => a + b, 0);
   const weights = powers.map((power) => (sum > 0 ? power / sum : 0));
@@ -90,17 +90,17 @@ function followed() {
 
 const dot = (a, b) => a.reduce((sum, value, i) => sum + value * b[i], 0);
 
-/** The names of a tensor's axes, without the batch. */
+/** The names of the axes of a tensor, without the batch. */
 function axesOf(name) {
   const dims = name === "x" ? walk.steps[0].before : walk.steps.find((step) => name in step.dims).dims[name];
   return dims.map(([axis]) => axis).filter((axis) => axis !== "batch");
 }
 
-/** The vector of a token in a tensor, and in one head where the tensor has heads. */
+/** The vector of a token in a tensor; of one head, if the tensor has heads. */
 function vectorOf(name, head, i) {
-  const index = axesOf(name).slice(0, -1).map((axis, place) => {
+  const index = axesOf(name).slice(0, -1).map((axis, axisIndex) => {
     if (axis === "heads") return head;
-    if (axis === "kv_heads") return Math.floor((head * walk.tensors[name].shape[place]) / layers[0].heads);
+    if (axis === "kv_heads") return Math.floor((head * walk.tensors[name].shape[axisIndex]) / layers[0].heads);
     return i;
   });
   return walk.vector(name, ...index);

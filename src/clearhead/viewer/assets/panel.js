@@ -1,136 +1,115 @@
-// What stands beside the map: the cursor's cell, the row's strongest keys, the search, the heads.
+// The panel beside the map: the cell under the cursor, the strongest keys, the search, the heads.
 
-const number = (value) => value >= 0.001 || value === 0 ? value.toFixed(4) : value.toExponential(3);
+const SCORES = {
+  previous: "previous", sink: "first", same_token: "copies", induction: "after copies",
+  entropy: "entropy", distance: "distance",
+};
 const count = (value) => value.toLocaleString("en");
 
-function element(tag, words, kind) {
-  const made = document.createElement(tag);
-  if (words !== undefined) made.textContent = words;
-  if (kind) made.className = kind;
-  return made;
-}
-
-// A tile of few cells, each the largest of those it stands for: thin lines stay.
-function small(cells, rows, cols, most) {
+/** A small version of a tile. Each cell is the largest that it covers, so that thin lines stay. */
+function shrunk({ cells, rows, cols }, most) {
   const high = Math.min(rows, most), wide = Math.min(cols, most);
   const found = new Float32Array(high * wide).fill(NaN);
   for (let row = 0; row < rows; row++) {
     for (let col = 0; col < cols; col++) {
       const at = Math.floor(row * high / rows) * wide + Math.floor(col * wide / cols);
       const cell = cells[row * cols + col];
-      if (!(found[at] >= cell) && cell === cell) found[at] = cell;
+      if (!(found[at] >= cell) && !Number.isNaN(cell)) found[at] = cell;
     }
   }
-  return { rows: high, cols: wide, cells: found, most: largest(found), picture: null, drawn: "" };
+  return makeTile(found, high, wide);
 }
 
 class Panel {
   constructor(app) {
     this.app = app;
-    this.pictures = new Map();  // small pictures of heads, by place
-    this.pending = null;        // a query whose row cannot be known yet
+    this.pictures = new Map(); // small pictures of heads, by name
+    this.pending = null;       // a query whose row is not available yet
   }
 
-  // The cell under the cursor, in words. Its number is what the tile says, nothing rounded away.
+  /** Describe the cell under the cursor. */
   readout() {
-    const { layer, cursor, level, tiles, tile: size, place } = this.app;
-    const readout = document.getElementById("readout");
+    const { layer, cursor, level, tiles, tile: size, selected } = this.app;
+    const readout = byId("readout");
     if (!cursor || !layer) return;
     const [rows, cols, rowScale, colScale] = layer.grids[level];
     const row = Math.min(rows - 1, Math.floor(cursor.query * rowScale / layer.queries + 1e-9));
     const col = Math.min(cols - 1, Math.floor(cursor.key * colScale / layer.keys + 1e-9));
-    const name = Tiles.name(place, level, Math.floor(row / size), Math.floor(col / size));
-    const tile = tiles.get(name);
+    const tile = tiles.get(Tiles.name(selected, level, Math.floor(row / size), Math.floor(col / size)));
     const value = tile ? tile.cells[(row % size) * tile.cols + col % size] : undefined;
-    const exact = isExact(layer, level);
-    const parts = [];
-    if (value === undefined) parts.push(element("span", "...", "quiet"));
-    else if (value !== value) parts.push(element("strong", "hidden"));
-    else parts.push(element("strong", number(value)));
-    parts.push(element("br"));
+    const single = isExact(layer, level);
     const queries = span(row, rowScale, layer.queries), keys = span(col, colScale, layer.keys);
-    if (exact) {
-      parts.push(element("span", `query ${this.token(queries[0], layer.keys - layer.queries)}`));
-      parts.push(element("br"));
-      parts.push(element("span", `key ${this.token(keys[0], 0)}`));
-    } else {
-      const range = ([a, b]) => a === b ? count(a) : `${count(a)} to ${count(b)}`;
-      parts.push(element("span", `queries ${range(queries)}`));
-      parts.push(element("br"));
-      parts.push(element("span", `keys ${range(keys)}: share of attention`));
-    }
-    readout.replaceChildren(...parts);
+    const range = ([a, b]) => (a === b ? count(a) : `${count(a)} to ${count(b)}`);
+    const lines = single
+      ? [`query ${this.token(queries[0], layer.keys - layer.queries)}`, `key ${this.token(keys[0], 0)}`]
+      : [`queries ${range(queries)}`, `keys ${range(keys)}: share of attention`];
+    const shown = value === undefined
+      ? el("span", { class: "quiet" }, "...")
+      : el("strong", {}, Number.isNaN(value) ? "hidden" : exact(value));
+    readout.replaceChildren(shown, ...lines.flatMap((line) => [el("br"), el("span", {}, line)]));
     readout.dataset.value = value === undefined ? "" : String(value);
     readout.dataset.query = queries[0];
     readout.dataset.key = keys[0];
-    readout.dataset.exact = exact;
+    readout.dataset.exact = single;
   }
 
-  token(place, shift) {
-    const known = this.app.layer.labelled[this.app.place.batch];
-    const label = known ? this.app.labels.get(this.app.place.batch, place + shift) : undefined;
-    return label === undefined ? count(place) : `${count(place)}  ${label}`;
+  token(index, shift) {
+    const known = this.app.layer.labelled[this.app.selected.batch];
+    const label = known ? this.app.labels.get(this.app.selected.batch, index + shift) : undefined;
+    return label === undefined ? count(index) : `${count(index)}  ${label}`;
   }
 
   async row(query) {
-    const { app } = this;
-    const words = document.getElementById("row-words"), list = document.getElementById("row-list");
-    words.textContent = `Query ${this.token(query, app.layer.keys - app.layer.queries)}`;
+    const { app } = this, text = byId("row-text"), list = byId("row-list");
+    text.textContent = `Query ${this.token(query, app.layer.keys - app.layer.queries)}`;
     list.replaceChildren();
-    const answer = await ask("row", { ...app.place, query, count: 12 });
+    const answer = await request("row", { ...app.selected, query, count: 12 });
     this.pending = answer.status === 200 ? null : query;
     if (this.pending !== null) {
-      words.textContent += ": when the map is ready";
+      text.textContent += ": waiting for the map";
       return;
     }
     const found = await answer.json();
-    list.replaceChildren(...found.keys.map((key, i) => {
-      const item = element("li"), button = element("button");
-      button.type = "button";
-      button.append(element("span", count(key), "number"));
-      button.append(element("span", found.labels[i] || "", "token"));
-      button.append(element("span", number(found.weights[i]), "weight"));
-      button.addEventListener("click", () => app.go(query, key));
-      item.append(button);
-      return item;
-    }));
-    if (!found.keys.length) words.textContent += " sees nothing.";
+    list.replaceChildren(...found.keys.map((key, i) => el("li", {}, button(
+      { onclick: () => app.go(query, key) },
+      el("span", { class: "number" }, count(key)),
+      el("span", { class: "token" }, found.labels[i] || ""),
+      el("span", { class: "weight" }, exact(found.weights[i]))))));
+    if (!found.keys.length) text.textContent += ": everything is hidden.";
   }
 
   again() {
-    if (this.pending !== null) this.row(this.pending).catch(problem);
+    if (this.pending !== null) this.row(this.pending).catch(showError);
   }
 
   async search(text) {
-    const { app } = this, said = document.getElementById("found");
-    app.found = { places: [], at: -1 };
+    const { app } = this, status = byId("found");
+    app.found = { matches: [], at: -1 };
     if (text) {
-      const answer = await askJson("search", { batch: app.place.batch, text });
-      const fits = answer.places.filter((place) => place < app.layer.keys);
-      app.found = { places: fits, at: -1 };
-      said.textContent = `${count(answer.count)} place${answer.count === 1 ? "" : "s"}`
-        + (answer.count > fits.length ? `, the first ${count(fits.length)} are marked` : "");
-      if (fits.length) this.step(1);
-    } else said.textContent = "";
+      const answer = await requestJson("search", { batch: app.selected.batch, text });
+      const matches = answer.matches.filter((index) => index < app.layer.keys);
+      app.found = { matches, at: -1 };
+      status.textContent = plural(answer.count, "match", "matches")
+        + (answer.count > matches.length ? `; the first ${count(matches.length)} are marked` : "");
+      if (matches.length) this.step(1);
+    } else status.textContent = "";
     app.draw();
   }
 
   step(by) {
-    const { app } = this, { places } = app.found;
-    if (!places.length) return;
-    app.found.at = (app.found.at + by + places.length) % places.length;
-    const key = places[app.found.at], shift = app.layer.keys - app.layer.queries;
+    const { app } = this, { matches } = app.found;
+    if (!matches.length) return;
+    app.found.at = (app.found.at + by + matches.length) % matches.length;
+    const key = matches[app.found.at], shift = app.layer.keys - app.layer.queries;
     app.go(Math.max(0, key - shift), key);
-    const said = document.getElementById("found");
-    said.textContent = `${count(app.found.at + 1)} of ${count(places.length)} places`;
+    byId("found").textContent = `${count(app.found.at + 1)} of ${plural(matches.length, "match", "matches")}`;
   }
 
   heads(state) {
-    const { app } = this, list = document.getElementById("heads");
-    const by = document.getElementById("order").value;
+    const list = byId("heads"), by = byId("order").value;
     const order = state.heads.map((_, head) => head);
     if (by !== "head") {
-      const score = (head) => state.heads[head].scores ? state.heads[head].scores[by] ?? -1 : -1;
+      const score = (head) => state.heads[head].scores?.[by] ?? -1;
       order.sort((a, b) => score(b) - score(a) || a - b);
     }
     const items = order.map((head) => this.head(head, state.heads[head], list));
@@ -140,62 +119,51 @@ class Panel {
   }
 
   head(head, about, list) {
-    const { app } = this;
-    let item = list.querySelector(`li[data-head="${head}"]`);
-    if (!item) {
-      item = element("li");
-      item.dataset.head = head;
-      const button = element("button"), picture = element("canvas"), words = element("span");
-      picture.width = picture.height = 88;
-      button.type = "button";
-      words.append(element("span", "", "words"), element("span", "", "numbers"));
-      button.append(picture, words);
-      button.addEventListener("click", () => app.choose({ head }));
-      item.append(button);
-    }
-    const scores = about.scores, button = item.firstChild;
-    button.setAttribute("aria-pressed", head === app.place.head);
-    item.querySelector(".words").textContent = `Head ${about.number}` + (scores ? `: ${scores.looks_at}` : "");
-    item.querySelector(".numbers").textContent = about.error || (scores ? this.numbers(scores) : about.ready ? "" : "not looked at yet");
+    const { app } = this, { scores } = about;
+    const item = list.querySelector(`li[data-head="${head}"]`) || el("li", { "data-head": head },
+      button({ onclick: () => app.choose({ head }) },
+        el("canvas", { width: 88, height: 88 }),
+        el("span", {}, el("span", { class: "pattern" }), el("span", { class: "scores" }))));
+    item.firstChild.setAttribute("aria-pressed", head === app.selected.head);
+    item.querySelector(".pattern").textContent = `Head ${about.number}` + (scores ? `: ${scores.looks_at}` : "");
+    const pending = about.ready ? "" : "not computed yet";
+    item.querySelector(".scores").textContent = about.error || (scores ? this.scores(scores) : pending);
     if (about.ready) this.picture(head, item.querySelector("canvas"));
     return item;
   }
 
-  numbers(scores) {
-    const names = { previous: "prev", sink: "first", same_token: "same", induction: "after", entropy: "entropy", distance: "away" };
-    return Object.entries(names)
+  scores(scores) {
+    return Object.entries(SCORES)
       .filter(([key]) => scores[key] !== null && scores[key] !== undefined)
-      .map(([key, name]) => `${name} ${key === "distance" ? scores[key].toFixed(0) : scores[key].toFixed(2)}`)
+      .map(([key, name]) => `${name} ${fixed(scores[key], key === "distance" ? 0 : 2)}`)
       .join(" \u00b7 ");
   }
 
-  // The coarsest tile of a head, small. It asks once a head.
+  /** Draw the coarsest tile of a head, which is requested only once. */
   async picture(head, canvas) {
-    const { app } = this, place = { ...app.place, head };
-    const name = `${place.layer}/${place.batch}/${head}`;
+    const { app } = this, selected = { ...app.selected, head };
+    const name = `${selected.layer}/${selected.batch}/${head}`;
     const look = `${name}/${app.scale.log}`;
     if (canvas.dataset.look === look) return;
     if (!this.pictures.has(name)) {
       this.pictures.set(name, null);
       try {
-        const answer = await ask("tile", { ...place, level: 0, row: 0, col: 0 });
-        if (answer.status !== 200) { this.pictures.delete(name); return; }
-        const cells = new Float32Array(await answer.arrayBuffer());
-        const rows = Number(answer.headers.get("x-rows")), cols = Number(answer.headers.get("x-cols"));
+        const tile = await requestTile(selected, 0, 0, 0);
+        if (!tile) { this.pictures.delete(name); return; }
         if (this.pictures.size > 256) this.pictures.clear();
-        this.pictures.set(name, small(cells, rows, cols, 44));
+        this.pictures.set(name, shrunk(tile, 44));
       } catch (error) {
         this.pictures.delete(name);
-        if (error.status !== 503) problem(error);
+        if (error.status !== 503) showError(error);
         return;
       }
     }
     const tile = this.pictures.get(name);
     if (!tile) return;
     canvas.dataset.look = look;
-    const c = canvas.getContext("2d"), scale = { log: app.scale.log, top: roundUp(tile.most) };
+    const c = canvas.getContext("2d"), scale = { log: app.scale.log, top: roundUp(tile.top) };
     c.clearRect(0, 0, canvas.width, canvas.height);
     c.imageSmoothingEnabled = false;
-    c.drawImage(colour(tile, scale, app.table), 0, 0, canvas.width, canvas.height);
+    c.drawImage(tilePicture(tile, scale), 0, 0, canvas.width, canvas.height);
   }
 }

@@ -1,37 +1,65 @@
-// Asking the server, and keeping the tiles that came.
+// Requests to the server, and a cache of the tiles and labels that it sent.
 
 const TOKEN = new URLSearchParams(location.search).get("token") || "";
 const MOST_TILES = 240;
-const MOST_ASKED = 3;
+const MOST_REQUESTS = 3; // at the same time
 
-async function ask(path, parameters = {}, signal = undefined) {
+async function request(path, parameters = {}, signal = undefined) {
   const answer = await fetch(`api/${path}?${new URLSearchParams(parameters)}`, {
     headers: { "x-clearhead-token": TOKEN }, signal, cache: "no-store", redirect: "error",
   });
   if (answer.status >= 400) {
-    const words = await answer.text();
-    const error = new Error(words);
+    const error = new Error(await answer.text());
     error.status = answer.status;
     throw error;
   }
   return answer;
 }
 
-async function askJson(path, parameters, signal) {
-  return (await ask(path, parameters, signal)).json();
+async function requestJson(path, parameters, signal) {
+  return (await request(path, parameters, signal)).json();
 }
 
-// A tile: its numbers, the largest of them, and its picture in the colours of now.
+/** The cells of one tile; null while the server still computes the overview of the head. */
+async function requestTile(selected, level, row, col, signal = undefined) {
+  const answer = await request("tile", { ...selected, level, row, col }, signal);
+  if (answer.status !== 200) return null;
+  const rows = Number(answer.headers.get("x-rows")), cols = Number(answer.headers.get("x-cols"));
+  return makeTile(new Float32Array(await answer.arrayBuffer()), rows, cols);
+}
+
+function makeTile(cells, rows, cols) {
+  return { cells, rows, cols, top: largest(cells), picture: null, drawn: "" };
+}
+
+/** The tile as a canvas, in the colours of the scale. It is drawn again only if the scale changed. */
+function tilePicture(tile, scale) {
+  const kind = scale.log ? "log" : "linear", name = `${kind}/${scale.top}`;
+  if (tile.drawn !== name) {
+    tile.picture = pixels(tile.cells, tile.cols, tile.rows, scaleTo(scale.top, kind), tile.picture ?? undefined);
+    tile.drawn = name;
+  }
+  return tile.picture;
+}
+
+function showError(error) {
+  const banner = byId("banner");
+  banner.textContent = error instanceof TypeError
+    ? "The server does not answer. If it was stopped, start clearhead view again."
+    : `The server answered: ${error.message}`;
+  banner.hidden = false;
+}
+
 class Tiles {
   constructor(onTile) {
     this.onTile = onTile;
     this.known = new Map();   // by name, the least recently used first
-    this.asked = new Map();   // by name, with what can end the request
+    this.pending = new Map(); // by name, with the controller that cancels the request
     this.wanted = [];
   }
 
-  static name(place, level, row, col) {
-    return `${place.layer}/${place.batch}/${place.head}/${level}/${row}/${col}`;
+  static name(selected, level, row, col) {
+    return `${selected.layer}/${selected.batch}/${selected.head}/${level}/${row}/${col}`;
   }
 
   get(name) {
@@ -43,10 +71,10 @@ class Tiles {
     return tile;
   }
 
-  // What is needed now, most urgent first. Requests that nobody needs any more are ended.
+  /** Request these tiles, the most urgent first, and cancel requests for all others. */
   want(list) {
     const names = new Set(list.map((each) => each.name));
-    for (const [name, controller] of this.asked) {
+    for (const [name, controller] of this.pending) {
       if (!names.has(name)) controller.abort();
     }
     this.wanted = list.filter((each) => !this.known.has(each.name));
@@ -54,30 +82,27 @@ class Tiles {
   }
 
   next() {
-    while (this.asked.size < MOST_ASKED) {
-      const each = this.wanted.find((one) => !this.asked.has(one.name));
+    while (this.pending.size < MOST_REQUESTS) {
+      const each = this.wanted.find((one) => !this.pending.has(one.name));
       if (!each) return;
       this.fetch(each);
     }
   }
 
-  async fetch({ name, place, level, row, col }) {
+  async fetch({ name, selected, level, row, col }) {
     const controller = new AbortController();
-    this.asked.set(name, controller);
+    this.pending.set(name, controller);
     this.wanted = this.wanted.filter((one) => one.name !== name);
     try {
-      const answer = await ask("tile", { ...place, level, row, col }, controller.signal);
-      if (answer.status === 200) {
-        const rows = Number(answer.headers.get("x-rows"));
-        const cols = Number(answer.headers.get("x-cols"));
-        const cells = new Float32Array(await answer.arrayBuffer());
-        this.keep(name, { rows, cols, cells, most: largest(cells), picture: null, drawn: "" });
+      const tile = await requestTile(selected, level, row, col, controller.signal);
+      if (tile) {
+        this.keep(name, tile);
         this.onTile();
       }
     } catch (error) {
-      if (error.name !== "AbortError" && error.status !== 503) problem(error);
+      if (error.name !== "AbortError" && error.status !== 503) showError(error);
     } finally {
-      this.asked.delete(name);
+      this.pending.delete(name);
       this.next();
     }
   }
@@ -91,37 +116,23 @@ class Tiles {
   }
 }
 
-function largest(cells) {
-  let most = 0;
-  for (const cell of cells) if (cell > most) most = cell;
-  return most;
-}
-
-function problem(error) {
-  const banner = document.getElementById("banner");
-  banner.textContent = error instanceof TypeError
-    ? "The server does not answer. Was it stopped? Start clearhead view again."
-    : `The server said: ${error.message}`;
-  banner.hidden = false;
-}
-
-// Labels of tokens, a block at a time.
+/** The labels of tokens, requested one block at a time. */
 class Labels {
   constructor(onLabels) {
     this.onLabels = onLabels;
     this.blocks = new Map();
   }
 
-  get(batch, place) {
-    const size = 512, block = Math.floor(place / size), name = `${batch}/${block}`;
+  get(batch, index) {
+    const size = 512, block = Math.floor(index / size), name = `${batch}/${block}`;
     if (!this.blocks.has(name)) {
       this.blocks.set(name, null);
       if (this.blocks.size > 128) this.blocks.delete(this.blocks.keys().next().value);
-      askJson("tokens", { batch, start: block * size, count: size })
+      requestJson("tokens", { batch, start: block * size, count: size })
         .then((found) => { this.blocks.set(name, found.tokens); this.onLabels(); })
-        .catch(problem);
+        .catch(showError);
     }
     const labels = this.blocks.get(name);
-    return labels ? labels[place - block * size] : undefined;
+    return labels ? labels[index - block * size] : undefined;
   }
 }

@@ -1,21 +1,20 @@
-// The viewer: what is chosen, and what mouse, fingers and keys do.
+// The application: the selection, and what pointers and keys do.
 
 class App {
   constructor(about) {
     this.about = about;
     this.tile = about.tile;
-    this.table = makeColours(about.colours);
-    this.place = { layer: 0, batch: 0, head: 0 };
+    this.selected = { layer: 0, batch: 0, head: 0 };
     this.layer = about.layers[0];
     this.scale = { log: true, top: 1 };
     this.cursor = null;
-    this.found = { places: [], at: -1 };
+    this.found = { matches: [], at: -1 };
     this.level = 0;
     this.camera = new Camera();
     this.tiles = new Tiles(() => this.draw());
     this.labels = new Labels(() => this.draw());
     this.panel = new Panel(this);
-    this.canvas = document.getElementById("map");
+    this.canvas = byId("map");
     this.painter = new Painter(this.canvas, this);
     this.fields();
     this.pointers();
@@ -45,32 +44,28 @@ class App {
   }
 
   onScale() {
-    const text = (value) => value >= 0.01 ? String(Number(value.toPrecision(2))) : value.toExponential(0);
-    document.getElementById("low").textContent = this.scale.log ? text(this.scale.top / 10 ** DECADES) : "0";
-    document.getElementById("high").textContent = text(this.scale.top);
-    const bar = document.getElementById("bar"), c = bar.getContext("2d"), image = c.createImageData(bar.width, bar.height);
-    const pixels = new Uint32Array(image.data.buffer);
-    for (let i = 0; i < pixels.length; i++) pixels[i] = this.table[Math.floor((i % bar.width) / bar.width * 256)];
-    c.putImageData(image, 0, 0);
+    byId("low").textContent = exact(lowest(this.scale.top, this.scale.log ? "log" : "linear"));
+    byId("high").textContent = exact(this.scale.top);
+    scaleBar(byId("bar"));
   }
 
-  // Choosing.
+  // The selection.
 
   choose(change) {
     const before = this.layer;
-    this.place = { ...this.place, ...change };
-    this.layer = this.about.layers[this.place.layer];
-    this.place.batch = Math.min(this.place.batch, this.layer.batch - 1);
-    this.place.head = Math.min(this.place.head, this.layer.heads - 1);
+    this.selected = { ...this.selected, ...change };
+    this.layer = this.about.layers[this.selected.layer];
+    this.selected.batch = Math.min(this.selected.batch, this.layer.batch - 1);
+    this.selected.head = Math.min(this.selected.head, this.layer.heads - 1);
     if (before.queries !== this.layer.queries || before.keys !== this.layer.keys) {
       this.camera.fit(this.layer);
       this.cursor = null;
     }
-    document.getElementById("layer").value = this.place.layer;
-    document.getElementById("batch").value = this.place.batch;
-    document.getElementById("batch-label").hidden = this.layer.batch < 2;
-    document.getElementById("row-list").replaceChildren();
-    document.getElementById("row-words").textContent = "Click a row, or press Enter on it.";
+    byId("layer").value = this.selected.layer;
+    byId("batch").value = this.selected.batch;
+    byId("batch-label").hidden = this.layer.batch < 2;
+    byId("row-list").replaceChildren();
+    byId("row-text").textContent = "Click a row, or press Enter on it.";
     const same = before === this.layer && change.batch === undefined;
     if (same && this.state) this.panel.heads(this.state);
     this.poll();
@@ -105,20 +100,20 @@ class App {
 
   setLog(log) {
     this.scale.log = log;
-    document.getElementById("log").checked = log;
+    byId("log").checked = log;
     this.onScale();
     if (this.state) this.panel.heads(this.state);
     this.write();
     this.draw();
   }
 
-  // What the server is doing; asked for until everything of this layer is known.
+  // The state of the server, requested until everything about this layer is known.
 
   async poll() {
     clearTimeout(this.timer);
-    const { layer, batch, head } = this.place, turn = this.turn = (this.turn || 0) + 1;
+    const { layer, batch, head } = this.selected, turn = this.turn = (this.turn || 0) + 1;
     try {
-      const state = await askJson("state", { layer, batch, head });
+      const state = await requestJson("state", { layer, batch, head });
       if (turn !== this.turn) return;
       const before = this.state && this.state.at === `${layer}/${batch}/${head}` && this.state.heads[head].ready;
       this.state = { ...state, at: `${layer}/${batch}/${head}` };
@@ -131,33 +126,33 @@ class App {
       const known = state.heads.every((each) => each.error || (each.ready && each.scores));
       if (!known) this.timer = setTimeout(() => this.poll(), state.heads[head].ready ? 700 : 250);
     } catch (error) {
-      problem(error);
+      showError(error);
     }
   }
 
   progress({ progress, heads }, head) {
-    const box = document.getElementById("progress"), error = heads[head].error;
+    const box = byId("progress"), error = heads[head].error;
     box.hidden = !progress && !error && heads[head].ready;
     box.classList.toggle("small", heads[head].ready);
-    const words = document.getElementById("progress-words"), bar = document.getElementById("progress-bar");
+    const text = byId("progress-text"), bar = byId("progress-bar");
     bar.hidden = Boolean(error);
-    if (error) words.textContent = error;
+    if (error) text.textContent = error;
     else if (progress) {
-      const what = { picture: "Walking over the map of", scores: "Measuring" }[progress.what];
-      words.textContent = `${what} head ${progress.number}`;
+      const what = { picture: "Computing the map of", scores: "Computing the scores of" }[progress.what];
+      text.textContent = `${what} head ${progress.number}`;
       if (progress.share > 0) bar.value = progress.share;
-      else bar.removeAttribute("value");  // it has begun, and nobody knows how far it is
-    } else words.textContent = "Waiting for the map";
-    bar.setAttribute("aria-label", words.textContent);
+      else bar.removeAttribute("value"); // started, with no progress to show yet
+    } else text.textContent = "Waiting for the map";
+    bar.setAttribute("aria-label", text.textContent);
   }
 
-  // The address: a link to this head and place.
+  // The fragment of the URL: a link to the current head and position.
 
   write() {
     clearTimeout(this.writing);
     this.writing = setTimeout(() => {
-      const { place, camera, scale } = this;
-      const parts = { ...place, query: camera.query.toFixed(2), key: camera.key.toFixed(2), zoom: camera.zoom.toPrecision(6), log: Number(scale.log) };
+      const { selected, camera, scale } = this;
+      const parts = { ...selected, query: camera.query.toFixed(2), key: camera.key.toFixed(2), zoom: camera.zoom.toPrecision(6), log: Number(scale.log) };
       this.written = `#${new URLSearchParams(parts)}`;
       history.replaceState(null, "", this.written);
     }, 150);
@@ -180,22 +175,14 @@ class App {
     this.setLog(given.get("log") !== "0");
   }
 
-  // Fields and buttons.
+  // Controls.
 
   fields() {
-    const on = (id, event, act) => document.getElementById(id).addEventListener(event, act);
-    const select = document.getElementById("layer");
-    select.replaceChildren(...this.about.layers.map((layer, i) => {
-      const option = element("option", layer.name);
-      option.value = i;
-      return option;
-    }));
+    const on = (id, event, act) => byId(id).addEventListener(event, act);
+    const select = byId("layer");
+    select.replaceChildren(...this.about.layers.map((layer, i) => el("option", { value: i }, layer.name)));
     const batches = Math.max(...this.about.layers.map((layer) => layer.batch));
-    document.getElementById("batch").replaceChildren(...Array.from({ length: batches }, (_, i) => {
-      const option = element("option", String(i));
-      option.value = i;
-      return option;
-    }));
+    byId("batch").replaceChildren(...Array.from({ length: batches }, (_, i) => el("option", { value: i }, String(i))));
     on("layer", "change", () => this.choose({ layer: Number(select.value) }));
     on("batch", "change", (event) => this.choose({ batch: Number(event.target.value) }));
     on("in", "click", () => this.zoom(2));
@@ -205,7 +192,7 @@ class App {
     on("order", "change", () => this.state && this.panel.heads(this.state));
     on("search", "submit", (event) => {
       event.preventDefault();
-      this.panel.search(document.getElementById("words").value).catch(problem);
+      this.panel.search(byId("words").value).catch(showError);
     });
     on("before", "click", () => this.panel.step(-1));
     on("after", "click", () => this.panel.step(1));
@@ -227,7 +214,7 @@ class App {
     canvas.addEventListener("pointermove", (event) => {
       const here = at(event), before = down.get(event.pointerId);
       if (before) {
-        const others = [...down].filter(([id]) => id !== event.pointerId).map(([, place]) => place);
+        const others = [...down].filter(([id]) => id !== event.pointerId).map(([, point]) => point);
         camera.key -= (here.x - before.x) / camera.zoom / (others.length + 1);
         camera.query -= (here.y - before.y) / camera.zoom / (others.length + 1);
         if (others.length) {
@@ -260,7 +247,7 @@ class App {
     canvas.addEventListener("wheel", (event) => {
       event.preventDefault();
       const { x, y } = at(event), lines = event.deltaMode ? 16 : 1;
-      camera.zoomAt(Math.exp(-Math.max(-200, Math.min(200, event.deltaY * lines)) / 300), x, y, this.layer);
+      camera.zoomAt(Math.exp(-clamp(event.deltaY * lines, -200, 200) / 300), x, y, this.layer);
       this.write();
       this.draw();
     }, { passive: false });
@@ -277,14 +264,14 @@ class App {
     const [, , rowScale] = this.layer.grids[this.level];
     const row = Math.floor(this.cursor.query * rowScale / this.layer.queries + 1e-9);
     const query = isExact(this.layer, this.level) ? this.cursor.query : span(row, rowScale, this.layer.queries)[0];
-    this.panel.row(query).catch(problem);
+    this.panel.row(query).catch(showError);
   }
 
   move(down, right) {
     const { layer, camera } = this, [, , rowScale, colScale] = layer.grids[this.level];
     const high = Math.max(1, layer.queries / rowScale), wide = Math.max(1, layer.keys / colScale);
     const start = this.cursor || { query: Math.floor(camera.query), key: Math.floor(camera.key) };
-    const to = (value, step, size) => Math.floor(Math.max(0, Math.min(size - 1, value + step)));
+    const to = (value, step, size) => Math.floor(clamp(value + step, 0, size - 1));
     this.cursor = { query: to(start.query, down * high, layer.queries), key: to(start.key, right * wide, layer.keys) };
     const x = camera.x(this.cursor.key + 0.5), y = camera.y(this.cursor.query + 0.5), edge = 24;
     if (x < LEFT + edge) camera.key -= (LEFT + edge - x) / camera.zoom;
@@ -298,7 +285,7 @@ class App {
 
   keys() {
     const far = (event) => event.shiftKey ? 16 : 1;
-    const step = (name, by, size) => this.choose({ [name]: (this.place[name] + by + size) % size });
+    const step = (name, by, size) => this.choose({ [name]: (this.selected[name] + by + size) % size });
     const onMap = {
       ArrowUp: (event) => this.move(-far(event), 0),
       ArrowDown: (event) => this.move(far(event), 0),
@@ -315,7 +302,7 @@ class App {
       "]": () => step("head", 1, this.layer.heads),
       ",": () => step("layer", -1, this.about.layers.length),
       ".": () => step("layer", 1, this.about.layers.length),
-      "/": () => document.getElementById("words").focus(),
+      "/": () => byId("words").focus(),
       n: () => this.panel.step(1),
       p: () => this.panel.step(-1),
       l: () => this.setLog(!this.scale.log),
@@ -337,4 +324,4 @@ class App {
   }
 }
 
-askJson("about").then((about) => new App(about)).catch(problem);
+requestJson("about").then((about) => new App(about)).catch(showError);

@@ -1,4 +1,4 @@
-"""Maps with something to see in them, of any length: no model is needed."""
+"""Maps of any length with visible patterns, made without a model."""
 
 import torch
 
@@ -8,7 +8,7 @@ WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "ran", "to", "its"
 
 
 def tokens(count: int) -> list[str]:
-    """Words in an order that repeats in part, each with the space before it."""
+    """Words in a partly repeating order, each with a space before it."""
     chosen = torch.randint(0, len(WORDS), (count,), generator=torch.Generator().manual_seed(7))
     return [f" {WORDS[i]}" for i in chosen.tolist()]
 
@@ -26,19 +26,19 @@ def structured(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> AttentionMap:
-    """A causal map; its heads look back one token, at the first, at copies, nearby, anywhere."""
+    """A causal map. Heads attend to the previous token, the first, copies, nearby, anywhere."""
     g = torch.Generator().manual_seed(seed)
     q = torch.randn(1, heads, count, head_dim, generator=g) * 0.7
     k = torch.randn(1, heads, count, head_dim, generator=g) * 0.7
-    place = torch.randn(count, head_dim, generator=g)
+    position = torch.randn(count, head_dim, generator=g)
     words = torch.randn(len(WORDS), head_dim, generator=g)[ids(tokens(count))[0] % len(WORDS)]
-    # Slow waves: nearby tokens are alike, distant ones are not.
+    # Slow waves: nearby tokens are similar, distant ones are not.
     waves = torch.outer(torch.arange(count), 400.0 ** -torch.linspace(0.2, 1, head_dim // 2))
     near = torch.cat([waves.sin(), waves.cos()], 1)
     for head in range(heads):
         match head % 5:
             case 0:
-                k[0, head], q[0, head, 1:] = place, place[:-1] * 2.5
+                k[0, head], q[0, head, 1:] = position, position[:-1] * 2.5
             case 1:
                 k[0, head, 0], q[0, head] = 2.0, q[0, head] + 0.9
             case 2:
@@ -49,7 +49,7 @@ def structured(
 
 
 def seen(count: int, layers: int = 2, **options: int) -> Seen:
-    """What watching a model of that many layers would give."""
+    """What watching a model with this many layers would record."""
     made = Seen("a model for tests")
     for layer in range(layers):
         made.add(f"h.{layer}.attn", structured(count, seed=layer, **options))

@@ -1,23 +1,11 @@
-// From numbers to colours, and the map on its canvas.
+// The map on its canvas: the camera, the tiles in view, the cursor and the labels.
 
-const LEFT = 104, TOP = 88;      // room for labels, in pixels
-const LABEL_PITCH = 12;          // pixels a token needs for its label
-const CURSOR = "#b3261e";
-const MOST_ZOOM = 48;            // pixels a token
-const DECADES = 4;               // how far down the logarithmic colours go
+const LEFT = 104, TOP = 88; // space for labels, in pixels
+const LABEL_PITCH = 12;     // pixels per token from which labels are shown
+const LABEL_SIZE = 11;      // font size in pixels
+const MOST_ZOOM = 48;       // pixels per token
 
-function makeColours(points) {
-  const table = new Uint32Array(256);
-  for (let i = 0; i < 256; i++) {
-    const place = i / 255 * (points.length - 1);
-    const low = Math.min(Math.floor(place), points.length - 2), part = place - low;
-    const [r, g, b] = points[low].map((c, j) => Math.round(c + (points[low + 1][j] - c) * part));
-    table[i] = (255 << 24 | b << 16 | g << 8 | r) >>> 0;
-  }
-  return table;
-}
-
-// The next of 1, 2, 5, 10, ... so that the scale does not change with every step.
+/** The next of 1, 2, 5, 10, ..., so that the scale does not change with every step. */
 function roundUp(value) {
   if (!(value > 0)) return 1;
   const ten = 10 ** Math.floor(Math.log10(value));
@@ -25,45 +13,7 @@ function roundUp(value) {
   return 10 * ten;
 }
 
-function colour(tile, scale, table) {
-  const name = `${scale.log}/${scale.top}`;
-  if (tile.drawn === name) return tile.picture;
-  const picture = tile.picture || document.createElement("canvas");
-  picture.width = tile.cols;
-  picture.height = tile.rows;
-  const context = picture.getContext("2d");
-  const image = context.createImageData(tile.cols, tile.rows);
-  const pixels = new Uint32Array(image.data.buffer);
-  const steps = 255 / (DECADES * Math.LN10), lowest = Math.log(scale.top) - DECADES * Math.LN10;
-  for (let i = 0; i < tile.cells.length; i++) {
-    const cell = tile.cells[i];
-    if (cell !== cell) continue;  // hidden: the hatched ground shows
-    const place = scale.log ? (Math.log(cell) - lowest) * steps : cell / scale.top * 255;
-    pixels[i] = table[Math.max(0, Math.min(255, Math.round(place)))];
-  }
-  context.putImageData(image, 0, 0);
-  tile.picture = picture;
-  tile.drawn = name;
-  return picture;
-}
-
-function hatch(context, line, back) {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 8;
-  const inner = tile.getContext("2d");
-  inner.fillStyle = back;
-  inner.fillRect(0, 0, 8, 8);
-  inner.strokeStyle = line;
-  inner.beginPath();
-  for (const shift of [-8, 0, 8]) {
-    inner.moveTo(shift, 8);
-    inner.lineTo(shift + 8, 0);
-  }
-  inner.stroke();
-  return context.createPattern(tile, "repeat");
-}
-
-// Where the view is: the token in its middle, and pixels a token.
+/** What is in view: the query and key at its centre, and the zoom in pixels per token. */
 class Camera {
   constructor() {
     this.query = 0; this.key = 0; this.zoom = 1;
@@ -81,9 +31,9 @@ class Camera {
   }
 
   clamp(layer) {
-    this.zoom = Math.min(MOST_ZOOM, Math.max(this.least(layer), this.zoom));
-    this.query = Math.min(layer.queries, Math.max(0, this.query));
-    this.key = Math.min(layer.keys, Math.max(0, this.key));
+    this.zoom = clamp(this.zoom, this.least(layer), MOST_ZOOM);
+    this.query = clamp(this.query, 0, layer.queries);
+    this.key = clamp(this.key, 0, layer.keys);
   }
 
   x(key) { return LEFT + (this.width - LEFT) / 2 + (key - this.key) * this.zoom; }
@@ -91,18 +41,17 @@ class Camera {
   keyAt(x) { return this.key + (x - LEFT - (this.width - LEFT) / 2) / this.zoom; }
   queryAt(y) { return this.query + (y - TOP - (this.height - TOP) / 2) / this.zoom; }
 
-  // Zoom so that what is under the point stays there.
+  /** Zoom so that the point (x, y) stays over the same cell. */
   zoomAt(factor, x, y, layer) {
     const key = this.keyAt(x), query = this.queryAt(y);
-    this.zoom *= factor;
-    this.zoom = Math.min(MOST_ZOOM, Math.max(this.least(layer), this.zoom));
+    this.zoom = clamp(this.zoom * factor, this.least(layer), MOST_ZOOM);
     this.key += key - this.keyAt(x);
     this.query += query - this.queryAt(y);
     this.clamp(layer);
   }
 }
 
-// The finest grid whose cells are at least a pixel wide.
+/** The finest grid whose cells are at least one pixel wide. */
 function levelFor(layer, zoom) {
   for (let level = layer.grids.length - 1; level > 0; level--) {
     const [, , rowScale, colScale] = layer.grids[level];
@@ -117,7 +66,7 @@ function isExact(layer, level) {
   return rows === layer.queries && cols === layer.keys;
 }
 
-// The queries and keys of a cell: [first, last].
+/** The queries or keys that a cell covers: [first, last]. */
 function span(cell, scale, size) {
   return [Math.ceil(cell * size / scale - 1e-9), Math.min(size, Math.ceil((cell + 1) * size / scale - 1e-9)) - 1];
 }
@@ -136,15 +85,14 @@ class Painter {
     this.ratio = ratio;
     this.app.camera.width = box.width;
     this.app.camera.height = box.height;
-    const style = getComputedStyle(document.documentElement);
-    const read = (name) => style.getPropertyValue(name).trim();
-    this.inks = { back: read("--back"), front: read("--front"), quiet: read("--quiet"), line: read("--line"), accent: read("--accent") };
-    this.ground = hatch(this.context, read("--hatch"), this.inks.back);
+    const names = ["back", "text", "quiet", "line", "focus", "cross", "cross-under"];
+    this.inks = Object.fromEntries(names.map((name) => [name, ink(name)]));
+    this.hatching = hatching(this.context);
   }
 
-  // The tiles of a level that lie in the window, nearest to its middle first.
+  /** The visible tiles of a level, those nearest to the centre first. */
   inView(level) {
-    const { layer, camera, place, tile } = this.app;
+    const { layer, camera, selected, tile } = this.app;
     const [rows, cols, rowScale, colScale] = layer.grids[level];
     const cellAt = (position, scale, size) => position * scale / size;
     const first = (p, scale, size) => Math.max(0, Math.floor(cellAt(p, scale, size) / tile));
@@ -157,7 +105,7 @@ class Painter {
     for (let row = first(camera.queryAt(TOP), rowScale, layer.queries); row <= bottom; row++) {
       for (let col = first(camera.keyAt(LEFT), colScale, layer.keys); col <= right; col++) {
         const far = Math.hypot(row - middleRow, col - middleCol);
-        found.push({ name: Tiles.name(place, level, row, col), place, level, row, col, far });
+        found.push({ name: Tiles.name(selected, level, row, col), selected, level, row, col, far });
       }
     }
     return found.sort((a, b) => a.far - b.far);
@@ -176,7 +124,7 @@ class Painter {
     const here = now.map((each) => tiles.get(each.name)).filter(Boolean);
     this.canvas.dataset.complete = here.length === now.length;
     if (here.length) {
-      const top = roundUp(Math.max(...here.map((tile) => tile.most)));
+      const top = roundUp(Math.max(...here.map((tile) => tile.top)));
       if (top !== scale.top) { scale.top = top; this.app.onScale(); }
     }
     c.save();
@@ -184,7 +132,7 @@ class Painter {
     c.rect(LEFT, TOP, camera.width - LEFT, camera.height - TOP);
     c.clip();
     c.imageSmoothingEnabled = false;
-    // Coarser tiles first: they stand in for finer ones that are still on their way.
+    // Coarser tiles first: they show until the finer ones arrive.
     for (let each = 0; each <= level; each++) {
       for (const tile of each === level ? now : this.inView(each)) this.paintTile(tile);
     }
@@ -194,19 +142,19 @@ class Painter {
   }
 
   paintTile({ name, level, row, col }) {
-    const { layer, camera, tiles, scale, table, tile: size } = this.app;
+    const { layer, camera, tiles, scale, tile: size } = this.app;
     const tile = tiles.get(name);
     if (!tile) return;
     const [, , rowScale, colScale] = layer.grids[level];
-    // Whole dots of the screen, or a coarser tile shows through at the edges.
+    // Round to whole pixels of the screen, or a coarser tile shows through at the edges.
     const dot = (value) => Math.round(value * this.ratio) / this.ratio;
     const left = dot(camera.x(col * size * layer.keys / colScale));
     const top = dot(camera.y(row * size * layer.queries / rowScale));
     const right = dot(camera.x(Math.min(layer.keys, (col * size + tile.cols) * layer.keys / colScale)));
     const bottom = dot(camera.y(Math.min(layer.queries, (row * size + tile.rows) * layer.queries / rowScale)));
-    this.context.fillStyle = this.ground;
+    this.context.fillStyle = this.hatching;
     this.context.fillRect(left, top, right - left, bottom - top);
-    this.context.drawImage(colour(tile, scale, table), left, top, right - left, bottom - top);
+    this.context.drawImage(tilePicture(tile, scale), left, top, right - left, bottom - top);
   }
 
   paintCursor() {
@@ -217,9 +165,9 @@ class Painter {
     const col = Math.floor(cursor.key / wide + 1e-9), row = Math.floor(cursor.query / high + 1e-9);
     const x = camera.x(col * wide), y = camera.y(row * high);
     const w = wide * camera.zoom, h = high * camera.zoom;
-    // Each line twice, light below dark: one of the two can be seen on any colour.
-    for (const [ink, thick] of [["#ffffff", 3], [CURSOR, 1.25]]) {
-      c.strokeStyle = ink;
+    // Each line twice, dark under light, so that it is visible on any colour.
+    for (const [name, thick] of [["cross-under", 3], ["cross", 1.25]]) {
+      c.strokeStyle = this.inks[name];
       c.lineWidth = thick;
       c.globalAlpha = 0.7;
       c.beginPath();
@@ -234,58 +182,58 @@ class Painter {
 
   paintLabels() {
     const { layer, camera, cursor, found } = this.app;
-    const c = this.context, ink = this.inks;
+    const c = this.context, { text: front, quiet: dim, line, focus } = this.inks;
     const rows = [Math.max(0, Math.floor(camera.queryAt(TOP))), Math.min(layer.queries, Math.ceil(camera.queryAt(camera.height)))];
     const cols = [Math.max(0, Math.floor(camera.keyAt(LEFT))), Math.min(layer.keys, Math.ceil(camera.keyAt(camera.width)))];
     const shift = layer.keys - layer.queries;
-    c.font = "11px system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
+    c.font = `${LABEL_SIZE}px ${FONT}`;
     c.textBaseline = "middle";
-    const words = camera.zoom >= LABEL_PITCH && layer.labelled[this.app.place.batch];
-    const step = words ? 1 : niceStep(64 / camera.zoom);
-    const label = (place) => words ? this.app.labels.get(this.app.place.batch, place) : undefined;
-    const marked = new Set(found.places);
+    const named = camera.zoom >= LABEL_PITCH && layer.labelled[this.app.selected.batch];
+    const step = named ? 1 : niceStep(64 / camera.zoom);
+    const label = (index) => named ? this.app.labels.get(this.app.selected.batch, index) : undefined;
+    const marked = new Set(found.matches);
     c.textAlign = "right";
     for (let row = Math.ceil(rows[0] / step) * step; row < rows[1]; row += step) {
-      const y = camera.y(row + (words ? 0.5 : 0));
-      if (y < TOP + 5 && !words) continue;
+      const y = camera.y(row + (named ? 0.5 : 0));
+      if (y < TOP + 5 && !named) continue;
       if (y < TOP) continue;
-      const chosen = words && cursor && Math.floor(cursor.query) === row;
-      c.fillStyle = words && marked.has(row + shift) ? ink.accent : chosen ? ink.front : ink.quiet;
-      const text = words ? label(row + shift) : row.toLocaleString("en");
-      if (text !== undefined) c.fillText(this.cut(text, LEFT - 10), LEFT - 6, y);
-      if (!words) this.tick(LEFT - 4, y, LEFT, y);
+      const chosen = named && cursor && Math.floor(cursor.query) === row;
+      c.fillStyle = named && marked.has(row + shift) ? focus : chosen ? front : dim;
+      const text = named ? label(row + shift) : row.toLocaleString("en");
+      if (text !== undefined) c.fillText(fitted(text, LEFT - 10, LABEL_SIZE), LEFT - 6, y);
+      if (!named) this.tick(LEFT - 4, y, LEFT, y);
     }
     c.textAlign = "left";
     for (let col = Math.ceil(cols[0] / step) * step; col < cols[1]; col += step) {
-      const x = camera.x(col + (words ? 0.5 : 0));
-      if (x < LEFT + (words ? 0 : -1)) continue;
-      const chosen = words && cursor && Math.floor(cursor.key) === col;
-      c.fillStyle = words && marked.has(col) ? ink.accent : chosen ? ink.front : ink.quiet;
-      const text = words ? label(col) : col.toLocaleString("en");
+      const x = camera.x(col + (named ? 0.5 : 0));
+      if (x < LEFT + (named ? 0 : -1)) continue;
+      const chosen = named && cursor && Math.floor(cursor.key) === col;
+      c.fillStyle = named && marked.has(col) ? focus : chosen ? front : dim;
+      const text = named ? label(col) : col.toLocaleString("en");
       if (text !== undefined) {
         c.save();
         c.translate(x, TOP - 6);
         c.rotate(-Math.PI / 2);
-        c.fillText(this.cut(text, TOP - 10), 0, 0);
+        c.fillText(fitted(text, TOP - 10, LABEL_SIZE), 0, 0);
         c.restore();
       }
-      if (!words) this.tick(x, TOP - 4, x, TOP);
+      if (!named) this.tick(x, TOP - 4, x, TOP);
     }
-    // Where the found words stand, at both sides.
-    c.strokeStyle = ink.accent;
+    // Mark the matches of the search on both sides.
+    c.strokeStyle = focus;
     c.lineWidth = 2;
     c.beginPath();
-    for (const place of found.places) {
-      const x = camera.x(place + 0.5), y = camera.y(place - shift + 0.5);
+    for (const index of found.matches) {
+      const x = camera.x(index + 0.5), y = camera.y(index - shift + 0.5);
       if (x >= LEFT) { c.moveTo(x, TOP - 4); c.lineTo(x, TOP); }
       if (y >= TOP) { c.moveTo(LEFT - 4, y); c.lineTo(LEFT, y); }
     }
     c.stroke();
-    c.fillStyle = ink.quiet;
+    c.fillStyle = dim;
     c.textAlign = "left";
     c.fillText("query \u2193  key \u2192", 8, 14);
     c.lineWidth = 1;
-    c.strokeStyle = ink.line;
+    c.strokeStyle = line;
     c.strokeRect(LEFT - 0.5, TOP - 0.5, camera.width, camera.height);
   }
 
@@ -297,13 +245,6 @@ class Painter {
     c.moveTo(x1, y1);
     c.lineTo(x2, y2);
     c.stroke();
-  }
-
-  cut(text, room) {
-    if (this.context.measureText(text).width <= room) return text;
-    let length = text.length - 1;
-    while (length > 1 && this.context.measureText(text.slice(0, length) + "\u2026").width > room) length--;
-    return text.slice(0, length) + "\u2026";
   }
 }
 

@@ -1,12 +1,12 @@
-"""Grids: one head of a map at every zoom, from one small picture down to single weights.
+"""Pyramid: one head of a map at every zoom level, from one small picture to single weights.
 
 A cell of any grid is a share of attention: the sum of its weights divided by the number of its
-queries. So a row of cells adds up to 1 at every zoom, and a first token that all look at stays as
-bright as it is.
+queries. So a row of cells adds up to 1 at every level, and a first token that receives much
+attention stays bright.
 
-    overview    the whole map in one pass (`AttentionMap.cells`): up to 2,048 or 4,096 cells a side
-    coarser     two by two cells of the next finer grid
-    finer       twice as many cells each way, computed when somebody looks; the last is exact
+    overview    the whole map in one pass (`AttentionMap.cells`): 2,048 or 4,096 cells per side
+    coarser     each cell combines two by two cells of the next finer grid
+    finer       twice as many cells per side, computed on demand; the finest grid is exact
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from torch import Tensor
 from clearhead.maps import AttentionMap
 from clearhead.maps.grid_cells import heights, shares
 
-TILE = 256  # cells each way
+TILE = 256  # cells per side
 
 _OVERVIEW = 2048
 _OVERVIEW_OF_LONG = 4096
-_LONG = 2**15  # tokens; beyond these the finer overview, and steps that can be stopped
-_MOST_TOKENS = 2048  # of a tile each way, that are computed while somebody waits
+_LONG = 2**15  # longer maps have the finer overview, computed in steps that can be cancelled
+_MOST_TOKENS = 2048  # tokens per side of a tile that is computed on demand
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One zoom of a map.
+    """One zoom level of a map.
 
     Attributes:
-        rows: How many cells it is high.
-        cols: How many cells it is wide.
-        row_scale: Cells for all queries together; not always whole, since the last may stick out.
-        col_scale: The same for the keys.
-        halvings: How often the overview was halved for it; below 0 it is finer than the overview.
+        rows: Cells from top to bottom.
+        cols: Cells from left to right.
+        row_scale: Cells per number of queries. Not always whole: the last cell may be cut off.
+        col_scale: Cells per number of keys.
+        halvings: How often the overview was halved; negative if finer than the overview.
     """
 
     rows: int
@@ -51,12 +51,12 @@ class Grid:
     halvings: int
 
     def tiles(self) -> tuple[int, int]:
-        """How many tiles it is high and wide."""
+        """The number of tiles from top to bottom and from left to right."""
         return math.ceil(self.rows / TILE), math.ceil(self.cols / TILE)
 
 
 def grids(queries: int, keys: int) -> list[Grid]:
-    """All zooms of a map, coarsest first. Tiles of very large blocks of tokens are left out."""
+    """All zoom levels, coarsest first, without those whose tiles would cover too many tokens."""
     longest = max(queries, keys)
     most = _OVERVIEW if longest <= _LONG else _OVERVIEW_OF_LONG
     base = tuple(max(1, min(size, round(size * most / longest))) for size in (queries, keys))
@@ -91,7 +91,7 @@ class Pyramid:
 
     Args:
         one: A map of one sequence and one head.
-        on_progress: Called with the share that is done, now and then; may raise to stop.
+        on_progress: Called from time to time with the share that is done. May raise to cancel.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class Pyramid:
 
     @property
     def nbytes(self) -> int:
-        """What its pictures take; the map itself is shared."""
+        """The memory of its cells. The map itself is shared."""
         return sum(level.nbytes for level in self._levels) + self.map.lse.nbytes
 
     def tile(self, level: int, row: int, col: int) -> NDArray[np.float32]:
-        """The cells of one tile; NaN where hidden. Tiles at the edge are smaller."""
+        """The cells of one tile, NaN if hidden. Tiles at the edges are smaller."""
         grid = self.grids[level]
         rows = slice(row * TILE, min((row + 1) * TILE, grid.rows))
         cols = slice(col * TILE, min((col + 1) * TILE, grid.cols))
@@ -131,12 +131,14 @@ class Pyramid:
 
 @torch.no_grad()
 def strongest(one: AttentionMap, query: int, count: int) -> tuple[list[int], list[float]]:
-    """The keys that a query looks at most, and its weights on them; a part of the keys at a time.
+    """The keys with the largest weights of a query, and these weights.
+
+    The keys are read in parts, so that memory stays small.
 
     Args:
         one: A map of one sequence and one head.
-        query: Which query.
-        count: How many keys at most.
+        query: The index of the query.
+        count: The maximum number of keys.
     """
     keys = one.shape[3]
     best, where = torch.zeros(0, dtype=one.dtype), torch.zeros(0, dtype=torch.int64)
@@ -154,7 +156,7 @@ def strongest(one: AttentionMap, query: int, count: int) -> tuple[list[int], lis
 def _halved(
     cells: Float[Tensor, "rows cols"], counts: Float[Tensor, " rows"]
 ) -> tuple[Tensor, Tensor]:
-    """Two by two cells as one: weighted by their queries downwards, added up across."""
+    """Combine two by two cells: the mean over rows, weighted by queries; the sum over columns."""
     rows, cols = cells.shape
     pad = (0, cols % 2, 0, rows % 2)
     padded = torch.nn.functional.pad(cells, pad, value=torch.nan)

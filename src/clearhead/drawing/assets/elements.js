@@ -1,4 +1,4 @@
-// Elements, numbers and words. Every text goes in as text, never as markup.
+// Elements, numbers and texts. Text is always inserted as text, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -29,25 +29,28 @@ const byId = (id) => document.getElementById(id);
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 const plural = (count, word, words = `${word}s`) => `${count.toLocaleString("en")} ${count === 1 ? word : words}`;
 
-/** A token, isolated from the text around it, so that its direction changes nothing else. */
+/** A token, isolated so that its writing direction does not affect the text around it. */
 function token(label, most = 24, strong = false) {
   return el("bdi", { class: strong ? "word strong" : "word" }, shorten(label, most));
 }
 
-/** At most so many characters, with an ellipsis in place of the rest. */
+/** The text, shortened to `most` characters with an ellipsis. */
 function shorten(text, most) {
   const characters = Array.from(text);
   return characters.length <= most ? text : characters.slice(0, most - 1).join("") + "\u2026";
 }
 
-/** Five digits: enough to tell every float16 from the next. */
+/** Up to five significant digits, enough to distinguish all float16 numbers. */
 function exact(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "not a number" : value < 0 ? "-inf" : "inf";
-  if (value !== 0 && Math.abs(value) < 1e-4) return value.toExponential(3).replace("e-", " \u00d7 10^-");
+  if (value !== 0 && Math.abs(value) < 1e-4) {
+    const [digits, power] = value.toExponential(3).split("e");
+    return `${Number(digits)} \u00d7 10^${power}`;
+  }
   return String(Number(value.toPrecision(5)));
 }
 
-/** A number with so many decimals, and a real minus sign. */
+/** A number with a fixed number of decimals, and a proper minus sign. */
 function fixed(value, decimals = 2) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value < 0 ? "\u2212inf" : "inf";
   if (Math.abs(value) >= 1e6) return value.toExponential(2).replace("-", "\u2212");
@@ -55,7 +58,7 @@ function fixed(value, decimals = 2) {
   return value < 0 && Number(text) !== 0 ? `\u2212${text}` : text;
 }
 
-/** Let the arrow keys move between the items of a list, of which one at a time takes the tab key. */
+/** Move between the items of a list with the arrow keys (a roving tabindex). */
 function roving(items, event, { columns = 1 } = {}) {
   const at = items.indexOf(document.activeElement);
   const rtl = getComputedStyle(event.currentTarget).direction === "rtl" ? -1 : 1;
@@ -70,7 +73,7 @@ function roving(items, event, { columns = 1 } = {}) {
   return to;
 }
 
-/** Tell those who listen to the page instead of looking at it. */
+/** Announce a text to screen readers. */
 function say(text) {
   byId("status").textContent = text;
 }

@@ -1,0 +1,24 @@
+"""Limits: the time, memory, processes and output that one submission may use."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one submission may use.
+
+    Args:
+        seconds: Wall-clock time for one question; the import of the file is one question.
+        memory_mib: Memory, for all of its processes together.
+        processes: Processes and threads.
+        file_mib: Size of one file, and of everything it writes together (in MiB, 16 times this).
+        output_kib: How much of what it prints is kept. The rest is read and thrown away.
+        total_seconds: Wall-clock time for all questions together.
+    """
+
+    seconds: float = 20.0
+    memory_mib: int = 3072
+    processes: int = 64
+    file_mib: int = 16
+    output_kib: int = 64
+    total_seconds: float = 60.0
