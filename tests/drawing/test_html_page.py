@@ -17,7 +17,8 @@ from clearhead.cli import main
 from clearhead.drawing import html_page as page_module
 from clearhead.drawing.file_formats import save
 from clearhead.drawing.html_page import Layer, Page, TooLarge
-from clearhead.maps import page_layers, pictures
+from clearhead.maps import page_layers
+from clearhead.maps.axis_labels import axis_labels
 
 
 def blocks(text):
@@ -131,11 +132,11 @@ def test_a_page_too_large_names_the_command_that_is_not(monkeypatch):
 def test_the_limit_is_about_what_can_be_seen():
     """A causal map of 64,000,000 weights can be saved, because half of them are hidden."""
     q, k = torch.zeros(2, 1, 1, 8000, 1)
-    pictures.check_size([AttentionMap(q, k, Mask.causal())], 0)
+    page_layers.check_size([AttentionMap(q, k, Mask.causal()).lazy_scores], 0)
     tensor = torch.ones(8000, 8000, dtype=torch.bool).tril()
-    pictures.check_size([AttentionMap(q, k, Mask.custom(tensor))], 0)
+    page_layers.check_size([AttentionMap(q, k, Mask.custom(tensor)).lazy_scores], 0)
     small = AttentionMap(q[:, :, :5000], k[:, :, :5000])
-    pictures.check_size([small], 0)
+    page_layers.check_size([small.lazy_scores], 0)
     message = r"64,000,000 weights are too many for one page. It can hold 33,554,432 visible "
     message += r"weights, or 67,108,864 including hidden ones"
     for m in (AttentionMap(q, k), AttentionMap(q, k, Mask.causal() | Mask.window(1, 3000))):
@@ -192,18 +193,20 @@ def test_a_few_repeated_tokens_say_nothing_about_copies():
 
 
 def test_labels():
-    assert page_layers.labels(2, 2, None) == (("t0", "t1"), ("t0", "t1"))
-    assert page_layers.labels(1, 3, None) == (("t2",), ("t0", "t1", "t2"))
-    assert page_layers.labels(2, 3, ["a", "b"]) == (("a", "b"), ("t0", "t1", "t2"))
-    assert page_layers.labels(1, 2, None, ["a", "b"]) == (("b",), ("a", "b"))
-    assert page_layers.labels(3, 2, None, ["a", "b"])[0] == ("t0", "t1", "t2")
+    assert axis_labels(2, 2, None) == (("t0", "t1"), ("t0", "t1"))
+    assert axis_labels(1, 3, None) == (("t2",), ("t0", "t1", "t2"))
+    assert axis_labels(2, 3, ["a", "b"]) == (("a", "b"), ("t0", "t1", "t2"))
+    assert axis_labels(1, 2, None, ["a", "b"]) == (("b",), ("a", "b"))
+    assert axis_labels(3, 2, None, ["a", "b"])[0] == ("t0", "t1", "t2")
     with pytest.raises(ShapeError, match="tokens: expected one label per query, 2 of them, got 1"):
-        page_layers.labels(2, 5, ["a"])
+        axis_labels(2, 5, ["a"])
     with pytest.raises(ShapeError, match="context_tokens: expected one label per key, 5"):
-        page_layers.labels(2, 5, ["a", "b"], ["a"])
-    with pytest.raises(ShapeError, match="tokens: expected a list of labels, got one string"):
-        page_layers.labels(2, 2, "ab")
-    with pytest.raises(ShapeError, match=r"tokens: expected 40 labels(.|\n)*got 3"):
+        axis_labels(2, 5, ["a", "b"], ["a"])
+    with pytest.raises(ShapeError, match="tokens: expected a list of 2 labels, got one string"):
+        axis_labels(2, 2, "ab")
+    with pytest.raises(
+        ShapeError, match=r"tokens: expected one label per token, 40 of them, got 3"
+    ):
         page_cases.model().page(tokens=["a", "b", "c"])
     with pytest.raises(IndexError, match="batch: 1 is not one of the 1 sequences"):
         a_map().page(batch=1)
@@ -316,7 +319,7 @@ def test_the_end_of_the_name_decides(tmp_path):
     for thing in (a_map(), page_cases.sentence().trace):
         with pytest.raises(ValueError, match=r"\.html, \.svg(.|\n)*got '\.gif'(.|\n)*x\.html"):
             thing.save(tmp_path / "x.gif")
-        with pytest.raises(ValueError, match=r"got '\.safetensors'|a map alone"):
+        with pytest.raises(ValueError, match=r"got '\.safetensors'|a single map cannot"):
             thing.save(tmp_path / "x.safetensors")
     with pytest.raises(
         ValueError, match=r"\.safetensors, \.html, \.svg, \.png, \.pdf, got 'no suffix'"

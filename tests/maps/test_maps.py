@@ -1,6 +1,7 @@
 """AttentionMap: every weight and every statistic against the dense weights that it never builds."""
 
 import math
+import os
 import subprocess
 import sys
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Rope, ShapeError
-from clearhead.kernels import KERNELS, statistics
+from clearhead.kernels import KERNELS, tile_loop
+from clearhead.maps import free_memory, statistics
 
 BATCH, HEADS = 2, 6
 
@@ -65,7 +67,7 @@ def places(m):
     """Where the queries stand: by the name of the mask, or as the map itself read it there."""
     queries, keys = m.shape[2:]
     name = "" if m.mask is None else m.mask.encode([])
-    if "custom" not in name and ("band" in name or m._scores.bias is None):
+    if "custom" not in name and ("band" in name or m.bias is None):
         start = 0 if "start" in name else keys - queries
         expected = (start + torch.arange(queries)).expand(BATCH, -1)
         assert torch.equal(m.query_positions, expected)
@@ -75,9 +77,9 @@ def places(m):
 def small_tiles(draw):
     """Tiles that do not divide the tokens."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(statistics, "_ROWS", draw(st.integers(1, 17)))
-    patch.setattr(statistics, "_COLS", draw(st.integers(1, 17)))
-    patch.setattr(statistics, "_CELLS", {"cpu": draw(st.sampled_from([1, 50, 10**4]))})
+    patch.setattr(tile_loop, "_ROWS", draw(st.integers(1, 17)))
+    patch.setattr(tile_loop, "_COLS", draw(st.integers(1, 17)))
+    patch.setattr(tile_loop, "_CELLS", {"cpu": draw(st.sampled_from([1, 50, 10**4]))})
     return patch
 
 
@@ -191,8 +193,41 @@ def test_dense_refuses_with_the_numbers_and_alternatives():
     with pytest.raises(MemoryError, match=r"m.thumbnail\(256, 256\)"):
         m.dense()
     small = AttentionMap(q[:, :, :4], q[:, :, :4])
-    with pytest.raises(MemoryError, match="allowed are 10 bytes"):
+    with pytest.raises(MemoryError, match=r"more than the 10 bytes allowed \(budget=\)"):
         small.dense(budget=10)
+
+
+def no_sysconf(patch):
+    patch.delattr(os, "sysconf")  # Windows
+
+
+def no_such_name(patch):
+    def sysconf(name):  # macOS
+        raise ValueError("unrecognized configuration name")
+
+    patch.setattr(os, "sysconf", sysconf)
+
+
+@pytest.mark.parametrize("remove", [no_sysconf, no_such_name])
+def test_dense_works_where_the_free_memory_is_unknown(remove, monkeypatch):
+    assert free_memory(torch.device("cpu")) > 0
+    remove(monkeypatch)
+    assert free_memory(torch.device("cpu")) is None
+    q = torch.randn(1, 1, 1, 8).expand(1, 1, 20_000, 8)
+    small, large = AttentionMap(q[:, :, :4], q[:, :, :4]), AttentionMap(q, q)
+    torch.testing.assert_close(small.dense(), torch.full((1, 1, 4, 4), 0.25))
+    torch.testing.assert_close(small.dense(budget=64), small.dense())
+    with pytest.raises(MemoryError, match=r"more than the 1.0 GiB allowed \(free memory unknown\)"):
+        large.dense()
+
+
+def test_a_budget_does_not_ask_for_the_free_memory(monkeypatch):
+    def asked(device):
+        raise AssertionError
+
+    monkeypatch.setattr("clearhead.maps.attention_map.free_memory", asked)
+    q = torch.randn(1, 1, 4, 8)
+    assert AttentionMap(q, q).dense(budget=2**20).shape == (1, 1, 4, 4)
 
 
 def test_index_errors_name_the_axis():
@@ -329,9 +364,9 @@ def test_triton_gives_the_same_statistics(name, monkeypatch):
     asked = {"entropy": True, "received": True, "thumbnail": (7, 5), "top": 2}
     expected = AttentionMap(q, k, mask).summary(**asked)
     with monkeypatch.context() as patch:
-        patch.setattr(statistics, "_has_triton", lambda device: True)
+        patch.setattr(tile_loop, "_has_triton", lambda device: True)
         m = AttentionMap(q, k, mask)
-        assert statistics.triton_arguments(m._scores) is not None
+        assert tile_loop.triton_arguments(m.lazy_scores) is not None
         found = m.summary(**asked)
         close(m.lse, AttentionMap(q, k, mask).lse)
     close(found.entropy, expected.entropy)
@@ -341,7 +376,7 @@ def test_triton_gives_the_same_statistics(name, monkeypatch):
 
 
 def test_what_triton_cannot_do_is_left_to_torch(monkeypatch):
-    monkeypatch.setattr(statistics, "_has_triton", lambda device: True)
+    monkeypatch.setattr(tile_loop, "_has_triton", lambda device: True)
     q = torch.randn(1, 2, 9, 16)
     for m in (
         AttentionMap(q, q, Mask.window(2, 1)),
@@ -350,8 +385,54 @@ def test_what_triton_cannot_do_is_left_to_torch(monkeypatch):
         AttentionMap(q[..., :5], q[..., :5]),
         AttentionMap(q.double(), q.double()),
     ):
-        assert statistics.triton_arguments(m._scores) is None
+        assert tile_loop.triton_arguments(m.lazy_scores) is None
         assert m.entropy().isfinite().all()
+
+
+def test_a_statistic_is_added_in_one_place(monkeypatch):
+    monkeypatch.setattr(statistics, "STATISTICS", dict(statistics.STATISTICS))
+
+    class LargestOfKey(statistics.Statistic, name="largest_of_key"):
+        """The largest weight on each key, times a factor."""
+
+        def __init__(self, layout, argument):
+            super().__init__(layout, argument)
+            self.factor, self.found = argument, layout.zeros(layout.shape[3])
+
+        def add(self, tile):
+            here = self.found[tile.b, tile.heads, tile.cols]
+            torch.maximum(here, tile.weights.amax(1), out=here)
+
+        def result(self):
+            return self.factor * self.found
+
+    q = torch.randn(2, 3, 19, 4)
+    m = AttentionMap(q, q, Mask.causal())
+    found = m.summary(largest_of_key=2.0, entropy=True)
+    close(found.others["largest_of_key"], 2 * m.dense().amax(2))
+    close(found.entropy, entropy(m.dense()))
+    assert repr(found) == "Summary(entropy, largest_of_key)"
+    with pytest.raises(TypeError, match="expected names of entropy, .*, got 'no_such_statistic'"):
+        m.summary(no_such_statistic=True)
+
+
+@given(maps(dtypes=(torch.float64,), self_attention=True))
+def test_statistics_of_dense_weights_are_those_of_the_map(case):
+    """Pages compute them from weights that exist already."""
+    m, weights = case
+    keys = m.shape[3]
+    ids = torch.randint(4, (BATCH, keys), generator=torch.Generator().manual_seed(keys))
+    for b in range(BATCH):
+        asked = {"entropy": True, "received": True, "distance": True, "sink": 0, "previous": True}
+        asked |= {"same_token": ids[b : b + 1], "induction": ids[b : b + 1]}
+        start = m.first_positions[b]
+        actual = statistics.summarise_dense(weights[b], start, asked)
+        one = m.select(batch=b)
+        one.normalise()
+        expected = statistics.summarise(one.lazy_scores, [start], asked)
+        for name in asked:
+            a, e = getattr(actual, name), getattr(expected, name)
+            close(*(a, e) if name != "distance" else (a.mean, e.mean))
 
 
 def test_progress_is_told_to_the_end():
@@ -424,7 +505,7 @@ def test_tiles_at_262144_tokens_normalise_only_the_rows_asked():
         weights = torch.zeros(20, dtype=torch.float64)
         weights[: 11 + i] = torch.softmax(scores, 0)[199_990:]
         torch.testing.assert_close(tile[i].double(), weights, rtol=1e-4, atol=1e-12)
-    assert m._lse is None  # a whole pass was not needed
+    assert m.lazy_scores.lse is None  # a whole pass was not needed
     stepped = m[0, 0, ::100_000, ::50_000]
     assert stepped.shape == (3, 6)
     assert stepped[0, 1] == 0
@@ -567,7 +648,7 @@ def test_lists_do_as_well_as_tensors():
     close(m.same_token(ids.tolist()), m.same_token(ids))
     close(m.induction(ids.tolist()), m.induction(ids))
     close(m.relation([(1, 0), (3, 2)]), m.relation(torch.tensor([(1, 0), (3, 2)])))
-    with pytest.raises(ShapeError, match="ids: expected whole numbers, as a tensor or as lists"):
+    with pytest.raises(ShapeError, match="ids: expected integers, as a tensor or as lists"):
         m.same_token([[5, 6], [5]])
     with pytest.raises(ShapeError, match=r"pairs: expected \(pairs, 2\), got \(2\)"):
         m.relation([1, 0])

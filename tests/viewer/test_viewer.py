@@ -680,7 +680,7 @@ def test_what_cannot_be_viewed():
     one = view_cases.structured(7, heads=1, head_dim=4)
     with pytest.raises(ShapeError, match="expected one label per key, 7 of them, got 6"):
         clearhead.view(one, tokens=list("abcdef"))
-    with pytest.raises(TypeError, match="got one string"):
+    with pytest.raises(ShapeError, match="expected a list of 7 labels, got one string"):
         clearhead.view(one, tokens="abcdefg")
 
 
@@ -819,7 +819,7 @@ def test_errors_of_the_command(tmp_path, capsys, arguments, message):
 
 def test_a_long_map_is_normalised_in_steps_that_can_be_cancelled(monkeypatch):
     monkeypatch.setattr(tile_pyramid, "_LONG", 50)
-    monkeypatch.setattr("clearhead.maps.cells._STEP", 1500)
+    monkeypatch.setattr("clearhead.maps.exact_weights._STEP", 1500)
     one = view_cases.structured(97, heads=1, head_dim=8)
     expected = view_cases.structured(97, heads=1, head_dim=8).lse
     shares = []

@@ -135,7 +135,7 @@ def test_filling_is_found_in_every_kind_of_mask(value, side, causal):
     alone = []
     for row, (one, other) in enumerate(zip(q, k, strict=True)):
         m = AttentionMap(one[None, :, real[row]], other[None, :, real[row]])
-        m = AttentionMap(m._scores.q, m._scores.k, Mask.causal() if causal else None)
+        m = AttentionMap(m.queries, m.keys, Mask.causal() if causal else None)
         alone.append(m.entropy()[0])
     expected = torch.cat(alone, 1).mean(1)
     assert [row.entropy for row in table.rows] == pytest.approx(expected.tolist(), abs=1e-6)

@@ -408,7 +408,7 @@ def test_inference_mode():
     with torch.inference_mode(), watch(model) as seen:
         model(IDS)
     m = seen["transformer.h.0.attn"]
-    assert not m._scores.q.is_inference()
+    assert not m.queries.is_inference()
     assert_close(m.dense().sum(-1), torch.ones(2, 3, 11))
 
 
@@ -855,8 +855,8 @@ def test_a_copy_is_made_when_somebody_writes(detach):
     q, k, _ = (x.unflatten(-1, (2, 7)).transpose(1, 2) for x in made.clone().chunk(3, -1))
     m = see(call, made, detach=detach)
     assert not made.any()
-    assert torch.equal(m._scores.q, q)
-    assert torch.equal(m._scores.k, k)
+    assert torch.equal(m.queries, q)
+    assert torch.equal(m.keys, k)
     assert torch.equal(m.dense(), see(F.scaled_dot_product_attention, q, k, k).dense())
 
 
@@ -865,7 +865,7 @@ def test_a_part_of_a_large_tensor_does_not_hold_all_of_it(monkeypatch):
     large = torch.randn(3, 2, 10, 64)
     q, k = large[0:1, :, :5], large[1:2, :, 5:]
     m = see(F.scaled_dot_product_attention, q, k, k)
-    assert {x.untyped_storage().nbytes() for x in (m._scores.q, m._scores.k)} == {q.nbytes}
+    assert {x.untyped_storage().nbytes() for x in (m.queries, m.keys)} == {q.nbytes}
 
 
 def test_memory_that_torch_borrows():
@@ -963,7 +963,7 @@ def test_memory_that_is_held_for_small_parts_has_an_end(monkeypatch, one):
     with watch(model) as seen:
         model(torch.zeros(1))
     for call in seen.calls:
-        call.map._scores.q.data_ptr()
+        call.map.queries.data_ptr()
     assert 2 * 2400 < seen.nbytes < 10_000 + 20 * 2 * 100
 
 
@@ -1000,7 +1000,7 @@ def test_queries_and_keys_of_one_projection_stay_one_memory(monkeypatch):
         model(IDS, use_cache=False)
     before = seen.nbytes
     for call in seen.calls:
-        for part in (call.map._scores.q, call.map._scores.k):
+        for part in (call.map.queries, call.map.keys):
             part.data_ptr()  # counts as a write, as what Triton does with it
     assert seen.nbytes == before
 
@@ -1014,9 +1014,9 @@ def test_a_tensor_of_another_class_is_copied():
     model = Calls(lambda q: F.scaled_dot_product_attention(q, q, q))
     with watch(model) as seen:
         model(q)
-    address = seen["Calls"]._scores.q.untyped_storage()._cdata
+    address = seen["Calls"].queries.untyped_storage()._cdata
     assert address != q.untyped_storage()._cdata
-    assert not torch._C._is_cow_tensor(seen["Calls"]._scores.q)
+    assert not torch._C._is_cow_tensor(seen["Calls"].queries)
     assert_close(seen["Calls"].dense(), told)
 
 
@@ -1091,7 +1091,7 @@ def test_offloading_copies_to_the_cpu():
     q, k, v = qkv(1, 2, 5, 7)
     m = see(F.scaled_dot_product_attention, q, k, v, offload="cpu")
     assert m.device.type == "cpu"
-    assert m._scores.q.data_ptr() != q.data_ptr()
+    assert m.queries.data_ptr() != q.data_ptr()
     with pytest.raises(ValueError, match="offload: expected \"cpu\" or None, got 'disk'"):
         watch(nn.Linear(2, 2), offload="disk")
 
@@ -1278,8 +1278,10 @@ def test_what_a_head_does_in_words():
     first[:, 0] = 1
     assert heads_of(eye.roll(-1, 1)).rows[0].looks_at == "previous token 1.00"
     assert heads_of(0.9 * first + 0.1 * eye).rows[0].looks_at == "first token 0.91"
-    assert heads_of(torch.full((8, 8), 1 / 8)).rows[0].looks_at == "8 tokens, 3 away"
-    assert heads_of(eye).rows[0].looks_at == "1 token, 0 away"
+    even = heads_of(torch.full((8, 8), 1 / 8)).rows[0]
+    assert even.looks_at == "spreads over about 8 tokens, 3 positions away"
+    own = heads_of(eye).rows[0]
+    assert own.looks_at == "spreads over about 1 token, 0 positions away"
     ids = torch.tensor([[1, 2, 3, 4, 1, 2, 3, 4]])
     copying = eye.roll(-4, 1)
     assert heads_of(copying, ids).rows[0].looks_at == "same token 1.00"
@@ -1345,7 +1347,7 @@ def test_saved_and_loaded(tmp_path, dtype):
     assert (loaded.model, loaded.layers) == (seen.model, seen.layers)
     for mine, told in zip(loaded.calls, seen.calls, strict=True):
         assert (mine.name, mine.step) == (told.name, told.step)
-        assert mine.map._scores.q.dtype == dtype
+        assert mine.map.queries.dtype == dtype
         assert torch.equal(mine.map.dense(), told.map.dense())
     with safetensors.safe_open(tmp_path / "maps.safetensors", framework="pt") as file:
         about = json.loads(file.metadata()["clearhead.seen"])

@@ -25,8 +25,9 @@ from clearhead.drawing.heatmap import Heatmap, blocks
 from clearhead.drawing.html_page import Page, Walk
 from clearhead.explainer.steps import Attention, Step, compute_steps, hidden_keys, operands
 from clearhead.maps import page_layers
+from clearhead.maps.axis_labels import check_labels
 from clearhead.masks import Mask
-from clearhead.validation import ShapeError, describe
+from clearhead.validation import describe
 
 # These have one number per query and key: a page computes them from queries and keys.
 _SQUARE = ("attn_scores", "masked_scores", "scaled_scores", "attn_weights")
@@ -344,16 +345,7 @@ def _labels(name: str, labels: Sequence[str] | None, x: Tensor) -> tuple[str, ..
     count = x.shape[-2]
     if labels is None:
         return tuple(f"t{i}" for i in range(count))
-    if isinstance(labels, str):
-        raise ShapeError(
-            f"{name}: expected a list of {count} labels, got one string.\n"
-            "  Split it into tokens first: WordTokenizer.from_text(text).tokens(text)."
-        )
-    if len(labels) != count:
-        raise ShapeError(
-            f"{name}: expected one label per token, {count} of them, got {len(labels)}.\n"
-            "  Were the labels made by the same tokenizer as the ids?"
-        )
+    check_labels(name, labels, {count})
     return tuple(map(str, labels))
 
 

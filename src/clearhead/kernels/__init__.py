@@ -7,8 +7,8 @@
 `kernel="auto"` takes the kernel that `choose` returns, with its reason. A kernel named explicitly
 runs or raises. In every kernel, a query that may attend to nothing gets zeros and no gradient.
 
-Statistics over the weights: `scores` computes tiles of them, `statistics` loops over the tiles, and
-on CUDA `triton_statistics` does both at once (its device code is in `triton_device`).
+For statistics of the weights, `scores` computes tiles of scores and `tile_loop` walks over them; on
+CUDA `triton_statistics` does both at once (its device code is `triton_device`).
 """
 
 import threading

@@ -1,18 +1,21 @@
 """Attention maps: exact weights and statistics of attention that was never built as a matrix.
 
-An `AttentionMap` is a `Display` (what people see of it), which is a `LazyWeights` (its numbers).
+Queries, keys, a mask and a scale enter; weights, statistics, pages and figures leave. Start reading
+in `attention_map`; a statistic is added in `statistics`.
 
-    attention_map  AttentionMap: indexing, choosing, statistics
-    lazy_weights   the scores, normalisers and weights below it, computed where somebody looks
-    positions      where its queries stand among its keys
+    attention_map  AttentionMap: thin methods over the functions below
+    exact_weights  exact scores and weights at chosen positions
+    statistics     the statistics, each a class that registers itself
+    positions      where queries stand among the keys, and what is padding, as the mask tells
+    head_patterns  the mean scores of a head, and what its pattern is called
     indexing       what m[0, 3, 10:20] means
-    cells          the map in cells: shares of attention, for a picture or a part of one
-    summary        what statistics give: Summary, Top, Distance
-    display        page, figure, notebook and terminal: the methods
-    pictures       the same: what they are made of
+    axis_labels    one label per query and per key
+    grid_cells     sums of weights over the cells of a grid
+    page_layers    a layer of an HTML page
+    map_figures    a matplotlib figure
 """
 
-from clearhead.maps.attention_map import AttentionMap
-from clearhead.maps.summary import Distance, Summary, Top
+from clearhead.maps.attention_map import AttentionMap, free_memory
+from clearhead.maps.statistics import Distance, Summary, Top
 
-__all__ = ["AttentionMap", "Distance", "Summary", "Top"]
+__all__ = ["AttentionMap", "Distance", "Summary", "Top", "free_memory"]

@@ -1,67 +1,60 @@
-"""Where the queries of a map stand among its keys, as far as its mask tells."""
-
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+"""Where the queries of a map stand among its keys, as far as the mask tells."""
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from clearhead.kernels.scores import Scores
 from clearhead.masks import Band, Padding
 
-if TYPE_CHECKING:
-    from clearhead.maps.lazy_weights import LazyWeights
 
-_HIDES = -1e20  # a bias below this hides a key, in every dtype that reaches so low
-_STRIP = 2**24  # cells of a mask that are looked at together
+def first_positions(s: Scores) -> list[int]:
+    """The key position of the first query of each sequence; the other queries follow it.
 
-
-def starts(m: LazyWeights) -> list[int]:
-    """The key at which the first query of each sequence stands; the other queries follow it.
-
-    Queries are the last of the keys, unless the mask says something else: a band that is aligned
-    to the start, or causality that ends before the last key, as with a cache of fixed size. Its
-    last slots are empty, and nobody may see them.
+    The queries are the last of the keys, unless the mask says otherwise: a band that is aligned to
+    the start, or a causal mask that ends before the last key. The latter occurs with a cache of
+    fixed size, whose last slots are empty and hidden.
     """
-    batch, _, queries, keys = m.shape
-    parts = [] if m._scores.mask is None else m._scores.mask.parts()
+    batch, _, queries, keys = s.shape
+    parts = [] if s.mask is None else s.mask.parts()
     bands = [part for part in parts if isinstance(part, Band)]
     named = all(isinstance(part, Band | Padding) for part in parts)
     if named and bands:
         return [bands[0].offset(queries, keys)] * batch
     usual = [keys - queries] * batch
-    if (named and m._scores.bias is None) or not 0 < queries < keys or m.device.type == "meta":
+    if (named and s.bias is None) or not 0 < queries < keys or s.device.type == "meta":
         return usual
-    # A causal row ends at its own key, so in the right place row i ends at key start + i.
-    last, everything = _last_seen(m)
+    # A causal row ends at its own key: with the right start, row i ends at key start + i.
+    last, everything = _last_visible(s)
     if queries > 1:
         last = last.masked_fill(everything, -1)
-    ahead = last - torch.arange(queries, device=m.device)
+    ahead = last - torch.arange(queries, device=s.device)
     start = ahead.amax(1)
     reached = (ahead == start[:, None]).sum(1)  # without causality, only by the first row
     known = (start >= 0) & (start <= keys - queries) & (reached >= min(2, queries))
     if not known.any():
         return usual
-    # A sequence whose new tokens are all filling says nothing: as the others.
+    # A sequence whose new tokens are all padding gives no evidence; it is taken to be like others.
     found: list[int] = torch.where(known, start, start[known][0]).tolist()
     return found
 
 
-def is_causal(m: LazyWeights) -> bool | None:
-    """Whether no query sees a key after its own; None if there are too few queries to know."""
-    _, _, queries, keys = m.shape
-    parts = [] if m._scores.mask is None else m._scores.mask.parts()
+def is_causal(s: Scores) -> bool | None:
+    """Whether no query may attend to a later key; None if there are too few queries to tell."""
+    _, _, queries, keys = s.shape
+    parts = [] if s.mask is None else s.mask.parts()
     if min(queries, keys) < 2:
         return None
     if any(isinstance(part, Band) and part.ahead == 0 for part in parts):
         return True
-    if not can_hide(m):
+    if not s.can_hide():
         return False
-    last, everything = _last_seen(m)
-    rises = (last[:, 1:] > last[:, :-1]) & (last[:, :-1] >= 0)  # else all see the same, as padding
-    return bool(rises.any() and (everything | (last <= m.query_positions)).all())
+    last, everything = _last_visible(s)
+    start = torch.tensor(first_positions(s), device=s.device)
+    own = start[:, None] + torch.arange(queries, device=s.device)
+    # Without a rise all rows end at the same key, as with padding.
+    rises = (last[:, 1:] > last[:, :-1]) & (last[:, :-1] >= 0)
+    return bool(rises.any() and (everything | (last <= own)).all())
 
 
 def seen_before(ids: Int[Tensor, "batch tokens"]) -> Bool[Tensor, "batch tokens"]:
@@ -72,55 +65,44 @@ def seen_before(ids: Int[Tensor, "batch tokens"]) -> Bool[Tensor, "batch tokens"
     return torch.zeros_like(repeated).scatter_(1, order, repeated)
 
 
-@torch.no_grad()
-def _last_seen(
-    m: LazyWeights,
-) -> tuple[Int[Tensor, "batch queries"], Bool[Tensor, "batch queries"]]:
-    """The last key that each query may see (-1: none), and whether it may see all of them.
+def padding_tokens(
+    seen: Bool[Tensor, "batch tokens"], attends_to_itself: bool
+) -> Bool[Tensor, "batch tokens"]:
+    """Which tokens of self-attention are padding: those that no token may attend to.
 
-    Some models let a query of filling see everything, and mean nothing by it.
+    Args:
+        seen: Whether any token may attend to this one.
+        attends_to_itself: Whether any token may attend to itself. If none may, no token can attend
+            to the last one, padding or not; it is then taken to be what the one before it is.
     """
-    batch, _, queries, keys = m.shape
-    last = torch.full((batch, queries), -1, device=m.device)
+    if not attends_to_itself and seen.shape[1] > 1:
+        seen = torch.cat([seen[:, :-1], seen[:, -2:-1]], 1)
+    # If no token at all may be attended to, the mask means something other than padding.
+    return (~seen).masked_fill(~seen.any(1, keepdim=True), False)
+
+
+def unique_padding_ids(
+    ids: Int[Tensor, "batch tokens"], padding: Bool[Tensor, "batch tokens"]
+) -> Int[Tensor, "batch tokens"]:
+    """The ids with a new one for each token of padding, so that it is a copy of no other token."""
+    new = ids.max() + 1 + torch.arange(ids.shape[1], device=ids.device)
+    return torch.where(padding.to(ids.device), new, ids)
+
+
+@torch.no_grad()
+def _last_visible(
+    s: Scores,
+) -> tuple[Int[Tensor, "batch queries"], Bool[Tensor, "batch queries"]]:
+    """The last key that each query may attend to (-1: none), and whether it may attend to all.
+
+    Some models let a query of padding attend to everything, without a meaning.
+    """
+    batch, _, queries, keys = s.shape
+    last = torch.full((batch, queries), -1, device=s.device)
     everything = torch.zeros_like(last, dtype=torch.bool)
-    for rows, visible in strips(m):
+    for rows, visible in s.visible_strips():
         seen = visible.any(1).expand(batch, rows.stop - rows.start, keys)
-        place = keys - 1 - seen.flip(-1).to(torch.uint8).argmax(-1)
-        last[:, rows] = place.masked_fill(~seen.any(-1), -1)
+        end = keys - 1 - seen.flip(-1).to(torch.uint8).argmax(-1)
+        last[:, rows] = end.masked_fill(~seen.any(-1), -1)
         everything[:, rows] = seen.all(-1)
     return last, everything
-
-
-def strips(m: LazyWeights) -> Iterator[tuple[slice, Bool[Tensor, "#batch #heads #rows #keys"]]]:
-    """Some queries at a time, from the last to the first, and which keys they may see."""
-    batch, _, queries, keys = m.shape
-    m._settle()
-    step = max(1, _STRIP // max(1, keys * batch))
-    for stop in range(queries, 0, -step):
-        rows = slice(max(0, stop - step), stop)
-        yield rows, _visible(m, rows)
-
-
-def can_hide(m: LazyWeights) -> bool:
-    """Whether mask or bias are anything but a band, in which every token sees itself."""
-    tensors: list[Tensor] = []
-    if m._scores.mask is not None:
-        m._scores.mask.encode(tensors)
-    return m.device.type != "meta" and (bool(tensors) or m._scores.bias is not None)
-
-
-def _visible(m: LazyWeights, rows: slice) -> Bool[Tensor, "#batch #heads #rows #keys"]:
-    """Which keys these queries may see."""
-    _, _, queries, keys = m.shape
-    visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=m.device)
-    bias, mask = m._scores.bias, m._scores.mask
-    if bias is not None:
-        part = bias[:, :, rows] if bias.shape[2] > 1 else bias
-        visible = part > max(_HIDES, torch.finfo(bias.dtype).min)
-        if m._swallowed is not None:
-            rows_of = m._swallowed[:, :, rows] if bias.shape[2] > 1 else m._swallowed
-            visible = visible & ~rows_of
-    if mask is not None:
-        tile = mask.tile(rows, slice(0, keys), queries, keys, m.device)
-        visible = visible if tile is None else visible & tile
-    return visible

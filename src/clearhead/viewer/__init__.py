@@ -55,7 +55,7 @@ def view(
             "  Install them with: pip install 'clearhead[view]'"
         ) from None
     from clearhead.maps import AttentionMap
-    from clearhead.validation import ShapeError
+    from clearhead.maps.axis_labels import check_labels
     from clearhead.viewer.jobs import Worker
     from clearhead.viewer.token_labels import Labels
     from clearhead.watcher import Seen
@@ -70,16 +70,13 @@ def view(
         raise TypeError(
             f"seen: expected a Seen from watch(), or an AttentionMap, got {type(seen).__name__}."
         )
+    keys = sorted({m.shape[3] for m in layers.values()})
     if isinstance(tokens, str):
-        raise TypeError("tokens: expected a list of labels, got one string.")
+        check_labels("tokens", tokens, keys, "key")
     lists = [] if tokens is None else list(tokens)
     sequences = [lists] if lists and isinstance(lists[0], str) else lists
-    keys = sorted({m.shape[3] for m in layers.values()})
     if sequences and not any(len(each) in keys for each in sequences):
-        raise ShapeError(
-            f"tokens: expected one label per key, {' or '.join(map(str, keys))} of them, "
-            f"got {len(sequences[0])}.\n  Were they made by the same tokenizer as the ids?"
-        )
+        check_labels("tokens", sequences[0], keys, "key")
     page = View(Worker(layers, ids), Labels(sequences), model=model, port=port)  # type: ignore[arg-type]  # lists of labels at this point
     if not wait:
         if browser:

@@ -4,7 +4,7 @@ A cell of any grid is a share of attention: the sum of its weights divided by th
 queries. So a row of cells adds up to 1 at every level, and a first token that receives much
 attention stays bright.
 
-    overview    the whole map in one pass (`whole`), at most 2,048 or 4,096 cells per side
+    overview    the whole map in one pass (`AttentionMap.cells`): 2,048 or 4,096 cells per side
     coarser     each cell combines two by two cells of the next finer grid
     finer       twice as many cells per side, computed on demand; the finest grid is exact
 """
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.maps import AttentionMap
-from clearhead.maps.cells import heights, normalise, shares, whole
+from clearhead.maps.grid_cells import heights, shares
 
 TILE = 256  # cells per side
 
@@ -103,9 +103,9 @@ class Pyramid:
         base = next(grid for grid in self.grids if grid.halvings == 0)
         counts = heights(queries, base.rows).float()
         with torch.no_grad():
-            if max(queries, keys) > _LONG and on_progress is not None and one.device.type == "cpu":
-                normalise(one, on_progress)
-            cells = whole(one, (base.rows, base.cols), on_progress)[0, 0].float().cpu()
+            stoppable = max(queries, keys) > _LONG and one.device.type == "cpu"
+            one.normalise(on_progress if stoppable else None)
+            cells = one.cells((base.rows, base.cols), on_progress=on_progress)[0].float().cpu()
         self._levels = [cells]
         while max(cells.shape) > TILE:
             cells, counts = _halved(cells, counts)
@@ -125,7 +125,7 @@ class Pyramid:
             found = self._levels[grid.halvings][rows, cols]
         else:
             with torch.no_grad():
-                found = shares(self.map, 0, 0, rows, cols, (grid.rows, grid.cols)).cpu()
+                found = shares(self.map.lazy_scores, 0, 0, rows, cols, (grid.rows, grid.cols)).cpu()
         return np.ascontiguousarray(found.numpy(), dtype="<f4")
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from clearhead.maps import AttentionMap
-from clearhead.maps.positions import is_causal
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def runs(maps: Sequence[AttentionMap]) -> list[list[Step]]:
     """
     found: list[list[Step]] = []
     for m in maps:
-        start = max(m._starts, default=0)
+        start = max(m.first_positions, default=0)
         step = Step(m, 0, start)
         before = found[-1][-1] if found else None
         gone = None if before is None else _gone(before, step)
@@ -61,13 +60,13 @@ def _gone(before: Step, step: Step) -> int | None:
     a, b = before.map, step.map
     if a.shape[:2] != b.shape[:2] or min(before.start, step.start) < 0:
         return None
-    if len(set(a._starts)) > 1 or len(set(b._starts)) > 1:  # then each sequence has its own place
+    if len(set(a.first_positions)) > 1 or len(set(b.first_positions)) > 1:
         return None
     end = before.start + a.shape[2]
     gone = end - step.start
     if gone <= 0 or not step.start:
         return 0 if gone == 0 else None
-    same = _same(a._scores.k[:, :, gone:end], b._scores.k[:, :, : step.start])
+    same = _same(a.keys[:, :, gone:end], b.keys[:, :, : step.start])
     return gone if same else None
 
 
@@ -111,7 +110,7 @@ def check_one_text(
     kinds: dict[bool, str] = {}
     for layer, numbers in found.items():
         for run in [layers[layer][number] for number in numbers]:
-            causal = len(run) > 1 or is_causal(run[0].map)
+            causal = len(run) > 1 or run[0].map.is_causal()
             if causal is not None:
                 kinds.setdefault(causal, layer)
     if len(kinds) == 2:
@@ -137,7 +136,7 @@ def crossing(layers: Mapping[str, Sequence[AttentionMap]]) -> set[str]:
     found: set[str] = set()
     causal: set[int] = set()  # the numbers of queries of the causal layers so far
     for name, maps in layers.items():
-        kinds = [(m, is_causal(m)) for m in _different(maps)]
+        kinds = [(m, m.is_causal()) for m in _different(maps)]
         known = any(_is_crossing(m, kind) for m, kind in kinds) or _keys_stay(maps)
         if known or any(kind is False and m.shape[2] in causal for m, kind in kinds):
             found.add(name)
@@ -155,8 +154,8 @@ def _keys_stay(maps: Sequence[AttentionMap]) -> bool:
     return any(
         a.shape == b.shape
         and b.shape[2] < b.shape[3]
-        and _same(a._scores.k, b._scores.k)
-        and not _same(a._scores.q, b._scores.q)
+        and _same(a.keys, b.keys)
+        and not _same(a.queries, b.queries)
         for a, b in pairwise(maps)
     )
 

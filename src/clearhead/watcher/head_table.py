@@ -6,25 +6,23 @@ import csv
 import io
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int, Shaped
 from rich.console import Group, RenderableType
 from rich.text import Text
 from torch import Tensor
 
 from clearhead import drawing
-from clearhead.maps import AttentionMap
+from clearhead.maps import AttentionMap, Summary
+from clearhead.maps.head_patterns import SCORES, HeadMeans, pattern_name
 from clearhead.maps.indexing import as_tensor
-from clearhead.maps.page_layers import in_words
-from clearhead.maps.positions import seen_before
+from clearhead.maps.positions import seen_before, unique_padding_ids
 from clearhead.validation import ShapeError, describe
 from clearhead.watcher import calls, padding
 from clearhead.watcher.calls import Run, Step
 
-_SCORES = ("entropy", "distance", "previous", "sink", "same_token", "induction")
 _TITLES = {"distance": "away", "sink": "first", "same_token": "same"}  # of the columns
 # Of the columns, those that a narrow window misses least: what a head looks at says the rest.
 _LEAST_FIRST = ("away", "entropy", "same", "first", "induction", "previous")
@@ -70,9 +68,9 @@ class HeadTable:
         Args:
             column: As it is called in the table, or as the field of a row: "first" or "sink".
         """
-        fields_of = {_TITLES.get(name, name): name for name in _SCORES}
+        fields_of = {_TITLES.get(name, name): name for name in SCORES}
         name = fields_of.get(column, column)
-        if name not in _SCORES:
+        if name not in SCORES:
             raise ValueError(f"column: expected one of {', '.join(fields_of)}, got {column!r}.")
 
         def place(row: Head) -> float:
@@ -104,9 +102,10 @@ class HeadTable:
         head = ["head", "looks at", *(_TITLES.get(name, name) for name in names)]
         cells, layers = [], {}
         for place, row in enumerate(self.rows):
-            numbers = [getattr(row, name) for name in names]
+            scores = {name: getattr(row, name) for name in SCORES}
+            numbers = [scores[name] for name in names]
             shown = [drawing.HIDDEN if n is None else drawing.number(n, 2) for n in numbers]
-            cells.append([f"{row.head:>4}", row.looks_at, *shown])
+            cells.append([f"{row.head:>4}", pattern_name(scores, brief=True), *shown])
             if place == 0 or row.layer != self.rows[place - 1].layer:
                 layers[place] = drawing.visible(row.layer)  # long: on a line of its own
         drop = [head.index(title) for title in _LEAST_FIRST if title in head]
@@ -149,22 +148,23 @@ def measure(
     filled = {} if real is None else padding.fitting(runs, crossing, real)
     rows: list[Head] = []
     for place, name in enumerate(layers):
-        means = _Means(layers[name][0].shape[1])
+        means = HeadMeans(layers[name][0].shape[1])
         for number, run in enumerate(runs[name]):
 
             def report(share: float, done: float = place + number / len(runs[name])) -> None:
                 if on_progress is not None:
                     on_progress((done + share / len(runs[name])) / len(layers))  # noqa: B023
 
-            means.add(
+            _add(
+                means,
                 run,
                 text if number in read.get(name, ()) else None,
                 real if number in filled.get(name, ()) else None,
                 name not in crossing,
                 report,
             )
-        for head, one in zip(layers[name][0].head_numbers, means.of_heads(), strict=True):
-            rows.append(Head(name, head, **one, looks_at=in_words(one)))
+        for head, one in zip(layers[name][0].head_numbers, means.per_head(), strict=True):
+            rows.append(Head(name, head, **one, looks_at=pattern_name(one)))
     return HeadTable(tuple(rows), model)
 
 
@@ -196,87 +196,55 @@ def _reading(
     return found
 
 
-class _Means:
-    """Each score's mean over batch and queries, one number per head."""
+def _add(
+    means: HeadMeans,
+    run: Run,
+    ids: Tensor | None,
+    attention_mask: Tensor | None,
+    is_self: bool,
+    on_progress: Callable[[float], None],
+) -> None:
+    """Add the calls that read one text to the means.
 
-    def __init__(self, heads: int) -> None:
-        self._sums = {name: torch.zeros(heads, dtype=torch.float64) for name in _SCORES}
-        self._counts = {name: torch.zeros(heads, dtype=torch.float64) for name in _SCORES}
+    Args:
+        means: The means of the layer's heads.
+        run: The calls.
+        ids: The tokens of the text, if they are known.
+        attention_mask: Which of them are real; None to find out.
+        is_self: Whether queries and keys are the same tokens. If not, no token is the previous one,
+            and there are no distances.
+        on_progress: Called with the share that is done.
+    """
+    first = None
+    text = padding.filling(run, attention_mask, is_self)
+    if ids is not None:
+        ids = ids.to(run[0].map.device)
+        if text is not None:
+            ids = unique_padding_ids(ids, padding.part(text, 0, ids.shape[1]))
+    for number, step in enumerate(run):
+        m, keys = step.map, step.map.shape[3]
+        padded = None if text is None else padding.part(text, step.origin, keys)
 
-    def of_heads(self) -> list[dict[str, float | None]]:
-        """The scores of each head; None where there is none."""
-        means = {name: (self._sums[name] / self._counts[name]).tolist() for name in _SCORES}
-        heads = zip(*means.values(), strict=True)
-        return [
-            {n: None if math.isnan(x) else x for n, x in zip(_SCORES, head, strict=True)}
-            for head in heads
-        ]
+        def report(share: float, done: int = number) -> None:
+            on_progress((done + share) / len(run))
 
-    def add(
-        self,
-        run: Run,
-        ids: Tensor | None,
-        attention_mask: Tensor | None,
-        is_self: bool,
-        on_progress: Callable[[float], None],
-    ) -> None:
-        """Take in the calls that read one text.
-
-        Args:
-            run: The calls.
-            ids: The tokens of the text, if they are known.
-            attention_mask: Which of them are real; None to find out.
-            is_self: Whether queries and keys are the same tokens. If not, there is no token before,
-                and nothing is near or far.
-            on_progress: Called with the share that is done.
-        """
-        first = None
-        text = padding.filling(run, attention_mask, is_self)
-        if ids is not None:
-            ids = ids.to(run[0].map.device)
-            if text is not None:
-                ids = padding.apart(ids, padding.part(text, 0, ids.shape[1]))
-        for place, step in enumerate(run):
-            m, keys = step.map, step.map.shape[3]
-            filled = None if text is None else padding.part(text, step.origin, keys)
-
-            def report(share: float, done: int = place) -> None:
-                on_progress((done + share) / len(run))
-
-            known = None if ids is None else padding.part(ids, step.origin, keys)
-            found = m.summary(
-                entropy=True,
-                received=True,
-                distance=is_self,
-                previous=is_self,
-                same_token=known,
-                induction=known,
-                on_progress=report,
-            )
-            if first is None:
-                first = _first_token(found.received, filled)
-            assert found.entropy is not None
-            values = {"entropy": found.entropy, "sink": _sink(m, first - step.origin)}
-            blind = m.lse.isneginf()
-            if is_self:
-                assert found.distance is not None
-                assert found.previous is not None
-                values |= {"distance": found.distance.mean, "previous": found.previous}
-                if filled is not None:
-                    here = m.query_positions.clamp(0, keys - 1)
-                    blind = blind | filled.gather(1, here)[:, None]
-                    before = filled.gather(1, (here - 1).clamp_min(0))[:, None]
-                    values["previous"] = found.previous.masked_fill(before, math.nan)
-            if ids is not None:
-                assert found.same_token is not None
-                assert found.induction is not None
-                values |= {"same_token": found.same_token, "induction": found.induction}
-                if step.origin:
-                    values |= _with_gone_copies(found.same_token, found.induction, ids, step)
-            for name, value in values.items():
-                value = value.detach().double().masked_fill(blind, math.nan)
-                self._sums[name] += value.nansum(dim=(0, 2)).cpu()
-                self._counts[name] += (~value.isnan()).sum(dim=(0, 2)).cpu()
+        known = None if ids is None else padding.part(ids, step.origin, keys)
+        found = m.summary(
+            entropy=True,
+            received=True,
+            distance=is_self,
+            previous=is_self,
+            same_token=known,
+            induction=known,
+            on_progress=report,
+        )
+        if first is None:
+            first = _first_token(found.received, padded)
+        found = replace(found, sink=_sink(m, first - step.origin))
+        if ids is not None and step.origin:
+            found = _with_gone_copies(found, ids, step)
+        blind = m.lse.isneginf()
+        means.add(found, blind, padded if is_self else None, m.query_positions)
 
 
 def _first_token(received: Tensor | None, filled: Tensor | None) -> Int[Tensor, " batch"]:
@@ -291,15 +259,17 @@ def _sink(m: AttentionMap, first: Int[Tensor, " batch"]) -> Float[Tensor, "batch
     return m.sink(first.clamp_min(0)).masked_fill((first < 0)[:, None, None], 0.0)
 
 
-def _with_gone_copies(
-    same: Tensor, induction: Tensor, ids: Int[Tensor, "batch tokens"], step: Step
-) -> dict[str, Tensor]:
-    """The same where a window has let keys go: copies among them count, with weight 0.
+def _with_gone_copies(found: Summary, ids: Int[Tensor, "batch tokens"], step: Step) -> Summary:
+    """The same where a window has dropped keys: copies among them count, with weight 0.
 
-    Of the last one that is gone, what followed it is still there: the first key.
+    What followed the last of the dropped keys is still there: it is the first key.
     """
+    assert found.same_token is not None
+    assert found.induction is not None
     own = step.map.query_positions + step.origin
     old = seen_before(ids).gather(1, own)[:, None]
     follows = (ids.gather(1, own) == ids[:, step.origin - 1, None])[:, None]
-    same, induction = (x.masked_fill(x.isnan() & old, 0.0) for x in (same, induction))
-    return {"same_token": same, "induction": induction + follows * step.map.sink()}
+    same, induction = (
+        x.masked_fill(x.isnan() & old, 0.0) for x in (found.same_token, found.induction)
+    )
+    return replace(found, same_token=same, induction=induction + follows * step.map.sink())

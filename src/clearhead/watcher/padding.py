@@ -6,11 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-from clearhead.maps.page_layers import only_filling
-from clearhead.maps.positions import can_hide, strips
+from clearhead.maps.positions import padding_tokens
 from clearhead.validation import ShapeError, describe
 from clearhead.watcher.calls import Run, Step, about, check_one_text
 
@@ -82,25 +81,17 @@ def found(step: Step) -> Bool[Tensor, "batch tokens"] | None:
     """
     m = step.map
     batch, _, tokens, keys = m.shape
-    if step.start or tokens > keys or not can_hide(m):
+    if step.start or tokens > keys or not m.lazy_scores.can_hide():
         return None
     seen = torch.zeros(batch, tokens, dtype=torch.bool, device=m.device)
     sees_itself = False
     # From the end: the last queries of a causal map see nearly everything.
-    for rows, visible in strips(m):
+    for rows, visible in m.lazy_scores.visible_strips():
         of_tokens = visible.any(1).expand(-1, -1, keys)[..., :tokens]
         seen |= of_tokens.any(1).expand(batch, tokens)
         if seen.all():
             return None
         own = of_tokens.expand(-1, rows.stop - rows.start, -1)[..., rows]
         sees_itself |= bool(own.diagonal(dim1=1, dim2=2).any())
-    filled = only_filling(seen, sees_itself)
+    filled = padding_tokens(seen, sees_itself)
     return filled if filled.any() else None
-
-
-def apart(
-    ids: Int[Tensor, "batch keys"], filling: Bool[Tensor, "batch keys"]
-) -> Int[Tensor, "batch keys"]:
-    """The ids with one of its own for each place of filling, so that it is nobody's copy."""
-    place = torch.arange(ids.shape[1], device=ids.device)  # as many new ids as places
-    return torch.where(filling.to(ids.device), ids.max() + 1 + place, ids)

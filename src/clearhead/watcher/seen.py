@@ -368,13 +368,12 @@ class _LaterVersion(ValueError):
 
 def _parts(m: AttentionMap) -> tuple[list[Tensor], dict[str, Any]]:
     """The tensors of a map (the mask's own last), and what they and its numbers are called."""
-    scores = m._scores
-    named = {"q": scores.q, "k": scores.k, "bias": scores.bias, "lse": m._lse}
+    named = {"q": m.queries, "k": m.keys, "bias": m.bias, "lse": m.lazy_scores.lse}
     named = {name: t for name, t in named.items() if t is not None}
     masks: list[Tensor] = []
-    mask = None if scores.mask is None else scores.mask.encode(masks)
+    mask = None if m.mask is None else m.mask.encode(masks)
     tensors = [t for t in named.values() if t is not None]
-    return [*tensors, *masks], {"names": list(named), "mask": mask, "scale": scores.scale}
+    return [*tensors, *masks], {"names": list(named), "mask": mask, "scale": m.scale}
 
 
 def _check_suffix(path: Path) -> None:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from clearhead.drawing import Axis
 from clearhead.drawing.html_page import Layer, Page
-from clearhead.maps import AttentionMap, page_layers, pictures
-from clearhead.maps.cells import heights, weights_or_nan
-from clearhead.validation import ShapeError
+from clearhead.maps import AttentionMap, map_figures, page_layers
+from clearhead.maps.axis_labels import axis_labels, check_labels
+from clearhead.maps.exact_weights import weights_and_hidden, weights_or_nan
+from clearhead.maps.grid_cells import heights
+from clearhead.maps.indexing import check_batch
 from clearhead.watcher.calls import Run, Step, runs
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def page_of(
 ) -> Page:
     """The page of these layers, each with the maps of its calls."""
     chosen = _shown(layers)
-    pictures.check_size([step.map for run in chosen.values() for step in run], batch)
+    page_layers.check_size([step.map.lazy_scores for run in chosen.values() for step in run], batch)
     if tokens is not None:
         _check_tokens(chosen, tokens)
     made = tuple(_layer(name, run, tokens, batch) for name, run in chosen.items())
@@ -49,13 +51,13 @@ def _layer(name: str, run: Run, tokens: Sequence[str] | None, batch: int) -> Lay
     for step in run:
         part = (slice(None), slice(row, row + step.map.shape[2]), _columns(step, keys))
         shown = slice(0, part[2].stop - part[2].start)
-        w, h = pictures.weights_and_hidden(step.map, batch)
+        w, h = weights_and_hidden(step.map.lazy_scores, batch)
         weights[part], hidden[part] = w[..., shown], h[..., shown]
         row += step.map.shape[2]
     return page_layers.layer(
         *(name, weights, hidden, tokens if _fit(run, tokens) else None),
         numbers=first.head_numbers,
-        start=first._starts[batch],
+        start=first.first_positions[batch],
     )
 
 
@@ -87,20 +89,20 @@ def panels_of(
     alone = sum(run[0].map.shape[1] for run in chosen.values()) == 1
     # One legend for all: if one map is too long for its weights, all are shown in shares.
     sizes = {name: _size(run) for name, run in chosen.items()}
-    exact = all(pictures.grid_for(*size, alone=alone) == size for size in sizes.values())
+    exact = all(map_figures.grid_for(*size, alone=alone) == size for size in sizes.values())
     panels = []
     for name, run in chosen.items():
         queries, keys = sizes[name]
-        pictures.check_batch(run[0].map, batch)
-        start = run[0].map._starts[batch]
+        check_batch(batch, run[0].map.shape[0])
+        start = run[0].map.first_positions[batch]
         fitting = _fit(run, tokens)
-        labels = page_layers.labels(queries, keys, tokens, start=start) if fitting else (None, None)
+        labels = axis_labels(queries, keys, tokens, start=start) if fitting else (None, None)
         axes = Axis("query", queries, labels[0]), Axis("key", keys, labels[1])
-        cells = _cells(run, batch, pictures.grid_for(queries, keys, alone=alone))
+        cells = _cells(run, batch, map_figures.grid_for(queries, keys, alone=alone))
         for values, number in zip(cells.numpy(), run[0].map.head_numbers, strict=True):
             words = f"{name} {number}" if len(chosen) > 1 else f"head {number}"
             panels.append(Panel(values, *axes, title=words))
-    return panels, pictures.EXACT if exact else pictures.SHARES
+    return panels, map_figures.EXACT if exact else map_figures.SHARES
 
 
 @torch.no_grad()
@@ -108,9 +110,9 @@ def _cells(run: Run, batch: int, grid: tuple[int, int]) -> Float[Tensor, "heads 
     """The cells of a grid over all calls of a layer; NaN where nothing can be seen."""
     heads = run[0].map.shape[1]
     for step in run:
-        pictures.check_batch(step.map, batch)
+        check_batch(batch, step.map.shape[0])
     if len(run) == 1:
-        return pictures.cells_of(run[0].map, batch, list(range(heads)), grid)
+        return run[0].map.cells(grid, batch=batch).cpu()
     queries, keys = _size(run)
     sums = torch.zeros(heads, *grid, dtype=torch.float64)
     seen = torch.zeros_like(sums)
@@ -124,7 +126,7 @@ def _cells(run: Run, batch: int, grid: tuple[int, int]) -> Float[Tensor, "heads 
             rows = slice(begin, min(begin + some, m.shape[2]))
             row = torch.arange(start + rows.start, start + rows.stop) * grid[0] // queries
             for head in range(heads):
-                w = weights_or_nan(m, batch, head, rows, shown).cpu().double()
+                w = weights_or_nan(m.lazy_scores, batch, head, rows, shown).cpu().double()
                 for into, values in ((sums, w.nan_to_num(0.0)), (seen, (~w.isnan()).double())):
                     across = into.new_zeros(len(row), grid[1])
                     across.index_add_(1, col[columns], values)
@@ -162,9 +164,4 @@ def _fit(run: Run, tokens: Sequence[str] | None) -> bool:
 
 def _check_tokens(layers: Mapping[str, Run], tokens: Sequence[str]) -> None:
     sizes = {size for run in layers.values() for size in _lengths(run)}
-    if isinstance(tokens, str) or len(tokens) not in sizes:
-        got = "one string" if isinstance(tokens, str) else f"{len(tokens)}"
-        raise ShapeError(
-            f"tokens: expected {' or '.join(map(str, sorted(sizes)))} labels, one per token, "
-            f"got {got}.\n  Were the labels made by the same tokenizer as the ids?"
-        )
+    check_labels("tokens", tokens, sizes)

@@ -1,0 +1,191 @@
+"""The tile loop: walk over the weights of a map tile by tile, in O(tokens) memory, on any device.
+
+    weight_ij = exp(score_ij - lse_i)          lse_i = log Σ_j exp(score_ij)
+
+`log_sum_exp` computes the row normalisers. `stream` computes every tile of the weights once and
+hands it to each reader; a reader takes what it needs and forgets the tile. On CUDA, `on_triton`
+computes the commonest statistics in one launch instead.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.kernels import attend_with_lse, blocked
+from clearhead.kernels.scores import HIDDEN, Scores, view
+from clearhead.masks import as_band
+
+# One head's tile of float32 stays in a core's second-level cache on the CPU. The tiles of all heads
+# are computed together, so that every core has some: one at a time, two cores were 1.6x slower.
+_ROWS, _COLS = 256, 512
+_CELLS = {"cpu": 2**21, "cuda": 2**25}
+# The statistics that the Triton kernel computes.
+_ON_TRITON = ("entropy", "received", "thumbnail")
+
+
+@dataclass
+class Tile:
+    """One tile of weights and its position in the map.
+
+    The logarithms of the weights may be overwritten by the reader that comes last; a reader that
+    computes the column sums leaves them for others.
+    """
+
+    b: int
+    heads: slice
+    rows: slice
+    cols: slice
+    weights: Float[Tensor, "heads rows cols"]
+    logs: Float[Tensor, "heads rows cols"]
+    column_sums: Float[Tensor, "heads cols"] | None = None
+
+
+class TileReader(Protocol):
+    """Whatever gathers something from the tiles of a map; readers of lower `order` come first."""
+
+    order: int
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+
+
+def triton_arguments(scores: Scores) -> dict[str, Any] | None:
+    """The arguments of the Triton kernels for these scores, or None where they cannot run."""
+    if not _has_triton(scores.device):
+        return None
+    if scores.bias is not None or scores.sum_dtype == torch.float64 or scores.scale <= 0:
+        return None
+    if scores.queries.shape[-1] not in (16, 32, 64, 128):
+        return None
+    batch, _, queries, keys = scores.shape
+    band = as_band(scores.mask, queries, keys, scores.device)
+    if band is not None and band["key_valid"] is not None:
+        band["key_valid"] = band["key_valid"].expand(batch, -1)  # one row may serve all
+    return None if band is None else {"scale": scores.scale, **band}
+
+
+def _has_triton(device: torch.device) -> bool:
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def log_sum_exp(
+    scores: Scores, rows: slice | None = None, dtype: torch.dtype | None = None
+) -> Float[Tensor, "batch heads rows"]:
+    """The row normalisers of some rows; -inf for a row that attends to nothing.
+
+    Args:
+        scores: The map.
+        rows: Which rows; all by default.
+        dtype: The dtype to compute and return; that of the weights by default.
+    """
+    batch, heads, queries, _ = scores.shape
+    rows = slice(0, queries) if rows is None else rows
+    dtype = scores.dtype if dtype is None else dtype
+    whole = rows.start == 0 and rows.stop == queries
+    if whole and dtype != torch.float64 and (arguments := triton_arguments(scores)) is not None:
+        from clearhead.kernels import triton_statistics
+
+        return triton_statistics.log_sum_exp(scores.queries, scores.keys, **arguments)
+    if scores.bias is None and whole and scores.device.type == "cpu" and queries > _ROWS:
+        # PyTorch's fused kernel is as fast with its second product as plain torch without. Half
+        # precision is widened first: the kernel's exponential is then off by up to 6e-5.
+        q, k = scores.queries.to(dtype), scores.keys.to(dtype)
+        known = attend_with_lse(q, k, k, scores.mask, scale=scores.scale)[1]
+        if known is not None:
+            return known
+        return blocked.attend_with_lse(q, k, k, scores.mask, scores.scale)[1]
+    # Summed in float64: over many tiles the rounding errors of float32 would add up.
+    shape = (batch, heads, rows.stop - rows.start)
+    lse = torch.full(shape, -torch.inf, dtype=torch.float64, device=scores.device)
+    plan = _Plan(scores, rows, dtype)
+    memory = plan.memory()
+    for b, some in plan.heads():
+        mine = scores.of(b, some, dtype)
+        for block, cols in plan.tiles():
+            total = mine.tile(block, cols, memory).logsumexp(-1).double()
+            here = slice(block.start - rows.start, block.stop - rows.start)
+            lse[b, some, here] = torch.logaddexp(lse[b, some, here], total)
+    return lse.masked_fill_(lse < HIDDEN, -torch.inf).to(dtype)
+
+
+def on_triton(scores: Scores, requests: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Those of the requested statistics that Triton computes, in one launch; often none."""
+    arguments = triton_arguments(scores)
+    asked = {name: requests[name] for name in _ON_TRITON if name in requests}
+    if arguments is None or not asked:
+        return {}
+    from clearhead.kernels import triton_statistics
+
+    return triton_statistics.statistics(
+        scores.queries, scores.keys, scores.lse, **asked, **arguments
+    )
+
+
+def stream(
+    scores: Scores,
+    readers: Sequence[TileReader],
+    on_progress: Callable[[float], None] | None = None,
+) -> None:
+    """Show every tile of the weights to every reader, once. `scores.lse` must be known."""
+    batch, heads, queries, _ = scores.shape
+    assert scores.lse is not None
+    dtype = scores.sum_dtype
+    # A row that attends to nothing has lse -inf; with 0 instead its weights come out as 0.
+    lse = scores.lse.to(dtype).masked_fill(scores.lse.isneginf(), 0.0)
+    ordered = sorted(readers, key=lambda reader: reader.order)
+    plan = _Plan(scores, slice(0, queries), dtype)
+    memory, more_memory = plan.memory(), plan.memory()
+    done, total, last = 0, batch * heads * queries, None
+    for b, some in plan.heads():
+        mine = scores.of(b, some, dtype, lse[b, some])
+        for rows, cols in plan.tiles():
+            if on_progress is not None and (b, some, rows) != last:
+                if last is not None:
+                    on_progress(done / total)
+                done += (some.stop - some.start) * (rows.stop - rows.start)
+                last = (b, some, rows)
+            logs = mine.tile(rows, cols, memory)
+            weights = torch.exp(logs, out=view(more_memory, *logs.shape))
+            tile = Tile(b, some, rows, cols, weights, logs)
+            for reader in ordered:
+                reader.add(tile)
+    if on_progress is not None:
+        on_progress(1.0)
+
+
+class _Plan:
+    """The tiles in which a map is walked: sized for the cache, without those wholly hidden."""
+
+    def __init__(self, scores: Scores, rows: slice, dtype: torch.dtype) -> None:
+        _, heads, _, keys = scores.shape
+        cells = _CELLS.get(scores.device.type, 2**22)
+        self.scores, self.rows, self.dtype = scores, rows, dtype
+        on_cpu = scores.device.type == "cpu"
+        self.height = min(_ROWS if on_cpu else 1024, max(1, rows.stop - rows.start))
+        self.width = max(1, min((_ROWS * _COLS if on_cpu else cells) // self.height, keys))
+        self.together = max(1, min(heads, cells // (self.height * self.width)))
+
+    def memory(self) -> Tensor:
+        """Memory for the largest tile."""
+        size = self.together * self.height * self.width
+        return torch.empty(size, dtype=self.dtype, device=self.scores.device)
+
+    def heads(self) -> Iterator[tuple[int, slice]]:
+        """(sequence, some of its heads)."""
+        batch, heads, _, _ = self.scores.shape
+        for b in range(batch):
+            for head in range(0, heads, self.together):
+                yield b, slice(head, min(head + self.together, heads))
+
+    def tiles(self) -> Iterator[tuple[slice, slice]]:
+        """(rows, keys), rows outermost."""
+        for row in range(self.rows.start, self.rows.stop, self.height):
+            block = slice(row, min(row + self.height, self.rows.stop))
+            reach = self.scores.reach(block)
+            for col in range(reach.start, reach.stop, self.width):
+                yield block, slice(col, min(col + self.width, reach.stop))

@@ -1,0 +1,100 @@
+"""What a head's pattern is called: its mean scores, and the name that they give it."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from clearhead.maps.statistics import Summary
+
+# The statistics whose means describe a head.
+SCORES = ("entropy", "distance", "previous", "sink", "same_token", "induction")
+
+# A pattern gives a head its name if it takes at least this share of the head's weight.
+_NAMED = 0.4
+_PATTERNS = {
+    "previous": "previous token",
+    "sink": "first token",
+    "same_token": "same token",
+    "induction": "after a copy",
+}
+
+
+class HeadMeans:
+    """The mean of each score over sequences and queries, per head; maps are added one by one."""
+
+    def __init__(self, heads: int) -> None:
+        self._sums = {name: torch.zeros(heads, dtype=torch.float64) for name in SCORES}
+        self._counts = {name: torch.zeros(heads, dtype=torch.float64) for name in SCORES}
+
+    def add(
+        self,
+        found: Summary,
+        blind: Bool[Tensor, "batch heads queries"],
+        padding: Bool[Tensor, "batch keys"] | None = None,
+        positions: Int[Tensor, "batch queries"] | None = None,
+    ) -> None:
+        """Add the scores of a map, those that the summary has.
+
+        Args:
+            found: The statistics of the map.
+            blind: The queries that attend to nothing; they do not count.
+            padding: The keys that are padding. As queries they do not count, and a query after one
+                of them has no previous token.
+            positions: The key position of each query; needed with `padding`.
+        """
+        values = {name: getattr(found, name) for name in SCORES}
+        if found.distance is not None:
+            values["distance"] = found.distance.mean
+        if padding is not None and positions is not None:
+            own = positions.clamp(0, padding.shape[1] - 1)
+            blind = blind | padding.gather(1, own)[:, None]
+            if found.previous is not None:
+                after_padding = padding.gather(1, (own - 1).clamp_min(0))[:, None]
+                values["previous"] = found.previous.masked_fill(after_padding, math.nan)
+        for name, value in values.items():
+            if value is not None:
+                value = value.detach().double().masked_fill(blind, math.nan)
+                self._sums[name] += value.nansum(dim=(0, 2)).cpu()
+                self._counts[name] += (~value.isnan()).sum(dim=(0, 2)).cpu()
+
+    def per_head(self) -> list[dict[str, float | None]]:
+        """The mean scores of each head; None where no query has one."""
+        means = {name: (self._sums[name] / self._counts[name]).tolist() for name in SCORES}
+        return [
+            {name: None if math.isnan(x) else x for name, x in zip(SCORES, head, strict=True)}
+            for head in zip(*means.values(), strict=True)
+        ]
+
+
+def pattern_name(scores: Mapping[str, float | None], *, brief: bool = False) -> str:
+    """What to call a head with these mean scores.
+
+    Args:
+        scores: The mean scores of the head, as `HeadMeans.per_head` gives them.
+        brief: For a table, which has the column title "looks at" and 80 characters in all.
+
+    >>> pattern_name({"previous": 0.93, "sink": 0.02, "entropy": 0.3, "distance": 1.2})
+    'previous token 0.93'
+    >>> pattern_name({"previous": 0.1, "sink": 0.1, "entropy": 1.6, "distance": 3.3})
+    'spreads over about 5 tokens, 3 positions away'
+    >>> pattern_name({"entropy": 1.6, "distance": 3.3}, brief=True)
+    'about 5 tokens, 3 away'
+    """
+    best = max(_PATTERNS, key=lambda name: scores.get(name) or 0.0)
+    share = scores.get(best) or 0.0
+    if share >= _NAMED:
+        return f"{_PATTERNS[best]} {share:.2f}"
+    entropy, distance = scores.get("entropy"), scores.get("distance")
+    if entropy is None:
+        return "nothing" if brief else "attends to nothing"
+    name = f"{'' if brief else 'spreads over '}about {_count(math.exp(entropy), 'token')}"
+    if distance is None:
+        return name
+    return f"{name}, {f'{distance:.0f}' if brief else _count(distance, 'position')} away"
+
+
+def _count(number: float, what: str) -> str:
+    return f"{number:.0f} {what}{'' if round(number) == 1 else 's'}"

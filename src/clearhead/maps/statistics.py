@@ -1,0 +1,429 @@
+"""The statistics of a map. To add one, write its class here: it registers itself under its name.
+
+`AttentionMap.summary(name=argument)` looks the name up and creates the class with a `Layout` and
+the argument. A `Statistic` then gathers what it needs from the tiles of the weights, all statistics
+in one pass; an `AtPairs` names the (query, key) pairs whose weights it needs, and no tile is
+computed for it. `AttentionMap` has methods for the usual ones.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.kernels import tile_loop
+from clearhead.kernels.scores import HIDDEN_SCORE, Scores
+from clearhead.kernels.tile_loop import Tile
+from clearhead.maps.exact_weights import weights_at_pairs
+from clearhead.maps.grid_cells import membership
+from clearhead.maps.indexing import as_tensor
+from clearhead.maps.positions import seen_before
+from clearhead.validation import ShapeError, describe
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far a map looks, in tokens.
+
+    Attributes:
+        mean: The mean distance of each query, (batch, heads, queries).
+        quantiles: The distances within which the shares `levels` of all weight lie.
+        levels: The shares.
+    """
+
+    mean: Float[Tensor, "batch heads queries"]
+    quantiles: Float[Tensor, "batch heads levels"]
+    levels: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Top:
+    """The largest weights of each query, and their keys (-1 where there are no more)."""
+
+    weights: Float[Tensor, "batch heads queries k"]
+    keys: Int[Tensor, "batch heads queries k"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The statistics that `AttentionMap.summary` was asked for; the others are None.
+
+    Statistics without a field of their own are in `others`, by name.
+    """
+
+    entropy: Tensor | None = None
+    received: Tensor | None = None
+    top: Top | None = None
+    thumbnail: Tensor | None = None
+    distance: Distance | None = None
+    sink: Tensor | None = None
+    previous: Tensor | None = None
+    same_token: Tensor | None = None
+    induction: Tensor | None = None
+    relation: Tensor | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        own = [each.name for each in fields(self) if each.name != "others"]
+        names = [name for name in own if getattr(self, name) is not None]
+        return f"Summary({', '.join([*names, *self.others])})"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a statistic may know of a map before it meets the weights.
+
+    Attributes:
+        shape: (batch, heads, queries, keys).
+        starts: The key position of the first query of each sequence.
+        dtype: The dtype of results.
+        sum_dtype: The dtype of sums.
+        device: Where the weights are.
+    """
+
+    shape: tuple[int, int, int, int]
+    starts: Sequence[int]
+    dtype: torch.dtype
+    sum_dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def positions(self) -> Int[Tensor, "batch queries"]:
+        """The key position of each query."""
+        start = torch.tensor(self.starts, dtype=torch.int64, device=self.device)
+        return start[:, None] + torch.arange(self.shape[2], device=self.device)
+
+    def zeros(self, *shape: int) -> Float[Tensor, "batch heads ..."]:
+        """Zeros to add up in."""
+        return torch.zeros(*self.shape[:2], *shape, dtype=self.sum_dtype, device=self.device)
+
+
+STATISTICS: dict[str, type["Statistic"]] = {}
+
+
+class Statistic:
+    """Gathers one statistic from the tiles of a map; subclasses register under `name`.
+
+    Args:
+        layout: What is known of the map.
+        argument: What was passed to `summary` under the statistic's name.
+    """
+
+    name: ClassVar[str]
+    order = 1  # readers of lower order see a tile first; see `Tile`
+
+    def __init_subclass__(cls, *, name: str = "") -> None:
+        if name:
+            cls.name = name
+            STATISTICS[name] = cls
+
+    def __init__(self, layout: Layout, argument: Any) -> None:
+        self.layout = layout
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        raise NotImplementedError
+
+    def result(self) -> Any:
+        """The statistic, after all tiles."""
+        raise NotImplementedError
+
+
+class AtPairs(Statistic):
+    """A statistic of the weights at chosen (query, key) pairs."""
+
+    rows: Int[Tensor, "batch pairs"]
+    cols: Int[Tensor, "batch pairs"]
+    weights: Float[Tensor, "batch heads pairs"]
+
+    def result(self) -> Tensor:
+        """The weights at the pairs."""
+        return self.weights
+
+
+def summarise(
+    scores: Scores,
+    starts: Sequence[int],
+    requests: Mapping[str, Any],
+    on_progress: Callable[[float], None] | None = None,
+) -> Summary:
+    """The requested statistics of a map whose `lse` is known, from one pass over it.
+
+    Args:
+        scores: The map.
+        starts: The key position of the first query of each sequence.
+        requests: The argument of each statistic, by its name.
+        on_progress: Called now and then with the share that is done.
+    """
+    layout = Layout(scores.shape, starts, scores.dtype, scores.sum_dtype, scores.device)
+    asked = _create(layout, requests)
+    fast = tile_loop.on_triton(scores, requests)
+    readers = [s for n, s in asked.items() if n not in fast and not isinstance(s, AtPairs)]
+    if readers:
+        tile_loop.stream(scores, readers, on_progress)
+    for statistic in asked.values():
+        if isinstance(statistic, AtPairs):
+            statistic.weights = weights_at_pairs(scores, statistic.rows, statistic.cols)
+    return _summary({name: fast[name] if name in fast else s.result() for name, s in asked.items()})
+
+
+def summarise_dense(
+    weights: Float[Tensor, "heads queries keys"], start: int, requests: Mapping[str, Any]
+) -> Summary:
+    """The same statistics of weights that exist already, those of one sequence, in float64."""
+    heads, queries, keys = weights.shape
+    shape = (1, heads, queries, keys)
+    layout = Layout(shape, [start], torch.float64, torch.float64, weights.device)
+    asked = _create(layout, requests)
+    readers = [s for s in asked.values() if not isinstance(s, AtPairs)]
+    for head in range(heads):  # a map may be large
+        w = weights[head : head + 1].double()
+        here = slice(head, head + 1)
+        logs = w.log().clamp_min(HIDDEN_SCORE)
+        tile = Tile(0, here, slice(0, queries), slice(0, keys), w, logs)
+        for reader in sorted(readers, key=lambda reader: reader.order):
+            reader.add(tile)
+    for statistic in asked.values():
+        if isinstance(statistic, AtPairs):
+            statistic.weights = weights[None, :, statistic.rows[0], statistic.cols[0]].double()
+    return _summary({name: statistic.result() for name, statistic in asked.items()})
+
+
+def _create(layout: Layout, requests: Mapping[str, Any]) -> dict[str, Statistic]:
+    for name in requests:
+        if name not in STATISTICS:
+            raise TypeError(
+                f"summary: expected names of {', '.join(STATISTICS)}, got {name!r}.\n"
+                "  A new statistic registers itself: see clearhead.maps.statistics."
+            )
+    return {name: STATISTICS[name](layout, argument) for name, argument in requests.items()}
+
+
+def _summary(found: Mapping[str, Any]) -> Summary:
+    own = {each.name for each in fields(Summary)}
+    others = {name: value for name, value in found.items() if name not in own}
+    return Summary(**{n: value for n, value in found.items() if n in own}, others=others)
+
+
+class _Sums(Statistic):
+    """A statistic that adds up in one tensor."""
+
+    sum: Tensor
+
+    def result(self) -> Tensor:
+        """The sums."""
+        return self.sum.to(self.layout.dtype)
+
+
+class Entropy(_Sums, name="entropy"):
+    """-Σ_j weight log weight per row: 0 for all weight on one key, log(keys) at most."""
+
+    order = 2  # it writes over the logarithms
+
+    def __init__(self, layout: Layout, argument: bool) -> None:
+        super().__init__(layout, argument)
+        self.sum = layout.zeros(layout.shape[2])
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        self.sum[tile.b, tile.heads, tile.rows] -= tile.logs.mul_(tile.weights).sum(-1)
+
+
+class Received(_Sums, name="received"):
+    """Σ_i weight per column: how much weight a key gets from all queries together."""
+
+    def __init__(self, layout: Layout, argument: bool) -> None:
+        super().__init__(layout, argument)
+        self.sum = layout.zeros(layout.shape[3])
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        sums = tile.weights.sum(1) if tile.column_sums is None else tile.column_sums
+        self.sum[tile.b, tile.heads, tile.cols] += sums
+
+
+class Thumbnail(_Sums, name="thumbnail"):
+    """The sum of the weights in each cell of a coarse grid over the whole map."""
+
+    order = 0  # it computes column sums, which others can use
+
+    def __init__(self, layout: Layout, argument: tuple[int, int]) -> None:
+        super().__init__(layout, argument)
+        _, _, queries, keys = layout.shape
+        rows, cols = argument
+        if not (1 <= rows <= queries and 1 <= cols <= keys):
+            raise ValueError(
+                f"thumbnail: expected at most {queries} rows and {keys} columns, "
+                f"and at least 1, got {argument}."
+            )
+        self.sum = layout.zeros(rows, cols)
+        self._membership = functools.cache(membership)  # most tiles share their rows or columns
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        (_, _, queries, keys), (_, _, rows, cols) = self.layout.shape, self.sum.shape
+        like = (self.sum.dtype, self.sum.device)
+        by_row = self._membership(tile.rows.start, tile.rows.stop, queries, rows, *like)
+        by_col = self._membership(tile.cols.start, tile.cols.stop, keys, cols, *like)
+        sums = by_row @ tile.weights
+        tile.column_sums = sums.sum(1)
+        sums = sums @ by_col.T
+        top, left = tile.rows.start * rows // queries, tile.cols.start * cols // keys
+        here = self.sum[tile.b, tile.heads]
+        here[:, top : top + sums.shape[1], left : left + sums.shape[2]] += sums
+
+
+class LargestWeights(Statistic, name="top"):
+    """The k largest weights of each row, and their keys."""
+
+    def __init__(self, layout: Layout, argument: int) -> None:
+        super().__init__(layout, argument)
+        keys = layout.shape[3]
+        if not 1 <= argument <= keys:
+            raise ValueError(f"top: expected 1 to {keys} (the keys), got {argument}.")
+        self.k = argument
+        self.weights = layout.zeros(layout.shape[2], self.k) - 1.0
+        self.keys = torch.full(self.weights.shape, -1, device=layout.device)
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        where = (tile.b, tile.heads, tile.rows)
+        best, index = tile.weights.topk(min(self.k, tile.weights.shape[-1]), dim=-1)
+        both = torch.cat([self.weights[where], best], -1)
+        keys = torch.cat([self.keys[where], index + tile.cols.start], -1)
+        best, index = both.topk(self.k, dim=-1)
+        self.weights[where] = best
+        self.keys[where] = keys.gather(-1, index)
+
+    def result(self) -> Top:
+        """The weights and keys; 0 and -1 where a row has fewer than k visible keys."""
+        empty = self.weights <= 0
+        weights = self.weights.masked_fill(empty, 0.0).to(self.layout.dtype)
+        return Top(weights, self.keys.masked_fill(empty, -1))
+
+
+class Distances(Statistic, name="distance"):
+    """How far the weights look: the total weight at each distance |query position - key|."""
+
+    def __init__(self, layout: Layout, argument: tuple[float, ...] | bool) -> None:
+        super().__init__(layout, argument)
+        self.levels = (0.25, 0.5, 0.75) if isinstance(argument, bool) else tuple(argument)
+        _, _, queries, keys = layout.shape
+        # From the first query to the last key, or from the last query to the first key.
+        farthest = max((max(keys - 1 - s, s + queries - 1) for s in layout.starts), default=0)
+        self.histogram = layout.zeros(farthest + 1)
+        self.mean = layout.zeros(queries)
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        heads, rows, cols = tile.weights.shape
+        device = tile.weights.device
+        # Shear the tile so that each of its diagonals becomes a column, then add up the columns.
+        sheared = tile.weights.new_zeros(heads, rows, rows + cols)
+        sheared[:, :, :cols] = tile.weights.flip(1)
+        sheared = sheared.flatten(1)[:, : rows * (rows + cols - 1)].view(heads, rows, -1)
+        first = tile.rows.start + self.layout.starts[tile.b]  # the position of the first query
+        diagonal = torch.arange(rows + cols - 1, device=device) - (rows - 1)
+        distance = (diagonal + tile.cols.start - first).abs()
+        self.histogram[tile.b, tile.heads].index_add_(1, distance, sheared.sum(1))
+        position = torch.arange(rows, device=device)[:, None] + first
+        key = torch.arange(tile.cols.start, tile.cols.stop, device=device)
+        far = (position - key).abs().to(tile.weights.dtype)
+        self.mean[tile.b, tile.heads, tile.rows] += (tile.weights * far).sum(-1)
+
+    def result(self) -> Distance:
+        """A quantile is the smallest distance within which at least that share of weight lies."""
+        share = self.histogram.double().cumsum(-1)
+        wanted = share[..., -1:] * torch.tensor(self.levels, dtype=share.dtype, device=share.device)
+        found = torch.searchsorted(share, wanted * (1 - 1e-12)).clamp_max(share.shape[-1] - 1)
+        dtype = self.layout.dtype
+        return Distance(self.mean.to(dtype), found.to(dtype), self.levels)
+
+
+class SameToken(_Sums, name="same_token"):
+    """The weight of each row on earlier copies of its token; NaN where the token is new."""
+
+    shift = 0  # how many positions after a copy the key stands
+
+    def __init__(self, layout: Layout, argument: Tensor | Sequence[Sequence[int]]) -> None:
+        super().__init__(layout, argument)
+        batch, _, queries, keys = layout.shape
+        ids = as_tensor("ids", argument, layout.device)
+        tokens = max(layout.starts, default=0) + queries  # the keys after these are empty slots
+        if ids.shape not in ((batch, keys), (batch, tokens)) or queries > keys:
+            raise ShapeError(
+                f"ids: expected one id per key, (batch={batch}, keys={keys}), got "
+                f"{describe(ids)}.\n"
+                "  Only self-attention has the same tokens as queries and keys."
+            )
+        ids = torch.nn.functional.pad(ids, (0, keys - ids.shape[1]))
+        own = layout.positions.clamp(0, keys - 1)
+        self.row_ids = ids.gather(1, own)
+        self.new = ~seen_before(ids).gather(1, own)[:, None]
+        # The id that matters at a key is the one `shift` positions before; none is below the least.
+        none = torch.full_like(ids[:, : self.shift], int(ids.min()) - 1 if ids.numel() else 0)
+        self.key_ids = torch.cat([none, ids[:, : keys - self.shift]], 1)
+        self.sum = layout.zeros(queries)
+
+    def add(self, tile: Tile) -> None:
+        """Take from one tile what is needed."""
+        row, col = self.row_ids[tile.b, tile.rows], self.key_ids[tile.b, tile.cols]
+        position = torch.arange(tile.rows.start, tile.rows.stop, device=row.device)
+        position = position[:, None] + self.layout.starts[tile.b]
+        key = torch.arange(tile.cols.start, tile.cols.stop, device=row.device)
+        same = (row[:, None] == col) & (key < position + self.shift)
+        self.sum[tile.b, tile.heads, tile.rows] += (tile.weights * same).sum(-1)
+
+    def result(self) -> Tensor:
+        """The sums, NaN where a token is new."""
+        return super().result().masked_fill(self.new, math.nan)
+
+
+class Induction(SameToken, name="induction"):
+    """The weight of each row on what followed earlier copies of its token; NaN where it is new."""
+
+    shift = 1
+
+
+class Sink(AtPairs, name="sink"):
+    """The weight of each row on the first token, which each sequence may have elsewhere."""
+
+    def __init__(self, layout: Layout, argument: int | Int[Tensor, " batch"]) -> None:
+        super().__init__(layout, argument)
+        batch, _, queries, _ = layout.shape
+        first = torch.as_tensor(argument, device=layout.device).expand(batch)
+        self.rows = torch.arange(queries, device=layout.device).expand(batch, -1)
+        self.cols = first[:, None].expand(-1, queries)
+
+
+class Previous(AtPairs, name="previous"):
+    """The weight of each row on the token before it; NaN where there is none."""
+
+    def __init__(self, layout: Layout, argument: bool) -> None:
+        super().__init__(layout, argument)
+        batch, _, queries, keys = layout.shape
+        before = layout.positions - 1
+        self.missing = ((before < 0) | (before >= keys))[:, None]
+        self.rows = torch.arange(queries, device=layout.device).expand(batch, -1)
+        self.cols = before.clamp(0, keys - 1)
+
+    def result(self) -> Tensor:
+        """The weights, NaN where there is no token before."""
+        return self.weights.masked_fill(self.missing, math.nan)
+
+
+class Relation(AtPairs, name="relation"):
+    """The weights at labelled (query, key) pairs."""
+
+    def __init__(self, layout: Layout, argument: Tensor | Sequence[Sequence[int]]) -> None:
+        super().__init__(layout, argument)
+        pairs = as_tensor("pairs", argument, layout.device)
+        if pairs.ndim != 2 or pairs.shape[1] != 2:
+            raise ShapeError(f"pairs: expected (pairs, 2), got {describe(pairs)}.")
+        self.rows = pairs[:, 0].expand(layout.shape[0], -1)
+        self.cols = pairs[:, 1].expand(layout.shape[0], -1)
