@@ -412,7 +412,7 @@ def test_a_statistic_is_added_in_one_place(monkeypatch):
     close(found.others["largest_of_key"], 2 * m.dense().amax(2))
     close(found.entropy, entropy(m.dense()))
     assert repr(found) == "Summary(entropy, largest_of_key)"
-    with pytest.raises(TypeError, match="expected names of entropy, .*, got 'no_such_statistic'"):
+    with pytest.raises(TypeError, match=r"expected names of entropy, .*, got 'no_such_statistic'"):
         m.summary(no_such_statistic=True)
 
 

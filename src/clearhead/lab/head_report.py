@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from clearhead import drawing
-from clearhead.drawing import figures
-from clearhead.drawing.axes import Axis
+from clearhead.drawing import Axis, figures
 from clearhead.lab.head_scores import Estimate, HeadReport, HeadScore, RelationScore
 
 Where = Callable[[HeadScore], str]
