@@ -331,9 +331,9 @@ def _query_rows(reader: Reader, examples: Examples) -> tuple[Tensor, list[str], 
         with watch(reader.model) as seen:
             reader.run(part.ids, part.real)
         keys = torch.arange(part.ids.shape[1]).expand_as(part.ids)
-        queries = part.query[:, None].expand_as(part.ids)
+        pairs = torch.stack([part.query[:, None].expand_as(part.ids), keys], dim=-1)
         # One query per sentence, and all its keys: (batch, heads, keys) of each layer.
-        rows.append(torch.cat([m._pairs(queries, keys) for m in seen.values()], dim=1))
+        rows.append(torch.cat([m.relation(pairs) for m in seen.values()], dim=1))
         sizes = {name: m.shape[1] for name, m in seen.items()}
     return torch.cat(rows).float(), list(sizes), sizes
 

@@ -418,12 +418,15 @@ class Previous(AtPairs, name="previous"):
 
 
 class Relation(AtPairs, name="relation"):
-    """The weights at labelled (query, key) pairs."""
+    """The weights at labelled (query, key) pairs, the same or others in each sequence."""
 
     def __init__(self, layout: Layout, argument: Tensor | Sequence[Sequence[int]]) -> None:
         super().__init__(layout, argument)
         pairs = as_tensor("pairs", argument, layout.device)
-        if pairs.ndim != 2 or pairs.shape[1] != 2:
-            raise ShapeError(f"pairs: expected (pairs, 2), got {describe(pairs)}.")
-        self.rows = pairs[:, 0].expand(layout.shape[0], -1)
-        self.cols = pairs[:, 1].expand(layout.shape[0], -1)
+        batch = layout.shape[0]
+        same = pairs.ndim == 2 and pairs.shape[1] == 2
+        if not same and not (pairs.ndim == 3 and pairs.shape[::2] == (batch, 2)):
+            raise ShapeError(
+                f"pairs: expected (pairs, 2) or (batch={batch}, pairs, 2), got {describe(pairs)}."
+            )
+        self.rows, self.cols = pairs.expand(batch, -1, -1).unbind(-1)
