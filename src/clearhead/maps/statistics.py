@@ -137,6 +137,7 @@ class Statistic:
 class AtPairs(Statistic):
     """A statistic of the weights at chosen (query, key) pairs."""
 
+    exact = True  # whether to compute the products in float64
     rows: Int[Tensor, "batch pairs"]
     cols: Int[Tensor, "batch pairs"]
     weights: Float[Tensor, "batch heads pairs"]
@@ -168,7 +169,12 @@ def summarise(
         tile_loop.stream(scores, readers, on_progress)
     for statistic in asked.values():
         if isinstance(statistic, AtPairs):
-            statistic.weights = weights_at_pairs(scores, statistic.rows, statistic.cols)
+            statistic.weights = weights_at_pairs(
+                scores,
+                statistic.rows,
+                statistic.cols,
+                torch.float64 if statistic.exact else scores.sum_dtype,
+            )
     return _summary({name: fast[name] if name in fast else s.result() for name, s in asked.items()})
 
 
@@ -403,6 +409,8 @@ class Sink(AtPairs, name="sink"):
 
 class Previous(AtPairs, name="previous"):
     """The weight of each row on the token before it; NaN where there is none."""
+
+    exact = False  # one pair for every query: float64 would take four times as long
 
     def __init__(self, layout: Layout, argument: bool) -> None:
         super().__init__(layout, argument)
