@@ -1,356 +1,289 @@
-"""The attention benchmark: which cases there are, and what is printed and written about them.
+"""Compare the usual ways to write multi-head attention with ours.
 
-- fused: every usual implementation, causal, forward and forward + backward.
-- dropout: training with dropout 0.1, where SDPA on the CPU builds tokens × tokens.
-- window: each query sees the last 256 keys; SDPA needs that as a dense mask.
-- padding: a quarter of each sequence is filling, on the left. (On the right, causality alone hides
-  it from every real token, and nobody needs a mask.)
+A contestant that does not compute the same as the readable ladder is not timed. Sections:
+
+- fused: every usual implementation, causal, forward and forward + backward; also compiled.
+- dropout: training with dropout 0.1, for which SDPA on the CPU builds tokens × tokens.
+- window: each query attends to the last 256 keys; SDPA needs that as a dense mask.
+- padding: a quarter of each sequence is padding, on the left. (On the right, the causal mask alone
+  hides it from every real token.)
 - long: 16,384 tokens, where the book's form would need 12.9 GB for the weights alone.
 - import: what importing the library costs on top of torch.
-
-A case of the section "fused" can be asked for compiled, too: those who go through `torch.compile`
-well run against each other, in a case of their own. Compiling is timed apart.
 """
 
-import math
-import time
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import torch
-from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import gates, memory
-from benchmarks.cases import Case, Pass
-from benchmarks.contestants import Builder, builders_for
-from benchmarks.entries import enter, synchronize
-from benchmarks.room import Room
+from benchmarks import command, memory
+from benchmarks.cases import DIRECTIONS, Case, make_run
+from benchmarks.command import Say, option, ratio_text, sizes
+from benchmarks.contestants import Implementation, contestants_for
+from benchmarks.equality import TOLERANCES, Reference
 from clearhead import timing
 
 SECTIONS = ("fused", "dropout", "window", "padding", "long", "import")
-FORMS = ("eager", "compiled")
 Shape = tuple[int, int, int, int]
-
 _SHAPES: dict[str, tuple[Shape, ...]] = {
     "fused": ((8, 1024, 768, 12), (1, 4096, 768, 12), (2, 100, 768, 12)),
-    "dropout": ((1, 4096, 768, 12), (8, 1024, 768, 12)),
-    "window": ((1, 4096, 768, 12), (8, 1024, 768, 12)),
-    "padding": ((1, 4096, 768, 12), (8, 1024, 768, 12)),
     "long": ((1, 16384, 768, 12),),
+    "import": (),
 }
-_QUICK_SHAPE: Shape = (2, 320, 96, 4)
-_PASSES: tuple[Pass, ...] = ("forward", "forward+backward")
-_PACKAGES = ("torch", "numpy", "clearhead", "transformers", "x-transformers")
-_DROPOUT = 0.1
-_WINDOW = 256
-# batch × tokens × tokens from which runs take long: the gate has warmed up, and few rounds must do.
+_USUAL_SHAPES: tuple[Shape, ...] = ((1, 4096, 768, 12), (8, 1024, 768, 12))
+# batch × tokens × tokens from which a run takes long: the equality check was warm-up enough.
 _LONG_RUNS = {"cpu": 2048**2, "cuda": 131_072**2}
 _FEWEST_LONG_ROUNDS = 5
+# Operations that compute attention, the most specific first.
+_KERNELS = (
+    "clearhead.blocked_attention",
+    "aten._scaled_dot_product_flash_attention_for_cpu",
+    "aten._scaled_dot_product_flash_attention",
+    "aten._scaled_dot_product_cudnn_attention",
+    "aten._scaled_dot_product_efficient_attention",
+    "aten._native_multi_head_attention",
+    "aten._safe_softmax",
+    "aten._softmax",
+)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to measure.
+class Settings(command.Settings):
+    """Settings of the attention benchmark."""
 
-    Args:
-        sections: Which of `SECTIONS`.
-        shapes: (batch, tokens, d_model, heads) for every section; empty = each section's own.
-        rounds: Rounds of each case.
-        seconds: The rounds of one case end after this time.
-        minutes: All cases together should end after this time; shared among those still to come.
-        device: "cpu" or "cuda".
-        dtype: "float32" and so on.
-        quick: One tiny shape and no memory: to see that it works, not to learn anything.
-        memory: Whether to measure memory too.
-        forms: "eager", "compiled" or both; compiled ones take part in the section "fused" only.
-        seed: Decides the order within rounds and the bootstrap's draws.
-    """
+    rounds: int = option(40, "Interleaved rounds per case.", type=command.positive)
+    only: tuple[str, ...] = option(SECTIONS, "Only these sections.", choices=SECTIONS)
+    shape: tuple[Shape, ...] = option(
+        (),
+        "Shapes, instead of those of each section.",
+        type=sizes("batch", "tokens", "d_model", "heads"),
+        metavar="B,N,D,H",
+    )
+    forms: tuple[str, ...] = option(
+        ("eager",), "Forms of the section 'fused'.", choices=("eager", "compiled")
+    )
+    memory: bool = option(True, "Measure peak extra memory.")
 
-    sections: Sequence[str] = SECTIONS
-    shapes: Sequence[Shape] = ()
-    rounds: int = 40
-    seconds: float = 60.0
-    minutes: float = math.inf
-    device: str = "cpu"
-    dtype: str = "float32"
-    quick: bool = False
-    memory: bool = True
-    forms: Sequence[str] = ("eager",)
-    seed: int = 0
+    def quick(self) -> Self:
+        """One tiny shape, one round, no memory."""
+        return replace(self, shape=((2, 48, 24, 4),), rounds=1, memory=False)
 
-    def cases(self) -> Iterator[Case]:
-        """Every case of attention, in order; importing is none."""
-        for section in SECTIONS:
-            if section in self.sections and section != "import":
-                shapes = self.shapes or ([_QUICK_SHAPE] if self.quick else _SHAPES[section])
-                for shape in shapes:
-                    cases = list(self._cases(section, shape))
-                    if "eager" in self.forms:
-                        yield from cases
-                    if "compiled" in self.forms and section == "fused":
-                        yield from (replace(case, compiled=True) for case in cases)
+    def number_of_cases(self) -> int:
+        """Importing is a case as well."""
+        return len(self.cases()) + ("import" in self.only)
+
+    def check(self) -> None:
+        """Refuse shapes whose width cannot be split into heads."""
+        super().check()
+        for batch, tokens, d_model, heads in self.shape:
+            if d_model % heads:
+                raise ValueError(
+                    "--shape: expected batch,tokens,d_model,heads with heads dividing d_model, "
+                    f"got {batch},{tokens},{d_model},{heads}."
+                )
+
+    def cases(self) -> list[Case]:
+        """Every case of attention, in order."""
+        found = []
+        for section in (s for s in SECTIONS if s in self.only and s != "import"):
+            for shape in self.shape or _SHAPES.get(section, _USUAL_SHAPES):
+                cases = list(self._cases(section, shape))
+                found += cases if "eager" in self.forms else []
+                if "compiled" in self.forms and section == "fused":
+                    found += [replace(case, compiled=True) for case in cases]
+        return found
 
     def _cases(self, section: str, shape: Shape) -> Iterator[Case]:
         base = Case(section, *shape, dtype=self.dtype, device=self.device)
-        tokens = shape[1]
         if section == "long":
             yield base
-            yield replace(base, dropout=_DROPOUT)
+            yield replace(base, dropout=0.1)
             return
-        for direction in _PASSES:
-            case = replace(base, direction=direction)
-            if section == "dropout":
-                case = replace(case, dropout=_DROPOUT)
-            elif section == "window":
-                case = replace(case, window=min(_WINDOW, max(1, tokens // 4)))
-            elif section == "padding":
-                case = replace(case, padding=tokens // 4)
-            yield case
+        if section == "dropout":
+            base = replace(base, dropout=0.1)
+        elif section == "window":
+            base = replace(base, window=min(256, max(1, base.tokens // 4)))
+        elif section == "padding":
+            base = replace(base, padding=base.tokens // 4)
+        for direction in DIRECTIONS:
+            yield replace(base, direction=direction)
 
 
-@dataclass
-class Result:
-    """A case and what was found out."""
-
-    case: dict[str, Any]
-    title: str
-    rows: list[timing.Row]
-    seed: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data."""
-        best = timing.ours_to_fastest(self.rows, seed=self.seed)
-        return {
-            **self.case,
-            "rows": [row.as_json() for row in self.rows],
-            "ours_to_fastest_other": best
-            and {"name": best[0], **(timing.ratio_as_json(best[1]) or {})},
-        }
-
-
-def measure(
-    settings: Settings,
-    *,
-    show: Callable[[Result], None] = lambda _: None,
-    say: Callable[[str, int], Callable[[], None]] = lambda *_: timing.nothing,
-) -> dict[str, Any]:
-    """Run the benchmark; everything found, as plain data.
-
-    Args:
-        settings: What and how.
-        show: Called with each finished case.
-        say: Called with a case's title and number of steps; gives what to call after each step.
-    """
-    check(settings)
-    found = timing.environment(_PACKAGES)
-    results = []
-    cases = list(settings.cases())
-    end = time.monotonic() + 60 * settings.minutes
-    with memory.Meter() as meter:
-        for number, case in enumerate(cases):
-            # A case's rounds get half of its share: gate, compiling and memory take time as well.
-            share = max(0.0, end - time.monotonic()) / (len(cases) - number) / 2
-            limited = replace(settings, seconds=min(settings.seconds, share))
-            result = measure_case(case, limited, say, meter=meter)
-            results.append(result)
-            show(result)
-    if "import" in settings.sections:
-        result = measure_import(settings, say)
-        results.append(result)
-        show(result)
-    found["machine"]["threads"] = torch.get_num_threads()
-    if settings.device == "cuda":
-        found["machine"]["gpu"] = torch.cuda.get_device_name()
-    return {
-        "schema": timing.SCHEMA,
-        "benchmark": "attention",
-        **found,
-        "settings": {
-            "rounds": settings.rounds,
-            "seconds": settings.seconds,
-            "minutes": settings.minutes if math.isfinite(settings.minutes) else None,
-            "quick": settings.quick,
-            "seed": settings.seed,
-            "tolerance": gates.TOLERANCES[settings.dtype],
-            "memory_method": memory.method(settings.device) if _with_memory(settings) else None,
-        },
-        "cases": [result.as_json() for result in results],
-    }
+def measure(settings: Settings, say: Say) -> dict[str, Any]:
+    """Run the benchmark; everything that was measured, as plain data."""
+    found = command.header("attention", settings)
+    found["settings"]["tolerance"] = TOLERANCES[settings.dtype]
+    found["settings"]["memory_method"] = memory.method(settings.device) if settings.memory else None
+    found["cases"] = []
+    for case in settings.cases():
+        say(str(case))
+        found["cases"].append(measure_case(case, settings))
+        say(f"  {verdict(found['cases'][-1])}")
+    if "import" in settings.only:
+        say("import: a fresh interpreter")
+        found["cases"].append(measure_import(settings))
+    return found
 
 
 def measure_case(
-    case: Case,
-    settings: Settings,
-    say: Callable[[str, int], Callable[[], None]] = lambda *_: timing.nothing,
-    builders: Sequence[Builder] | None = None,
-    meter: memory.Meter | None = None,
-) -> Result:
-    """Gate, race, and the memory of everybody who was timed."""
-    builders = builders_for(case) if builders is None else builders
-    title = describe(case)
-    tick = say(title, settings.rounds + (len(builders) if _with_memory(settings) else 0))
+    case: Case, settings: Settings, contestants: Sequence[Implementation] | None = None
+) -> dict[str, Any]:
+    """Check equality, race, and measure the memory of every contestant that was timed."""
+    contestants = contestants_for(case) if contestants is None else contestants
     if case.compiled:
-        torch.compiler.reset()  # or torch would compile for any length, after enough lengths
-    reference, room = gates.Reference(case), Room(case)
-    entries = [enter(builder, case, reference, room) for builder in builders]
+        torch.compiler.reset()  # or torch compiles for all lengths, after several lengths
+    reference, budget = Reference(case), memory.Budget(case)
+    entries = [_enter(one, case, reference, budget) for one in contestants]
     takes_long = case.batch * case.tokens**2 >= _LONG_RUNS[case.device]
-    rows = timing.race(
-        [entry.contestant for entry in entries],
-        tolerance=gates.TOLERANCES[case.dtype],
-        rounds=settings.rounds,
-        seconds=settings.seconds,
+    rows = settings.race(
+        [contestant for contestant, _ in entries],
+        TOLERANCES[case.dtype],
         fewest=_FEWEST_LONG_ROUNDS if takes_long else timing.FEWEST_ROUNDS,
         warm_ups=0 if takes_long else 3,
-        seed=settings.seed,
-        synchronize=synchronize(case),
-        tick=tick,
     )
-    with ExitStack() as stack:
-        if meter is None:
-            meter = stack.enter_context(memory.Meter())
-        for row, entry, builder in zip(rows, entries, builders, strict=True):
-            run = entry.contestant.run
-            if row.status != "timed" or run is None or entry.module is None:
-                continue
-            row.compile_s = entry.compile_s
-            row.kernel = entry.kernel or gates.which_kernel(run, compiled=case.compiled)
-            row.stored_mask_mib = gates.stored_mask_mib(entry.module)
-            if _with_memory(settings):
+    found = []
+    for row, (contestant, module), one in zip(rows, entries, contestants, strict=True):
+        more: dict[str, Any] = {}
+        run = contestant.run
+        if row.status == "timed" and run is not None and module is not None:
+            stored = sum(b.numel() * b.element_size() for b in module.buffers())
+            more = {"kernel": kernel_of(run), "stored_mask_mib": round(stored / 2**20, 1)}
+            if settings.memory:
                 try:
-                    row.peak_extra_mib = meter.peak_extra_mib(case, builder.name, run)
-                except RuntimeError as error:  # the times are worth keeping without it
-                    words = str(error).splitlines()[-1]
-                    row.note = "; ".join(filter(None, [row.note, f"memory: {words}"]))
-                tick()
-    facts = {**case.as_json(), "shape": list(case.shape)}
-    facts["book_weights_mib"] = book_weights_mib(case)
-    facts["rows_checked"] = None if reference.rows is None else len(reference.rows)
-    return Result(facts, title, rows, settings.seed)
+                    more["peak_extra_mib"] = memory.peak_extra_mib(case, one.name, run)
+                except RuntimeError as error:  # the times are worth keeping
+                    reason = f"memory: {str(error).partition(chr(10))[0]}"
+                    row.note = "; ".join(filter(None, [row.note, reason]))
+        found.append(command.row_as_json(row, **more))
+    return {
+        **case.as_json(),
+        "shape": list(case.shape),
+        "book_weights_mib": case.map_mib(),
+        "rows_checked": None if reference.rows is None else len(reference.rows),
+        "rows": found,
+        "ours_to_fastest_other": ours_to_fastest(rows),
+    }
 
 
-def measure_import(
-    settings: Settings,
-    say: Callable[[str, int], Callable[[], None]] = lambda *_: timing.nothing,
-) -> Result:
+def _enter(
+    one: Implementation, case: Case, reference: Reference, budget: memory.Budget
+) -> tuple[timing.Contestant, torch.nn.Module | None]:
+    """Build a contestant and compare it; one that cannot take part says why."""
+    name = f"{one.name}, compiled" if case.compiled else one.name
+
+    def not_run(why: str) -> tuple[timing.Contestant, None]:
+        return timing.Contestant(name, None, note=why, ours=one.ours), None
+
+    if not one.installed:
+        return not_run("not installed")
+    if reason := budget.refuse(one):
+        return not_run(reason)
+    try:
+        module = one.module(case)
+        run = make_run(module, reference.x, reference.gradient, case)
+        gap = reference.gap(one, module)
+    except ImportError as error:
+        return not_run(f"cannot be imported: {error}")
+    except torch.OutOfMemoryError:
+        return not_run("out of GPU memory")
+    except RuntimeError as error:
+        if not case.compiled:
+            raise
+        return not_run(f"cannot be compiled: {str(error).partition(chr(10))[0]}")
+    note = "" if one.biases else "has no biases: compared with biases of zero"
+    return timing.Contestant(name, run, lambda: gap, note, one.ours), module
+
+
+def ours_to_fastest(rows: Sequence[timing.Row]) -> dict[str, Any] | None:
+    """The fastest of the others, and our time as a multiple of its time."""
+    timed = [row for row in rows if row.status == "timed"]
+    ours = next((row for row in timed if row.ours), None)
+    others = [row for row in timed if not row.ours]
+    if ours is None or not others:
+        return None
+    best = min(others, key=lambda row: row.median)
+    return {"name": best.name, **timing.paired_ratio(ours, best).as_json()}
+
+
+def kernel_of(run: Callable[[], object]) -> str:
+    """The operation that computes attention in one run, as torch's profiler sees it."""
+    with _without_stderr(), profile(activities=[ProfilerActivity.CPU]) as profiled:
+        run()
+    names = {event.name.replace("::", ".") for event in profiled.events() or ()}
+    return next((name for name in _KERNELS if name in names), "generated by the compiler")
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Hide the two lines that torch's profiler writes to stderr each time."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def measure_import(settings: Settings) -> dict[str, Any]:
     """How long a fresh interpreter takes to import torch, and to import our module."""
-    title = "import: a fresh interpreter, start to end"
-    torch_alone, with_ours = "import torch", "from clearhead import MultiHeadAttention"
-    rows = timing.race(
-        [
-            timing.Contestant(torch_alone, timing.import_run(torch_alone)),
-            timing.Contestant(with_ours, timing.import_run(with_ours), ours=True),
-        ],
-        tolerance=0.0,
-        rounds=settings.rounds,
-        seconds=settings.seconds,
-        seed=settings.seed,
-        tick=say(title, settings.rounds),
-    )
-    return Result({"section": "import"}, title, rows, settings.seed)
-
-
-def book_weights_mib(case: Case) -> float:
-    """What the attention weights alone need in the book's form: computed, not run."""
-    return case.batch * case.heads * case.tokens**2 * case.element_size() / 2**20
-
-
-def describe(case: Case) -> str:
-    """A title for the table."""
-    words = [
-        f"{case.section}: batch {case.batch}, tokens {case.tokens}, d_model {case.d_model}, "
-        f"heads {case.heads}",
-        case.direction.replace("+", " + "),
-        f"{case.dtype}, {case.device}",
+    statements = ("import torch", "from clearhead import MultiHeadAttention")
+    contestants = [
+        timing.Contestant(
+            statement,
+            partial(subprocess.run, [sys.executable, "-c", statement], check=True),
+            ours=statement == statements[1],
+        )
+        for statement in statements
     ]
-    words += ["compiled"] if case.compiled else []
-    words += [f"dropout {case.dropout}, training"] if case.dropout else []
-    words += [f"window {case.window}"] if case.window is not None else []
-    words += [f"{case.padding} tokens of filling on the left"] if case.padding else []
-    return "; ".join(words)
+    rows = settings.race(contestants, 0.0, warm_ups=1)
+    return {
+        "section": "import",
+        "rows": [command.row_as_json(row) for row in rows],
+        "ours_to_fastest_other": ours_to_fastest(rows),
+    }
 
 
-def draw(result: Result) -> Table:
-    """One case as a table."""
-    caption = [verdict(result)]
-    if result.case["section"] == "long":
-        caption.append(
-            "The book's form would need "
-            f"{result.case['book_weights_mib']:,.0f} MiB for its attention weights alone."
-        )
-    table = Table(title=result.title, caption="\n".join(caption), title_justify="left")
-    table.caption_justify = "left"
-    table.add_column("contestant")
-    for heading in ("median ms", "middle half", "× ours [95 %]", "extra MiB", "mask MiB"):
-        table.add_column(heading, justify="right")
-    table.add_column("what ran, remarks", overflow="fold")
-    for row in result.rows:
-        if row.status != "timed":
-            table.add_row(row.name, "-", "-", "-", "-", "-", row.note)
-            continue
-        low, high = row.quartiles
-        table.add_row(
-            row.name,
-            f"{row.median * 1e3:,.2f}",
-            f"{low * 1e3:,.2f} - {high * 1e3:,.2f}",
-            "1" if row.ours else str(row.ratio_to_ours or "-"),
-            _number(row.peak_extra_mib),
-            _number(row.stored_mask_mib),
-            "; ".join(word for word in (row.kernel, _compile_words(row), row.note) if word),
-            style="bold" if row.ours else "",
-        )
-    return table
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """The results as text."""
+    fields = Case.__dataclass_fields__
+    for case in found["cases"]:
+        known = {key: value for key, value in case.items() if key in fields}
+        yield "import" if case["section"] == "import" else str(Case(**known))
+        for row in case["rows"]:
+            peak = row.get("peak_extra_mib")
+            facts = [f"{peak:,.1f} MiB" if peak is not None else "", row.get("kernel") or ""]
+            if row["status"] == "timed":
+                facts.append(row.get("note", ""))
+            yield "   ".join([command.row_line(row), *filter(None, facts)])
+        yield f"  {verdict(case)}\n"
 
 
-def verdict(result: Result) -> str:
-    """How ours compares with the fastest other."""
-    best = timing.ours_to_fastest(result.rows, seed=result.seed)
+def verdict(case: dict[str, Any]) -> str:
+    """How ours compares with the fastest other contestant."""
+    best = case["ours_to_fastest_other"]
     if best is None:
-        return "Nobody to compare ours with."
-    name, ratio = best
-    return (
-        f"Ours takes {ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] times the time of the "
-        f"fastest other, {name}; {ratio.rounds} rounds."
-    )
+        return "There is no other contestant to compare with."
+    return f"Ours takes {ratio_text(best, 3)} times as long as the fastest other, {best['name']}."
 
 
-def _compile_words(row: timing.Row) -> str:
-    return "" if row.compile_s is None else f"compiled in {row.compile_s:.1f} s"
+main = partial(
+    command.main,
+    "attention",
+    Settings,
+    measure,
+    lines,
+    __doc__,
+    "--only dropout window --shape 1,4096,768,12",
+)
 
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"
-
-
-def _with_memory(settings: Settings) -> bool:
-    return settings.memory and not settings.quick
-
-
-def check(settings: Settings) -> None:
-    """Raise ValueError for settings that cannot be measured."""
-    unknown = set(settings.sections) - set(SECTIONS)
-    if unknown:
-        raise ValueError(
-            f"sections: expected some of {', '.join(SECTIONS)}, got {', '.join(sorted(unknown))}."
-        )
-    if settings.dtype not in gates.TOLERANCES:
-        raise ValueError(
-            f"dtype: expected one of {', '.join(gates.TOLERANCES)}, got {settings.dtype!r}."
-        )
-    if settings.device not in ("cpu", "cuda"):
-        raise ValueError(f'device: expected "cpu" or "cuda", got {settings.device!r}.')
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: torch sees no CUDA device here. Leave --device out for the CPU.")
-    if unknown := set(settings.forms) - set(FORMS):
-        raise ValueError(
-            f"forms: expected some of {', '.join(FORMS)}, got {', '.join(sorted(unknown))}."
-        )
-    if settings.rounds < 1:
-        raise ValueError(f"rounds: expected at least 1, got {settings.rounds}.")
-    for batch, tokens, d_model, heads in settings.shapes:
-        if min(batch, tokens, d_model, heads) < 1 or d_model % heads:
-            raise ValueError(
-                "shape: expected batch,tokens,d_model,heads, all positive, heads dividing d_model, "
-                f"got {batch},{tokens},{d_model},{heads}."
-            )
+if __name__ == "__main__":
+    main()

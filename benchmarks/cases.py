@@ -1,38 +1,39 @@
-"""What is computed: the cases of the attention benchmark, with their weights and inputs.
+"""The cases of the attention benchmark, with their weights, inputs and the run that is timed.
 
-The weights are random, distinct and large enough that attention is far from uniform: a wrong scale
-or a swapped matrix shows.
+Weights are random, distinct and large enough that attention is far from uniform, so that a wrong
+scale or a swapped matrix shows.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead import ladder
 
-Pass = Literal["forward", "forward+backward"]
+FORWARD, BACKWARD = DIRECTIONS = ("forward", "forward+backward")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to compute: the sizes, the pass, and what is special about it.
+    """One thing to compute.
 
     Args:
-        section: Which part of the benchmark it belongs to.
-        batch: Sequences.
-        tokens: Tokens of each.
+        section: The part of the benchmark it belongs to.
+        batch: Number of sequences.
+        tokens: Tokens per sequence.
         d_model: Width of input and output.
-        heads: Heads.
-        direction: Whether gradients are computed too.
+        heads: Number of heads.
+        direction: "forward" or "forward+backward".
         dtype: "float32" and so on.
         device: "cpu" or "cuda".
         dropout: Above 0 the modules run in training mode.
-        window: How many keys a query sees, itself included; None = all before it.
-        padding: So many tokens on the left of each sequence are filling.
-        compiled: Whether the modules go through `torch.compile` first.
+        window: Keys that a query may attend to, itself included; None = all before it.
+        padding: Padding tokens on the left of each sequence.
+        compiled: Whether modules are compiled with `torch.compile`.
     """
 
     section: str
@@ -40,7 +41,7 @@ class Case:
     tokens: int
     d_model: int
     heads: int
-    direction: Pass = "forward"
+    direction: str = FORWARD
     dtype: str = "float32"
     device: str = "cpu"
     dropout: float = 0.0
@@ -48,33 +49,50 @@ class Case:
     padding: int = 0
     compiled: bool = False
 
+    def __str__(self) -> str:
+        words = [
+            f"{self.section}: {self.batch} x {self.tokens:,} tokens, d_model {self.d_model}, "
+            f"{self.heads} heads",
+            self.direction.replace("+", " + "),
+            f"{self.dtype}, {self.device}",
+        ]
+        words += ["compiled"] if self.compiled else []
+        words += [f"dropout {self.dropout}"] if self.dropout else []
+        words += [f"window {self.window}"] if self.window is not None else []
+        words += [f"{self.padding} padding tokens on the left"] if self.padding else []
+        return "; ".join(words)
+
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(batch, tokens, d_model, heads)."""
         return self.batch, self.tokens, self.d_model, self.heads
 
     @property
+    def backward(self) -> bool:
+        """Whether gradients are computed."""
+        return self.direction == BACKWARD
+
+    @property
     def training(self) -> bool:
-        """Which mode the modules are timed in."""
-        return self.dropout > 0 or self.direction == "forward+backward"
+        """Whether the modules are timed in training mode."""
+        return self.dropout > 0 or self.backward
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data, which `Case(**data)` takes back."""
+        """Plain data, which `Case(**data)` accepts."""
         return asdict(self)
 
     def torch_dtype(self) -> torch.dtype:
-        """The dtype itself."""
-        dtype = getattr(torch, self.dtype)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"dtype: expected a torch dtype, got {self.dtype!r}.")
+        """The dtype as torch's object."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
-    def element_size(self) -> int:
-        """Bytes of one number."""
-        return self.torch_dtype().itemsize
+    def map_mib(self) -> float:
+        """MiB of all attention weights, (batch, heads, tokens, tokens)."""
+        numbers = self.batch * self.heads * self.tokens**2
+        return numbers * self.torch_dtype().itemsize / 2**20
 
     def hidden(self) -> Tensor | None:
-        """True where a key is hidden, (batch or 1, 1, tokens, tokens); None = the future only."""
+        """True where a key is hidden, (1, 1, tokens, tokens). None if only the future is hidden."""
         if self.window is None and not self.padding:
             return None
         return self.hidden_from(torch.arange(self.tokens, device=self.device))[None, None]
@@ -82,7 +100,7 @@ class Case:
     def hidden_from(self, queries: Tensor) -> Tensor:
         """True where a key is hidden from these queries, (queries, tokens).
 
-        Written out here, without `Mask`: it is what `Mask` is measured against.
+        Written without `Mask`, because `Mask` is measured against it.
         """
         key = torch.arange(self.tokens, device=queries.device)
         query = queries[:, None]
@@ -93,11 +111,11 @@ class Case:
 
 
 def make_weights(case: Case, *, biases: bool = True) -> ladder.MultiHeadAttention:
-    """Rung 4 with random weights, the same every time; it is only a place to copy them from.
+    """The ladder's module with fixed random weights, for contestants to copy. It is never run.
 
-    Scores come out with a standard deviation near 1, whatever the width.
+    Scores have a standard deviation near 1, whatever the width.
     """
-    # context_length 1: this module is never run, so it needs no tokens × tokens mask.
+    # context_length 1: no tokens × tokens mask is needed.
     source = ladder.MultiHeadAttention(case.d_model, case.d_model, 1, 0.0, case.heads, True)
     generator = torch.Generator().manual_seed(20)
     with torch.no_grad():
@@ -110,10 +128,23 @@ def make_weights(case: Case, *, biases: bool = True) -> ladder.MultiHeadAttentio
 
 
 def make_input(case: Case) -> tuple[Tensor, Tensor]:
-    """x, and the gradient that arrives at the output: zero where a token is filling."""
+    """x, and the gradient at the output, which is zero at padding tokens."""
     generator = torch.Generator().manual_seed(21)
     size = (case.batch, case.tokens, case.d_model)
     x, gradient = (torch.randn(size, generator=generator) for _ in range(2))
     gradient[:, : case.padding] = 0
     x, gradient = (tensor.to(case.device, case.torch_dtype()) for tensor in (x, gradient))
-    return x.requires_grad_(case.direction == "forward+backward"), gradient
+    return x.requires_grad_(case.backward), gradient
+
+
+def make_run(module: nn.Module, x: Tensor, gradient: Tensor, case: Case) -> Callable[[], object]:
+    """One run, as it is timed. Gradients are computed and dropped, never accumulated."""
+    if case.backward:
+        wanted = [x, *module.parameters()]
+        return lambda: torch.autograd.grad(module(x), wanted, gradient)
+
+    def forward() -> object:
+        with torch.no_grad():
+            return module(x)
+
+    return forward

@@ -1,8 +1,9 @@
-"""The usual ways to write causal multi-head attention, all with the same weights.
+"""The contestants of the attention benchmark: usual ways to write causal multi-head attention.
 
-Every builder takes one source of weights and a `Case`, and gives a module that maps x (batch,
-tokens, d_model) to the output. `squares` and `masks` say what it builds of size tokens × tokens, so
-that `room` knows, without trying, where it does not fit.
+To add one, add an `Implementation` to `CONTESTANTS`; nothing else needs to change. Its `build`
+takes the weights to copy and a `Case`, and returns a module that maps x (batch, tokens, d_model) to
+the output. `maps` and `mask_bytes` estimate its memory, so that it is not tried where it does not
+fit; tests compare the estimates with what was measured.
 """
 
 from collections.abc import Callable
@@ -21,58 +22,58 @@ from clearhead.attention import MultiHeadAttention
 from clearhead.masks import Mask
 
 
-def _no_squares(case: Case) -> float:
-    """Memory O(tokens)."""
-    return 0.0
-
-
-def _no_masks(case: Case) -> int:
-    return 0
-
-
 @dataclass(frozen=True)
-class Builder:
-    """How to build one contestant.
+class Implementation:
+    """One way to write attention.
 
     Args:
-        name: What the table calls it.
-        build: Makes the module from the weights.
-        package: The package it needs, under the name it is imported by; None = torch alone.
-        biases: Whether it has biases. Without, it is compared with biases of zero.
-        ours: Whether this is the fast module of this library.
-        squares: How many arrays of (batch, heads, tokens, tokens) a run holds at once, as measured.
-        masks: How many bytes it stores for each pair of tokens.
+        name: Its name in tables and results.
+        build: Builds the module from the weights.
+        sections: The sections of the benchmark it takes part in; "compiled" stands for the compiled
+            form of "fused".
+        package: The module it imports besides torch.
+        biases: Whether it has biases. If not, it is compared with biases of zero.
+        ours: Whether it is the module of this library.
+        maps: Arrays of (batch, heads, tokens, tokens) that one run holds at once.
+        mask_bytes: Bytes it stores per pair of tokens.
     """
 
     name: str
     build: Callable[[ladder.MultiHeadAttention, Case], nn.Module]
-    package: str | None = None
+    sections: tuple[str, ...] = ("fused",)
+    package: str = "torch"
     biases: bool = True
     ours: bool = False
-    squares: Callable[[Case], float] = _no_squares
-    masks: Callable[[Case], int] = _no_masks
+    maps: Callable[[Case], float] = lambda case: 0.0
+    mask_bytes: Callable[[Case], int] = lambda case: 0
 
     @property
     def installed(self) -> bool:
-        """Whether its package is there."""
-        return self.package is None or find_spec(self.package) is not None
-
-    @property
-    def note(self) -> str:
-        """What the table must say about it."""
-        if not self.installed:
-            return "not installed"
-        return "" if self.biases else "has no biases: compared with biases of zero"
+        """Whether its package is installed."""
+        return find_spec(self.package) is not None
 
     def module(self, case: Case) -> nn.Module:
-        """The contestant, ready to be timed; a compiled one compiles in its first run."""
+        """The module, ready to be timed; a compiled one compiles in its first run."""
         weights = make_weights(case, biases=self.biases)
-        with torch.device(case.device):  # masks of many GiB are built where they are used
+        with torch.device(case.device):  # large masks are built where they are used
             module = self.build(weights, case)
         module = module.to(case.device, case.torch_dtype()).train(case.training)
-        if case.compiled:  # for this one length, as everybody's best
+        if case.compiled:  # for this length only, which is everyone's fastest form
             module = cast("nn.Module", torch.compile(module, dynamic=False))
         return module
+
+    def stored_mib(self, case: Case) -> float:
+        """About how many MiB of masks it keeps."""
+        return case.tokens**2 * self.mask_bytes(case) / 2**20
+
+    def running_mib(self, case: Case) -> float:
+        """About how many MiB one run needs on top, or building the masks, if that is more."""
+        size = case.torch_dtype().itemsize
+        vectors = case.batch * case.tokens * case.d_model * (16 if case.training else 6) * size
+        stored = self.stored_mib(case)
+        # Masks are built in float32, one after the other, and then converted.
+        building = stored * (4 / size - 1) + 4 * case.tokens**2 / 2**20 if stored else 0.0
+        return max(building, vectors / 2**20 + case.map_mib() * self.maps(case))
 
 
 class EinsumAttention(nn.Module):
@@ -109,7 +110,7 @@ class EinsumAttention(nn.Module):
 class SdpaAttention(nn.Module):
     """Projections and `scaled_dot_product_attention`, as most people write it today.
 
-    A mask other than "causal" is built once and kept, as a model would for all its layers.
+    A mask other than "causal" is built once and kept, as a model would do for all its layers.
     """
 
     may_attend: Tensor | None
@@ -164,7 +165,7 @@ class TorchAttention(nn.Module):
         self.register_buffer("hidden", _future(case))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output; the weights, where they were asked for, are dropped."""
+        """The output; weights are computed if requested, and dropped."""
         output: Tensor = self.attention(
             x, x, x, attn_mask=self.hidden, is_causal=True, need_weights=self.need_weights
         )[0]
@@ -200,7 +201,7 @@ class HuggingFaceAttention(nn.Module):
 
     def __init__(self, source: ladder.MultiHeadAttention, case: Case) -> None:
         super().__init__()
-        # Imported by name: the package may be missing, and its types are incomplete.
+        # Imported by name: the package is optional, and its types are incomplete.
         config = import_module("transformers").GPT2Config(
             n_embd=case.d_model,
             n_head=case.heads,
@@ -225,7 +226,7 @@ class HuggingFaceAttention(nn.Module):
 
 
 def _book(source: ladder.MultiHeadAttention, case: Case) -> nn.Module:
-    """Rung 4. Its stored mask is replaced where the case hides more than the future."""
+    """Rung 4. Where the case hides more than the future, its stored mask is replaced."""
     book = ladder.MultiHeadAttention(
         case.d_model, case.d_model, case.tokens, case.dropout, case.heads, qkv_bias=True
     )
@@ -247,7 +248,7 @@ def _x_transformers(source: ladder.MultiHeadAttention, case: Case) -> nn.Module:
 
 
 class _WithMask(nn.Module):
-    """Our module with the case's padding."""
+    """Our module with the padding of the case."""
 
     def __init__(self, attention: MultiHeadAttention, mask: Mask) -> None:
         super().__init__()
@@ -277,101 +278,82 @@ def _ours(source: ladder.MultiHeadAttention, case: Case) -> nn.Module:
 
 
 def _all_heads_at_once(case: Case) -> float:
-    """Scores, masked scores and weights; on CUDA the backward pass holds one more, and dropout."""
+    """Scores, masked scores and weights; one more with dropout, or in a backward pass on CUDA."""
     return 4.5 if case.dropout or (case.training and case.device == "cuda") else 3.5
 
 
-def _head_by_head(case: Case) -> float:
-    return 1.8 if case.training else 3.5 / case.heads
-
-
-def _torch_weights(case: Case) -> float:
-    return _all_heads_at_once(case) if case.training else _torch_fast_path(case)
-
-
-def _torch_no_weights(case: Case) -> float:
-    """In training only its mask as numbers, one for all heads and texts."""
-    return 1 / (case.batch * case.heads) if case.training else _torch_fast_path(case)
-
-
 def _torch_fast_path(case: Case) -> float:
-    """Scores and weights, and the mask as bools; on CUDA once a head, and as numbers, twice."""
-    size = case.element_size()
-    if case.device != "cuda":
-        return 2.1 + 1 / size
-    return 2.1 + (1 + 2 * size) / (size * case.batch)
+    """Scores and weights, and the mask as bool; on CUDA a mask per head, and twice as numbers."""
+    size = case.torch_dtype().itemsize
+    return 2.1 + (1 / size if case.device == "cpu" else (1 + 2 * size) / (size * case.batch))
 
 
-def _sdpa_squares(case: Case) -> float:
-    return 4.5 if case.dropout and case.device == "cpu" else 0.0
-
-
-def _sdpa_masks(case: Case) -> int:
-    return int(case.window is not None or case.padding > 0)
-
-
-def _bool_mask(case: Case) -> int:
-    return 1
-
-
-def _float_mask(case: Case) -> int:
-    return case.element_size()
-
-
-BOOK = Builder("book's class (rung 4)", _book, squares=_all_heads_at_once, masks=_float_mask)
-SDPA = Builder(
-    "separate QKV + SDPA",
-    lambda s, c: SdpaAttention(s, c, fused=False),
-    squares=_sdpa_squares,
-    masks=_sdpa_masks,
+BOOK = Implementation(
+    "book's class (rung 4)",
+    _book,
+    ("fused", "compiled", "dropout"),
+    maps=_all_heads_at_once,
+    mask_bytes=lambda case: case.torch_dtype().itemsize,
 )
-FUSED = Builder("fused QKV + SDPA", lambda s, c: SdpaAttention(s, c, fused=True))
-TORCH = Builder(
-    "nn.MultiheadAttention, no weights",
-    lambda s, c: TorchAttention(s, c, need_weights=False),
-    squares=_torch_no_weights,
-    masks=_bool_mask,
-)
-OURS = Builder("clearhead", _ours, ours=True)
-ALL = (
+CONTESTANTS = (
     BOOK,
-    Builder(
+    Implementation(
         "wrapper of heads (rung 3½)",
         WrapperAttention,
-        squares=_head_by_head,
-        masks=lambda case: case.heads * case.element_size(),
+        maps=lambda case: 1.8 if case.training else 3.5 / case.heads,
+        mask_bytes=lambda case: case.heads * case.torch_dtype().itemsize,
     ),
-    Builder("einsum", EinsumAttention, squares=_all_heads_at_once, masks=_bool_mask),
-    Builder(
+    Implementation("einsum", EinsumAttention, maps=_all_heads_at_once, mask_bytes=lambda case: 1),
+    Implementation(
         "nn.MultiheadAttention, weights",
-        lambda s, c: TorchAttention(s, c, need_weights=True),
-        squares=_torch_weights,
-        masks=_bool_mask,
+        lambda source, case: TorchAttention(source, case, need_weights=True),
+        maps=lambda case: _all_heads_at_once(case) if case.training else _torch_fast_path(case),
+        mask_bytes=lambda case: 1,
     ),
-    TORCH,
-    SDPA,
-    FUSED,
-    Builder("transformers GPT2Attention", HuggingFaceAttention, "transformers"),
-    Builder("x-transformers", _x_transformers, "x_transformers", biases=False),
-    OURS,
+    Implementation(
+        "nn.MultiheadAttention, no weights",
+        lambda source, case: TorchAttention(source, case, need_weights=False),
+        ("fused", "compiled"),
+        # In training only its mask, as numbers, one for all heads and sequences.
+        maps=lambda case: (
+            1 / (case.batch * case.heads) if case.training else _torch_fast_path(case)
+        ),
+        mask_bytes=lambda case: 1,
+    ),
+    Implementation(
+        "separate QKV + SDPA",
+        lambda source, case: SdpaAttention(source, case, fused=False),
+        ("fused", "compiled", "dropout", "window", "padding", "long"),
+        maps=lambda case: 4.5 if case.dropout and case.device == "cpu" else 0.0,
+        mask_bytes=lambda case: int(case.window is not None or case.padding > 0),
+    ),
+    Implementation(
+        "fused QKV + SDPA",
+        lambda source, case: SdpaAttention(source, case, fused=True),
+        ("fused", "compiled"),
+    ),
+    Implementation("transformers GPT2Attention", HuggingFaceAttention, package="transformers"),
+    Implementation("x-transformers", _x_transformers, package="x_transformers", biases=False),
+    Implementation(
+        "clearhead",
+        _ours,
+        ("fused", "compiled", "dropout", "window", "padding", "long", "long dropout"),
+        ours=True,
+    ),
 )
-COMPILED = (BOOK, TORCH, SDPA, FUSED, OURS)
 
 
-def builders_for(case: Case) -> tuple[Builder, ...]:
-    """Who takes part."""
-    if case.section == "fused":
-        return COMPILED if case.compiled else ALL
-    if case.section == "dropout":
-        return (BOOK, SDPA, OURS)
-    if case.section == "long" and case.dropout:
-        return (OURS,)
-    return (SDPA, OURS)
+def contestants_for(case: Case) -> tuple[Implementation, ...]:
+    """The contestants of a case."""
+    section = "compiled" if case.compiled else case.section
+    if section == "long" and case.dropout:
+        section = "long dropout"
+    return tuple(one for one in CONTESTANTS if section in one.sections)
 
 
-def find_builder(name: str) -> Builder:
-    """The builder called `name`."""
-    return next(builder for builder in ALL if builder.name == name)
+def find(name: str) -> Implementation:
+    """The contestant called `name`."""
+    return next(one for one in CONTESTANTS if one.name == name)
 
 
 def _future(case: Case) -> Tensor:
@@ -390,7 +372,7 @@ def _copy(linear: nn.Linear) -> nn.Linear:
 
 
 def _stack(linears: list[nn.Linear]) -> nn.Linear:
-    """One linear layer that gives the outputs of all, one after the other."""
+    """One linear layer that returns the outputs of all of them, concatenated."""
     rows = sum(linear.out_features for linear in linears)
     stacked = nn.Linear(linears[0].in_features, rows).to(linears[0].weight)
     with torch.no_grad():

@@ -1,216 +1,167 @@
-"""The generation benchmark: tokens a second, ours beside Hugging Face's `generate`.
+"""Compare how fast GPT-2 generates text: ours, Hugging Face's `generate`, and without a cache.
 
-Equality first, from the same random weights and prompts, greedily. In float32 and float64 the
-tokens must be those of Hugging Face. In half precision two correct programs part ways at the first
-near tie; there each token must be one that the same model in float32, reading the same text, finds
-best or nearly so, and how many tokens are equal is reported.
+Equality first, with the same random weights and prompts, decoding greedily. In float32 and float64
+the tokens must be those of Hugging Face. In half precision, two correct programs diverge at the
+first near tie; there each token must be one that the same model in float32, reading the same text,
+ranks first or nearly so, and the number of equal tokens is reported.
 
-The floor: at one row every weight is read once for a token, so no program can write more tokens a
-second than the memory's speed divided by the bytes of the weights.
+The limit: at batch 1 every weight is read once per token, so no program can exceed the memory
+bandwidth divided by the bytes of the weights, in tokens per second.
 """
 
-from __future__ import annotations
-
 import copy
-import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from benchmarks import command
+from benchmarks.command import Say, model_size, option, positive, row_as_json, row_line
 from clearhead import timing
 from clearhead.configs import find_config
 from clearhead.gpt2 import decoding, key_names
 from clearhead.gpt2.model import GPT2
 
-_PACKAGES = ("torch", "transformers", "triton", "numpy", "clearhead")
-_HALF = {"bfloat16": 4e-2, "float16": 1e-2}  # how far below the best logit, of the largest one
+# How far below the best logit a token may be, relative to the largest logit.
+_HALF = {"bfloat16": 4e-2, "float16": 1e-2}
 _PROMPT = 32
-OURS = "clearhead"
+OURS, THEIRS = "clearhead", "Hugging Face"
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to measure.
+class Settings(command.Settings):
+    """Settings of the generation benchmark."""
 
-    Args:
-        size: A model's name, such as "gpt2-small". The weights are random.
-        batches: How many texts at a time; each a case of its own.
-        device: "cpu" or "cuda".
-        dtype: "float32" and so on.
-        tokens: How many new tokens a run writes.
-        rounds: Interleaved rounds of each case.
-        prefill: The length of the prompt whose reading is timed, too; 0 = not.
-        compiled: Whether Hugging Face's static cache with torch.compile takes part (CUDA only).
-        seconds: The rounds of one case end after this time.
-        layers: How many layers, if not the model's own number: for a trial.
-    """
+    size: str = model_size()
+    batch: tuple[int, ...] = option((1, 16), "Number of texts at a time.", type=positive)
+    tokens: int = option(32, "New tokens per text.", type=positive)
+    prefill: int = option(1024, "Also time a prompt of this length; 0 = skip it.")
+    compiled: bool = option(True, "Include Hugging Face's static cache with torch.compile (CUDA).")
+    layers: int | None = option(None, "Number of layers, if not that of the size.", type=positive)
 
-    size: str = "gpt2-small"
-    batches: Sequence[int] = (1, 16)
-    device: str = "cpu"
-    dtype: str = "float32"
-    tokens: int = 64
-    rounds: int = 9
-    prefill: int = 1024
-    compiled: bool = True
-    seconds: float = math.inf
-    layers: int | None = None
+    def quick(self) -> Self:
+        """One layer, two tokens."""
+        return replace(self, batch=(1,), tokens=2, prefill=8, layers=1, rounds=1, compiled=False)
+
+    def number_of_cases(self) -> int:
+        """One case per batch size, and the prefill."""
+        return len(self.batch) + bool(self.prefill)
+
+    def check(self) -> None:
+        """Refuse lengths beyond the context of the model."""
+        super().check()
+        longest = find_config(self.size)["context_length"]
+        if max(_PROMPT + self.tokens, self.prefill) > longest:
+            raise ValueError(
+                f"--tokens, --prefill: a prompt of {_PROMPT} and {self.tokens} new tokens, or a "
+                f"prefill of {self.prefill}, exceed the context of {longest}."
+            )
 
 
-def measure(
-    settings: Settings,
-    *,
-    say: Callable[[str, int], Callable[[], None]] = lambda *_: timing.nothing,
-) -> dict[str, Any]:
-    """Run the benchmark; everything found, as plain data.
-
-    Args:
-        settings: What and how.
-        say: Told a title and a number of rounds; gives what to call after each round.
-    """
+def measure(settings: Settings, say: Say) -> dict[str, Any]:
+    """Run the benchmark; everything that was measured, as plain data."""
     config = find_config(settings.size)
     config["num_layers"] = settings.layers or config["num_layers"]
-    longest = config["context_length"]
-    if _PROMPT + settings.tokens > longest or settings.prefill > longest:
-        raise ValueError(
-            f"tokens: a prompt of {_PROMPT} and {settings.tokens} new tokens, or a prefill of "
-            f"{settings.prefill}, do not fit into the context of {longest}."
-        )
     torch.manual_seed(0)
-    ours = GPT2(config).to(settings.device, getattr(torch, settings.dtype)).eval()
-    _liven(ours)
-    theirs = _hugging_face(ours)
+    ours = GPT2(config).to(settings.device, settings.torch_dtype()).eval()
+    _strengthen(ours)
+    theirs = hugging_face(ours)
     per_second = bandwidth(settings.device)
-    bytes_a_token = weight_bytes(ours)
-    found: dict[str, Any] = {
-        "schema": timing.SCHEMA,
-        "benchmark": "generate",
-        **timing.environment(_PACKAGES),
-        "threads": torch.get_num_threads(),
+    weights = weight_bytes(ours)
+    found = command.header("generate", settings) | {
         "model": settings.size,
-        "dtype": settings.dtype,
-        "device": settings.device,
         "prompt": _PROMPT,
         "tokens": settings.tokens,
         "floor": {
-            "bytes_of_weights": bytes_a_token,
+            "bytes_of_weights": weights,
             "bytes_per_second": round(per_second),
-            "tokens_per_second_batch_1": round(per_second / bytes_a_token, 1),
+            "tokens_per_second_batch_1": round(per_second / weights, 1),
         },
         "cases": [],
     }
-    if settings.device == "cuda":
-        found["gpu"] = torch.cuda.get_device_name()
-    for batch in settings.batches:
-        tick = say(f"batch {batch}, {settings.tokens} tokens", settings.rounds)
-        found["cases"].append(_decode(settings, ours, theirs, batch, tick))
+    for batch in settings.batch:
+        say(f"batch {batch}, {settings.tokens} new tokens")
+        found["cases"].append(_decode(settings, ours, theirs, batch))
     if settings.prefill:
-        tick = say(f"prefill of {settings.prefill}", settings.rounds)
-        found["prefill"] = _prefill(settings, ours, theirs, tick)
+        say(f"prefill of {settings.prefill:,} tokens")
+        found["prefill"] = _prefill(settings, ours, theirs)
     return found
 
 
-def draw(found: dict[str, Any]) -> list[str]:
-    """The result as lines of text."""
-    floor = found["floor"]
-    lines = [
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """The results as text."""
+    limit = found["floor"]
+    yield (
         f"{found['model']}, {found['dtype']}, {found['device']}: a prompt of {found['prompt']}, "
-        f"{found['tokens']} new tokens",
-        f"floor at batch 1: {floor['tokens_per_second_batch_1']:,.0f} tokens/s "
-        f"({floor['bytes_of_weights'] / 1e6:,.0f} MB of weights at "
-        f"{floor['bytes_per_second'] / 1e9:,.1f} GB/s)",
-    ]
+        f"{found['tokens']} new tokens"
+    )
+    yield (
+        f"limit at batch 1: {limit['tokens_per_second_batch_1']:,.0f} tokens per second "
+        f"({limit['bytes_of_weights'] / 1e6:,.0f} MB of weights at "
+        f"{limit['bytes_per_second'] / 1e9:,.1f} GB/s)"
+    )
     for case in found["cases"]:
-        lines.append(f"batch {case['batch']}")
+        yield f"batch {case['batch']}"
         for row in case["rows"]:
-            lines.append(_line(row, lambda row: f"{row['tokens_per_second']:12,.0f} tokens/s"))
+            yield row_line(row, f"{row.get('tokens_per_second', 0):,.0f} tokens/s")
     if "prefill" in found:
-        lines.append(f"prefill of {found['prefill']['tokens']:,} tokens")
-        for row in found["prefill"]["rows"]:
-            lines.append(_line(row, lambda row: f"{row['median_ms']:12,.1f} ms"))
-    return lines
+        yield f"prefill of {found['prefill']['tokens']:,} tokens"
+        yield from map(row_line, found["prefill"]["rows"])
 
 
-def _line(row: dict[str, Any], value: Callable[[dict[str, Any]], str]) -> str:
-    if row["status"] != "timed":
-        return f"  {row['name']:32} {row.get('note', row['status'])}"
-    ratio, beside = row["ratio_to_ours"], ""
-    if ratio is not None:
-        low, high = ratio["interval_95"]
-        beside = f"   {ratio['median']:.2f} [{low:.2f}, {high:.2f}] x our time"
-    return f"  {row['name']:32} {value(row)}{beside}"
-
-
-def _decode(
-    settings: Settings, ours: GPT2, theirs: Any, batch: int, tick: Callable[[], None]
-) -> dict[str, Any]:
-    """All contestants at one batch size, in turns."""
+def _prompt(model: GPT2, batch: int, tokens: int, settings: Settings) -> Tensor:
     generator = torch.Generator().manual_seed(batch)
-    ids = torch.randint(ours.config["vocab_size"], (batch, _PROMPT), generator=generator)
-    ids = ids.to(settings.device)
-    new = settings.tokens
+    ids = torch.randint(model.config["vocab_size"], (batch, tokens), generator=generator)
+    return ids.to(settings.device)
+
+
+def _decode(settings: Settings, ours: GPT2, theirs: Any, batch: int) -> dict[str, Any]:
+    """All contestants at one batch size."""
+    ids, new = _prompt(ours, batch, _PROMPT, settings), settings.tokens
     runs: dict[str, Callable[[], Tensor]] = {
         OURS: lambda: ours.generate(ids, new),
-        "Hugging Face": lambda: _hf_generate(theirs, ids, new),
+        THEIRS: lambda: _their_generate(theirs, ids, new),
         "no cache": lambda: ours.generate(ids, new, cache=False),
     }
     if settings.device == "cuda" and settings.compiled and theirs is not None:
-        runs["Hugging Face, static + compile"] = lambda: _hf_generate(theirs, ids, new, "static")
-    expected = ours.generate(ids, new, cache=False) if theirs is None else runs["Hugging Face"]()
+        runs[f"{THEIRS}, static + compile"] = lambda: _their_generate(theirs, ids, new, "static")
+    expected = runs["no cache" if theirs is None else THEIRS]()
     written: dict[str, Tensor] = {}
 
-    def gap(name: str) -> Callable[[], float | str]:
-        def compare() -> float | str:
-            written[name] = runs[name]()
-            if settings.dtype in _HALF:
-                return _regret(ours, written[name])
-            equal = _equal(written[name], expected)
-            total = batch * new
-            return 0.0 if equal == total else f"{equal} of {total} tokens are equal"
-
-        return compare
+    def gap(name: str) -> float | str:
+        written[name] = runs[name]()
+        if settings.dtype in _HALF:
+            return _regret(ours, written[name])
+        equal, total = equal_tokens(written[name], expected), batch * new
+        return 0.0 if equal == total else f"{equal} of {total} tokens are equal"
 
     contestants = [
-        timing.Contestant(name, run, gap(name), ours=name == OURS)
-        if theirs is not None or "Hugging" not in name
+        timing.Contestant(name, run, partial(gap, name), ours=name == OURS)
+        if theirs is not None or name != THEIRS
         else timing.Contestant(name, None, note="transformers is not installed")
         for name, run in runs.items()
     ]
-    rows = timing.race(
-        contestants,
-        tolerance=_HALF.get(settings.dtype, 0.0),
-        rounds=settings.rounds,
-        seconds=settings.seconds,
-        synchronize=torch.cuda.synchronize if settings.device == "cuda" else timing.nothing,
-        tick=tick,
-    )
     title = f"{settings.size}, {settings.dtype}, batch {batch}, {new} new tokens"
     case: dict[str, Any] = {"title": title, "batch": batch, "new_tokens": new, "rows": []}
-    for row in rows:
-        line = row.as_json()
+    for row in settings.race(contestants, _HALF.get(settings.dtype, 0.0)):
+        line = row_as_json(row)
         if row.status == "timed":
             line["tokens_per_second"] = round(batch * new / row.median, 1)
         if row.name in written and theirs is not None:
-            line["tokens_equal_to_hugging_face"] = [
-                _equal(written[row.name], expected),
-                batch * new,
-            ]
+            equal = equal_tokens(written[row.name], expected)
+            line["tokens_equal_to_hugging_face"] = [equal, batch * new]
         case["rows"].append(line)
     return case
 
 
-def _prefill(
-    settings: Settings, ours: GPT2, theirs: Any, tick: Callable[[], None]
-) -> dict[str, Any]:
-    """Reading a long prompt: the caches filled, the logits of what follows it."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(ours.config["vocab_size"], (1, settings.prefill), generator=generator)
-    ids = ids.to(settings.device)
+def _prefill(settings: Settings, ours: GPT2, theirs: Any) -> dict[str, Any]:
+    """Reading a long prompt: fill the caches, compute the logits of the next token."""
+    ids = _prompt(ours, 1, settings.prefill, settings)
 
     def read() -> Tensor:
         return decoding.choose(ours, 1, settings.prefill).prefill(ids, None)
@@ -221,37 +172,30 @@ def _prefill(
         return logits
 
     expected = read().double()
-    tolerance = {"float64": 1e-9, "float32": 1e-4}.get(settings.dtype, 6e-2)
     contestants = [
         timing.Contestant(OURS, read, ours=True),
         timing.Contestant(
-            "Hugging Face",
+            THEIRS,
             None if theirs is None else read_theirs,
             lambda: float((read_theirs() - expected).abs().max() / expected.abs().max()),
             note="" if theirs is not None else "transformers is not installed",
         ),
     ]
-    rows = timing.race(
-        contestants,
-        tolerance=tolerance,
-        rounds=settings.rounds,
-        seconds=settings.seconds,
-        synchronize=torch.cuda.synchronize if settings.device == "cuda" else timing.nothing,
-        tick=tick,
-    )
-    return {"tokens": settings.prefill, "rows": [row.as_json() for row in rows]}
+    tolerance = {"float64": 1e-9, "float32": 1e-4}.get(settings.dtype, 6e-2)
+    rows = settings.race(contestants, tolerance)
+    return {"tokens": settings.prefill, "rows": [row_as_json(row) for row in rows]}
 
 
 @torch.no_grad()
-def _liven(model: GPT2) -> None:
-    """Make the random blocks matter, or the model would repeat one token and all would agree."""
+def _strengthen(model: GPT2) -> None:
+    """Scale up the random blocks; otherwise the model repeats one token and all agree."""
     for block in model.blocks:
         for parameter in block.parameters():
             if parameter.ndim == 2:
                 parameter.mul_(4.0)
 
 
-def _hugging_face(ours: GPT2) -> Any:
+def hugging_face(ours: GPT2) -> Any:
     """The same model in transformers, with a copy of the weights; None without transformers."""
     try:
         import transformers
@@ -265,7 +209,7 @@ def _hugging_face(ours: GPT2) -> Any:
         n_head=sizes["num_heads"],
         n_layer=sizes["num_layers"],
     )
-    theirs: Any = transformers.GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]  # theirs
+    theirs: Any = transformers.GPT2LMHeadModel(config)
     own = ours.state_dict()
     state = {}
     for name in key_names.table("hf", own):
@@ -276,7 +220,7 @@ def _hugging_face(ours: GPT2) -> Any:
     return theirs.eval().to(ours.embedding.token.weight)  # its device and dtype
 
 
-def _hf_generate(theirs: Any, ids: Tensor, new: int, cache: str | None = None) -> Tensor:
+def _their_generate(theirs: Any, ids: Tensor, new: int, cache: str | None = None) -> Tensor:
     """Exactly `new` tokens, greedily."""
     found: Tensor = theirs.generate(
         ids,
@@ -290,10 +234,10 @@ def _hf_generate(theirs: Any, ids: Tensor, new: int, cache: str | None = None) -
     return found
 
 
-def _equal(one: Tensor, other: Tensor) -> int:
-    """How many new tokens are equal, of all rows; after the first other one a row counts no more.
+def equal_tokens(one: Tensor, other: Tensor) -> int:
+    """The number of equal new tokens; a text counts up to its first difference.
 
-    >>> _equal(torch.tensor([[0] * 32 + [1, 2, 3]]), torch.tensor([[0] * 32 + [1, 5, 3]]))
+    >>> equal_tokens(torch.tensor([[0] * 32 + [1, 2, 3]]), torch.tensor([[0] * 32 + [1, 5, 3]]))
     1
     """
     same = (one[:, _PROMPT:] == other[:, _PROMPT:]).long()
@@ -302,9 +246,9 @@ def _equal(one: Tensor, other: Tensor) -> int:
 
 @torch.inference_mode()
 def _regret(ours: GPT2, written: Tensor) -> float:
-    """How far a chosen token's logit is below the best, at worst, of the largest logit.
+    """How far a token's logit is below the best one, at worst, relative to the largest logit.
 
-    Judged by the same model in float32, which reads the same text.
+    Computed by the same model in float32, reading the same text.
     """
     exact = copy.deepcopy(ours).float()
     worst = 0.0
@@ -317,7 +261,7 @@ def _regret(ours: GPT2, written: Tensor) -> float:
 
 
 def weight_bytes(model: GPT2) -> int:
-    """The bytes of weights that one token needs: all but the tables of which it takes a row."""
+    """Bytes of the weights read per token: all but the tables from which it reads one row."""
     sizes = {name: p.numel() * p.element_size() for name, p in model.named_parameters()}
     sizes.pop("embedding.position.weight", None)
     if model.out_head is not None:
@@ -326,7 +270,7 @@ def weight_bytes(model: GPT2) -> int:
 
 
 def bandwidth(device: str, *, runs: int = 7) -> float:
-    """Bytes a second that the memory gives: the better of a long sum and, on CUDA, a long copy."""
+    """Memory bandwidth in bytes per second: the better of a long sum and, on CUDA, a long copy."""
     count = 2**31 // 4 if device == "cuda" else 2**29 // 4
     numbers = torch.ones(count, device=device)
 
@@ -342,6 +286,12 @@ def bandwidth(device: str, *, runs: int = 7) -> float:
 
     found = 4 * count / fastest(numbers.sum)
     if device == "cuda":
-        room = torch.empty_like(numbers)
-        found = max(found, 8 * count / fastest(lambda: room.copy_(numbers)))
+        target = torch.empty_like(numbers)
+        found = max(found, 8 * count / fastest(lambda: target.copy_(numbers)))
     return found
+
+
+main = partial(command.main, "generate", Settings, measure, lines, __doc__, "--batch 1 --tokens 32")
+
+if __name__ == "__main__":
+    main()

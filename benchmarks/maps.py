@@ -1,162 +1,130 @@
-"""The maps benchmark: the statistics of a whole map beside PyTorch's own forward pass.
+"""Compare the statistics of a whole attention map with PyTorch's own forward pass.
 
-Equality first: entropy, received and thumbnail are compared with float64 on sampled rows, keys and
-one cell of one head. Then the contestants take turns: the fused causal forward pass on the same q,
-k and v (on CUDA by cuDNN and by flash), and the summary (entropy + received + thumbnail + previous)
-with the log-sum-exp given by a forward pass, and with it computed inside.
+The contestants are the fused causal forward pass on the same q, k and v (on CUDA by cuDNN and by
+flash), and the summary (entropy, received, thumbnail and previous, in one pass) with the
+log-sum-exp given, as a forward pass gives it, and computed inside. Equality first: entropy,
+received and thumbnail are compared with float64 on sampled rows, keys and one cell of one head.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks import command
+from benchmarks.command import Say, option, positive, row_as_json
 from clearhead import timing
-from clearhead.kernels import attend_with_lse
 from clearhead.maps import AttentionMap, Summary
 from clearhead.masks import Mask
 
-_PACKAGES = ("torch", "triton", "numpy", "clearhead")
 _TOLERANCE = 1e-4  # of the largest value of a statistic
-_LONG_ON_CPU, _LONG_ON_CUDA = 8_192, 524_288  # tokens from which a run takes a second
+_LONG = {"cpu": 8_192, "cuda": 524_288}  # tokens from which a run takes a second
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to measure.
+class Settings(command.Settings):
+    """Settings of the maps benchmark."""
 
-    Args:
-        tokens: The lengths.
-        heads: How many heads.
-        head_dim: Their width.
-        device: "cpu" or "cuda".
-        dtype: "float32" and so on.
-        rounds: Interleaved rounds at each length.
-        dense: Whether to build the weights, too, at growing lengths, until memory runs out.
-        seconds: The rounds of one length end after this time.
-    """
+    tokens: tuple[int, ...] = option((16_384,), "Sequence lengths.", type=positive)
+    heads: int = option(12, "Number of heads.", type=positive)
+    head_dim: int = option(64, "Width of a head.", type=positive)
+    dense: bool = option(False, "Find the length at which dense weights do not fit (CUDA only).")
 
-    tokens: Sequence[int]
-    heads: int = 12
-    head_dim: int = 64
-    device: str = "cpu"
-    dtype: str = "float32"
-    rounds: int = 9
-    dense: bool = False
-    seconds: float = math.inf
+    def quick(self) -> Self:
+        """One tiny map."""
+        return replace(self, tokens=(48,), heads=3, head_dim=8, rounds=1, dense=False)
 
+    def number_of_cases(self) -> int:
+        """One case per length."""
+        return len(self.tokens)
 
-def summarise(m: AttentionMap) -> Summary:
-    """What the benchmark asks of a map."""
-    cells = min(256, m.shape[2])
-    return m.summary(entropy=True, received=True, thumbnail=(cells, cells), previous=True)
+    def check(self) -> None:
+        """Dense weights on the CPU would only make it swap."""
+        super().check()
+        if self.dense and self.device != "cuda":
+            raise ValueError("--dense: needs --device cuda; the CPU would swap.")
 
 
-def measure(
-    settings: Settings,
-    *,
-    say: Callable[[str, int], Callable[[], None]] = lambda *_: timing.nothing,
-) -> dict[str, Any]:
-    """Run the benchmark; everything found, as plain data.
-
-    Args:
-        settings: What and how.
-        say: Told a title and a number of rounds; gives what to call after each round.
-    """
-    found: dict[str, Any] = {
-        "schema": timing.SCHEMA,
-        "benchmark": "maps",
-        **timing.environment(_PACKAGES),
-        "threads": torch.get_num_threads(),
-        "heads": settings.heads,
-        "head_dim": settings.head_dim,
-        "dtype": settings.dtype,
-        "device": settings.device,
-        "cases": [],
-    }
-    if settings.device == "cuda":
-        found["gpu"] = torch.cuda.get_device_name()
+def measure(settings: Settings, say: Say) -> dict[str, Any]:
+    """Run the benchmark; everything that was measured, as plain data."""
+    found = command.header("maps", settings)
+    found |= {"heads": settings.heads, "head_dim": settings.head_dim, "cases": []}
     for tokens in settings.tokens:
-        tick = say(f"{tokens:,} tokens", settings.rounds)
-        found["cases"].append(_compare(settings, tokens, tick))
+        say(f"{tokens:,} tokens")
+        found["cases"].append(_compare(settings, tokens))
     if settings.dense:
         found["dense_weights"] = _dense(settings)
     return found
 
 
-def _compare(settings: Settings, tokens: int, tick: Callable[[], None]) -> dict[str, Any]:
-    """All contestants at one length, in turns."""
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """The results as text."""
+    for case in found["cases"]:
+        yield (
+            f"{case['tokens']:,} tokens, {found['heads']} heads x {found['head_dim']}, "
+            f"{found['dtype']}, {found['device']}"
+        )
+        for row in case["rows"]:
+            yield command.row_line(row, base="the forward pass")
+
+
+def _summary(m: AttentionMap) -> Summary:
+    cells = min(256, m.shape[2])
+    return m.summary(entropy=True, received=True, thumbnail=(cells, cells), previous=True)
+
+
+def _compare(settings: Settings, tokens: int) -> dict[str, Any]:
+    """All contestants at one length."""
     torch.manual_seed(0)
     shape = (1, settings.heads, tokens, settings.head_dim)
-    dtype = getattr(torch, settings.dtype)
-    q, k, v = (torch.randn(shape, device=settings.device, dtype=dtype) for _ in range(3))
+    options = {"device": settings.device, "dtype": settings.torch_dtype()}
+    q, k, v = (torch.randn(shape, **options) for _ in range(3))  # type: ignore[call-overload]
     causal = Mask.causal()
-    lse = _given_lse(q, k, v)
+    lse = AttentionMap(q, k, causal).lse
 
-    def forward(backend: SDPBackend | None) -> Callable[[], Tensor]:
+    def forward(*backends: SDPBackend) -> Callable[[], Tensor]:
         def run() -> Tensor:
-            if backend is None:
-                return scaled_dot_product_attention(q, k, v, is_causal=True)
-            with sdpa_kernel(backend):
+            with sdpa_kernel(list(backends)):
                 return scaled_dot_product_attention(q, k, v, is_causal=True)
 
         return run
 
-    on_gpu = settings.device == "cuda"
+    def given() -> Summary:
+        return _summary(AttentionMap(q, k, causal, lse=lse))
+
+    def inside() -> Summary:
+        return _summary(AttentionMap(q, k, causal))
+
+    cuda = settings.device == "cuda"
+    forwards = {"forward, SDPA": forward(SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)}
+    if cuda:
+        forwards = {
+            "forward, cuDNN": forward(SDPBackend.CUDNN_ATTENTION),
+            "forward, flash": forward(SDPBackend.FLASH_ATTENTION),
+        }
+    base = next(iter(forwards))  # what the others are compared with
     contestants = [
-        timing.Contestant(
-            "forward, cuDNN" if on_gpu else "forward, SDPA",
-            forward(SDPBackend.CUDNN_ATTENTION if on_gpu else None),
-            ours=True,  # what the others are compared with
-        ),
-        timing.Contestant(
-            "summary, log-sum-exp given",
-            lambda: summarise(AttentionMap(q, k, causal, lse=lse)),
-            lambda: _gap(q, k, summarise(AttentionMap(q, k, causal, lse=lse))),
-        ),
-        timing.Contestant(
-            "summary, log-sum-exp inside",
-            lambda: summarise(AttentionMap(q, k, causal)),
-            lambda: _gap(q, k, summarise(AttentionMap(q, k, causal))),
-        ),
+        *(timing.Contestant(name, run, ours=name == base) for name, run in forwards.items()),
+        timing.Contestant("summary, log-sum-exp given", given, lambda: _gap(q, k, given())),
+        timing.Contestant("summary, log-sum-exp inside", inside, lambda: _gap(q, k, inside())),
     ]
-    if on_gpu:
-        contestants.insert(
-            1, timing.Contestant("forward, flash", forward(SDPBackend.FLASH_ATTENTION))
-        )
-    rows = timing.race(
-        contestants,
-        tolerance=_TOLERANCE,
-        rounds=settings.rounds,
-        seconds=settings.seconds,
-        warm_ups=1 if tokens >= (_LONG_ON_CUDA if on_gpu else _LONG_ON_CPU) else 3,
-        synchronize=torch.cuda.synchronize if on_gpu else timing.nothing,
-        tick=tick,
-    )
-    case: dict[str, Any] = {"tokens": tokens, "rows": [row.as_json() for row in rows]}
-    if on_gpu:
+    warm_ups = 1 if tokens >= _LONG[settings.device] else 3
+    rows = settings.race(contestants, _TOLERANCE, warm_ups=warm_ups)
+    case: dict[str, Any] = {"tokens": tokens, "rows": [row_as_json(row) for row in rows]}
+    if cuda:
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-        summarise(AttentionMap(q, k, causal, lse=lse))
+        given()
         case["peak_gib"] = {
             "in_all": torch.cuda.max_memory_allocated() / 2**30,
             "of_it_q_k_v_and_log_sum_exp": held / 2**30,
         }
     return case
-
-
-def _given_lse(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The log-sum-exp as a fused forward pass gives it."""
-    if q.device.type == "cuda":
-        found: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[1]
-        return found.float()
-    lse = attend_with_lse(q, k, v, Mask.causal())[1]
-    return AttentionMap(q, k, Mask.causal()).lse if lse is None else lse
 
 
 def _gap(q: Tensor, k: Tensor, found: Summary) -> float:
@@ -165,16 +133,16 @@ def _gap(q: Tensor, k: Tensor, found: Summary) -> float:
     head, scale = heads // 2, head_dim**-0.5
     generator = torch.Generator().manual_seed(0)
     sample = torch.randint(tokens, (16,), generator=generator).to(q.device)
-    everything = torch.arange(tokens, device=q.device)
-    slabs = torch.split(everything, max(1, (2**28 if q.is_cuda else 2**24) // tokens))
+    positions = torch.arange(tokens, device=q.device)
+    slabs = torch.split(positions, max(1, (2**28 if q.is_cuda else 2**24) // tokens))
 
     def scores(rows: Tensor, cols: Tensor) -> Tensor:
         product = q[0, head, rows].double() @ k[0, head, cols].double().T * scale
         hidden: Tensor = product.masked_fill(cols > rows[:, None], -torch.inf)
         return hidden
 
-    lse = torch.cat([scores(rows, everything).logsumexp(-1) for rows in slabs])
-    weights = (scores(sample, everything) - lse[sample, None]).exp()
+    lse = torch.cat([scores(rows, positions).logsumexp(-1) for rows in slabs])
+    weights = (scores(sample, positions) - lse[sample, None]).exp()
     received = torch.zeros(len(sample), dtype=torch.float64, device=q.device)
     for rows in slabs:
         received += (scores(rows, sample) - lse[rows, None]).exp().sum(0)
@@ -183,8 +151,8 @@ def _gap(q: Tensor, k: Tensor, found: Summary) -> float:
     assert found.thumbnail is not None
     cells = found.thumbnail.shape[2]
     row, col = cells * 3 // 4, cells // 3
-    inside_rows = everything[everything * cells // tokens == row]
-    inside_cols = everything[everything * cells // tokens == col]
+    inside_rows = positions[positions * cells // tokens == row]
+    inside_cols = positions[positions * cells // tokens == col]
     cell = (scores(inside_rows, inside_cols) - lse[inside_rows, None]).exp().sum()
     pairs = [
         (found.entropy[0, head, sample], torch.special.entr(weights).sum(-1)),
@@ -202,9 +170,8 @@ def _dense(settings: Settings) -> list[dict[str, Any]]:
     for tokens in (16_384, 32_768, 49_152, 65_536, 98_304):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        shape = (1, settings.heads, tokens, settings.head_dim)
         try:
-            _build_dense(shape, settings)
+            _build_dense((1, settings.heads, tokens, settings.head_dim), settings.torch_dtype())
             fits = True
         except torch.OutOfMemoryError:
             fits = False
@@ -213,9 +180,14 @@ def _dense(settings: Settings) -> list[dict[str, Any]]:
     return found
 
 
-def _build_dense(shape: tuple[int, ...], settings: Settings) -> None:
-    dtype = getattr(torch, settings.dtype)
+def _build_dense(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     q, k = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
     hidden = torch.ones(shape[2], shape[2], device="cuda", dtype=torch.bool).triu_(1)
     scores = (q @ k.mT * shape[3] ** -0.5).masked_fill_(hidden, -torch.inf)
     scores.softmax(-1, dtype=torch.float32).to(dtype).sum()
+
+
+main = partial(command.main, "maps", Settings, measure, lines, __doc__, "--tokens 4096 16384")
+
+if __name__ == "__main__":
+    main()

@@ -1,113 +1,114 @@
-"""How much memory one run needs on top of weights, buffers and input: peak extra memory.
+"""Memory: which contestants fit, and how much one run needs on top of weights, masks and input.
 
-On the CPU a contestant is alone in a process of its own. It runs once to load libraries and start
-threads; then Linux is asked to forget the process's highest resident size (write 5 to
-/proc/self/clear_refs), it runs again, and the highest size since (VmHWM) minus the size before is
-the answer. That counts everything, also scratch space that torch's own allocator never sees.
-MALLOC_MMAP_THRESHOLD_ makes the C library give freed tensors back at once; otherwise a second run
-hides in what the first one left. With it, the figure agrees with the sum of torch's own
-allocations to a tenth of a MiB (2,048 tokens: 30.0 and 30.0 for ours, 597.9 and 598.0 for rung 4).
-A system without /proc/self/clear_refs gets no figure.
+On the CPU a contestant is measured in a process of its own. It runs once to load libraries and
+start threads. Then Linux is told to reset the peak of the resident size (write 5 to
+/proc/self/clear_refs), the contestant runs again, and the peak since then (VmHWM) minus the size
+before is the result. That includes scratch memory that torch's allocator does not count.
+MALLOC_MMAP_THRESHOLD_ makes the C library return freed tensors at once; otherwise the second run
+reuses what the first one freed. The result agrees with the sum of torch's own allocations to 0.1
+MiB. Systems without /proc/self/clear_refs get no figure.
 
-Those processes are copies (`os.fork`) of one that has imported everything and computed nothing, so
-that each starts fresh without importing torch again.
-
-On CUDA it is `torch.cuda.max_memory_allocated`, which counts tensors only.
+These processes come from a fork server that has imported everything and computed nothing, so that
+torch is imported only once. On CUDA the figure is `torch.cuda.max_memory_allocated`.
 """
 
-import json
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
-import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
-from benchmarks.cases import Case, make_input
-from benchmarks.contestants import find_builder
-from benchmarks.gates import make_run
+from benchmarks.cases import Case, make_input, make_run
+from benchmarks.contestants import Implementation, find
 
-_FORGET_PEAK = Path("/proc/self/clear_refs")
-_STATUS = Path("/proc/self/status")
-_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+CPU_MIB = 4096.0  # the most a contestant may use on the CPU: beyond it, it is slow anyway
+SHARE = 0.9  # of the memory that is free
+_MEMINFO = Path("/proc/meminfo")
+_RESET_PEAK = Path("/proc/self/clear_refs")
 
 
 def method(device: str) -> str:
-    """How it is measured here, in words for the JSON."""
+    """How peak memory is measured, for the results file."""
     if device == "cuda":
         return "torch.cuda.max_memory_allocated over what was allocated before the second run"
-    if _FORGET_PEAK.exists():
-        return "VmHWM over VmRSS in a second run, alone in a process of its own"
-    return "not measured: needs /proc/self/clear_refs, which is Linux"
+    if _RESET_PEAK.exists():
+        return "VmHWM over VmRSS in a second run, in a process of its own"
+    return "not measured: needs /proc/self/clear_refs (Linux)"
 
 
-class Meter:
-    """Measures contestants one after the other; use it in a `with` block.
+def free_mib(device: str, meminfo: Path = _MEMINFO) -> float:
+    """How many MiB the contestants of a case may use."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        return float(SHARE * torch.cuda.mem_get_info()[0] / 2**20)
+    lines = meminfo.read_text(encoding="ascii").splitlines() if meminfo.exists() else []
+    available = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return min(CPU_MIB, SHARE * available[0] / 1024) if available else CPU_MIB
 
-    On the CPU the process that is copied starts with the first question.
+
+class Budget:
+    """The memory that the contestants of a case share: all keep their masks, one runs at a time.
+
+    Args:
+        case: The case.
+        free: The MiB that are free; None = ask the system.
     """
 
-    def __init__(self) -> None:
-        self._helper: subprocess.Popen[str] | None = None
+    def __init__(self, case: Case, free: float | None = None) -> None:
+        self._case = case
+        self._free = free_mib(case.device) if free is None else free
+        self._stored = self._peak = 0.0
 
-    def __enter__(self) -> "Meter":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._helper is not None:
-            os.killpg(self._helper.pid, signal.SIGTERM)  # itself, and a copy that still runs
-            self._helper.communicate()
-
-    def peak_extra_mib(
-        self, case: Case, name: str, run: Callable[[], object] | None = None
-    ) -> float | None:
-        """The peak extra memory of the contestant called `name`; None where not measurable.
-
-        Args:
-            case: What it computes.
-            name: Its builder's name.
-            run: One run, which CUDA measures in this process; built anew if None.
-        """
-        if case.device == "cuda":
-            return _cuda_peak(_prepare(case, name) if run is None else run)
-        if not _FORGET_PEAK.exists():
-            return None
-        if self._helper is None:
-            self._helper = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.memory"],
-                env={**os.environ, **_ENVIRONMENT},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,  # Ctrl-C is for us; it ends when we leave the block
+    def refuse(self, contestant: Implementation) -> str:
+        """Why the contestant does not fit; "" if it does, and then its share is reserved."""
+        stored, peak = contestant.stored_mib(self._case), contestant.running_mib(self._case)
+        left = max(0.0, self._free - self._stored)
+        if stored + max(peak, self._peak) > left:
+            return (
+                f"would need about {(stored + peak) / 1024:,.1f} GiB; "
+                f"{left / 1024:,.1f} of {self._free / 1024:,.1f} GiB are left"
             )
-        assert self._helper.stdin is not None
-        assert self._helper.stdout is not None
-        try:
-            self._helper.stdin.write(json.dumps([case.as_json(), name]) + "\n")
-            self._helper.stdin.flush()
-            line = self._helper.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:  # the next question starts another one
-            self._helper = None
-        found = json.loads(line) if line else {"error": "the measuring process ended"}
-        if "error" in found:
-            raise RuntimeError(f"measuring the memory of {name!r} failed:\n{found['error']}")
-        return float(found["mib"])
+        self._stored += stored
+        self._peak = max(self._peak, peak)
+        return ""
 
 
-def _prepare(case: Case, name: str) -> Callable[[], object]:
-    return make_run(find_builder(name).module(case), *make_input(case), case)
+def peak_extra_mib(case: Case, name: str, run: Callable[[], object]) -> float | None:
+    """The peak extra memory of one run; None where it cannot be measured.
+
+    Args:
+        case: The case.
+        name: The contestant's name.
+        run: One run; used on CUDA, where the measurement is made in this process.
+    """
+    if case.device == "cuda":
+        return _cuda_peak(run)
+    if not _RESET_PEAK.exists():
+        return None
+    with ProcessPoolExecutor(1, mp_context=_fork_server()) as pool:
+        return pool.submit(_linux_peak, case, name).result()
+
+
+@cache
+def _fork_server() -> ForkServerContext:
+    """The fork server, started. It is the parent of all processes that are measured."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.memory"])
+    name = "MALLOC_MMAP_THRESHOLD_"
+    before = os.environ.get(name)
+    os.environ[name] = "65536"  # read once, when the server starts
+    try:
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            pool.submit(int).result()
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+    return context
 
 
 def _cuda_peak(run: Callable[[], object]) -> float:
@@ -120,9 +121,10 @@ def _cuda_peak(run: Callable[[], object]) -> float:
     return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
 
 
-def _linux_peak(run: Callable[[], object]) -> float:
+def _linux_peak(case: Case, name: str) -> float:
+    run = make_run(find(name).module(case), *make_input(case), case)
     run()
-    _FORGET_PEAK.write_text("5")
+    _RESET_PEAK.write_text("5")
     before = _status("VmRSS")
     run()
     return round((_status("VmHWM") - before) / 1024, 1)
@@ -130,32 +132,5 @@ def _linux_peak(run: Callable[[], object]) -> float:
 
 def _status(name: str) -> int:
     """One entry of /proc/self/status, in KiB."""
-    lines = _STATUS.read_text().splitlines()
+    lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
-
-
-def _answer(line: str) -> dict[str, float | str]:
-    case, name = json.loads(line)
-    try:
-        return {"mib": _linux_peak(_prepare(Case(**case), name))}
-    except Exception:  # whatever it was, the asking process tells it
-        return {"error": traceback.format_exc()}
-
-
-def _serve() -> None:
-    """One question per line; each is answered by a copy of this process."""
-    answers = os.dup(1)
-    os.dup2(2, 1)  # what a contestant prints is no answer
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            os.write(answers, (json.dumps(_answer(line)) + "\n").encode())
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status:  # killed, so it could not say so itself
-            words = f"its process ended with status {status}: out of memory?"
-            os.write(answers, (json.dumps({"error": words}) + "\n").encode())
-
-
-if __name__ == "__main__":
-    _serve()

@@ -1,8 +1,8 @@
-"""Write the pages that are made from other files: ladder, speed with its charts, the notebook.
+"""Write the pages that are generated: ladder, speed with its charts, the notebook of the tour.
 
     python docs/generate.py
 
-`tests/test_site.py` runs it into another folder and compares, so that no page falls behind.
+`tests/test_site.py` compares its output with the files, so that no page becomes outdated.
 """
 
 import ast
@@ -13,9 +13,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import charts, page
-
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # `benchmarks` is not installed
+
+from benchmarks import charts, speed_page  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results"
 RUNGS = [
     "simplified_attention",
     "SelfAttention",
@@ -24,7 +27,7 @@ RUNGS = [
     "MultiHeadAttention",
     "EncoderAttention",
 ]
-# What each rung is compared with: the one whose code it changes.
+# The rung that each one changes, where it is not the one before.
 BEFORE = {"MultiHeadAttention": "CausalAttention", "EncoderAttention": "MultiHeadAttention"}
 WORDS = {
     "simplified_attention": "No parameters: every token is its own query, key and value.",
@@ -92,17 +95,9 @@ def _readable(node: ast.FunctionDef | ast.ClassDef, source: str) -> str:
     return re.sub(r":\n\n", ":\n", text).strip("\n")
 
 
-def measured() -> dict[str, dict[str, Any]]:
-    """Every measured file, by its name without the end."""
-    return {
-        file.stem: json.loads(file.read_text(encoding="utf-8"))
-        for file in sorted((ROOT / "benchmarks/results").glob("*.json"))
-    }
-
-
 def speed() -> str:
-    """Every measured file as a table, the ones where we lose included."""
-    return page.markdown(measured(), folder="charts")
+    """The figures that matter from every results file, including where we lose."""
+    return speed_page.markdown(speed_page.load(RESULTS))
 
 
 def notebook() -> str:
@@ -134,14 +129,14 @@ PAGES = {"ladder.md": ladder, "speed.md": speed, "tour.ipynb": notebook}
 
 
 def main(folder: Path) -> None:
-    """Write all of them, and the charts, into a folder."""
+    """Write all pages and charts into a folder."""
     for name, make in PAGES.items():
         (folder / name).write_text(make(), encoding="utf-8")
     pictures = folder / "charts"
     pictures.mkdir(exist_ok=True)
-    drawn = {chart.file: charts.draw(chart) for chart in charts.charts(measured())}
+    drawn = {chart.file: charts.draw(chart) for chart in charts.charts(speed_page.load(RESULTS))}
     for file in pictures.glob("*.svg"):
-        if file.name not in drawn:  # of a measurement that is gone
+        if file.name not in drawn:  # of results that were deleted
             file.unlink()
     for name, svg in drawn.items():
         (pictures / name).write_text(svg, encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Measure what docs/scale.md starts from, and draw what it works out from that.
+"""Measure the figures from which docs/scale.md starts, and draw its estimate.
 
     python docs/scale_figures.py benchmarks/results/scale-h200.json                          measure
     python docs/scale_figures.py benchmarks/results/scale-h200.json docs/images/scale.svg    draw
 
-Measuring needs a CUDA device with about 60 GiB and takes about two minutes. Drawing reads the file.
+Measuring needs a CUDA device with about 60 GiB and takes two minutes. Drawing only reads the file.
 """
 
 import json
@@ -21,11 +21,10 @@ import torch.nn.functional as F
 from clearhead import GPT2_CONFIGS, MultiHeadAttention
 from clearhead.drawing import figures
 from clearhead.gpt2 import GPT2
-from clearhead.parallel.timeline import causal_work, gather, ring
 
 
 def measure(work: Callable[[], Any], rounds: int) -> dict[str, float]:
-    """Median time and peak memory, after one run to warm up."""
+    """Median time and peak memory, after one warm-up run."""
     work()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -45,7 +44,7 @@ def measure(work: Callable[[], Any], rounds: int) -> dict[str, float]:
 
 
 def layer(tokens: int, rounds: int) -> dict[str, Any]:
-    """The attention layer of GPT-2 small, forward alone and with its backward pass, bfloat16."""
+    """Measure the attention layer of GPT-2 small, forward and forward + backward, in bfloat16."""
     module = MultiHeadAttention(768, 768, tokens, 0.0, num_heads=12, qkv_bias=True)
     module = module.to("cuda", torch.bfloat16)
     x = torch.randn(1, tokens, 768, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -65,7 +64,7 @@ def layer(tokens: int, rounds: int) -> dict[str, Any]:
 
 
 def step(name: str, batch: int, rounds: int) -> dict[str, Any]:
-    """One training step: float32 weights, bfloat16 products, AdamW."""
+    """Measure one training step: float32 weights, bfloat16 autocast, AdamW."""
     config = GPT2_CONFIGS[name] | {"dropout": 0.0}
     with torch.device("cuda"):
         model = GPT2(config)
@@ -100,18 +99,18 @@ def main(out: Path) -> None:
 
 
 def draw(source: Path, picture: Path) -> None:
-    """The time of the long layer on 1 to 512 GPUs, as docs/scale.md works it out."""
+    """Draw the time of the long layer on 1 to 512 GPUs, calculated as in docs/scale.md."""
     from matplotlib.figure import Figure
 
     layer_ms = json.loads(source.read_text(encoding="utf-8"))["layers"][1]["forward"]["median_ms"]
     gpus = [2**n for n in range(10)]
-    lines: dict[str, list[float]] = {"all-gather": [], "ring": [], "without any sending": []}
+    lines: dict[str, list[float]] = {"all-gather": [], "ring": [], "no communication": []}
     for ranks in gpus:
-        work = [[layer_ms * share for share in turns] for turns in causal_work(ranks)]
-        transfer = 2 * 2**20 * 768 * 2 / ranks / (450e6 if ranks <= 8 else 50e6)
-        lines["all-gather"].append(gather(work, transfer).total)
-        lines["ring"].append(ring(work, transfer).total)
-        lines["without any sending"].append(layer_ms / ranks)
+        turn = layer_ms / ranks**2
+        sending = 2 * 2**20 * 768 * 2 / ranks / (450e6 if ranks <= 8 else 50e6)
+        lines["all-gather"].append((ranks - 1) * sending + layer_ms / ranks)
+        lines["ring"].append((ranks - 1) * max(turn, sending) + turn)
+        lines["no communication"].append(layer_ms / ranks)
     figure = Figure(figsize=(6, 3.4), layout="constrained")
     axes = figure.subplots()
     styles = (
@@ -124,7 +123,7 @@ def draw(source: Path, picture: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(gpus, [str(n) for n in gpus])
-    axes.set(xlabel="GPUs", ylabel="ms, worked out", title="One layer, 1,048,576 tokens, forward")
+    axes.set(xlabel="GPUs", ylabel="ms (calculated)", title="One layer, 1,048,576 tokens, forward")
     axes.legend()
     figures.write(figure, picture)
 

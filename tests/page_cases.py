@@ -3,14 +3,14 @@
 import torch
 
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Rope, Seen, Trace, trace
-from clearhead.explainer import Example, build
+from clearhead.explainer.examples import Example, untrained_example
 
 SENTENCE = "the cat sat on the mat"
 
 
 def sentence() -> Example:
     """What `clearhead explain` shows."""
-    return build(SENTENCE)
+    return untrained_example(SENTENCE)
 
 
 def words(count: int) -> list[str]:

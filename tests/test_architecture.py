@@ -145,8 +145,9 @@ def test_the_search_for_cycles_finds_one():
 
 
 def test_a_file_name_occurs_once():
-    # A command's file is named after the command, which may be a part of the package too.
-    names = Counter(file.name for file in SETTLED if file.name != "__init__.py")
+    aliases = {"lab/train.py"}  # of the first edition: torchrun -m clearhead.lab.train
+    files = [file for file in SETTLED if name_of(file) not in aliases]
+    names = Counter(file.name for file in files if file.name != "__init__.py")
     assert [name for name, count in names.items() if count > 1] == []
 
 

@@ -105,7 +105,7 @@ def test_a_file_that_may_not_be_written_is_refused(writer, monkeypatch):
     path.write_text("old")
     access = os.access
     monkeypatch.setattr(os, "access", lambda name, how: name != path and access(name, how))
-    with pytest.raises(PermissionError, match=r"you may not write it\. It is left as it is"):
+    with pytest.raises(PermissionError, match="this file exists and is not writable"):
         write(path)
     assert path.read_text() == "old"
 
@@ -162,7 +162,7 @@ def test_a_file_of_another_owner_keeps_its_owner(tmp_path, monkeypatch):
     path.write_text("old")
     there = path.stat()
     monkeypatch.setattr(
-        "clearhead.atomic_files._of_a_new_file",
+        "clearhead.atomic_files._stat_of_a_new_file",
         lambda folder: os.stat_result((*there[:4], there.st_uid + 1, *there[5:])),
     )
     timing.write_text(path, "text")

@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-import types
 
 import pytest
 import torch
@@ -145,107 +144,31 @@ def test_gradients_with_options_equal_the_eager_kernel(options, kernel):
     torch.testing.assert_close(actual, expected)
 
 
-# One product for queries, keys and values: what a GPU does, here on the CPU.
-
-
-@pytest.fixture
-def one_product(monkeypatch):
-    monkeypatch.setattr("clearhead.attention.one_product_is_faster", lambda *_: True)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_one_product_equals_three(monkeypatch, bias, kv_heads):
-    module = MultiHeadAttention(5, 24, 13, 0.0, 4, bias, num_kv_heads=kv_heads)
-    randomise(module)
-    x = random_x()
-    expected = gradients(module, module, x)
-    called = []
-    original = torch.nn.functional.linear
-    monkeypatch.setattr("clearhead.attention.one_product_is_faster", lambda *_: True)
-    monkeypatch.setattr(
-        "clearhead.attention.F.linear",
-        lambda x, weight, bias=None: called.append(weight.shape) or original(x, weight, bias),
-    )
-    torch.testing.assert_close(gradients(module, module, x), expected)
-    head_dim = 24 // 4
-    assert called[0] == (24 + 2 * kv_heads * head_dim, 5)
-
-
-def test_one_product_is_for_learning():
-    """Without a backward pass, putting the weights together costs more than it saves."""
-
-    def x(tokens, learns=False):
-        gpu = types.SimpleNamespace(type="cuda")
-        return types.SimpleNamespace(device=gpu, shape=(1, tokens, 8), requires_grad=learns)
-
-    is_faster = clearhead.attention.one_product_is_faster
-    learning = [nn.Linear(2, 2).requires_grad_(name == "value") for name in ("query", "value")]
-    frozen = [nn.Linear(2, 2).requires_grad_(False) for _ in range(3)]
-    assert is_faster(x(256), learning)
-    assert is_faster(x(256, learns=True), frozen)
-    assert not is_faster(x(255, learns=True), learning)
-    assert not is_faster(x(256), frozen)
-    with torch.no_grad():
-        assert not is_faster(x(256, learns=True), learning)
+# The projections are modules and are called as such.
 
 
 @pytest.mark.parametrize("without", [{0}, {1}, {2}, {0, 1}], ids=str)
-def test_only_some_biases(monkeypatch, without):
+def test_only_some_projections_have_a_bias(without):
     """Whisper's keys have none."""
     module = build(qkv_bias=True)
+    linears = [module.W_query, module.W_key, module.W_value]
     for index in without:
-        [module.W_query, module.W_key, module.W_value][index].bias = None
+        nn.init.zeros_(linears[index].bias)
     x = random_x()
     expected = module(x)
-    monkeypatch.setattr("clearhead.attention.one_product_is_faster", lambda *_: True)
+    for index in without:
+        linears[index].bias = None
     torch.testing.assert_close(module(x), expected)
 
 
-def test_hooks_for_all_modules_are_called(one_product):
+def test_hooks_of_projections_are_called():
     module, called = build(), []
-    handle = nn.modules.module.register_module_forward_hook(lambda m, *_: called.append(m))
-    try:
-        module(random_x())
-    finally:
-        handle.remove()
-    assert {module.W_query, module.W_key, module.W_value} <= set(called)
-
-
-@pytest.mark.parametrize(
-    "kind", ["hook", "pre-hook", "backward hook", "subclass", "parametrized", "own forward"]
-)
-def test_a_projection_that_does_more_is_called(one_product, kind):
-    module = build(qkv_bias=True)
-    calls = []
-
-    class Adapted(nn.Linear):
-        def forward(self, x):
-            calls.append(1)
-            return 2 * super().forward(x)
-
-    class Doubled(nn.Module):
-        def forward(self, weight):
-            calls.append(1)
-            return 2 * weight
-
-    if kind == "hook":
-        module.W_key.register_forward_hook(lambda *_: calls.append(1))
-    elif kind == "pre-hook":
-        module.W_key.register_forward_pre_hook(lambda *_: calls.append(1))
-    elif kind == "backward hook":
-        module.W_key.register_full_backward_hook(lambda *_: calls.append(1))
-    elif kind == "own forward":
-        plain = module.W_key.forward
-        module.W_key.forward = lambda x: calls.append(1) or plain(x)
-    elif kind == "subclass":
-        adapted = Adapted(module.d_in, module.d_out).to(module.W_key.weight)
-        module.W_key = adapted
-    else:
-        nn.utils.parametrize.register_parametrization(module.W_key, "weight", Doubled())
-        calls.clear()
+    linears = [module.W_query, module.W_key, module.W_value]
+    for linear in linears:
+        linear.register_forward_hook(lambda m, *_: called.append(("forward", m)))
+        linear.register_full_backward_hook(lambda m, *_: called.append(("backward", m)))
     module(random_x().requires_grad_()).sum().backward()
-    assert calls
+    assert {(when, m) for when in ("forward", "backward") for m in linears} == set(called)
 
 
 # Properties.
@@ -397,7 +320,7 @@ def test_cache_errors_teach():
     with pytest.raises(ShapeError, match="10 cached \\+ 7 new tokens, but context_length is 13"):
         module(random_x(7), cache=cache)
     with pytest.raises(
-        ShapeError, match=r"made for keys \(batch=2, kv_heads=3, tokens, head_dim=10\)"
+        ShapeError, match=r"expected keys \(batch=2, kv_heads=3, tokens, head_dim=10\)"
     ):
         module(random_x(1, batch=1), cache=cache)
     with pytest.raises(ValueError, match="only causal self-attention can be cached"):
@@ -461,9 +384,9 @@ def test_state_dict_speaks_the_books_names_and_stores_no_mask():
     ],
 )
 def test_what_the_ladder_has_no_rung_for_raises(options, extra):
-    with pytest.raises(ValueError, match=f"The ladder has no form for {extra}"):
+    with pytest.raises(ValueError, match=f"The ladder does not support {extra}"):
         build(**options).to_ladder()
-    with pytest.raises(ValueError, match=f"The book's class has no form for {extra}"):
+    with pytest.raises(ValueError, match=f"The book's class does not support {extra}"):
         build(**options).book_state_dict()
 
 
@@ -557,9 +480,7 @@ class Adapter(nn.Module):
         return self.inner(x) + self.up(self.down(x))
 
 
-@pytest.mark.parametrize("one_product", [False, True])
-def test_projections_may_be_wrapped(monkeypatch, one_product):
-    monkeypatch.setattr("clearhead.attention.one_product_is_faster", lambda *_: one_product)
+def test_projections_may_be_wrapped():
     module = build()
     for name in ("W_query", "W_key", "W_value"):
         setattr(module, name, Adapter(getattr(module, name)))
@@ -575,13 +496,6 @@ def test_projections_may_be_wrapped(monkeypatch, one_product):
     torch.testing.assert_close(module(x, cache=module.new_cache(BATCH)), merged(x))
     with pytest.raises(ShapeError, match="x is float32, but the module's weights are float64"):
         module(x.float())
-
-
-def test_wrapped_projections_learn(monkeypatch):
-    linears = [Adapter(nn.Linear(2, 2)) for _ in range(3)]
-    gpu = types.SimpleNamespace(type="cuda")
-    x = types.SimpleNamespace(device=gpu, shape=(1, 256, 8), requires_grad=False)
-    assert clearhead.attention.one_product_is_faster(x, linears)
 
 
 def test_projections_without_any_weight():
@@ -646,12 +560,12 @@ def test_kernel_choice_is_explained():
     module = build(dropout=0.1)
     x = random_x()
     assert module.explain_kernel(x) == (
-        "sdpa: PyTorch's fused kernel does this mask without building it"
+        "sdpa: PyTorch's fused kernel applies this mask without building it"
     )
     assert module.train().explain_kernel(x) == (
         "blocked: with dropout PyTorch's CPU kernel builds queries × keys; blocked does not"
     )
-    assert build(kernel="eager").explain_kernel(x) == 'eager: asked for with kernel="eager"'
+    assert build(kernel="eager").explain_kernel(x) == 'eager: requested with kernel="eager"'
 
 
 @pytest.mark.parametrize("size", ["small", "medium", "large", "xl"])
@@ -737,7 +651,7 @@ def test_input_errors_word_for_word(cls):
     raises(
         ShapeError,
         "x: expected (batch, tokens, d_in=24), got (2, 24, 6).\n"
-        "  Axes exchanged? Try x.transpose(-2, -1).",
+        "  Axes swapped? Try x.transpose(-2, -1).",
         lambda: module(torch.zeros(2, 24, 6)),
     )
     raises(
@@ -749,19 +663,19 @@ def test_input_errors_word_for_word(cls):
     raises(
         ShapeError,
         "x: expected (batch, tokens, d_in=24), got (2, 2, 6, 12).\n"
-        "  Already split into heads? This module splits by itself: give it what comes before.",
+        "  Already split into heads? This module does it; pass the unsplit vectors.",
         lambda: module(torch.zeros(2, 2, 6, 12)),
     )
     raises(
         ShapeError,
         "x: expected vectors (batch, tokens, d_in=24), got int64 of shape (2, 6).\n"
-        "  Token ids become vectors first: Embedding(vocab_size, d_model, context_length)(ids).",
+        "  Token ids? Embed them first: Embedding(vocab_size, d_model, context_length)(ids).",
         lambda: module(torch.zeros(2, 6, dtype=torch.int64)),
     )
     raises(
         ShapeError,
         "x: 9 tokens, but context_length is 6.\n"
-        "  Cut the input (x[:, :6]), or build the module with context_length=9.",
+        "  Truncate the input (x[:, :6]), or build the module with context_length=9.",
         lambda: module(torch.zeros(2, 9, 24)),
     )
     raises(
@@ -805,7 +719,7 @@ def test_option_errors_word_for_word():
     )
     raises(
         ValueError,
-        "rope turns pairs of numbers: head_dim must be even, got 3 (d_out 6 / num_heads 2).",
+        "rope rotates pairs of numbers: head_dim must be even, got 3 (d_out 6 / num_heads 2).",
         lambda: MultiHeadAttention(6, 6, 4, 0.0, 2, rope=Rope()),
     )
     raises(
@@ -821,8 +735,8 @@ def test_option_errors_word_for_word():
     x = torch.zeros(2, 3, 6)
     raises(
         ValueError,
-        "context: keys from elsewhere have no order in common with x, so a causal module cannot "
-        "use them.\n  Build it with causal=False.",
+        "context: a causal module cannot attend to another sequence, whose positions are "
+        "unrelated to those of x.\n  Build it with causal=False.",
         lambda: MultiHeadAttention(6, 6, 4, 0.0, 2)(x, x),
     )
     raises(
@@ -833,7 +747,7 @@ def test_option_errors_word_for_word():
     raises(
         TypeError,
         "mask: expected a clearhead.Mask, got Tensor.\n"
-        "  Say what it means: Mask.padding(real) for (batch, tokens), Mask.custom(may_attend) for "
+        "  Wrap a tensor: Mask.padding(real) for (batch, tokens), Mask.custom(may_attend) for "
         "(queries, keys); True means may attend.",
         lambda: MultiHeadAttention(6, 6, 4, 0.0, 2)(x, mask=torch.ones(2, 3)),
     )

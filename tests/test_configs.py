@@ -72,7 +72,7 @@ def test_unknown_name_suggests_and_lists():
 
 
 def test_name_like_nothing_gets_the_list_without_a_suggestion():
-    with pytest.raises(ValueError, match="The names are gpt2-small") as caught:
+    with pytest.raises(ValueError, match="The models are gpt2-small") as caught:
         find_config("zebra")
     assert "Did you mean" not in str(caught.value)
 

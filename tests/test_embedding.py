@@ -83,7 +83,7 @@ def test_int32_ids_and_no_tokens(embedding):
 @pytest.mark.parametrize(
     ("ids", "start", "error", "message"),
     [
-        (torch.rand(2, 3), 0, ShapeError, r"got torch.float32.\n  Are these vectors.*ids.long\(\)"),
+        (torch.rand(2, 3), 0, ShapeError, r"got torch.float32.\n  Are these already .*ids.long"),
         (torch.ones(2, 3, dtype=torch.bool), 0, ShapeError, r"got torch.bool.\n  Try ids.long"),
         (torch.tensor([1, 2]), 0, ShapeError, r"got \(2,\).\n  One sentence.*ids.unsqueeze\(0\)"),
         (torch.zeros(1, 1, 1).long(), 0, ShapeError, r"expected \(batch, tokens\), got \(1, 1, 1"),

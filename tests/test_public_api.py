@@ -114,9 +114,9 @@ def test_every_public_name_can_be_had_and_dir_lists_it():
         assert getattr(clearhead, name) is not None
 
 
-def test_the_commands_are_found_at_every_depth():
+def test_the_commands_are_found():
     found = list(commands([]))
-    for command in ([], ["explain"], ["info"], ["bench"], ["bench", "attention"]):
+    for command in ([], ["explain"], ["info"], ["export"]):
         assert command in found
 
 

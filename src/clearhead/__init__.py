@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from clearhead.configs import GPT2_CONFIGS
     from clearhead.embedding import Embedding, Rope
     from clearhead.explainer.tracing import Trace, trace
-    from clearhead.exporter.export_file import export
-    from clearhead.gpt2.model import GPT2, FeedForward, TransformerBlock
+    from clearhead.exporter import export
+    from clearhead.gpt2 import GPT2, FeedForward, TransformerBlock
     from clearhead.maps import AttentionMap
     from clearhead.masks import Mask
     from clearhead.tokenizers import GPT2Tokenizer, SlidingWindowDataset, WordTokenizer
@@ -54,15 +54,15 @@ _HOME = {
     "Trace": "explainer.tracing",
     "watch": "watcher",
     "Seen": "watcher",
-    "GPT2": "gpt2.model",
-    "TransformerBlock": "gpt2.model",
-    "FeedForward": "gpt2.model",
+    "GPT2": "gpt2",
+    "TransformerBlock": "gpt2",
+    "FeedForward": "gpt2",
     "lab": "lab",
     "check": "checker",
     "assert_attention": "checker",
     "Report": "checker.report",
     "view": "viewer",
-    "export": "exporter.export_file",
+    "export": "exporter",
 }
 
 __all__ = [  # noqa: RUF022  # the order of the flow

@@ -1,4 +1,4 @@
-"""Writing a file: the old one stays until the new one is whole, and nothing else is replaced."""
+"""Write a file completely or not at all: the old one stays until the new one is complete."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from pathlib import Path
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A file to write to; it takes the place of `path` when the block ends without an error.
+    """A temporary file to write to; it replaces `path` if the block ends without an error.
 
-    As with `open`, a link is followed, an old file keeps its owner and its rights, and one that may
-    not be written is refused. What is no file (a pipe, /dev/stdout) is written into, and stays.
+    As with `open`, links are followed, an existing file keeps its owner and permissions, and a file
+    that is not writable is refused. Pipes and /dev/stdout are written to, not replaced.
 
     Args:
-        path: Where to.
+        path: The file to write.
 
     Raises:
-        OSError: It cannot be written there; see `check_place`.
+        OSError: The file cannot be written; see `check_place`.
     """
     check_place(path)
     there = _stat(path)
-    place = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))
     replaced = there is None or (
         stat.S_ISREG(there.st_mode)
         and not _is_open_already(path)
-        and os.access(place.parent, os.W_OK)
+        and os.access(target.parent, os.W_OK)
     )
-    folder = place.parent if replaced else None
+    folder = target.parent if replaced else None
     with tempfile.TemporaryDirectory(dir=folder, prefix=".clearhead-") as aside:
-        new = _of_a_new_file(Path(aside))
+        new = _stat_of_a_new_file(Path(aside))
         draft = Path(aside) / path.name
         yield draft
         old = there or new
         if replaced and (old.st_uid, old.st_gid) == (new.st_uid, new.st_gid):
-            draft.chmod(old.st_mode & 0o777)  # some libraries let only the owner read
-            os.replace(draft, place)
+            draft.chmod(old.st_mode & 0o777)  # some libraries make files private
+            os.replace(draft, target)
         else:
-            with draft.open("rb") as source, path.open("wb") as target:
-                shutil.copyfileobj(source, target)
+            with draft.open("rb") as source, path.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
 
 
 def check_place(path: Path, option: str = "") -> None:
-    """Raise unless a file can be written there: before long work, not after it.
+    """Raise unless a file can be written there. Call it before long work, not after.
 
     Args:
-        path: Where a file is to be.
-        option: The option that named it, for the message.
+        path: The file to write.
+        option: The command-line option that named it, for the message.
 
     Raises:
-        OSError: There is no such folder, it is a folder itself, or it may not be written.
+        OSError: The folder does not exist, the path is a folder, or it is not writable.
     """
     name = f"{option} {path}".strip()
     if not path.name:
@@ -65,25 +65,22 @@ def check_place(path: Path, option: str = "") -> None:
         if not folder.is_dir():
             raise FileNotFoundError(f"{name}: there is no folder {folder}. Make it first.")
         if not os.access(folder, os.W_OK):
-            raise PermissionError(f"{name}: you may not write into the folder {folder}.")
+            raise PermissionError(f"{name}: the folder {folder} is not writable.")
     elif stat.S_ISDIR(there.st_mode):
         raise IsADirectoryError(f"{name}: this is a folder; expected the name of a file.")
     elif not os.access(path, os.W_OK):
-        raise PermissionError(
-            f"{name}: there is such a file, and you may not write it. It is left as it is: choose "
-            "another name."
-        )
+        raise PermissionError(f"{name}: this file exists and is not writable. Choose another name.")
 
 
 def check_folder(path: Path, option: str) -> None:
-    """Raise if this cannot be a folder; it need not be there yet."""
+    """Raise if the path exists and is not a folder."""
     there = _stat(path)
     if there is not None and not stat.S_ISDIR(there.st_mode):
         raise NotADirectoryError(f"{option} {path}: this is a file; expected a folder.")
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a file stands there that can be read back: no pipe, and not /dev/stdout."""
+    """Whether the path is a regular file that can be read back: not a pipe, not /dev/stdout."""
     there = _stat(path)
     return there is not None and stat.S_ISREG(there.st_mode) and not _is_open_already(path)
 
@@ -96,16 +93,16 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _is_open_already(path: Path) -> bool:
-    """Whether the name is one of an open file, as /dev/stdout and /dev/fd/63 are."""
+    """Whether the path names an open file, as /dev/stdout and /dev/fd/63 do."""
     while path.is_symlink():
-        if os.path.realpath(path.parent).startswith("/proc/"):
+        if os.path.realpath(path.parent).startswith("/proc/"):  # Linux
             return True
         path = path.parent / path.readlink()
-    return False
+    return os.path.realpath(path.parent) == "/dev/fd"  # macOS
 
 
-def _of_a_new_file(folder: Path) -> os.stat_result:
-    """The owner and the rights of any file that is made in this folder."""
+def _stat_of_a_new_file(folder: Path) -> os.stat_result:
+    """The owner and permissions that a new file gets in this folder."""
     empty = folder / "new"
     empty.touch()
     found = empty.stat()

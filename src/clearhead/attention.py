@@ -1,15 +1,13 @@
 """MultiHeadAttention, the fast module: the book's constructor on fused kernels, memory O(tokens).
 
-It computes what `ladder.MultiHeadAttention` computes, and `tests/test_attention.py` proves it. What
-the ladder does not have: fewer key heads than query heads (GQA, MQA), windows, rotary positions,
-normed queries and keys, cross-attention, padding, and a cache for decoding token by token.
+It computes the same function as `ladder.MultiHeadAttention`; `tests/test_attention.py` proves it.
+In addition it supports fewer key heads than query heads (GQA, MQA), windows, rotary positions,
+normalised queries and keys, cross-attention, padding, and a cache for token-by-token decoding.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -20,7 +18,6 @@ from clearhead.embedding import Rope
 from clearhead.kernels import Choice, Kernel, attend, attend_with_lse, check_kernel, choose
 from clearhead.maps import AttentionMap
 from clearhead.masks import Mask, as_mask
-from clearhead.projections import apply_norm, are_plain, one_product_is_faster, some_weight
 from clearhead.validation import (
     ShapeError,
     check_dropout,
@@ -39,16 +36,16 @@ class MultiHeadAttention(nn.Module):
     Args:
         d_in: The width of the input vectors.
         d_out: The width of the output: heads × head_dim.
-        context_length: The most tokens there may be. It costs no memory.
-        dropout: The probability of dropping an attention weight while training.
-        num_heads: How many heads; must divide d_out.
-        qkv_bias: Whether W_query, W_key and W_value have a bias (GPT-2's have).
-        num_kv_heads: How many key and value heads; must divide num_heads. Default: num_heads.
-        causal: Whether the future is hidden.
-        window: How many keys a query sees, itself included; None = all. Without `causal` it reaches
-            equally far in both directions.
+        context_length: The maximum number of tokens. It costs no memory.
+        dropout: The probability of dropping an attention weight during training.
+        num_heads: The number of heads; must divide d_out.
+        qkv_bias: Whether W_query, W_key and W_value have a bias, as in GPT-2.
+        num_kv_heads: The number of key and value heads; must divide num_heads. Default: num_heads.
+        causal: Whether later tokens are hidden.
+        window: How many keys each query attends to, its own included; None = all. Without `causal`,
+            it extends equally far in both directions.
         rope: Rotary positions, or None.
-        qk_norm: Whether queries and keys are normed (RMS over head_dim) before they meet.
+        qk_norm: Whether queries and keys are RMS-normalised over head_dim.
         kernel: "auto", or the name of the kernel that must run.
 
     >>> attention = MultiHeadAttention(768, 768, 1024, 0.1, num_heads=12).eval()
@@ -93,7 +90,7 @@ class MultiHeadAttention(nn.Module):
             )
         if rope is not None and self.head_dim % 2:
             raise ValueError(
-                f"rope turns pairs of numbers: head_dim must be even, got {self.head_dim} "
+                f"rope rotates pairs of numbers: head_dim must be even, got {self.head_dim} "
                 f"(d_out {d_out} / num_heads {num_heads})."
             )
         self.d_in = d_in
@@ -127,11 +124,11 @@ class MultiHeadAttention(nn.Module):
         """Context vectors.
 
         Args:
-            x: Where the queries come from; keys and values too, unless `context` is given.
-            context: Where keys and values come from instead (cross-attention; `causal=False` only).
-            mask: Who may attend to whom, on top of causality and window. With a cache, its keys are
-                all the tokens seen so far.
-            cache: Keys and values of earlier tokens; those of x are added to it, without gradients.
+            x: The source of the queries, and of keys and values unless `context` is given.
+            context: The source of keys and values in cross-attention; requires `causal=False`.
+            mask: Who may attend to whom, in addition to causality and window. With a cache, its
+                keys are all tokens seen so far.
+            cache: Keys and values of earlier tokens. Those of x are appended, without gradients.
         """
         queries, keys, values, combined = self.project(x, context, mask=mask, cache=cache)
         context_vec = attend(
@@ -148,7 +145,7 @@ class MultiHeadAttention(nn.Module):
         cache: KVCache | None = None,
         detach: bool = True,
     ) -> tuple[Float[Tensor, "batch tokens d_out"], AttentionMap]:
-        """What `forward` gives, and the map of the weights that made it (before dropout).
+        """The output of `forward`, and the map of its attention weights (before dropout).
 
         >>> attention = MultiHeadAttention(8, 8, 16, 0.0, num_heads=2)
         >>> output, weights = attention.with_map(torch.rand(1, 6, 8))
@@ -159,9 +156,9 @@ class MultiHeadAttention(nn.Module):
         context_vec, lse = attend_with_lse(
             queries, keys, values, combined, dropout=self._dropout(), kernel=self.kernel
         )
-        if cache is not None:  # what is in it will be overwritten
+        if cache is not None:  # later calls overwrite its memory
             keys = keys.clone()
-        if torch.compiler.is_compiling():  # a compiled graph cannot give these views back
+        if torch.compiler.is_compiling():  # a compiled graph cannot return these views
             queries, keys = queries.contiguous(), keys.contiguous()
         weights = AttentionMap(queries, keys, combined, lse=lse if detach else None, detach=detach)
         return self._merge(context_vec), weights
@@ -176,13 +173,12 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
         """Steps 1 to 3: queries, keys and values (batch, heads, tokens, head_dim), and the mask."""
         self._check(x, context, mask, cache)
-        if context is None:
-            queries, keys, values = self._project_together(x)
-        else:
-            queries = self._split(self.W_query(x))
-            keys, values = self._split(self.W_key(context)), self._split(self.W_value(context))
+        source = x if context is None else context
+        queries = self._split(self.W_query(x))
+        keys = self._split(self.W_key(source))
+        values = self._split(self.W_value(source))
         if self.qk_norm:
-            queries, keys = apply_norm(self.q_norm, queries), apply_norm(self.k_norm, keys)
+            queries, keys = _normalise(self.q_norm, queries), _normalise(self.k_norm, keys)
         if self.rope is not None:
             tokens = x.shape[1]
             here = (
@@ -194,16 +190,16 @@ class MultiHeadAttention(nn.Module):
         if cache is None:
             return queries, keys, values, combined
         tokens = x.shape[1]
-        if mask is not None:  # before anything is stored: a call that fails leaves no trace
+        if mask is not None:  # checked before anything is stored, so a failed call changes nothing
             mask.check(queries.shape[0], queries.shape[1], tokens, cache._keys_after(tokens))
-        if cache.static:  # it is wider than what it holds
-            assert combined is not None  # only causal modules have a cache
+        if cache.static:  # its keys span the whole capacity
+            assert combined is not None  # only causal modules support a cache
             combined = Mask.custom(combined.over(tokens, cache.length + tokens, cache.capacity))
         keys, values = cache.append(keys, values)
         return queries, keys, values, combined
 
     def mask_for(self, mask: Mask | None = None) -> Mask | None:
-        """The module's own causality and window, and `mask` on top."""
+        """The module's causality and window, combined with `mask`."""
         parts = [_CAUSAL] if self.causal else []
         if self.window is not None:
             parts.append(Mask.window(self.window, 0 if self.causal else self.window - 1))
@@ -217,8 +213,8 @@ class MultiHeadAttention(nn.Module):
     def new_cache(
         self, batch: int, capacity: int | None = None, *, static: bool = False
     ) -> KVCache:
-        """An empty cache that fits this module; `capacity` is context_length by default."""
-        weight = some_weight(self.W_key)
+        """An empty cache for this module; `capacity` is context_length by default."""
+        weight = _any_weight(self.W_key)
         return KVCache(
             batch,
             self.num_kv_heads,
@@ -230,27 +226,27 @@ class MultiHeadAttention(nn.Module):
         )
 
     def explain_kernel(self, x: Tensor, *, mask: Mask | None = None) -> str:
-        """What would run for this input, and why.
+        """Which kernel would run for this input, and why.
 
         >>> attention = MultiHeadAttention(8, 8, 16, 0.1, num_heads=2)
         >>> attention.eval().explain_kernel(torch.rand(1, 6, 8))
-        "sdpa: PyTorch's fused kernel does this mask without building it"
+        "sdpa: PyTorch's fused kernel applies this mask without building it"
         """
         self._check(x, None, mask, None)
         if self.kernel != "auto":
-            return f'{self.kernel}: asked for with kernel="{self.kernel}"'
+            return f'{self.kernel}: requested with kernel="{self.kernel}"'
         shape = (x.shape[0], self.num_heads, x.shape[1], self.head_dim)
         q = x.new_empty(()).expand(shape)
         choice: Choice = choose(q, q, self.mask_for(mask), self._dropout())
         return f"{choice.kernel}: {choice.reason}"
 
-    # The ladder and the book.
+    # Conversion to and from the ladder and the book's class
 
     @classmethod
     def from_ladder(
         cls, plain: ladder.MultiHeadAttention, *, kernel: Kernel = "auto"
     ) -> "MultiHeadAttention":
-        """The same function as the readable form: its weights, its mode."""
+        """The same function as the readable form, with its weights and mode."""
         fast = cls(
             plain.d_in,
             plain.d_out,
@@ -264,7 +260,7 @@ class MultiHeadAttention(nn.Module):
         return fast.train(plain.training)
 
     def to_ladder(self) -> ladder.MultiHeadAttention:
-        """The readable form with the same weights; raises where the ladder has no such rung."""
+        """The readable form with the same weights; raises if it does not support an option."""
         self._must_be_plain("The ladder")
         plain = ladder.MultiHeadAttention(
             self.d_in,
@@ -278,13 +274,13 @@ class MultiHeadAttention(nn.Module):
         return plain.train(self.training)
 
     def book_state_dict(self) -> dict[str, Tensor]:
-        """The state dict with the `mask` that the book's class stores and asks for."""
+        """The state dict with the `mask` buffer that the book's class requires."""
         self._must_be_plain("The book's class")
         return {**self.state_dict(), "mask": self.mask}
 
     @property
     def mask(self) -> Float[Tensor, "context_length context_length"]:
-        """The matrix that the book's class stores, 1 = hidden; computed when asked."""
+        """The buffer that the book's class stores, 1 = hidden; computed on access."""
         size = (self.context_length, self.context_length)
         weight = self.W_query.weight
         if not self.causal:
@@ -292,7 +288,7 @@ class MultiHeadAttention(nn.Module):
         return torch.ones(size, device=weight.device, dtype=weight.dtype).triu(diagonal=1)
 
     def extra_repr(self) -> str:
-        """What `print(module)` says beside the submodules."""
+        """What `print(module)` shows besides the submodules."""
         words = [f"heads={self.num_heads}", f"head_dim={self.head_dim}"]
         words += [f"kv_heads={self.num_kv_heads}"] if self.num_kv_heads != self.num_heads else []
         words += [f"context_length={self.context_length}", f"causal={self.causal}"]
@@ -301,32 +297,13 @@ class MultiHeadAttention(nn.Module):
         words += [f'kernel="{self.kernel}"'] if self.kernel != "auto" else []
         return ", ".join(words)
 
-    def _project_together(self, x: Tensor) -> Sequence[Tensor]:
-        """Queries, keys and values of the same tokens, (batch, heads, tokens, head_dim) each.
-
-        On a GPU one large product is faster than three if there is a backward pass. The weights
-        must be put together for it each time, which costs more than it saves if there is none. The
-        two may differ in the last bit.
-        """
-        linears = (self.W_query, self.W_key, self.W_value)
-        if not one_product_is_faster(x, linears) or not are_plain(linears):
-            return [self._split(linear(x)) for linear in linears]
-        weight = torch.cat([linear.weight for linear in linears])
-        bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-        batch, tokens, _ = x.shape
-        together = F.linear(x, weight, bias).view(batch, tokens, -1, self.head_dim)
-        # (batch, tokens, all heads, head_dim) -> three times (batch, heads, tokens, head_dim);
-        # cut before it is turned: that way the gradient is contiguous
-        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        return [part.transpose(1, 2) for part in torch.split_with_sizes(together, sizes, dim=2)]
-
     def _split(self, x: Tensor) -> Tensor:
         """(batch, tokens, heads × head_dim) -> (batch, heads, tokens, head_dim), no copy."""
         batch, tokens, width = x.shape
         return x.view(batch, tokens, width // self.head_dim, self.head_dim).transpose(1, 2)
 
     def _merge(self, context_vec: Tensor) -> Tensor:
-        """Steps 5 and 6: the heads side by side again, and mixed."""
+        """Steps 5 and 6: concatenate the heads and apply the output projection."""
         output: Tensor = self.out_proj(context_vec.transpose(1, 2).flatten(2))
         return output
 
@@ -336,21 +313,21 @@ class MultiHeadAttention(nn.Module):
     def _check(
         self, x: Tensor, context: Tensor | None, mask: Mask | None, cache: KVCache | None
     ) -> None:
-        check_vectors(x, self.d_in, some_weight(self.W_query))
+        check_vectors(x, self.d_in, _any_weight(self.W_query))
         if cache is not None and (not self.causal or context is not None):
             raise ValueError(
-                "cache: only causal self-attention can be cached: without causality the new tokens "
-                "would change what the old ones see."
+                "cache: only causal self-attention can be cached. Otherwise new tokens would "
+                "change the outputs of earlier ones."
             )
         before = 0 if cache is None else cache._known()
         check_length(x.shape[1], self.context_length, before=before)
         if context is not None:
             if self.causal:
                 raise ValueError(
-                    "context: keys from elsewhere have no order in common with x, so a causal "
-                    "module cannot use them.\n  Build it with causal=False."
+                    "context: a causal module cannot attend to another sequence, whose positions "
+                    "are unrelated to those of x.\n  Build it with causal=False."
                 )
-            check_vectors(context, self.d_in, some_weight(self.W_key), name="context")
+            check_vectors(context, self.d_in, _any_weight(self.W_key), name="context")
             check_length(context.shape[1], self.context_length, name="context")
             if context.shape[0] != x.shape[0]:
                 raise ShapeError(
@@ -369,12 +346,30 @@ class MultiHeadAttention(nn.Module):
         }
         for extra, present in extras.items():
             if present:
-                raise ValueError(f"{who} has no form for {extra}.")
+                raise ValueError(f"{who} does not support {extra}.")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Checkpoints of the book's class carry their mask; ours needs none.
+        # Checkpoints of the book's class contain a mask; this module computes its own.
         state_dict.pop(prefix + "mask", None)
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _any_weight(linear: nn.Module) -> Tensor | None:
+    """A floating-point weight, for its dtype and device.
+
+    Adapters have their weights further down; quantised layers may have none.
+    """
+    weight = getattr(linear, "weight", None)
+    if isinstance(weight, Tensor) and weight.is_floating_point():
+        return weight
+    return next((p for p in linear.parameters() if p.is_floating_point()), None)
+
+
+def _normalise(norm: nn.Module, x: Tensor) -> Tensor:
+    """Normalise in the norm's own dtype: under autocast, x has a lower precision."""
+    weight = _any_weight(norm)
+    normalised: Tensor = norm(x if weight is None else x.to(weight.dtype))
+    return normalised.to(x.dtype)
 
 
 def _gpt2_attention(name: str, dropout: float) -> MultiHeadAttention:

@@ -1,4 +1,4 @@
-"""KVCache: what decoding token by token remembers of the tokens before."""
+"""KVCache: the keys and values of earlier tokens, for decoding token by token."""
 
 import torch
 from jaxtyping import Float, Int
@@ -10,17 +10,17 @@ from clearhead.validation import ShapeError, check_sizes, describe, dtype_name, 
 class KVCache:
     """The keys and values of the tokens seen so far, in tensors of their final size.
 
-    It holds numbers, no gradients: those of a call reach the tokens of that call, and the tokens
-    before are constants. To train on a text, give it whole and without a cache. Decode under
-    `torch.no_grad()`: otherwise each call copies what is cached.
+    Cached tokens are constants: gradients reach the tokens of the current call only. To train on a
+    text, pass all of it without a cache. Decode under `torch.no_grad()`, otherwise each call copies
+    the cached tensors.
 
     Args:
-        batch: How many sequences.
-        kv_heads: How many key heads.
-        capacity: How many tokens fit.
+        batch: The number of sequences.
+        kv_heads: The number of key heads.
+        capacity: The maximum number of tokens.
         head_dim: The width of a head.
-        device: Where the tensors live.
-        dtype: Their dtype.
+        device: The device of the tensors.
+        dtype: The dtype of the tensors.
         static: Attend over the whole capacity with a mask, so that no shape ever changes and a
             CUDA graph can be captured. A mask that is a matrix (`Mask.custom`, `Mask.padding` of
             bools) must then be as wide as the capacity.
@@ -43,13 +43,13 @@ class KVCache:
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.length = torch.zeros((), device=device, dtype=torch.int64)
         self.static = static
-        # The same number where Python can see it without a synchronisation. What a captured graph
-        # adds to a static cache it does not know.
+        # The length as a Python integer, readable without synchronising. It does not count what a
+        # captured graph adds to a static cache.
         self._filled = 0
 
     @property
     def capacity(self) -> int:
-        """How many tokens fit."""
+        """The maximum number of tokens."""
         return self.keys.shape[2]
 
     def __len__(self) -> int:
@@ -69,9 +69,10 @@ class KVCache:
         keys: Float[Tensor, "batch kv_heads tokens head_dim"],
         values: Float[Tensor, "batch kv_heads tokens head_dim"],
     ) -> tuple[Float[Tensor, "batch kv_heads seen head_dim"], Float[Tensor, "..."]]:
-        """Store keys and values of new tokens; give back all there are (static: all that fit).
+        """Store the keys and values of new tokens; return those of all tokens.
 
-        What comes back is the cache's own memory, and a copy where gradients are recorded.
+        A static cache returns its whole capacity. The result is the cache's own memory, or a copy
+        while gradients are recorded.
         """
         self._check(keys)
         tokens = keys.shape[2]
@@ -81,17 +82,17 @@ class KVCache:
             self.length.add_(tokens)
         else:
             self.length.fill_(self._filled + tokens)
-        if not self.static or not _makes_a_graph(self.keys):
+        if not self.static or not _is_recorded(self.keys):
             self._filled += tokens
         return everything
 
     def reset(self) -> None:
-        """Forget all tokens; the memory stays."""
+        """Remove all tokens; the memory stays allocated."""
         self.length.zero_()
         self._filled = 0
 
     def _store(self, memory: Tensor, new: Tensor, where: Tensor | None) -> Tensor:
-        """Write what is new, and give back all; `where` are the places of a static cache."""
+        """Write the new part and return everything; `where` are indices in a static cache."""
         keeps_graph = torch.is_grad_enabled()
         numbers = new.detach() if new.requires_grad else new
         if where is not None:
@@ -104,13 +105,13 @@ class KVCache:
         return torch.cat([memory, new], 2) if keeps_graph else memory
 
     def _known(self) -> int:
-        """How many tokens there are; of a static cache, at least, where asking would cost."""
+        """The number of tokens; a lower bound if reading a static cache would synchronise."""
         if self.static and is_readable(self.length):
             return int(self.length)
         return 0 if self.static and torch.compiler.is_compiling() else self._filled
 
     def _keys_after(self, tokens: int) -> int:
-        """How many keys `append` will give back."""
+        """The number of keys that `append` will return."""
         return self.capacity if self.static else self._filled + tokens
 
     def _check(self, keys: Tensor) -> None:
@@ -118,29 +119,29 @@ class KVCache:
         if keys.shape[:2] + keys.shape[3:] != mine.shape[:2] + mine.shape[3:]:
             batch, kv_heads, _, head_dim = mine.shape
             raise ShapeError(
-                f"cache: made for keys (batch={batch}, kv_heads={kv_heads}, tokens, "
+                f"cache: expected keys (batch={batch}, kv_heads={kv_heads}, tokens, "
                 f"head_dim={head_dim}), got {describe(keys)}.\n"
-                "  One cache serves one module and one batch: module.new_cache(batch)."
+                "  A cache belongs to one module and one batch size: module.new_cache(batch)."
             )
         autocast = torch.is_autocast_enabled(keys.device.type)
         if keys.device != mine.device or (keys.dtype != mine.dtype and not autocast):
             raise ShapeError(
-                f"cache: made for {dtype_name(mine)} on {mine.device}, "
+                f"cache: expected {dtype_name(mine)} on {mine.device}, "
                 f"got {dtype_name(keys)} on {keys.device}.\n"
-                "  Make it after module.to(...): module.new_cache(batch)."
+                "  Create it after module.to(...): module.new_cache(batch)."
             )
         known = self._known()
         if known + tokens > self.capacity:
             raise ShapeError(
                 f"cache: {known} cached + {tokens} new tokens, but its capacity is "
-                f"{self.capacity}.\n  Make a larger one: "
-                f"module.new_cache(batch, capacity={known + tokens}); or start again: "
+                f"{self.capacity}.\n  Create a larger one, "
+                f"module.new_cache(batch, capacity={known + tokens}), or start again with "
                 "cache.reset()."
             )
 
 
-def _makes_a_graph(x: Tensor) -> bool:
-    """Whether what Python does now is only written down, to be done later and often."""
+def _is_recorded(x: Tensor) -> bool:
+    """Whether calls are being recorded into a graph, to be executed later."""
     if torch.compiler.is_compiling():
         return True
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -12,7 +12,7 @@ from typing import Any, TypedDict, cast
 
 
 class GPT2Config(TypedDict):
-    """The numbers that fix the size of a GPT-2 model; GPT-3 has the same form."""
+    """The numbers that determine the size of a GPT-2 or GPT-3 model."""
 
     vocab_size: int
     context_length: int
@@ -24,7 +24,7 @@ class GPT2Config(TypedDict):
 
 
 def _gpt2(d_model: int, num_heads: int, num_layers: int) -> GPT2Config:
-    """What the four sizes share, written once."""
+    """A size of GPT-2, with the values that all four share."""
     return GPT2Config(
         vocab_size=50257,
         context_length=1024,
@@ -32,13 +32,13 @@ def _gpt2(d_model: int, num_heads: int, num_layers: int) -> GPT2Config:
         num_heads=num_heads,
         num_layers=num_layers,
         dropout=0.1,
-        # The released checkpoints have a bias on query, key and value. Books often write False
-        # here; then the real weights do not fit.
+        # The released checkpoints have a bias on query, key and value. Books often say False;
+        # the released weights do not fit such a model.
         qkv_bias=True,
     )
 
 
-# The head counts of medium and large are often given as 24 and 36. Those are their layers.
+# Medium and large are often said to have 24 and 36 heads. Those are their numbers of layers.
 GPT2_CONFIGS: dict[str, GPT2Config] = {
     "gpt2-small": _gpt2(d_model=768, num_heads=12, num_layers=12),
     "gpt2-medium": _gpt2(d_model=1024, num_heads=16, num_layers=24),
@@ -46,7 +46,7 @@ GPT2_CONFIGS: dict[str, GPT2Config] = {
     "gpt2-xl": _gpt2(d_model=1600, num_heads=25, num_layers=48),
 }
 
-# Half of the real GPT-3's layers attend to a local band only; these numbers do not say that.
+# Half of GPT-3's layers attend to a local band only, which these numbers do not express.
 GPT3_CONFIG: GPT2Config = {
     "vocab_size": 50257,
     "context_length": 2048,
@@ -57,7 +57,7 @@ GPT3_CONFIG: GPT2Config = {
     "qkv_bias": True,
 }
 
-# The same seven numbers under the names that the book gives them.
+# The book's names of the same numbers.
 _BOOK_KEYS = {
     "emb_dim": "d_model",
     "n_heads": "num_heads",
@@ -69,18 +69,18 @@ _ALL = {**GPT2_CONFIGS, "gpt3": GPT3_CONFIG}
 
 
 def config_name(name: str) -> str:
-    """The usual spelling of a model's name.
+    """The canonical spelling of a model's name.
 
-    Upper case, underscores and the spelling ``gpt-2`` are understood; ``gpt2`` means the small one.
+    Upper case, underscores and the spelling ``gpt-2`` are accepted; ``gpt2`` means ``gpt2-small``.
 
     Args:
-        name: a model's name as a person types it.
+        name: A model's name.
 
     Returns:
         One of the keys of ``GPT2_CONFIGS``, or ``"gpt3"``.
 
     Raises:
-        ValueError: no model has this name; the message lists those that exist.
+        ValueError: There is no model with this name; the message lists those that exist.
 
     Example:
         >>> config_name("GPT2_Medium")
@@ -94,22 +94,22 @@ def config_name(name: str) -> str:
     close = difflib.get_close_matches(wanted, _ALL, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     raise ValueError(
-        f"name: no model is called {name!r}.{hint}\n"
-        f"  The names are {', '.join(_ALL)} (gpt2 means gpt2-small)."
+        f"name: there is no model {name!r}.{hint}\n"
+        f"  The models are {', '.join(_ALL)} (gpt2 means gpt2-small)."
     )
 
 
 def find_config(name: str) -> GPT2Config:
-    """The numbers of a model, by its name.
+    """The config of a model, by its name.
 
     Args:
-        name: such as ``gpt2-medium``; see `config_name` for the spellings that are understood.
+        name: Such as ``gpt2-medium``; see `config_name` for the accepted spellings.
 
     Returns:
-        A new dictionary: changing it changes nothing else.
+        A new dictionary, which may be modified.
 
     Raises:
-        ValueError: no model has this name.
+        ValueError: There is no model with this name.
 
     Example:
         >>> find_config("gpt2-medium")["num_heads"]
@@ -119,16 +119,16 @@ def find_config(name: str) -> GPT2Config:
 
 
 def read_config(config: Mapping[str, Any]) -> GPT2Config:
-    """The seven numbers of a model, whichever of the two spellings its dictionary uses.
+    """A config with the keys of `GPT2Config`, whichever of the two spellings it uses.
 
     Args:
-        config: the keys of `GPT2Config`, or the book's (``emb_dim n_heads n_layers drop_rate``).
+        config: The keys of `GPT2Config`, or the book's (``emb_dim n_heads n_layers drop_rate``).
 
     Returns:
         A new dictionary with the keys of `GPT2Config`.
 
     Raises:
-        ValueError: a key is missing, unknown, or there in both spellings.
+        ValueError: A key is missing, unknown, or given in both spellings.
 
     Example:
         >>> book = {"vocab_size": 50257, "context_length": 1024, "emb_dim": 768, "n_heads": 12,
@@ -139,7 +139,7 @@ def read_config(config: Mapping[str, Any]) -> GPT2Config:
     if not isinstance(config, Mapping):
         raise ValueError(
             f"config: expected a dictionary with the model's sizes, got {config!r}.\n"
-            f"  By name: GPT2_CONFIGS['gpt2-small']. The names are {', '.join(GPT2_CONFIGS)}."
+            f"  By name: GPT2_CONFIGS['gpt2-small']. The models are {', '.join(GPT2_CONFIGS)}."
         )
     wanted = tuple(GPT2Config.__annotations__)
     found: dict[str, Any] = {}
@@ -153,29 +153,26 @@ def read_config(config: Mapping[str, Any]) -> GPT2Config:
                 f"  The keys are {', '.join(wanted)}."
             )
         if name in found:
-            raise ValueError(f"config: {key!r} says again what another key says; keep one of them.")
+            raise ValueError(f"config: {key!r} repeats another key; keep one of them.")
         found[name] = value
     missing = [name for name in wanted if name not in found]
     if missing:
         raise ValueError(
             f"config: {', '.join(missing)} missing; it has {', '.join(config) or 'nothing'}.\n"
-            "  Start from a whole one: {**GPT2_CONFIGS['gpt2-small'], 'num_layers': 2}."
+            "  Start from a complete one: {**GPT2_CONFIGS['gpt2-small'], 'num_layers': 2}."
         )
     return cast(GPT2Config, found)
 
 
 def explain_heads(d_model: int, num_heads: int) -> str | None:
-    """Why this number of heads does not fit this width, and which one would.
-
-    Other modules add this sentence to their error.
+    """Why this number of heads does not fit this width, and which one would; for error messages.
 
     Args:
-        d_model: the width that the heads divide among them.
-        num_heads: the number of heads.
+        d_model: The width that is divided among the heads.
+        num_heads: The number of heads.
 
     Returns:
-        One sentence, or None where the number fits (or where either number is not positive, for
-        which another error is due).
+        One sentence, or None if the number fits or either number is not positive.
 
     Example:
         >>> explain_heads(1024, 24)
@@ -190,7 +187,7 @@ def explain_heads(d_model: int, num_heads: int) -> str | None:
             size = name.removeprefix("gpt2-")
             heads = config["num_heads"]
             return f"{num_heads} is GPT-2 {size}'s number of layers; it has {heads} heads."
-    # One is a divisor of every width and the width one of itself, so below is never empty.
+    # Every width is divisible by 1 and by itself, so both searches find a number.
     below = next(n for n in range(min(num_heads, d_model), 0, -1) if d_model % n == 0)
     if num_heads > d_model:
         return f"A width of {d_model} can be divided among {below} heads at most."

@@ -1,13 +1,13 @@
-"""What a config costs: parameters, memory in MiB, floating-point operations. Arithmetic only.
+"""The cost of a config: parameters, memory in MiB, floating-point operations. Arithmetic only.
 
-The formulas, with d for d_model and n for tokens; a multiply and an add count as two operations:
+The formulas, with d = d_model and n = tokens; a multiply and an add count as two operations:
 
-    attention    4 d^2 + d parameters a layer, and 3 d more with qkv_bias
-    feed-forward 8 d^2 + 5 d parameters a layer (it widens to 4 d and comes back)
-    scores       2 n^2 d operations a layer, and as many again for the weighted sum of the values
+    attention    4 d^2 + d parameters per layer, and 3 d more with qkv_bias
+    feed-forward 8 d^2 + 5 d parameters per layer (it widens to 4 d and back)
+    scores       2 n^2 d operations per layer, and as many again for the weighted sum of the values
     projections  2 n times the entries of the weight matrix
 
-This file imports no torch, so that `clearhead info` answers at once.
+This file does not import torch, so that `clearhead info` starts quickly.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _LSE_BYTES = 4  # kernels keep the log-sum-exp in float32, also for half-precisi
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory in MiB; what each field holds.
+    """Memory in MiB.
 
     Attributes:
         parameters: the model's weights.
         kv_cache: keys and values of all tokens in all layers, kept while generating.
         map_one_layer: the n x n attention weights of one layer, if they were built.
-        map_all_layers: the same for all layers, which training or looking would keep.
-        lse_one_layer: the log-sum-exp of each row of one layer: what a fused forward pass keeps
-            instead of the map, 4 bytes a row (8 in float64). It grows with n, not with n x n.
+        map_all_layers: the same for all layers, as kept for training or inspection.
+        lse_one_layer: the log-sum-exp of each row of one layer, which a fused forward pass keeps
+            instead of the map: 4 bytes per row (8 in float64). It grows with n, not with n x n.
         lse_all_layers: the same for all layers.
     """
 
@@ -47,16 +47,16 @@ class Memory:
 class Flops:
     """Floating-point operations of one forward pass, all layers together.
 
-    Biases, norms, softmax, GELU and the two embedding look-ups are left out: they are small.
+    Biases, norms, softmax, GELU and the two embedding lookups are not counted; they are small.
 
     Attributes:
         projections: query, key, value and output.
-        scores: every query with every key, the full n x n.
+        scores: every query times every key, the full n x n.
         weighted_sum: the weights times the values, the full n x n.
         scores_causal: the scores that causal attention needs, n (n + 1) / 2 pairs.
         weighted_sum_causal: the same for the weighted sum.
         feed_forward: the two matrices of the feed-forward part.
-        head: from the last vector of each token to one score per word of the vocabulary.
+        head: from the final vector of each token to one score per vocabulary entry.
     """
 
     projections: int
@@ -69,13 +69,13 @@ class Flops:
 
     @property
     def total(self) -> int:
-        """All parts, with the full n x n: what a model that masks afterwards computes."""
+        """All parts with the full n x n, as in a model that masks the scores afterwards."""
         dense = self.projections + self.feed_forward + self.head
         return dense + self.scores + self.weighted_sum
 
     @property
     def total_causal(self) -> int:
-        """All parts, with the causal half only: the least a causal model can do."""
+        """All parts with the causal half only, the minimum for a causal model."""
         dense = self.projections + self.feed_forward + self.head
         return dense + self.scores_causal + self.weighted_sum_causal
 
@@ -83,7 +83,7 @@ class Flops:
 def parameters(config: GPT2Config, *, num_kv_heads: int | None = None) -> dict[str, int]:
     """Count the parameters of a GPT-2 model, part by part.
 
-    The output head shares its matrix with the token embedding (a tied head), so it adds none.
+    The output head shares the matrix of the token embedding (weight tying), so it adds none.
 
     Args:
         config: the model's size, as in `clearhead.configs`.
@@ -131,8 +131,8 @@ def memory(
 
     Args:
         config: the model's size, as in `clearhead.configs`.
-        batch: sentences at a time.
-        tokens: the length of each; ``context_length`` if None. It may be longer than
+        batch: the number of sequences.
+        tokens: their length; ``context_length`` if None. It may be longer than
             ``context_length``, to see what a longer context would cost; the position table counted
             under ``parameters`` stays as the config says.
         dtype: ``float64``, ``float32``, ``bfloat16`` or ``float16``.
@@ -184,8 +184,8 @@ def flops(
 
     Args:
         config: the model's size, as in `clearhead.configs`.
-        batch: sentences at a time.
-        tokens: the length of each; ``context_length`` if None.
+        batch: the number of sequences.
+        tokens: their length; ``context_length`` if None.
         num_kv_heads: heads of keys and values, where fewer than the query heads share them. It
             narrows the projections; the scores cost the same.
 
@@ -221,7 +221,7 @@ def flops(
 def _tokens(config: GPT2Config, batch: int, tokens: int | None) -> int:
     """The length to count with, after checking it and the batch."""
     if batch <= 0:
-        raise ValueError(f"batch: expected 1 or more, got {batch}.\n  It counts the sentences.")
+        raise ValueError(f"batch: expected 1 or more, got {batch}.\n  It counts sequences.")
     if tokens is None:
         return config["context_length"]
     if tokens <= 0:

@@ -1,13 +1,13 @@
 """Token ids -> vectors: token and position embeddings, and rotary positions.
 
-GPT-2 adds a learned vector for each position to the token's vector, once, at the start. Rotary
-embedding (Su et al., "RoFormer", 2021) instead turns queries and keys in every layer: dimensions i
-and i + head_dim / 2 form a plane, turned by the angle
+GPT-2 adds a learned position vector to each token's vector, once, at the start. Rotary embedding
+(Su et al., "RoFormer", 2021) instead rotates queries and keys in every layer: dimensions i and
+i + head_dim / 2 form a plane, which is rotated by the angle
 
     position * base ** (-2 i / head_dim)
 
-so that a query times a key depends on how far apart the two are, and not on where they stand. The
-two halves are paired as in Llama and Hugging Face; the paper pairs neighbours (2i, 2i + 1).
+so that the dot product of a query and a key depends on their distance only, not on their positions.
+Dimensions are paired as in Llama and Hugging Face; the paper pairs neighbours (2i, 2i + 1).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from clearhead.validation import ShapeError
 
 
 class Embedding(nn.Module):
-    """Turn token ids into vectors: a token's vector plus its position's vector.
+    """Turn token ids into vectors: token vector plus position vector.
 
     Args:
-        vocab_size: how many different ids there are.
-        d_model: the width of the vectors.
-        context_length: how many positions there are; None for a model that gives positions in
-            another way, such as `Rope`. Then there is no position's vector to add.
+        vocab_size: The number of different ids.
+        d_model: The width of the vectors.
+        context_length: The number of positions; None for a model that encodes positions in another
+            way, such as `Rope`. No position vector is added then.
 
     Attributes:
-        token: `nn.Embedding`, a vector for each id.
-        position: `nn.Embedding`, a vector for each position; None without context_length.
+        token: `nn.Embedding`, one vector per id.
+        position: `nn.Embedding`, one vector per position; None without context_length.
 
     Raises:
-        ValueError: a size is not positive.
+        ValueError: A size is not positive.
 
     Example:
         >>> embedding = Embedding(vocab_size=50257, d_model=16, context_length=1024)
@@ -65,24 +65,23 @@ class Embedding(nn.Module):
     ) -> Float[Tensor, "batch tokens d_model"]:
         """Look up the vectors.
 
-        Values on a GPU are not examined, since that would make the program wait for the GPU.
+        Values on a GPU are not checked, because that would synchronise with the GPU.
 
         Args:
-            ids: token ids.
-            start: the position of the first token. With a cache of past tokens it is their
-                number: one for all sentences, or a tensor with one for each. A negative number
-                for a sentence means that it begins with so many tokens of padding, which all
-                get the vector of position 0.
+            ids: Token ids.
+            start: The position of the first token: the number of cached tokens, for all sequences
+                or per sequence. A negative number means that the sequence begins with that many
+                padding tokens, which all get the vector of position 0.
 
         Returns:
-            A vector for each token.
+            One vector per token.
 
         Raises:
-            ShapeError: ids is not (batch, tokens) or not whole numbers, or start is neither one
-                number nor (batch,).
-            ValueError: an id is out of range, or the text is too long.
+            ShapeError: ids is not (batch, tokens) or not of an integer dtype, or start is neither
+                one number nor (batch,).
+            ValueError: An id is out of range, or the sequence is too long.
         """
-        if has_torch_function((ids,)):  # where ranks share a sequence, others know where it starts
+        if has_torch_function((ids,)):  # context_parallel knows the positions
             return handle_torch_function(Embedding.forward, (ids,), self, ids, start=start)
         self._check(ids, start)
         token: Tensor = self.token(ids)
@@ -102,8 +101,8 @@ class Embedding(nn.Module):
             raise ShapeError(
                 f"ids: expected token ids of dtype torch.int64 or torch.int32, got {ids.dtype}.\n"
                 + (
-                    "  Are these vectors already? Then leave out the embedding. "
-                    "Ids that became floats? Try ids.long()."
+                    "  Are these already vectors? Then skip the embedding. "
+                    "Are these ids converted to floats? Try ids.long()."
                     if ids.is_floating_point()
                     else "  Try ids.long()."
                 )
@@ -124,12 +123,12 @@ class Embedding(nn.Module):
             raise ValueError(
                 f"ids: expected at most context_length ({self.context_length}) tokens, "
                 f"got {tokens}.\n"
-                f"  There is no vector for a position after that. "
-                f"Try ids[:, -{self.context_length}:] for the last ones."
+                f"  The model has no vectors for later positions. "
+                f"To keep the last tokens, try ids[:, -{self.context_length}:]."
             )
         if isinstance(start, int):
             self._check_positions(start, start, tokens)
-        # Looking at values makes a GPU wait, and a compiler stop.
+        # Reading values synchronises with a GPU, and breaks a compiled graph.
         if torch.compiler.is_compiling() or ids.numel() == 0:
             return
         if isinstance(start, Tensor) and start.device.type == "cpu":
@@ -146,23 +145,25 @@ class Embedding(nn.Module):
 
     def _check_positions(self, first: int, last: int, tokens: int) -> None:
         if first < 0:
-            raise ValueError(f"start: expected 0 or more, got {first}.\n  It counts past tokens.")
+            raise ValueError(
+                f"start: expected 0 or more, got {first}.\n  It is the number of cached tokens."
+            )
         if self.context_length is not None and last + tokens > self.context_length:
             raise ValueError(
                 f"start + tokens ({last} + {tokens}) is more than context_length "
                 f"({self.context_length}).\n"
-                f"  There is no vector for a position after that. "
-                f"Stop here, or begin again with the last tokens and an empty cache."
+                f"  The model has no vectors for later positions. "
+                f"Stop here, or start again with the last tokens and an empty cache."
             )
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding; holds nothing but the base.
+    """Rotary position embedding. It has no parameters.
 
     Args:
-        base: the larger, the slower the slowest plane turns; 10000 in the paper and in Llama 2,
-            500000 in Llama 3.
+        base: The larger it is, the slower the slowest plane rotates; 10000 in the paper and in
+            Llama 2, 500000 in Llama 3.
 
     Raises:
         ValueError: base is not a positive number.
@@ -187,17 +188,17 @@ class Rope:
         x: Float[Tensor, "batch heads tokens head_dim"],
         positions: Int[Tensor, "tokens"] | Int[Tensor, "batch tokens"],
     ) -> Float[Tensor, "batch heads tokens head_dim"]:
-        """Turn each vector by the angles of its position.
+        """Rotate each vector by the angles of its position.
 
-        Angles and products are float32 (float64 for float64 input), also for half precision; only
-        the result is rounded to the dtype of x.
+        Angles and products are computed in float32 (float64 for float64 input), even for half
+        precision; only the result is rounded to the dtype of x.
 
         Args:
-            x: queries or keys, split into heads.
-            positions: where each token stands, for all sentences or for each.
+            x: Queries or keys, split into heads.
+            positions: The position of each token, for all sequences or per sequence.
 
         Returns:
-            The turned vectors, as long as they were, in the dtype of x.
+            The rotated vectors, with unchanged lengths, in the dtype of x.
 
         Raises:
             ShapeError: x is not (batch, heads, tokens, head_dim), or positions does not fit it.
@@ -207,7 +208,7 @@ class Rope:
             >>> Rope().rotate(torch.ones(1, 1, 1, 2), torch.tensor([[0]])).tolist()
             [[[[1.0, 1.0]]]]
         """
-        if has_torch_function((x, positions)):  # where ranks share a sequence, others know where
+        if has_torch_function((x, positions)):  # context_parallel knows the positions
             return handle_torch_function(Rope.rotate, (x, positions), self, x, positions)
         if x.ndim != 4:
             raise ShapeError(
@@ -225,8 +226,8 @@ class Rope:
         if head_dim % 2 != 0:
             raise ValueError(
                 f"head_dim: expected an even number, got {head_dim}.\n"
-                f"  Rotary embedding turns pairs of dimensions. "
-                f"Choose another num_heads or d_out, so that d_out / num_heads is even."
+                f"  Rotary embedding rotates pairs of dimensions. "
+                f"Choose num_heads and d_out so that d_out / num_heads is even."
             )
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         exponents = torch.arange(0, head_dim, 2, device=x.device, dtype=dtype) / head_dim
@@ -234,5 +235,5 @@ class Rope:
         angles = angles.unsqueeze(-3)  # (.., tokens, head_dim / 2) -> (.., 1, tokens, head_dim / 2)
         cos, sin = angles.cos(), angles.sin()
         first, second = x.to(dtype).chunk(2, dim=-1)
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        return turned.to(x.dtype)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return rotated.to(x.dtype)

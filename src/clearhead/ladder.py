@@ -29,7 +29,7 @@ from clearhead.validation import (
 
 
 def simplified_attention(x: Float[Tensor, "*batch tokens d_in"]) -> Float[Tensor, "..."]:
-    """Rung 1: attention with no parameters. Each token becomes a mix of all tokens.
+    """Rung 1: attention without parameters. Each token becomes a weighted sum of all tokens.
 
     >>> simplified_attention(torch.eye(3)).shape
     torch.Size([3, 3])
@@ -41,7 +41,7 @@ def simplified_attention(x: Float[Tensor, "*batch tokens d_in"]) -> Float[Tensor
 
 
 def simplified_attention_loop(x: Float[Tensor, "tokens d_in"]) -> Float[Tensor, "tokens d_in"]:
-    """Rung 1 again, one query at a time, as a person would do it on paper."""
+    """Rung 1 again, one query at a time, as on paper."""
     check_vectors(x[None], x.shape[-1], x)
     context_vecs = torch.zeros_like(x)
     for i, query in enumerate(x):
@@ -54,7 +54,7 @@ def simplified_attention_loop(x: Float[Tensor, "tokens d_in"]) -> Float[Tensor, 
 
 
 class SelfAttention(nn.Module):
-    """Rung 2: three learned projections decide what to look for, what to show and what to say."""
+    """Rung 2: three learned projections: what to look for, what to match, what to pass on."""
 
     def __init__(self, d_in: int, d_out: int, qkv_bias: bool = False) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class SelfAttention(nn.Module):
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
 
     def forward(self, x: Float[Tensor, "*batch tokens d_in"]) -> Float[Tensor, "..."]:
-        """Context vectors, (.., tokens, d_out); x may come without a batch axis."""
+        """Context vectors, (.., tokens, d_out); x may be without a batch axis."""
         check_vectors(x, self.d_in, self.W_query.weight, unbatched=True)
         queries = self.W_query(x)  # (.., tokens, d_in) -> (.., tokens, d_out)
         keys = self.W_key(x)
@@ -79,7 +79,7 @@ class SelfAttention(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Rung 3: no token may look at a later one; some weights are dropped while training."""
+    """Rung 3: no token attends to a later one; some weights are dropped during training."""
 
     mask: Tensor
 
@@ -100,7 +100,7 @@ class CausalAttention(nn.Module):
         self.register_buffer("mask", torch.ones(context_length, context_length).triu(diagonal=1))
 
     def forward(self, x: Float[Tensor, "batch tokens d_in"]) -> Float[Tensor, "batch tokens d_out"]:
-        """Context vectors that depend on the token itself and earlier ones only."""
+        """Context vectors that depend only on the token itself and on earlier ones."""
         check_vectors(x, self.d_in, self.W_query.weight)
         tokens = x.shape[1]
         check_length(tokens, self.context_length)
@@ -142,7 +142,7 @@ class MultiHeadAttentionWrapper(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch tokens d_in"]
     ) -> Float[Tensor, "batch tokens heads*d_out"]:
-        """All heads' context vectors, one after the other along the last axis."""
+        """The context vectors of all heads, concatenated along the last axis."""
         return torch.cat([head(x) for head in self.heads], dim=-1)
 
 
@@ -246,7 +246,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class EncoderAttention(nn.Module):
-    """Rung 4 as the paper has it: biases everywhere, a mask from outside, the weights returned."""
+    """Rung 4 in the paper's form: biases everywhere, a mask argument, the weights returned."""
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class EncoderAttention(nn.Module):
     def split_heads(
         self, x: Float[Tensor, "batch tokens d_model"]
     ) -> Float[Tensor, "batch heads tokens head_dim"]:
-        """One token's vector becomes one shorter vector a head."""
+        """Split the vector of each token into one shorter vector per head."""
         batch, tokens, _ = x.shape
         return x.view(batch, tokens, self.num_heads, self.head_dim).transpose(1, 2)
 

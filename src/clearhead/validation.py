@@ -1,7 +1,7 @@
-"""Named dimensions, and errors that teach.
+"""Named dimensions, and errors that explain.
 
-Every check here reads shapes, dtypes and devices only, never values: it costs no device
-synchronisation and breaks no compiled graph.
+The checks read shapes, dtypes and devices, never values. They cost no device synchronisation and
+break no compiled graph.
 """
 
 from numbers import Real
@@ -13,11 +13,11 @@ from clearhead.configs import explain_heads
 
 
 class ShapeError(ValueError):
-    """A tensor does not have the shape, dtype or device that its place asks for."""
+    """A tensor does not have the expected shape, dtype or device."""
 
 
 def describe(tensor: Tensor) -> str:
-    """The shape as people write it.
+    """The shape, formatted for messages.
 
     >>> describe(torch.zeros(2, 6, 768))
     '(2, 6, 768)'
@@ -28,38 +28,38 @@ def describe(tensor: Tensor) -> str:
 def check_vectors(
     x: Tensor, d_in: int, weight: Tensor | None, *, name: str = "x", unbatched: bool = False
 ) -> None:
-    """Raise `ShapeError` unless x is (batch, tokens, d_in), a float, beside the weights.
+    """Raise `ShapeError` unless x is (batch, tokens, d_in) with the weights' dtype and device.
 
     Args:
-        x: What the user gave.
+        x: The input.
         d_in: The width that the module was built for.
-        weight: Any weight of the module: x must share its dtype and device. None = not known.
-        name: What the argument is called.
-        unbatched: Whether (tokens, d_in) is allowed too.
+        weight: Any weight of the module; x must have its dtype and device. None = unknown.
+        name: The name of the argument.
+        unbatched: Whether (tokens, d_in) is allowed as well.
     """
     if weight is None:
         weight = x
     shape = x.shape
     alike = x.dtype == weight.dtype and x.device == weight.device
     if alike and len(shape) == 3 and shape[2] == d_in and x.is_floating_point():
-        return  # nearly always: the rest says what is wrong
+        return  # the common case; what follows explains the mismatch
     wanted = f"(batch, tokens, d_in={d_in})" + (f" or (tokens, d_in={d_in})" if unbatched else "")
     if not x.is_floating_point():
         raise ShapeError(
             f"{name}: expected vectors {wanted}, got {dtype_name(x)} of shape {describe(x)}.\n"
-            "  Token ids become vectors first: Embedding(vocab_size, d_model, context_length)(ids)."
+            "  Token ids? Embed them first: Embedding(vocab_size, d_model, context_length)(ids)."
         )
     if x.ndim != 3 and not (unbatched and x.ndim == 2):
         hint = {
             1: "One token? Try x[None, None].",
             2: f"One sentence without a batch axis? Try {name}.unsqueeze(0).",
-            4: "Already split into heads? This module splits by itself: give it what comes before.",
-        }.get(x.ndim, "Merge or drop axes until three are left.")
+            4: "Already split into heads? This module does it; pass the unsplit vectors.",
+        }.get(x.ndim, "Merge or drop axes until there are three.")
         raise ShapeError(f"{name}: expected {wanted}, got {describe(x)}.\n  {hint}")
     if x.shape[-1] != d_in:
         hint = f"The last axis is {x.shape[-1]}, but this module was built with d_in={d_in}."
         if x.shape[-2] == d_in:
-            hint = f"Axes exchanged? Try {name}.transpose(-2, -1)."
+            hint = f"Axes swapped? Try {name}.transpose(-2, -1)."
         raise ShapeError(f"{name}: expected {wanted}, got {describe(x)}.\n  {hint}")
     if x.device != weight.device:
         raise ShapeError(
@@ -75,26 +75,28 @@ def check_vectors(
 
 
 def check_length(tokens: int, context_length: int, *, name: str = "x", before: int = 0) -> None:
-    """Raise `ShapeError` when a sequence is longer than the module was built for.
+    """Raise `ShapeError` if a sequence is longer than the module was built for.
 
     Args:
-        tokens: How many tokens came.
-        context_length: How many there may be.
-        name: What the argument is called.
-        before: How many tokens a cache already holds.
+        tokens: The number of new tokens.
+        context_length: The maximum number of tokens.
+        name: The name of the argument.
+        before: The number of tokens that a cache already holds.
     """
     if before + tokens > context_length:
-        came = f"{before} cached + {tokens} new tokens" if before else f"{tokens} tokens"
+        got = f"{before} cached + {tokens} new tokens" if before else f"{tokens} tokens"
         room = context_length - before
-        cut = f"Cut the input ({name}[:, :{room}])" if room > 0 else "Begin again (cache.reset())"
+        fix = "Start again (cache.reset())"
+        if room > 0:
+            fix = f"Truncate the input ({name}[:, :{room}])"
         raise ShapeError(
-            f"{name}: {came}, but context_length is {context_length}.\n"
-            f"  {cut}, or build the module with context_length={before + tokens}."
+            f"{name}: {got}, but context_length is {context_length}.\n"
+            f"  {fix}, or build the module with context_length={before + tokens}."
         )
 
 
 def check_heads(d_out: int, num_heads: int) -> int:
-    """The head_dim, or a ValueError when d_out cannot be split into that many heads.
+    """Return head_dim; raise ValueError if d_out cannot be split into that many heads.
 
     >>> check_heads(768, 12)
     64
@@ -127,7 +129,7 @@ def check_dropout(dropout: float) -> None:
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """The dtype as people say it.
+    """The dtype without its `torch.` prefix.
 
     >>> dtype_name(torch.zeros(2))
     'float32'
@@ -136,8 +138,17 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 def is_readable(x: Tensor) -> bool:
-    """Whether its values can be read now at no cost: on the CPU, and no graph is being made."""
+    """Whether the values of x can be read at no cost: on the CPU, and not while being traced."""
     if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) is not Tensor:
         return False
-    inside = torch._C._functorch.peek_interpreter_stack()
-    return inside is None and torch._C._get_tracing_state() is None
+    traced: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # documented
+    return not traced and not is_wrapped(x)
+
+
+def is_wrapped(x: Tensor) -> bool:
+    """Whether x is a wrapper created by `torch.func` (grad, vmap, jvp): these have no storage."""
+    try:
+        x.untyped_storage()
+    except NotImplementedError:
+        return True
+    return False

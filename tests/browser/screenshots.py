@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import chromium
 import clearhead
 import view_cases
-from clearhead.explainer import build_from_lab, save
+from clearhead.explainer.examples import model_example
+from clearhead.explainer.presentation import save
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 PICTURES = {
@@ -29,7 +30,7 @@ def take_page(browser: Browser, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as parent:
         file = Path(parent) / "page.html"
-        save(build_from_lab("the cat sat on the mat"), file)
+        save(model_example("the cat sat on the mat"), file)
         for name, (fragment, theme, (width, height)) in PICTURES.items():
             page = browser.new_page(
                 viewport={"width": width, "height": height}, device_scale_factor=1

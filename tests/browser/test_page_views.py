@@ -348,11 +348,12 @@ WALK = """() => {
 
 
 def test_every_form_of_attention_can_be_walked_through(visit, folder, example):
-    from clearhead.explainer import build
+    from clearhead.explainer.examples import untrained_example
 
     traces = {"everything": page_cases.everything(), "rtl": page_cases.right_to_left()}
     for variant in ("simplified", "self", "causal", "wrapper", "encoder"):
-        traces[variant] = build(None if variant == "simplified" else "a b c", variant=variant).trace
+        text = None if variant == "simplified" else "a b c"
+        traces[variant] = untrained_example(text, variant=variant).trace
     for name, trace in traces.items():
         trace.save(folder / f"{name}.html")
         seen = visit(folder / f"{name}.html", f"view=steps&step={trace.steps[0].number}")

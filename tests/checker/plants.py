@@ -117,7 +117,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("ladder", _STORE, _STORE.replace("diagonal=1", "diagonal=2")),
         Plant("masks.mask", "Band(None, 0, align)", "Band(None, 1, align)"),
         Plant(
-            "masks.kinds",
+            "masks.mask",
             "position = position + (seen - queries)",
             "position = position + (seen - queries + 1)",
         ),
@@ -128,7 +128,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "mask-inverted": (
         Plant("ladder", _STORE, _STORE.replace("triu(diagonal=1", "tril(diagonal=-1")),
-        Plant("masks.kinds", "(key <= position + self.ahead)", "(key >= position + self.ahead)"),
+        Plant("masks.mask", "(key <= position + self.ahead)", "(key >= position + self.ahead)"),
         Plant("kernels.eager", "~(visible | empty)", "visible"),
         Plant("kernels.blocked", "scores.masked_fill_(~tile", "scores.masked_fill_(tile"),
     ),
@@ -152,8 +152,8 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         ),
     ),
     "padding-inverted": (
-        Plant("masks.kinds", "return real[:, key]", "return ~real[:, key]"),
-        Plant("masks.kinds", "key < real[:, None]", "key >= real[:, None]"),
+        Plant("masks.mask", "return real[:, key]", "return ~real[:, key]"),
+        Plant("masks.mask", "key < real[:, None]", "key >= real[:, None]"),
     ),
     "split-without-transpose": (
         Plant("ladder", _TRANSPOSE, _RESHAPE),
@@ -188,11 +188,11 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "key-from-query-weights": (
         Plant("ladder", "keys = keys.view(", "keys = self.W_query(x).view("),
-        Plant("attention", "self.W_key, self.W_value)", "self.W_query, self.W_value)"),
+        Plant("attention", "self._split(self.W_key(", "self._split(self.W_query("),
     ),
     "value-from-keys": (
         Plant("ladder", "values = values.view(", "values = self.W_key(x).view("),
-        Plant("attention", "self.W_key, self.W_value)", "self.W_key, self.W_key)"),
+        Plant("attention", "self._split(self.W_value(", "self._split(self.W_key("),
     ),
     "out-proj-unused": (
         Plant("ladder", "self.out_proj(context_vec)", "context_vec"),

@@ -40,7 +40,6 @@ ATTENTION = [
 STAGES = {
     "ladder": [LADDER, ATTENTION],
     "masks.mask": [MASKS],
-    "masks.kinds": [MASKS],
     "kernels": [KERNELS],
     "kernels.eager": [KERNELS],
     "kernels.sdpa": [KERNELS],

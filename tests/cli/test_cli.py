@@ -1,4 +1,4 @@
-"""The command line, as a person or a program meets it."""
+"""The command line, as users and scripts see it."""
 
 import json
 import os
@@ -19,7 +19,7 @@ VARIANTS = ["simplified", "self", "causal", "wrapper", "multihead", "encoder"]
 
 @pytest.fixture
 def run(command_line, monkeypatch):
-    """Run a command; give back exit status, output and errors."""
+    """Run a command; return exit status, output and errors."""
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
@@ -28,7 +28,7 @@ def run(command_line, monkeypatch):
 
 @pytest.fixture
 def ok(run):
-    """Run a command that must work; give back its output."""
+    """Run a command that must succeed; return its output."""
 
     def ok(*arguments):
         status, out, err = run(*arguments)
@@ -39,7 +39,7 @@ def ok(run):
 
 
 def process(*arguments, **environment):
-    """The same in a process of its own, its output in a pipe."""
+    """The same in a separate process, its output in a pipe."""
     return subprocess.run(
         [sys.executable, "-c", "from clearhead.cli import main; main()", *arguments],
         capture_output=True,
@@ -95,7 +95,7 @@ def test_every_variant_in_every_view(ok, variant, text):
         assert "\x1b" not in view
 
 
-def test_explain_shows_the_six_steps_and_a_table_a_head(ok):
+def test_explain_shows_the_six_steps_and_one_table_per_head(ok):
     out = ok("explain", SENTENCE, "--heads", "4")
     for part in (
         "operation  .view(1, 6, 4, 2)",
@@ -127,7 +127,7 @@ def test_explain_shows_the_trained_model(ok):
 
 
 def test_the_trained_model_knows_who_sat(ok):
-    """Before "his", "her" or "its" comes, some head of the last layer looks at the subject."""
+    """Before "his", "her" or "its", some head of the last layer attends to the subject."""
     full = json.loads(ok("explain", "Mary met Adam in her garden", "--json"))
     weights = numbers(full, "attn_weights")[0]  # (heads, queries, keys)
     place = full["tokens"].index("in")
@@ -149,7 +149,7 @@ def test_the_program_of_the_trained_model_gives_its_numbers(ok, capsys):
         torch.testing.assert_close(names[name], numbers(full, name), rtol=0, atol=1e-6)
 
 
-def test_words_outside_the_vocabulary_are_marked_and_said(ok):
+def test_words_outside_the_vocabulary_are_marked_and_noted(ok):
     out = ok("explain", "The blue cat sat on mary")
     assert "0 The  1 blue?  2 cat" in out
     assert "Note: blue is not among the 256 words of the lab's model" in " ".join(out.split())
@@ -248,15 +248,15 @@ def test_printed_program_runs_as_a_program(tmp_path, ok):
     assert f"{weights['values'][0][1][5][2]:.4f}" in done.stdout
 
 
-def test_query_that_is_there_twice(ok):
+def test_query_that_occurs_twice(ok):
     out = ok("explain", SENTENCE, "--query", "the")
     assert "'the' is token 0, 4; this is token 0. For the next one: --query the:2" in out
     assert '"the" (token 4)' in ok("explain", SENTENCE, "--query", "the:2")
     assert '"sat" (token 2)' in ok("explain", SENTENCE, "--query", "SAT")
-    assert "may look at: the, cat, sat\n" in ok("explain", SENTENCE, "--query", "2")
+    assert "may attend to: the, cat, sat\n" in ok("explain", SENTENCE, "--query", "2")
 
 
-def test_gpt2_pieces(ok):
+def test_gpt2_byte_pairs(ok):
     out = ok("explain", "the cat", "--tokenizer", "gpt2", "--query", "cat")
     assert "0 the  1 ␣cat" in out
     assert "1169 3797" in out  # GPT-2's own ids
@@ -299,7 +299,7 @@ def test_hostile_text(ok):
             ["explain", SENTENCE, "--query", "dog"],
             "there is no such token.\n  The tokens are: 0 the",
         ),
-        (["explain", SENTENCE, "--query", "the:3"], "'the' is there 2 times."),
+        (["explain", SENTENCE, "--query", "the:3"], "'the' occurs 2 times."),
         (["explain", SENTENCE, "--query", "6"], "there is no such token."),
         (["explain", SENTENCE, "--query", ""], "there is no such token."),
         (["explain", "a", "--step", "7"], "has no such step.\n  Its steps are 1, 2, 3, 3b, 4a"),
@@ -313,11 +313,11 @@ def test_hostile_text(ok):
         ),
         (
             ["explain", "cat" + " cat" * 64],
-            "TEXT has 65 tokens, and the lab's model takes 64.\n  Another",
+            "TEXT has 65 tokens, and the lab's model accepts at most 64.\n  Use another",
         ),
         (["explain", "a", "--layer", "3"], "--layer: expected 0 to 2, got 3."),
         (["explain", "a", "--layer", "1", "--untrained"], "leave out --variant, --heads"),
-        (["explain", "--layer", "1"], "--layer is a layer of a model that reads TEXT"),
+        (["explain", "--layer", "1"], "--layer selects a layer of a model that reads TEXT"),
         (["explain", "--step", "2"], "the variant simplified has no such step."),
         (["explain", "a", "--step", "1", "--query", "a"], "choose one of the two."),
         (
@@ -331,8 +331,8 @@ def test_hostile_text(ok):
         (["explain", "a", "--seed", "x"], "--seed"),
         (["explain", "a", "--nonsense"], "--nonsense"),
         (["explode"], "explode"),
-        (["explain", "a", "-o", "x.doc"], "There are .html, .svg, .png, .pdf, .json: try x.html."),
-        (["explain", "a", "-o", ""], "The name of the file is empty."),
+        (["explain", "a", "-o", "x.doc"], "that ends in .html, .svg, .png, .pdf, .json, got"),
+        (["explain", "a", "-o", ""], "The file name is empty."),
         (["heads", "--model", "x" * 300, "a"], "x: File name too long"),
         (["export", "x" * 300 + ".onnx"], "x.onnx: File name too long"),
         (["\x1b[31m"], r"\x1b[31m"),
@@ -372,7 +372,7 @@ def test_pipe_and_no_color_have_no_escapes_and_a_terminal_has():
 
 
 def test_help_shows_every_command_in_full(ok):
-    """Their descriptions were cut in the middle."""
+    """No description is cut in the middle."""
     listed = ok("--help").partition("Commands:")[2]
     assert not any(line.endswith("...") for line in listed.splitlines())
 
@@ -382,6 +382,34 @@ def test_wrong_use_points_to_the_help(run):
         2, "", "Error: Missing argument 'TARGET'.\n  Try: clearhead check --help\n"
     )  # fmt: skip
     assert run("explian")[2].endswith("\n  Try: clearhead --help\n")
+
+
+def test_a_misspelled_command_is_corrected(run):
+    status, out, err = run("explian")
+    assert (status, out) == (2, "")
+    assert "Did you mean 'explain'?" in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["attention", "--out", "x.json"], ["--help"]])
+def test_bench_says_what_replaces_it(run, arguments):
+    status, out, err = run("bench", *arguments)
+    assert (status, out) == (2, "")
+    assert "make bench" in err
+    assert "bench" not in run("--help")[1]
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_only_the_file_of_the_command_is_imported(command):
+    program = (
+        "import sys\n"
+        "from clearhead.cli import make_app\n"
+        "make_app(sys.argv[1:])\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('clearhead.cli.')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, command], capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) - {"clearhead.cli.progress"} == {f"clearhead.cli.{command}"}
 
 
 def test_terminal_without_unicode():
@@ -432,7 +460,7 @@ def test_the_example_in_the_help_works(ok, command):
 
 
 def test_typer_runs_the_app_too():
-    done = CliRunner().invoke(cli.app, ["info", "gpt2-small"])
+    done = CliRunner().invoke(cli.make_app(), ["info", "gpt2-small"])
     assert done.exit_code == 0
     assert "124,439,808" in done.output
 
@@ -478,7 +506,7 @@ def test_info_counts_for_what_is_asked(ok):
 
 
 def test_info_in_a_narrow_window_keeps_its_numbers(ok, monkeypatch):
-    """Of the column of numbers, 38,5… was left."""
+    """Numbers are not truncated, as in "38,5…"."""
     monkeypatch.setenv("COLUMNS", "30")
     out = ok("info", "gpt2-small")
     for number in ("38,597,376", "124,439,808", "474.70", "576.00", "291.65"):
@@ -504,7 +532,7 @@ def test_info_of_your_own_size(ok):
 
 @pytest.mark.parametrize("options", [[], ["--untrained"]], ids=["trained", "untrained"])
 def test_how_words_are_spaced_does_not_count(options, run):
-    """A space at the end was a token, and an unknown word of the trained model."""
+    """A space at the end is neither a token nor an unknown word."""
     status, out, err = run("explain", " the  cat\nsat ", *options, "--json")
     assert (status, err) == (0, "")
     assert json.loads(out)["tokens"] == ["the", "cat", "sat"]
@@ -519,12 +547,10 @@ def test_how_words_are_spaced_does_not_count(options, run):
         ("check {file} --adapter none.py", "--adapter none.py: No such file or directory."),
         ("check {file} --policy none.toml", "--policy none.toml: No such file or directory."),
         ("train --out {file}", "--out {file}: this is a file; expected a folder."),
-        ("bench maps --out none/a.json", "--out none/a.json: there is no folder none."),
-        ("bench maps --out .", "--out .: expected the name of a file"),
     ],
 )
 def test_wrong_files_and_seeds(run, tmp_path, monkeypatch, command, said):
-    """Some were tracebacks, and `export` made the folder."""
+    """One message each, no traceback, and no file or folder is made."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").write_text("class A: pass\n", encoding="utf-8")
     status, out, err = run(*command.format(file="a.py").split())

@@ -7,7 +7,7 @@ import rich.console
 import torch
 
 import view_cases
-from clearhead import AttentionMap, Mask, explainer
+from clearhead import AttentionMap, Mask
 from clearhead.drawing import Axis, console, plain, shade
 from clearhead.drawing.heatmap import RAMP, Heatmap, blocks
 
@@ -170,16 +170,3 @@ def test_blocks_keep_the_sums_of_rows():
     exact = torch.tensor(blocks(weights, hidden)(47, 47))
     assert torch.equal(exact.isnan(), hidden)
     torch.testing.assert_close(exact[~hidden].float(), weights[~hidden])
-
-
-def test_explain_draws_the_whole_of_a_long_text():
-    example = explainer.build(
-        "the cat sat on the mat and then the dog ran to the red box by itself"
-    )
-    text = plain(explainer.draw_result(example), width=120)
-    whole = text[text.index("All of it") : text.index("Context vectors")]
-    rows = [line for line in whole.splitlines() if line.startswith("itself")]
-    assert rows
-    assert "more row" not in whole
-    short = plain(explainer.draw_result(explainer.build("the cat sat")), width=120)
-    assert "All of it" not in short

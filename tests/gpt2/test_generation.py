@@ -1,9 +1,7 @@
-"""Generation: Hugging Face's `generate` is the witness; every fast way against the plain one."""
+"""Generation: equal to Hugging Face's, and every fast decoder equal to the modules."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,8 @@ import transformers
 from torch import Tensor, nn
 
 import clearhead
-from clearhead import cli
-from clearhead.gpt2 import GPT2, cuda_graphs, decoding
+from clearhead.gpt2 import GPT2, cuda_decoding, decoding
 from clearhead.gpt2.sampling import Sampling
-from clearhead.models import text_stream
-from clearhead.tokenizers import GPT2Tokenizer
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 101,
@@ -32,14 +27,17 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # for our kernels
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 53, 58], [97]]
 
 
-def build(dtype: torch.dtype = torch.float64, **changes: Any) -> GPT2:
-    """A small model whose text varies: every parameter random, biases and norms too."""
+def randomize(model: GPT2) -> GPT2:
+    """Give every parameter random values, large enough that the text varies."""
     torch.manual_seed(1)
-    model = GPT2({**CONFIG, **changes}).to(dtype)
     for name, parameter in model.named_parameters():
         mean = 1.0 if "norm" in name and "weight" in name else 0.0
         nn.init.normal_(parameter, mean, 0.3 if parameter.ndim == 2 else 0.05)
     return model
+
+
+def build(dtype: torch.dtype = torch.float64, **changes: Any) -> GPT2:
+    return randomize(GPT2({**CONFIG, **changes}).to(dtype))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,7 @@ def left_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
     return torch.tensor(rows), torch.tensor(real)
 
 
-# Against others.
+# Equal to Hugging Face.
 
 
 @pytest.mark.parametrize("cache", [True, False])
@@ -71,7 +69,7 @@ def test_greedy_equals_hugging_face(model: GPT2, theirs: Any, cache: bool) -> No
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=23, do_sample=False, pad_token_id=0
     )
     found = model.generate(ids, 23, cache=cache)
-    assert len(found[0, 7:].unique()) > 5  # a text that repeats itself would prove little
+    assert len(found[0, 7:].unique()) > 5  # a repetitive text would prove little
     assert torch.equal(found, expected)
 
 
@@ -87,7 +85,7 @@ def test_a_padded_batch_equals_hugging_face_and_one_by_one(model: GPT2, theirs: 
 
 
 @pytest.mark.parametrize("settings", [{"top_k": 7}, {"top_p": 0.6}, {"top_k": 20, "top_p": 0.8}])
-def test_what_may_be_drawn_is_what_hugging_face_leaves(settings: dict[str, Any]) -> None:
+def test_probabilities_equal_hugging_face(settings: dict[str, Any]) -> None:
     logits = torch.randn(1, 53, dtype=torch.float64) * 2
     warped = logits / 0.7
     if "top_k" in settings:
@@ -113,7 +111,7 @@ def test_draws_follow_the_probabilities() -> None:
 
 @pytest.mark.parametrize("draw", [0.0, 1 - 2**-24])
 def test_no_draw_takes_an_impossible_token(draw: float) -> None:
-    """Zero must not stop at a probability of zero, and a draw near 1 not round up to the sum."""
+    """0 must not select a probability of 0, and a draw near 1 must not round up to the total."""
     logits = torch.full((1, 1000), -torch.inf)
     logits[0, 100:700] = torch.randn(600)
     for sampling in (Sampling(1.0), Sampling(1.0, top_p=0.5), Sampling(1.0, top_k=900)):
@@ -126,7 +124,7 @@ def test_no_draw_takes_an_impossible_token(draw: float) -> None:
 @pytest.mark.parametrize(
     "settings", [{"temperature": 1.3}, {"top_k": 5}, {"temperature": 0.8, "top_p": 0.9}]
 )
-def test_a_seed_fixes_the_text_and_touches_no_other_chance(
+def test_a_seed_fixes_the_text_and_leaves_the_global_state_alone(
     model: GPT2, settings: dict[str, Any]
 ) -> None:
     state = torch.get_rng_state()
@@ -137,22 +135,14 @@ def test_a_seed_fixes_the_text_and_touches_no_other_chance(
     assert torch.equal(state, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 1.3}, {"top_k": 5}])
-def test_without_a_seed_torch_decides(model: GPT2, settings: dict[str, Any]) -> None:
-    """`torch.manual_seed` changed nothing: each call had a generator of its own."""
+def test_without_a_seed_torch_decides(model: GPT2) -> None:
     texts = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
-        texts.append([model.generate(PROMPTS, 12, **settings) for _ in range(2)])
+        texts.append([model.generate(PROMPTS, 12, top_k=5) for _ in range(2)])
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
     assert texts[0][0] != texts[0][1]
-
-
-@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, 10**30])
-def test_a_seed_has_64_bits(model: GPT2, seed: int) -> None:
-    with pytest.raises(ValueError, match=f"seed: expected a number of 64 bits.*, got {seed}"):
-        model.generate(PROMPTS, 3, temperature=1.0, seed=seed)
 
 
 def test_top_k_of_one_is_greedy(model: GPT2) -> None:
@@ -174,7 +164,7 @@ def test_a_row_ends_with_its_stop_token(model: GPT2) -> None:
     assert (table[0, ended:] == stop).all()
 
 
-def test_forms_in_and_out(model: GPT2) -> None:
+def test_the_result_has_the_type_of_the_prompt(model: GPT2) -> None:
     flat = model.generate([3, 1, 4], 5)
     assert isinstance(flat[0], int)
     assert model.generate([[3, 1, 4]], 5) == [flat]
@@ -182,7 +172,7 @@ def test_forms_in_and_out(model: GPT2) -> None:
     small = model.generate(torch.tensor([[3, 1, 4]], dtype=torch.int32), 5)
     assert small.dtype == torch.int32
     assert small.tolist() == [flat]
-    assert len(model.generate([3, 1, 4])) == 48  # the context filled up
+    assert len(model.generate([3, 1, 4])) == 48  # fills the context
 
 
 def test_sliding_goes_on_with_the_last_tokens(model: GPT2) -> None:
@@ -210,8 +200,8 @@ def test_stream_gives_the_tokens_of_generate(model: GPT2) -> None:
     assert rows == [row[len(p) :] for row, p in zip(expected, PROMPTS, strict=True)]
 
 
-def test_between_two_tokens_of_a_stream_all_is_as_before() -> None:
-    """Gradients can be computed, and the model is in its own mode."""
+def test_a_stream_leaves_the_modes_alone_between_tokens() -> None:
+    """Gradients can be computed, and the model stays in training mode."""
     model = build()
     for _ in zip(model.stream(PROMPTS[0], 9), range(3), strict=False):
         assert model.training
@@ -233,34 +223,40 @@ def test_dropout_is_off_in_training_mode(model: GPT2) -> None:
 @pytest.mark.parametrize(
     ("ids", "settings", "message"),
     [
-        ([], {}, "the prompt is empty: there is nothing to go on from"),
+        ([], {}, "at least one token, but the prompt is empty"),
         ([[1], []], {}, "prompt 1 is empty"),
         (torch.zeros(1, 0, dtype=torch.long), {}, "prompt 0 is empty"),
         ([3, 101], {}, r"expected 0 to vocab_size - 1 = 100, got 101"),
         ([[3], [-1]], {}, "got -1.\n  Does the tokenizer belong to this model"),
         ("text", {}, r"got text.\n  Encode it first"),
-        ([1.5], {}, "expected whole numbers"),
-        ([[1], 2], {}, "expected whole numbers, or a list of lists"),
+        ([1.5], {}, "expected integers"),
+        ([[1], 2], {}, "expected integers, or a list of lists"),
         (5, {}, "a list of ids, a list of such lists or a tensor, got int"),
         (
             torch.rand(1, 3),
             {},
-            r"whole numbers \(tokens,\) or \(batch, tokens\), got torch.float32",
+            r"integers \(tokens,\) or \(batch, tokens\), got torch.float32",
         ),
         (torch.ones(1, 1, 1, dtype=torch.long), {}, r"got torch.int64 \(1, 1, 1\)"),
         ([1], {"max_new_tokens": 0}, "max_new_tokens: expected 1 or more, got 0"),
-        ([1], {"max_new_tokens": 2.5}, "max_new_tokens: expected a whole number, got 2.5"),
-        ([1] * 40, {"max_new_tokens": 9}, "has 40 tokens and 9 new ones, but the context has room"),
-        ([1] * 48, {"max_new_tokens": None}, "48 tokens, but the context has room for 48"),
-        ([1], {"max_new_tokens": None, "sliding": True}, "never comes to an end by itself"),
-        ([1], {"temperature": 0}, r"positive number, got 0.\n  For the likeliest token"),
+        ([1], {"max_new_tokens": 2.5}, "max_new_tokens: expected an integer, got 2.5"),
+        (
+            [1] * 40,
+            {"max_new_tokens": 9},
+            "has 40 tokens plus 9 new ones, but the context holds 48",
+        ),
+        ([1] * 48, {"max_new_tokens": None}, "48 tokens, but the context holds 48"),
+        ([1], {"max_new_tokens": None, "sliding": True}, "does not end on its own"),
+        ([1], {"temperature": 0}, r"positive number, got 0.\n  For the most likely token"),
         ([1], {"temperature": -1.0}, "temperature: expected a positive number, got -1.0"),
         ([1], {"temperature": float("nan")}, "temperature: expected a positive number, got nan"),
-        ([1], {"top_k": 0}, "top_k: expected a whole number of at least 1, got 0"),
+        ([1], {"top_k": 0}, "top_k: expected an integer of at least 1, got 0"),
         ([1], {"top_p": 0.0}, "top_p: expected a probability above 0 and up to 1, got 0.0"),
         ([1], {"top_p": 90}, r"got 90.\n  A percentage\? 90 % is 0.9"),
-        ([1], {"seed": 3}, "seed=3 changes nothing"),
-        ([1], {"seed": 1.5, "top_k": 3}, "seed: expected a whole number, got 1.5"),
+        ([1], {"seed": 3}, "seed=3 has no effect"),
+        ([1], {"seed": 1.5, "top_k": 3}, "seed: expected an integer, got 1.5"),
+        ([1], {"seed": 2**64, "top_k": 3}, "seed: expected a 64-bit number"),
+        ([1], {"seed": -(2**63) - 1, "top_k": 3}, "seed: expected a 64-bit number"),
         ([1], {"stop": 101}, r"stop: expected 0 to vocab_size - 1 = 100, got 101"),
     ],
 )
@@ -271,7 +267,7 @@ def test_errors_say_what_to_do(
     with pytest.raises(ValueError, match=message):
         model.generate(ids, **settings)
     with pytest.raises(ValueError, match=message):
-        model.stream(ids, **settings)  # at once, not at the first token
+        model.stream(ids, **settings)  # immediately, not at the first token
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}])
@@ -280,20 +276,25 @@ def test_logits_that_are_not_numbers_are_refused(settings: dict[str, Any], cache
     model = build()
     with torch.no_grad():
         model.embedding.position.weight[6] = torch.nan  # type: ignore[union-attr]  # it is there
-    with pytest.raises(ValueError, match=r"NaN or infinite numbers .* at new token 5"):
+    with pytest.raises(ValueError, match=r"NaN or infinity at new token 5"):
         model.generate(PROMPTS[0], 9, cache=cache, **settings)
 
 
-# Every fast way against the plain one.
+# Every fast decoder equals the modules.
 
 
 @pytest.mark.parametrize("changes", [{}, {"qkv_bias": False}, {"vocab_size": 103}])
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS, PROMPTS * 23], ids=len)
-def test_slices_equal_the_modules(changes: dict[str, Any], prompts: list[list[int]]) -> None:
+def test_the_sliced_decoder_equals_the_modules(
+    changes: dict[str, Any], prompts: list[list[int]]
+) -> None:
     model = build(**changes)
     ids, real = left_padded(prompts)
     lengths = None if len(prompts) == 1 else real.sum(1)
-    fast, plain = decoding.Slices(model, len(ids), 16), decoding.Plain(model, len(ids), 16)
+    fast, plain = (
+        decoding.SlicedDecoder(model, len(ids), 16),
+        decoding.ModuleDecoder(model, len(ids), 16),
+    )
     torch.testing.assert_close(fast.prefill(ids, lengths), plain.prefill(ids, lengths))
     for token in (5, 50, 95):
         new = (torch.arange(len(ids)) + token) % 101
@@ -301,10 +302,13 @@ def test_slices_equal_the_modules(changes: dict[str, Any], prompts: list[list[in
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 7), (5, 17)], ids=str)
-def test_prompts_are_read_as_the_modules_read_them(model: GPT2, shape: tuple[int, int]) -> None:
-    """Few rows go through slices, many through plain products; the last block reads less."""
+def test_prefill_equals_the_modules(model: GPT2, shape: tuple[int, int]) -> None:
+    """Few rows use slices, many use plain products; the last block computes less."""
     ids = torch.randint(101, shape)
-    fast, plain = decoding.Slices(model, shape[0], 20), decoding.Plain(model, shape[0], 20)
+    fast, plain = (
+        decoding.SlicedDecoder(model, shape[0], 20),
+        decoding.ModuleDecoder(model, shape[0], 20),
+    )
     torch.testing.assert_close(fast.prefill(ids, None), plain.prefill(ids, None))
     for mine, theirs in zip(fast.plain.caches, plain.caches, strict=True):
         torch.testing.assert_close(mine.keys, theirs.keys)
@@ -312,20 +316,17 @@ def test_prompts_are_read_as_the_modules_read_them(model: GPT2, shape: tuple[int
 
 
 def test_an_untied_head_is_used() -> None:
-    torch.manual_seed(0)
-    model = GPT2(CONFIG, tied=False).double()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    assert isinstance(decoding.choose(model, 1, 8), decoding.Slices)
+    model = randomize(GPT2(CONFIG, tied=False).double())
+    assert isinstance(decoding.choose(model, 1, 8), decoding.SlicedDecoder)
     assert model.generate([1, 2], 9) == model.generate([1, 2], 9, cache=False)
 
 
-def test_a_loaded_model_takes_the_fast_way(tmp_path: Path) -> None:
-    """Files of GPT-2 have their matrices turned. Kept so in memory, no fast way could use them."""
+def test_a_loaded_model_decodes_fast(tmp_path: Path) -> None:
+    """GPT-2's files hold transposed matrices; the fast decoders need contiguous weights."""
     build(torch.float32, d_model=48).save_pretrained(tmp_path)
     loaded = GPT2.from_pretrained(tmp_path)
     assert all(parameter.is_contiguous() for parameter in loaded.parameters())
-    assert isinstance(decoding.choose(loaded, 1, 8), decoding.Slices)
+    assert isinstance(decoding.choose(loaded, 1, 8), decoding.SlicedDecoder)
 
 
 def _hook(model: GPT2) -> None:
@@ -344,23 +345,24 @@ def _window(model: GPT2) -> None:
     model.blocks[2].attention.window = 3
 
 
-@pytest.mark.parametrize("change", [_hook, _replace, _change_forward, _window])
-def test_a_changed_model_runs_by_its_modules(change: Any) -> None:
-    """The fast way knows GPT-2's arithmetic only; a change in the model must not be lost."""
+def _override_head(model: GPT2) -> None:
+    model.head = lambda hidden: -GPT2.head(model, hidden)  # type: ignore[method-assign]  # on purpose
+
+
+@pytest.mark.parametrize("change", [_hook, _replace, _change_forward, _window, _override_head])
+def test_a_changed_model_runs_through_its_modules(change: Any) -> None:
+    """The fast decoders know GPT-2's arithmetic only; a change must not be ignored."""
     model = build()
     before = model.generate(PROMPTS[1], 15)
     change(model)
-    assert isinstance(decoding.choose(model, 1, 8), decoding.Plain)
+    assert isinstance(decoding.choose(model, 1, 8), decoding.ModuleDecoder)
     after = model.generate(PROMPTS[1], 15)
     assert after == model.generate(PROMPTS[1], 15, cache=False)
     assert (after == before) == (change is _replace)
 
 
-def test_rotary_models_write_too() -> None:
-    torch.manual_seed(0)
-    model = GPT2({**CONFIG, "d_model": 36}, rope=clearhead.Rope()).double()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
+def test_rotary_models_generate() -> None:
+    model = randomize(GPT2({**CONFIG, "d_model": 36}, rope=clearhead.Rope()).double())
     found = model.generate(PROMPTS, 15)
     assert found == model.generate(PROMPTS, 15, cache=False)
     assert found == [model.generate(prompt, 15) for prompt in PROMPTS]
@@ -375,7 +377,7 @@ def test_watch_sees_generation(model: GPT2) -> None:
     assert found == model.generate(PROMPTS[0], 4)
 
 
-def test_training_between_two_texts_is_noticed() -> None:
+def test_weights_that_change_between_texts_are_used() -> None:
     model = build()
     before = model.generate(PROMPTS[0], 9)
     with torch.no_grad():
@@ -386,49 +388,49 @@ def test_training_between_two_texts_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["one row", "rows"])
-@pytest.mark.parametrize("chance", [False, True])
-def test_the_kernels_equal_the_modules(prompts: list[list[int]], chance: bool) -> None:
-    """On the GPU where there is one, else in Triton's interpreter."""
+@pytest.mark.parametrize("sampled", [False, True])
+def test_the_kernels_equal_the_modules(prompts: list[list[int]], sampled: bool) -> None:
+    """On a GPU if there is one, else in Triton's interpreter."""
     pytest.importorskip("triton")
-    sizes = {"d_model": 48, "num_layers": len(prompts) // 2 + 1, "qkv_bias": not chance}
+    sizes = {"d_model": 48, "num_layers": len(prompts) // 2 + 1, "qkv_bias": not sampled}
     model = build(torch.float32, **sizes).to(DEVICE)
-    sampling = Sampling.read(1.0, 9, 0.8, 5) if chance else Sampling()
+    sampling = Sampling.read(1.0, 9, 0.8, 5) if sampled else Sampling()
     ids, real = (part.to(DEVICE) for part in left_padded(prompts))
     lengths = None if len(prompts) == 1 else real.sum(1)
     width, new = ids.shape[1], 3
     draws = sampling.draws(new, len(ids))
-    written = cuda_graphs.Captured.without_graph(model, len(ids), 16, sampling)
-    written.start(model, ids, lengths, draws)
-    plain = decoding.Plain(model, len(ids), 16)
+    step = cuda_decoding.Step(model, len(ids), 16, sampling, pdl=False)
+    step.start(model, ids, lengths, draws)
+    plain = decoding.ModuleDecoder(model, len(ids), 16)
     plain.prefill(ids, lengths)
-    for step in range(new - 1):
-        expected = plain.step(written.step.history[:, width + step])
-        written.step.launch()
-        torch.testing.assert_close(written.step.logits, expected, rtol=1e-4, atol=1e-5)
-    settings = {"temperature": 1.0, "top_k": 9, "top_p": 0.8, "seed": 5} if chance else {}
+    for index in range(width, width + new - 1):
+        expected = plain.step(step.history[:, index])
+        step.launch()
+        torch.testing.assert_close(step.logits, expected, rtol=1e-4, atol=1e-5)
+    settings = {"temperature": 1.0, "top_k": 9, "top_p": 0.8, "seed": 5} if sampled else {}
     expected_rows = [row[-new:] for row in model.generate(prompts, new, **settings)]
-    assert written.step.history[:, width : width + new].tolist() == expected_rows
-    assert not int(written.step.bad)
+    assert step.history[:, width : width + new].tolist() == expected_rows
+    assert not int(step.bad)
 
 
 def test_the_kernels_notice_nan() -> None:
     pytest.importorskip("triton")
     model = build(torch.float32, d_model=48, num_layers=1).to(DEVICE)
     with torch.no_grad():
-        model.embedding.token.weight[70, 3] = torch.nan  # a logit; no token on the way there
-    written = cuda_graphs.Captured.without_graph(model, 1, 16, Sampling())
-    written.step.launch()
-    assert int(written.step.bad)
+        model.embedding.token.weight[70, 3] = torch.nan  # affects a logit only
+    step = cuda_decoding.Step(model, 1, 16, Sampling(), pdl=False)
+    step.launch()
+    assert int(step.bad)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 @pytest.mark.parametrize("settings", [{}, {"top_k": 5, "seed": 3}])
-def test_captured_graphs_write_what_the_cpu_writes(settings: dict[str, Any]) -> None:
+def test_captured_graphs_equal_the_cpu(settings: dict[str, Any]) -> None:
     model = build(torch.float32, d_model=48)
     expected = [model.generate(given, 29, **settings) for given in (PROMPTS, PROMPTS[:1])]
     model.cuda()
-    assert cuda_graphs.refusal(model) is None
-    for _ in range(2):  # captured, then used again
+    assert cuda_decoding.refusal(model) is None
+    for _ in range(2):  # captured, then reused
         found = [model.generate(given, 29, **settings) for given in (PROMPTS, PROMPTS[:1])]
         assert found == expected
     one, other = model.stream(PROMPTS[0], 9, **settings), model.stream(PROMPTS[0], 9, **settings)
@@ -440,161 +442,11 @@ def test_captured_graphs_write_what_the_cpu_writes(settings: dict[str, Any]) -> 
     assert changed == model.cpu().generate(PROMPTS[:1], 29, **settings)
 
 
-def test_models_that_the_kernels_refuse() -> None:
-    assert cuda_graphs.refusal(build()) == "no kernel for torch.float64"
-    assert cuda_graphs.refusal(build(torch.float32)) == "no kernel for head_dim 11"
+def test_models_that_the_kernels_do_not_support() -> None:
+    assert cuda_decoding.refusal(build()) == "no kernel for torch.float64"
+    assert cuda_decoding.refusal(build(torch.float32)) == "no kernel for head_dim 11"
     turned = build(torch.float32, d_model=48)
     linear = turned.blocks[0].attention.out_proj
     linear.weight = nn.Parameter(linear.weight.detach().t().contiguous().t())
-    assert cuda_graphs.refusal(turned) == "some weight is not contiguous"
+    assert cuda_decoding.refusal(turned) == "a weight is not contiguous"
     assert turned.generate([1, 2], 9) == build(torch.float32, d_model=48).generate([1, 2], 9)
-
-
-# Text.
-
-
-def test_characters_are_never_broken() -> None:
-    tokenizer = GPT2Tokenizer()
-    text = "naïve 猫 🦜 end 𝄞"
-    characters = text_stream.Characters(tokenizer)
-    pieces = [characters.add(token) for token in tokenizer.encode(text)]
-    assert "".join(pieces) + characters.rest() == text
-    assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
-    cut = tokenizer.encode("猫")[:-1]
-    assert [characters.add(token) for token in cut] == [""] * len(cut)
-    assert characters.rest() == "\N{REPLACEMENT CHARACTER}"
-
-
-def test_what_was_looked_at(model: GPT2) -> None:
-    ids = list(PROMPTS[1])
-    found = list(text_stream.look(model, ids, model.stream(ids, 3), layer=1, most=2))
-    assert [one.token for one in found] == list(model.stream(ids, 3))
-    whole = torch.tensor([ids + [one.token for one in found]])
-    with torch.no_grad(), clearhead.watch(model.eval(), layers="blocks.1.attention") as seen:
-        model(whole)
-    model.train()
-    dense = seen["blocks.1.attention"].dense()[0].mean(0)  # (queries, keys)
-    for step, one in enumerate(found):
-        top = dense[len(ids) - 1 + step].topk(2)
-        assert one.places == top.indices.tolist()
-        assert one.shares == pytest.approx(top.values.tolist())
-
-
-def test_what_was_looked_at_once_the_context_slides(model: GPT2) -> None:
-    ids = [n % 101 for n in range(60)]
-    (found,) = text_stream.look(model, ids, model.stream(ids, 1, sliding=True), layer=0, most=48)
-    assert sorted(found.places) == list(range(12, 60))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with GPT-2's vocabulary."""
-    folder = tmp_path_factory.mktemp("tiny")
-    build(torch.float32, vocab_size=50257, num_layers=2).save_pretrained(folder)
-    return folder
-
-
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["generate", *map(str, arguments)])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
-def test_the_command_writes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--model", folder, "The cat", "sat", "--tokens", "6") == 0
-    tokenizer = GPT2Tokenizer()
-    ids = GPT2.from_pretrained(folder).generate(tokenizer.encode("The cat sat"), 6)
-    out, err = capsys.readouterr()
-    assert out == tokenizer.decode(ids) + "\n"
-    assert err == ""
-
-
-def test_the_command_shows_attention_beside_the_text(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = ["--tokens", "4", "--top-p", "0.9", "--seed", "3"]
-    assert run("--model", folder, "The cat sat", *settings) == 0
-    text = capsys.readouterr().out
-    assert run("--model", folder, "The cat sat", *settings, "--show-attention") == 0
-    out, err = capsys.readouterr()
-    assert out == text
-    lines = err.splitlines()
-    assert len(lines) == 4
-    assert all("  looked at  " in line and line.endswith("%") for line in lines)
-    assert any("␣cat" in line for line in lines)
-
-
-def test_ctrl_c_keeps_what_was_written(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stream(self: GPT2, *arguments: Any, **settings: Any) -> Iterator[int]:
-        yield 3797  # " cat"
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(GPT2, "stream", stream)
-    assert run("--model", folder, "The") == 130
-    assert capsys.readouterr().out == "The cat\n"
-
-
-def test_a_terminal_is_not_steered_by_the_text(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    def stream(self: GPT2, *arguments: Any, **settings: Any) -> Iterator[int]:
-        yield from GPT2Tokenizer().encode("\x1b[31m")
-
-    monkeypatch.setattr(GPT2, "stream", stream)
-    monkeypatch.setattr("sys.stdout", Terminal())
-    assert run("--model", folder, "The") == 0
-    import sys
-
-    assert sys.stdout.getvalue() == "The\\x1b[31m\n"  # type: ignore[attr-defined]  # a StringIO
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--layer", "1"], "--layer belongs to --show-attention"),
-        (["--layer", "2", "--show-attention"], "--layer: expected 0 to 1, got 2"),
-        (["--tokens", "99"], "or --sliding on the command line"),
-        (["--tokens", "4", "--temperature", "0"], "expected a positive number"),
-        (["--tokens", "4", "--seed", "1"], "seed=1 changes nothing"),
-    ],
-)
-def test_errors_of_the_command(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert run("--model", folder, "The cat", *arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
-
-
-def test_a_model_without_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build(torch.float32).save_pretrained(tmp_path)
-    assert run("--model", tmp_path, "The cat") == 2
-    message = capsys.readouterr().err
-    assert "GPT-2's own does not fit: it has 50,257 tokens, the model 101" in message
-    (tmp_path / "tokenizer.json").write_text("{}")
-    assert run("--model", tmp_path, "The cat") == 2
-    assert "the tokenizer cannot be loaded" in capsys.readouterr().err
-    assert run("--model", tmp_path, "") == 2
-    assert "TEXT is empty" in capsys.readouterr().err
-
-
-def test_the_tokenizer_in_the_folder_is_used(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {"<end>": 0, "the": 1, "cat": 2}
-    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<end>"))
-    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>").save_pretrained(
-        tmp_path
-    )
-    found, end = text_stream.find_tokenizer(tmp_path, 3)
-    assert found.encode("the cat") == [1, 2]
-    assert found.decode([1, 2]) == "the cat"
-    assert end == 0

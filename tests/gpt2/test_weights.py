@@ -1,4 +1,4 @@
-"""Weights from outside: every naming, every form of file, every way in which a file can be bad."""
+"""Weights files: every naming scheme, every file format, and every kind of damaged file."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def expected(other):
 
 @pytest.fixture(scope="module")
 def state(other):
-    """Hugging Face's names, the tied head left out."""
+    """Hugging Face's names, without the tied head."""
     return {
         name: tensor.clone()
         for name, tensor in other.state_dict().items()
@@ -50,7 +50,7 @@ def saved(other, tmp_path_factory):
 
 @pytest.fixture
 def folder(state, tmp_path, saved):
-    """A checkpoint to be damaged: config.json and model.safetensors."""
+    """A checkpoint that a test may damage: config.json and model.safetensors."""
     (tmp_path / "config.json").write_bytes((saved / "config.json").read_bytes())
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     return tmp_path
@@ -61,8 +61,13 @@ def logits(path, **options):
         return GPT2.from_pretrained(path, **options)(IDS)
 
 
+def refuses(path, *, match, **options):
+    with pytest.raises(ValueError, match=match):
+        GPT2.from_pretrained(path, **options)
+
+
 def change(folder, **changed):
-    """Write the checkpoint again with some tensors changed; None takes one away."""
+    """Rewrite the checkpoint with some tensors changed; None removes one."""
     path = folder / "model.safetensors"
     tensors = load_file(path)
     for name, tensor in changed.items():
@@ -82,20 +87,16 @@ def configure(folder, **changed):
 # Names and files.
 
 
-@pytest.mark.parametrize("as_text", [True, False])
-def test_a_folder_of_hugging_face(saved, expected, as_text):
-    model = GPT2.from_pretrained(str(saved) if as_text else saved)
+def test_a_folder_of_hugging_face(saved, expected):
+    model = GPT2.from_pretrained(str(saved))
     assert model.config == TINY
     assert not model.training
     assert all(p.requires_grad and p.is_contiguous() for p in model.parameters())
     torch.testing.assert_close(model(IDS), expected, rtol=0, atol=1e-5)
 
 
-def test_a_file_beside_its_config(saved, expected):
+def test_a_file_and_shards(saved, other, expected, tmp_path):
     torch.testing.assert_close(logits(saved / "model.safetensors"), expected)
-
-
-def test_shards(other, expected, tmp_path):
     other.save_pretrained(tmp_path, max_shard_size="8KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     torch.testing.assert_close(logits(tmp_path), expected)
@@ -160,13 +161,13 @@ def test_the_old_format_of_torch_save(state, expected, tmp_path):
     torch.testing.assert_close(logits(path, num_heads=3), expected)
 
 
-def test_somebody_elses_config_beside_a_file_is_left_alone(state, expected, tmp_path):
+def test_an_unrelated_config_beside_a_file_is_ignored(state, expected, tmp_path):
     save_file(state, tmp_path / "mine.safetensors")
     (tmp_path / "config.json").write_text('{"port": 8080}', encoding="utf-8")
     torch.testing.assert_close(logits(tmp_path / "mine.safetensors", num_heads=3), expected)
 
 
-def test_heads_are_64_wide_unless_told(tmp_path):
+def test_heads_are_64_wide_by_default(tmp_path):
     model = GPT2({**TINY, "d_model": 128, "num_heads": 2, "num_layers": 1})
     torch.save(model.state_dict(), tmp_path / "a.pt")
     assert GPT2.from_pretrained(tmp_path).config["num_heads"] == 2
@@ -193,8 +194,8 @@ def test_device_is_as_asked(saved):
     assert all(p.is_meta for p in GPT2.from_pretrained(saved, device="meta").parameters())
 
 
-def test_the_file_may_go_away(folder, expected):
-    """The numbers are copies: overwriting the file must not reach into the model."""
+def test_the_file_may_change_afterwards(folder, expected):
+    """The parameters are copies: overwriting the file must not change the model."""
     model = GPT2.from_pretrained(folder)
     path = folder / "model.safetensors"
     path.write_bytes(b"\0" * path.stat().st_size)
@@ -214,7 +215,7 @@ def test_the_table_names_every_tensor_once():
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-def test_what_we_save_others_load(tmp_path, tied, bias):
+def test_transformers_loads_what_we_save(tmp_path, tied, bias):
     model = randomize(GPT2({**TINY, "qkv_bias": bias, "dropout": 0.2}, tied=tied)).double().eval()
     folder = tmp_path / "new" / "folder"
     model.save_pretrained(folder)
@@ -261,7 +262,7 @@ def test_a_failed_save_leaves_the_old_file(folder, monkeypatch):
 
 def test_a_folder_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(ValueError, match="file: cannot be made a folder"):
+    with pytest.raises(ValueError, match="file: cannot create the folder"):
         GPT2(TINY).save_pretrained(tmp_path / "file")
 
 
@@ -292,21 +293,20 @@ def test_a_folder_that_is_a_file(tmp_path):
         ),
         (
             {"h__1__ln_2__bias": torch.full((15,), torch.nan)},
-            r"h.1.ln_2.bias: has nan in it, in .*\n",
+            r"h.1.ln_2.bias: expected finite numbers, got nan in .*\n",
         ),
         (
             {"wpe__weight": torch.full((19, 15), -torch.inf)},
-            r"wpe.weight: has -inf in it.*\n.*check",
+            r"wpe.weight: expected finite numbers, got -inf in .*\n.*check",
         ),
     ],
 )
 def test_wrong_tensors_are_named(folder, changed, message):
     change(folder, **changed)
-    with pytest.raises(ValueError, match=message):
-        GPT2.from_pretrained(folder)
+    refuses(folder, match=message)
 
 
-def test_wrong_tensors_can_be_let_through(folder):
+def test_wrong_tensors_can_be_accepted(folder):
     change(folder, h__1__ln_2__bias=torch.full((15,), torch.nan))
     model = GPT2.from_pretrained(folder, check_values=False)
     assert model.blocks[1].norm2.bias.isnan().all()
@@ -330,39 +330,42 @@ def test_wrong_tensors_can_be_let_through(folder):
         ({"n_head": None}, r"n_head: expected a number from 1 to 1,000,000,000,000, got None"),
         ({"n_head": True}, r"n_head: expected a number from 1 to 1,000,000,000,000, got True"),
         ({"n_embd": "15"}, r"n_embd: expected a number from 1 to 1,000,000,000,000, got '15'"),
-        ({"model_type": "llama"}, r"a model of type 'llama'; only GPT-2"),
-        ({"activation_function": "relu"}, r"activation_function is 'relu'; only 'gelu_new'"),
-        ({"layer_norm_epsilon": 1e-6}, r"layer_norm_epsilon is 1e-06; only 1e-05"),
-        ({"scale_attn_by_inverse_layer_idx": True}, r"scale_attn_by_inverse_layer_idx is True"),
-        ({"n_inner": 30}, r"n_inner is 30; only 4 × n_embd \(60\)"),
+        ({"model_type": "llama"}, r"expected a GPT-2, got a model of type 'llama'"),
+        ({"activation_function": "relu"}, r"activation_function: expected 'gelu_new', got 'relu'"),
+        ({"layer_norm_epsilon": 1e-6}, r"layer_norm_epsilon: expected 1e-05, got 1e-06"),
+        (
+            {"scale_attn_by_inverse_layer_idx": True},
+            r"scale_attn_by_inverse_layer_idx: expected False, got True",
+        ),
+        ({"n_inner": 30}, r"n_inner: expected 4 × n_embd = 60, got 30"),
         ({"tie_word_embeddings": False}, r"lm_head.weight: missing"),
-        ({"qkv_bias": False}, r"h.\d.attn.c_attn.bias: is not zero in .*\"qkv_bias\": false"),
+        (
+            {"qkv_bias": False},
+            r"h.\d.attn.c_attn.bias: expected zeros, because .*\"qkv_bias\": false, got",
+        ),
     ],
 )
-def test_a_config_for_another_file(folder, changed, message):
+def test_a_config_that_does_not_fit(folder, changed, message):
     configure(folder, **changed)
-    with pytest.raises(ValueError, match=message):
-        GPT2.from_pretrained(folder)
+    refuses(folder, match=message)
 
 
-def test_heads_said_twice(saved):
+def test_num_heads_must_agree_with_the_config(saved):
     assert GPT2.from_pretrained(saved, num_heads=3).config["num_heads"] == 3
-    with pytest.raises(ValueError, match=r"num_heads: 5, but .*config.json says 3"):
-        GPT2.from_pretrained(saved, num_heads=5)
+    refuses(saved, num_heads=5, match=r"num_heads: expected 3 as in .*config.json, got 5")
 
 
 def test_three_dropouts(folder):
     configure(folder, attn_pdrop=0.3)
-    with pytest.warns(UserWarning, match=r"three different dropouts \[0.0, 0.0, 0.3\]"):
+    with pytest.warns(UserWarning, match=r"the dropout probabilities \[0.0, 0.0, 0.3\]"):
         assert GPT2.from_pretrained(folder).config["dropout"] == 0.0
 
 
-def test_a_head_that_should_be_tied(folder):
+def test_a_separate_head_must_be_declared(folder):
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=r"lm_head.weight: differs from transformer.wte.weight"):
-        GPT2.from_pretrained(folder)
+    refuses(folder, match=r"lm_head.weight: expected the same matrix as transformer.wte.weight")
     configure(folder, tie_word_embeddings=False)
     assert not GPT2.from_pretrained(folder).tied
 
@@ -370,26 +373,25 @@ def test_a_head_that_should_be_tied(folder):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"a": torch.ones(2)}, r"not the weights of a GPT-2; it has a, ...\n  Names are"),
+        ({"a": torch.ones(2)}, r"expected the weights of a GPT-2, got a, ...\n  The key names"),
         ({"wte.weight": torch.ones(7, 5)}, r"wte.weight and wpe.weight: expected both"),
         (
             {"wte.weight": torch.ones(7, 5), "wpe.weight": torch.ones(3, 5)},
-            r"how many heads\? Shapes do not tell \(d_model is 5\).*\n  Say it: .*num_heads",
+            r"number of heads is unknown: .*d_model \(5\).*\n  Pass it: .*num_heads",
         ),
         (
             {"wte.weight": torch.ones(7, 64), "wpe.weight": torch.ones(3, 64)},
-            r"no block in it, only wpe.weight, wte.weight",
+            r"expected at least one block, got only wpe.weight, wte.weight",
         ),
         (
             {"wte.weight": torch.ones(7, 5), "transformer.wte.weight": torch.ones(7, 5)},
-            r"wte.weight and .*wte.weight: two names of the same tensor",
+            r"wte.weight and .*wte.weight: two names for the same tensor",
         ),
     ],
 )
 def test_not_a_gpt2(tmp_path, tensors, message):
     save_file(tensors, tmp_path / "x.safetensors")
-    with pytest.raises(ValueError, match=message):
-        GPT2.from_pretrained(tmp_path)
+    refuses(tmp_path, match=message)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 7, 8, 300, -1])
@@ -399,8 +401,7 @@ def test_a_safetensors_file_that_is_cut_off(folder, kept):
     message = (
         r"the file is empty \(0 bytes\)" if kept == 0 else "not a whole safetensors file: .*\n"
     )
-    with pytest.raises(ValueError, match=f"model.safetensors: {message}"):
-        GPT2.from_pretrained(folder)
+    refuses(folder, match=f"model.safetensors: {message}")
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -409,10 +410,7 @@ def test_a_pickle_that_is_cut_off(state, tmp_path, kept, old):
     path = tmp_path / "pytorch_model.bin"
     torch.save(state, path, _use_new_zipfile_serialization=not old)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(
-        ValueError, match=r"pytorch_model.bin: (the file is empty|cannot be read|ref)"
-    ):
-        GPT2.from_pretrained(path)
+    refuses(path, match=r"pytorch_model.bin: (the file is empty|not a file that torch.save|ref)")
 
 
 class Code:
@@ -427,44 +425,33 @@ def test_a_pickle_with_code_is_refused(state, tmp_path, monkeypatch):
     torch.save({**state, "x": Code()}, "a.bin")
     Path("b.pth").write_bytes(pickle.dumps(Code()))
     for name in ("a.bin", "b.pth"):
-        with pytest.raises(
-            ValueError, match=f"{name}: refused, because it holds more than tensors"
-        ):
-            GPT2.from_pretrained(Path(name))
+        refuses(Path(name), match=f"{name}: refused, because it holds more than tensors")
     assert not Path("was-here").exists()
 
 
 def test_a_pickle_of_other_things(tmp_path):
     torch.save([torch.ones(2)], tmp_path / "a.pt")
-    with pytest.raises(ValueError, match="expected a dictionary of tensors, got list"):
-        GPT2.from_pretrained(tmp_path / "a.pt")
+    refuses(tmp_path / "a.pt", match="expected a dictionary of tensors, got list")
     torch.save({"wte.weight": torch.ones(2, 2), "epoch": 3}, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match="expected a tensor under 'epoch', got int"):
-        GPT2.from_pretrained(tmp_path / "a.pt")
+    refuses(tmp_path / "a.pt", match="expected a tensor under 'epoch', got int")
     torch.save({0: torch.ones(2)}, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match="expected a tensor under 0"):
-        GPT2.from_pretrained(tmp_path / "a.pt")
+    refuses(tmp_path / "a.pt", match="expected a tensor under 0")
     torch.save({"wte.weight": torch.ones(2, 2).to_sparse()}, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match=r"wte.weight is sparse"):
-        GPT2.from_pretrained(tmp_path / "a.pt")
+    refuses(tmp_path / "a.pt", match=r"wte.weight: expected a dense tensor")
 
 
 # Bad folders.
 
 
 def test_a_folder_without_weights(tmp_path):
-    with pytest.raises(ValueError, match=r"no weights in it .*; it has no file at all"):
-        GPT2.from_pretrained(tmp_path)
+    refuses(tmp_path, match=r"expected weights .*, got an empty folder")
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"no weights in it .*; it has config.json"):
-        GPT2.from_pretrained(tmp_path)
+    refuses(tmp_path, match=r"expected weights .*, got config.json")
     (tmp_path / "model.ckpt.index").write_text("", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"TensorFlow's files.*\n.*openai-community/gpt2"):
-        GPT2.from_pretrained(tmp_path)
+    refuses(tmp_path, match=r"TensorFlow checkpoints are not supported.*\n.*openai-community/gpt2")
     for name in ("a.bin", "b.pth"):
         (tmp_path / name).write_text("", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"which of these is the model\? a.bin, b.pth\n"):
-        GPT2.from_pretrained(tmp_path)
+    refuses(tmp_path, match=r"several weights files: a.bin, b.pth\n")
 
 
 def test_links_in_a_circle(tmp_path):
@@ -472,16 +459,12 @@ def test_links_in_a_circle(tmp_path):
     (tmp_path / "two").symlink_to(tmp_path / "one")
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "model.safetensors")
     for path in (tmp_path / "one", str(tmp_path / "one"), tmp_path):
-        with pytest.raises(
-            ValueError, match=r"(one|safetensors): Too many levels of symbolic links"
-        ):
-            GPT2.from_pretrained(path)
+        refuses(path, match=r"(one|safetensors): Too many levels of symbolic links")
 
 
 def test_links_to_nowhere_and_to_a_file(folder, tmp_path, expected):
     (tmp_path / "lost.bin").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"lost.bin: No such file or directory"):
-        GPT2.from_pretrained(tmp_path / "lost.bin")
+    refuses(tmp_path / "lost.bin", match=r"lost.bin: No such file or directory")
     link = tmp_path / "linked.safetensors"
     link.symlink_to(folder / "model.safetensors")
     torch.testing.assert_close(logits(link), expected)
@@ -490,19 +473,15 @@ def test_links_to_nowhere_and_to_a_file(folder, tmp_path, expected):
 def test_a_folder_named_like_a_file(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").mkdir()
-    with pytest.raises(ValueError, match="expected a file of weights, and this is a folder"):
-        GPT2.from_pretrained(folder)
-    with pytest.raises(ValueError, match=r"model.safetensors: no weights in it"):
-        GPT2.from_pretrained(folder / "model.safetensors")
+    refuses(folder, match="expected a weights file, got a folder")
+    refuses(folder / "model.safetensors", match=r"model.safetensors: expected weights")
 
 
 def test_a_file_of_another_kind(tmp_path):
     (tmp_path / "notes.txt").write_text("x", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"notes.txt: expected a folder or a file that ends with"):
-        GPT2.from_pretrained(tmp_path / "notes.txt")
+    refuses(tmp_path / "notes.txt", match=r"notes.txt: expected a folder or a file that ends with")
     os.mkfifo(tmp_path / "pipe.bin")
-    with pytest.raises(ValueError, match=r"pipe.bin: expected a file of weights, and this is none"):
-        GPT2.from_pretrained(tmp_path / "pipe.bin")
+    refuses(tmp_path / "pipe.bin", match=r"pipe.bin: expected a regular file")
 
 
 @pytest.mark.parametrize(
@@ -514,25 +493,27 @@ def test_a_file_of_another_kind(tmp_path):
         ("[]", r"config.json: expected a JSON object, got list"),
     ],
 )
-def test_a_config_that_is_none(folder, text, message):
+def test_a_broken_config(folder, text, message):
     (folder / "config.json").write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        GPT2.from_pretrained(folder)
+    refuses(folder, match=message)
 
 
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ({}, r"index.json: no weight_map in it"),
+        ({}, r"index.json: expected a weight_map"),
         (
             {"weight_map": {"wte.weight": "../other.safetensors"}},
-            r"'../other.safetensors' is no nam",
+            r"expected the name of a weights file beside it, got '../other.safetensors'",
         ),
-        ({"weight_map": {"wte.weight": "part.txt"}}, r"'part.txt' is no name of a file of weights"),
+        (
+            {"weight_map": {"wte.weight": "part.txt"}},
+            r"expected the name of a weights file beside it, got 'part.txt'",
+        ),
         ({"weight_map": {"wte.weight": "part-2.safetensors"}}, r"part-2.safetensors: No such file"),
         (
             {"weight_map": {"wpe.weight": "part.safetensors"}},
-            r"says that wpe.weight is in part.safe",
+            r"lists wpe.weight in part.safetensors, but it is not there",
         ),
     ],
 )
@@ -540,8 +521,7 @@ def test_a_bad_index(tmp_path, index, message):
     save_file({"wte.weight": torch.ones(7, 5)}, tmp_path / "part.safetensors")
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(json.dumps(index), encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        GPT2.from_pretrained(tmp_path)
+    refuses(tmp_path, match=message)
 
 
 def test_a_tensor_in_two_files(tmp_path):
@@ -552,18 +532,15 @@ def test_a_tensor_in_two_files(tmp_path):
     places = {"wte.weight": "a.safetensors", "b": "b.safetensors"}
     index = json.dumps({"weight_map": places})
     (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
-    with pytest.raises(
-        ValueError, match=r"wte.weight is in two files: .*a.safetensors and .*b.safe"
-    ):
-        GPT2.from_pretrained(tmp_path)
+    refuses(tmp_path, match=r"wte.weight: in two files, .*a.safetensors and .*b.safe")
 
 
-# The hub. Nothing here touches the network.
+# The hub. No test uses the network.
 
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """An empty cache, and a download that fails; the names that were asked for are kept."""
+    """An empty cache and a download that fails; returns the names that were requested."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     real, asked = huggingface_hub.snapshot_download, []
 
@@ -598,7 +575,7 @@ def test_a_name_in_the_cache_needs_no_network(hub, saved, tmp_path, expected):
 )
 def test_no_network(hub, name, repository):
     with pytest.raises(
-        ValueError, match=rf"(?s){name}: there is no such .*network.*{repository} --loc"
+        ValueError, match=rf"(?s){name}: no such file.*network.*{repository} --loc"
     ) as e:
         GPT2.from_pretrained(name)
     assert hub == [repository, repository]
@@ -606,7 +583,7 @@ def test_no_network(hub, name, repository):
 
 
 def test_a_name_that_is_downloaded(monkeypatch, saved, tmp_path, expected):
-    """First asked in the cache, then fetched; a repository without safetensors gives its .bin."""
+    """The cache is tried first, then the hub; without safetensors the .bin file is used."""
     asked = []
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -625,17 +602,15 @@ def test_a_name_that_is_downloaded(monkeypatch, saved, tmp_path, expected):
 @pytest.mark.parametrize(
     "name", ["no/such/folder", "./here", "/no/such", "a b", "x.safetensors", ""]
 )
-def test_what_is_no_name(hub, name, tmp_path, monkeypatch):
+def test_invalid_names(hub, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"(there is no such file or folder|no weights in it)"):
-        GPT2.from_pretrained(name)
+    refuses(name, match=r"(no such file or folder|expected weights)")
     assert hub == []
 
 
 def test_without_huggingface_hub(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ValueError, match=r"needs huggingface_hub.\n  Install it: pip install"):
-        GPT2.from_pretrained("some-one/tiny")
+    refuses("some-one/tiny", match=r"needs huggingface_hub.\n  Install it: pip install")
 
 
 # Memory.
@@ -682,7 +657,7 @@ def test_peak_memory_is_the_models_own(kind, saved, tmp_path):
 
 
 def test_loading_does_not_import_the_compiler(saved):
-    """Filling weights on "meta" did: two seconds and 170 MiB for nothing."""
+    """Random initialisation on "meta" would: two seconds and 170 MiB."""
     code = (
         "import sys; from clearhead import GPT2; GPT2.from_pretrained(sys.argv[1]); "
         "sys.exit('torch._dynamo' in sys.modules)"

@@ -161,7 +161,7 @@ def test_a_mask_is_built_once(monkeypatch):
 
 
 def test_a_fake_tensor_leaves_no_mask_behind(monkeypatch):
-    monkeypatch.setattr(sdpa, "_may_keep", sdpa._is_real)
+    monkeypatch.setattr(sdpa, "_may_keep", lambda q: True)
     monkeypatch.setattr(sdpa, "_kept", {})
     mask = Mask.causal() & Mask.window(3)
     q, k, v = random_qkv()
@@ -407,3 +407,27 @@ def test_auto_can_be_transformed_by_torch_func(options):
         torch.testing.assert_close(transformed, torch.stack(alone))
     with pytest.raises(RuntimeError, match=r'kernel="blocked" cannot be transformed by torch.func'):
         torch.func.grad(lambda q: attend(q, k, v, kernel="blocked").sum())(q)
+
+
+@pytest.mark.parametrize("changed", ["q", "k", "v"])
+def test_auto_can_be_differentiated_by_each_input_alone(changed):
+    tensors = dict(zip("qkv", random_qkv(queries=300, keys=300), strict=True))
+    mask = Mask.causal() & Mask.window(3)
+
+    def loss(x, kernel):
+        return attend(**{**tensors, changed: x}, mask=mask, kernel=kernel).square().sum()
+
+    assert choose(tensors["q"], tensors["k"], mask).kernel == "blocked"
+    found, expected = (
+        torch.func.grad(loss)(tensors[changed], kernel) for kernel in ("auto", "eager")
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_over_the_mask_alone():
+    q, k, v = random_qkv(queries=300, keys=300)
+    lengths = torch.tensor([[5, 7], [300, 2]])
+    found = torch.func.vmap(lambda n: attend(q, k, v, Mask.causal() & Mask.padding(n)))(lengths)
+    alone = [attend(q, k, v, Mask.causal() & Mask.padding(n), kernel="eager") for n in lengths]
+    torch.testing.assert_close(found, torch.stack(alone))

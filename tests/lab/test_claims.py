@@ -1,4 +1,4 @@
-"""Each claim's verdict where it is exact, and that each experiment can come out the other way."""
+"""Each claim's verdict, and that each experiment can give another one; the command and the page."""
 
 import json
 import subprocess
@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from typer.testing import CliRunner
 
 from clearhead import cli, ladder
 from clearhead.lab import grammar
@@ -23,63 +22,25 @@ from clearhead.lab.claims import (
     figure_claims,
     head_claims,
     mask_claims,
-    shape_claims,
     training_claims,
 )
 from clearhead.lab.claims.catalogue import CLAIMS
-from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if
+from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds
+from clearhead.lab.grammar_training import GrammarSettings, GrammarTask
 from clearhead.masks import Mask
 from clearhead.timing import Row
-from clearhead.training.loop import Settings, new_model
 
 ROOT = Path(__file__).parents[2]
-COMMITTED = ROOT / "bench" / "results" / "claims-cpu.json"
+COMMITTED = ROOT / "benchmarks" / "results" / "claims-cpu.json"
 
+RESULTS = json.loads(COMMITTED.read_text(encoding="utf-8"))
+# The verdicts that do not depend on timing.
 VERDICTS = {
-    "rows-sum-to-one": "holds if no weight is dropped",
-    "dot-product-variance": "holds if the entries are independent, with mean 0 and variance 1",
-    "softmax-saturates": "holds if d_k is about 64 or more",
-    "gradients-vanish": "holds if only softmax's own derivative counts and d_k is 256 or more",
-    "root-of-d-out": "holds if there is one head",
-    "one-matrix": "holds if it is the product of the two",
-    "blind-to-order": "holds if there is no causal mask",
-    "cat-weights": "does not hold",
-    "four-by-four-weights": "does not hold",
-    "journey-weights": "does not hold",
-    "gpt2-parameters": "does not hold",
-    "attention-parameters": "does not hold",
-    "gpt2-24-heads": "does not hold",
-    "gpt2-qkv-bias": "does not hold",
-    "256-in-12-heads": "holds if d_out is 768",
-    "mask-and-scaling": "holds",
-    "mask-after-softmax": "holds if each row is divided by its sum again",
-    "mask-future": "holds",
-    "minus-1e9": "holds if the numbers are not float16 and every row keeps a key",
-    "fully-masked-row": "holds if it is done by softmax written out",
-    "same-shape": "holds if d_in = d_out",
-    "view-never-copies": "holds",
-    "contiguous": (
-        "holds if .view merges them, not .reshape, and there are several heads and tokens"
-    ),
-    "too-long": "does not hold",
-    "no-super-init": "does not hold",
-    "not-divisible": "does not hold",
-    "memory-n-squared": "holds if it is plain",
-    "mask-cheating": "holds",
-    "dropout-overfitting": "holds if lessening counts as preventing",
-    "more-heads": "holds if the task needs several places at a time",
-    "head-subject-verb": "holds",
-    "head-pronoun": "holds",
-    "head-adjective-noun": "holds",
-    "head-adjacent-words": "does not hold",
-    "head-long-range": "holds if what it looks for is there",
-    "head-position": "does not hold",
-    "removing-heads": "does not hold",
-    "attention-explains": "holds if a rough guide is enough",
+    each["name"]: claim_report.words(each) for each in RESULTS["claims"] if not each["timed"]
 }
 
 
-# What each experiment is run on instead, and what it must then say.
+# What each experiment is run on instead, and the verdict it must then give.
 
 
 def scaled(d_k: int) -> float:
@@ -92,10 +53,6 @@ def correlated(count: int, d: int) -> torch.Tensor:
 
 def positions(x: torch.Tensor) -> torch.Tensor:
     return x + torch.arange(x.shape[1])[:, None]
-
-
-def never_nan(q, k, v, visible):
-    return mask_claims._ours(q, k, v, visible)
 
 
 class NoMask(nn.Module):
@@ -159,32 +116,32 @@ def frugal(q, k, v, future):
 
 
 def untrained() -> head_claims.Trained:
-    return new_model(Settings(seed=3)).eval(), grammar.tokenizer()
+    return GrammarTask(GrammarSettings(seed=3)).new_model().eval(), grammar.tokenizer()
 
 
-def looking(rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> head_claims.Trained:
-    """An untrained model that may look only where the rule says (or at itself, if nowhere)."""
+def attending(rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> head_claims.Trained:
+    """An untrained model that attends only where the rule says, or to itself if nowhere."""
     model, tokens = untrained()
     for block in model.blocks:
         project = block.attention.project
 
-        def look(x, *rest, project=project, **options):
+        def project_and_mask(x, *rest, project=project, **options):
             queries, keys, values, _ = project(x, *rest, **options)
-            place = torch.arange(x.shape[1])
-            visible = rule(place[:, None], place)
-            visible |= torch.eye(len(place), dtype=torch.bool) & ~visible.any(1, keepdim=True)
+            position = torch.arange(x.shape[1])
+            visible = rule(position[:, None], position)
+            visible |= torch.eye(len(position), dtype=torch.bool) & ~visible.any(1, keepdim=True)
             return queries, keys, values, Mask.custom(visible)
 
-        block.attention.project = look
+        block.attention.project = project_and_mask
     return model, tokens
 
 
 def back() -> head_claims.Trained:
-    return looking(lambda query, key: key == query - 1)
+    return attending(lambda query, key: key == query - 1)
 
 
 def far_back() -> head_claims.Trained:
-    return looking(lambda query, key: (query - key >= head_claims.FAR) & (key > 0))
+    return attending(lambda query, key: (query - key >= head_claims.FAR) & (key > 0))
 
 
 def headless() -> head_claims.Trained:
@@ -195,200 +152,88 @@ def headless() -> head_claims.Trained:
     return model, tokens
 
 
-PLANTS: dict[str, list[tuple[Callable[[], Finding], str]]] = {
-    "rows-sum-to-one": [
-        (lambda: arithmetic_claims.rows_sum_to_one(lambda s: s.softmax(dim=-2)), "does not hold")
-    ],
-    "dot-product-variance": [
-        (lambda: arithmetic_claims.dot_product_variance(correlated), "does not hold"),
-        (lambda: arithmetic_claims.dot_product_variance(torch.rand), "does not hold"),
-    ],
-    "softmax-saturates": [(lambda: arithmetic_claims.softmax_saturates(scaled), "does not hold")],
-    "gradients-vanish": [
-        (lambda: arithmetic_claims.gradients_vanish(scaled), "does not hold"),
-        # So steep that not one row is undecided: then W_query learns nothing, too.
-        (lambda: arithmetic_claims.gradients_vanish(lambda d: 1e6), "holds if"),
-    ],
-    "root-of-d-out": [
-        (
-            lambda: arithmetic_claims.scale_by_root_of_d_out(lambda d_out, head_dim: head_dim),
-            "holds",
-        ),
-        (
-            lambda: arithmetic_claims.scale_by_root_of_d_out(lambda d_out, head_dim: 1),
-            "does not hold",
-        ),
-    ],
-    "one-matrix": [
-        (lambda: arithmetic_claims.one_matrix_for_query_and_key(bias=1.0), "does not hold"),
-        (
-            lambda: arithmetic_claims.one_matrix_for_query_and_key(
-                lambda d, head_dim: torch.randn(d, head_dim, dtype=torch.float64).expand(2, -1, -1)
-            ),
-            "holds",
-        ),
-    ],
-    "blind-to-order": [(lambda: arithmetic_claims.blind_to_order(positions), "does not hold")],
-    "cat-weights": [(lambda: figure_claims.cat_weights((0.22, 0.45, 0.33)), "holds")],
-    "four-by-four-weights": [
-        (
-            lambda: figure_claims.four_by_four_weights(
-                ((1.0,), (0.45, 0.55), (0.30, 0.37, 0.33), (0.25, 0.21, 0.23, 0.31))
-            ),
-            "holds",
-        )
-    ],
-    "journey-weights": [
-        (lambda: figure_claims.journey_weights((0.14, 0.24, 0.23, 0.12, 0.11, 0.16)), "holds")
-    ],
-    "gpt2-parameters": [
-        (lambda: figure_claims.gpt2_parameters({"gpt2-small": 124, "gpt2-large": 774}), "holds")
-    ],
-    "attention-parameters": [
-        (
-            lambda: figure_claims.attention_parameters(lambda: nn.Linear(768, 4 * 768, bias=False)),
-            "holds",
-        ),
-        (lambda: figure_claims.attention_parameters(printed=2_360_064), "holds"),
-    ],
-    "gpt2-24-heads": [(lambda: figure_claims.medium_has_24_heads({"gpt2-medium": 16}), "holds")],
-    "gpt2-qkv-bias": [(lambda: figure_claims.gpt2_without_qkv_bias(True), "holds")],
-    "256-in-12-heads": [
-        (lambda: figure_claims.heads_of_256(lambda d_out, heads: 64), "holds"),
-        (
-            lambda: figure_claims.heads_of_256(lambda d_out, heads: d_out // heads + 1),
-            "does not hold",
-        ),
-    ],
-    "mask-and-scaling": [
-        (lambda: mask_claims.mask_before_or_after_scaling(-20.0), "does not hold")
-    ],
-    "mask-after-softmax": [
-        (
-            lambda: mask_claims.mask_after_softmax(
-                lambda w, future: F.normalize(w.masked_fill(future, 0.0), p=1, dim=-1)
-            ),
-            "holds",
-        ),
-        (
-            lambda: mask_claims.mask_after_softmax(lambda w, future: w.masked_fill(future, 0.1)),
-            "does not hold",
-        ),
-    ],
-    "mask-future": [(lambda: mask_claims.mask_hides_the_future(NoMask), "does not hold")],
-    "minus-1e9": [
-        (lambda: mask_claims.minus_1e9(-torch.inf), "holds"),
-        (lambda: mask_claims.minus_1e9(-10.0), "does not hold"),
-    ],
-    "fully-masked-row": [
-        (lambda: mask_claims.fully_masked_row({"safe": never_nan}), "does not hold"),
-        (lambda: mask_claims.fully_masked_row({"plain": mask_claims._written_out}), "holds"),
-    ],
-    "same-shape": [
-        (lambda: shape_claims.same_shape(same_width), "holds"),
-        (lambda: shape_claims.same_shape(lambda d_in, d_out: nn.Linear(d_in, 5)), "does not hold"),
-    ],
-    "view-never-copies": [
-        (lambda: shape_claims.view_never_copies(lambda x, shape: x.reshape(shape)), "does not hold")
-    ],
-    "contiguous": [
-        (
-            lambda: shape_claims.contiguous_is_needed(lambda x, shape: x.reshape(shape)),
-            "does not hold",
-        )
-    ],
-    "too-long": [(lambda: shape_claims.too_long_is_an_index_error(Table), "holds")],
-    "no-super-init": [(lambda: shape_claims.no_super_init_is_a_runtime_error(no_layer), "holds")],
-    "not-divisible": [
-        (lambda: shape_claims.not_divisible_is_an_assertion_error(asserting), "holds")
-    ],
-    "split-projection": [
-        (
-            lambda: cost_claims.split_projection_is_faster(timed(per_head=2, split=1), quick=True),
-            "holds",
-        ),
-        (
-            lambda: cost_claims.split_projection_is_faster(timed(per_head=1, split=2), quick=True),
-            "does not hold",
-        ),
-    ],
-    "in-place": [
-        (
-            lambda: cost_claims.in_place_is_more_efficient(
-                race=timed(in_place=2, copy=1), quick=True
-            ),
-            "does not hold",
-        ),
-        (
-            lambda: cost_claims.in_place_is_more_efficient(
-                race=timed(in_place=1, copy=2), quick=True
-            ),
-            "holds if",
-        ),
-        (
-            lambda: cost_claims.in_place_is_more_efficient(
-                frugal, timed(in_place=1, copy=2), quick=True
-            ),
-            "holds",
-        ),
-    ],
-    "time-n-squared": [
-        (
-            lambda: cost_claims.time_grows_with_n_squared(timed(**{"n": 1, "4_n": 16}), quick=True),
-            "holds",
-        ),
-        (
-            lambda: cost_claims.time_grows_with_n_squared(timed(**{"n": 1, "4_n": 4}), quick=True),
-            "does not hold",
-        ),
-    ],
-    "memory-n-squared": [
-        (lambda: cost_claims.memory_grows_with_n_squared({"plain": cost_claims.plain}), "holds"),
-        (lambda: cost_claims.memory_grows_with_n_squared({"pieces": in_pieces}), "does not hold"),
-    ],
-    "mask-cheating": [
-        (
-            lambda: training_claims.mask_prevents_cheating(lambda attention: None, quick=True),
-            "does not hold",
-        )
-    ],
-    "dropout-overfitting": [
-        (lambda: training_claims.dropout_prevents_overfitting(0.0, quick=True), "does not hold")
-    ],
-    "more-heads": [
-        (
-            lambda: training_claims.more_heads_are_richer(lambda heads, places, seed: 0.5),
-            "does not hold",
-        ),
-        (
-            lambda: training_claims.more_heads_are_richer(lambda heads, places, seed: heads / 16),
-            "holds",
-        ),
-    ],
-    "head-subject-verb": [
-        (lambda: head_claims.head_subject_verb(untrained, quick=True), "does not hold")
-    ],
-    "head-pronoun": [(lambda: head_claims.head_pronoun(untrained, quick=True), "does not hold")],
-    "head-adjective-noun": [
-        (lambda: head_claims.head_adjective_noun(untrained, quick=True), "does not hold"),
-    ],
-    "head-adjacent-words": [(lambda: head_claims.head_adjacent_words(back), "holds")],
-    "head-long-range": [
-        (lambda: head_claims.head_long_range(untrained, quick=True), "does not hold"),
-        (lambda: head_claims.head_long_range(far_back, quick=True), "holds"),
-    ],
-    "head-position": [(lambda: head_claims.head_position(back), "holds")],
-    "removing-heads": [(lambda: head_claims.heads_can_be_removed(headless), "holds")],
-    "attention-explains": [
-        (lambda: head_claims.attention_explains(untrained, quick=True), "does not hold")
-    ],
-}
+def given(*args, **options):
+    return args, options
 
 
-def test_there_are_enough_claims_and_each_has_its_counter_example():
-    assert len(CLAIMS) >= 30
-    assert set(PLANTS) == set(CLAIMS)
-    assert set(VERDICTS) == {name for name, each in CLAIMS.items() if not each.timed}
+COUNTER_EXAMPLES = [
+    ("rows-sum-to-one", given(lambda scores: scores.softmax(dim=-2)), "does not hold"),
+    ("dot-product-variance", given(correlated), "does not hold"),
+    ("dot-product-variance", given(torch.rand), "does not hold"),
+    ("softmax-saturates", given(scaled), "does not hold"),
+    ("gradients-vanish", given(scaled), "does not hold"),
+    # So steep that every row is saturated: then the gradient at W_query is tiny too.
+    ("gradients-vanish", given(lambda d: 1e6), "holds if"),
+    ("root-of-d-out", given(lambda d_out, head_dim: head_dim), "holds"),
+    ("root-of-d-out", given(lambda d_out, head_dim: 1), "does not hold"),
+    ("one-matrix", given(bias=1.0), "does not hold"),
+    (
+        "one-matrix",
+        given(lambda d, width: torch.randn(d, width, dtype=torch.float64).expand(2, -1, -1)),
+        "holds",
+    ),
+    ("blind-to-order", given(positions), "does not hold"),
+    ("cat-weights", given((0.22, 0.45, 0.33)), "holds"),
+    (
+        "four-by-four-weights",
+        given(((1.0,), (0.45, 0.55), (0.30, 0.37, 0.33), (0.25, 0.21, 0.23, 0.31))),
+        "holds",
+    ),
+    ("journey-weights", given((0.14, 0.24, 0.23, 0.12, 0.11, 0.16)), "holds"),
+    ("gpt2-parameters", given({"gpt2-small": 124, "gpt2-large": 774}), "holds"),
+    ("attention-parameters", given(lambda: nn.Linear(768, 4 * 768, bias=False)), "holds"),
+    ("attention-parameters", given(printed=2_360_064), "holds"),
+    ("gpt2-24-heads", given({"gpt2-medium": 16}), "holds"),
+    ("gpt2-qkv-bias", given(True), "holds"),
+    ("256-in-12-heads", given(lambda d_out, heads: 64), "holds"),
+    ("256-in-12-heads", given(lambda d_out, heads: d_out // heads + 1), "does not hold"),
+    ("mask-and-scaling", given(-20.0), "does not hold"),
+    (
+        "mask-after-softmax",
+        given(lambda w, future: F.normalize(w.masked_fill(future, 0.0), p=1, dim=-1)),
+        "holds",
+    ),
+    ("mask-after-softmax", given(lambda w, future: w.masked_fill(future, 0.1)), "does not hold"),
+    ("mask-future", given(NoMask), "does not hold"),
+    ("minus-1e9", given(-torch.inf), "holds"),
+    ("minus-1e9", given(-10.0), "does not hold"),
+    ("fully-masked-row", given({"safe": mask_claims.WAYS["Clearhead"]}), "does not hold"),
+    ("fully-masked-row", given({"plain": mask_claims.WAYS["softmax written out"]}), "holds"),
+    ("same-shape", given(same_width), "holds"),
+    ("same-shape", given(lambda d_in, d_out: nn.Linear(d_in, 5)), "does not hold"),
+    ("view-never-copies", given(torch.reshape), "does not hold"),
+    ("contiguous", given(torch.reshape), "does not hold"),
+    ("too-long", given(Table), "holds"),
+    ("no-super-init", given(no_layer), "holds"),
+    ("not-divisible", given(asserting), "holds"),
+    ("split-projection", given(timed(per_head=2, split=1), quick=True), "holds"),
+    ("split-projection", given(timed(per_head=1, split=2), quick=True), "does not hold"),
+    ("in-place", given(race=timed(in_place=2, copy=1), quick=True), "does not hold"),
+    ("in-place", given(race=timed(in_place=1, copy=2), quick=True), "holds if"),
+    ("in-place", given(frugal, timed(in_place=1, copy=2), quick=True), "holds"),
+    ("time-n-squared", given(timed(**{"n": 1, "4_n": 16}), quick=True), "holds"),
+    ("time-n-squared", given(timed(**{"n": 1, "4_n": 4}), quick=True), "does not hold"),
+    ("memory-n-squared", given({"plain": cost_claims.plain}), "holds"),
+    ("memory-n-squared", given({"pieces": in_pieces}), "does not hold"),
+    ("mask-cheating", given(lambda attention: None, quick=True), "does not hold"),
+    ("dropout-overfitting", given(0.0, quick=True), "does not hold"),
+    ("more-heads", given(lambda heads, distances, seed: 0.5), "does not hold"),
+    ("more-heads", given(lambda heads, distances, seed: heads / 16), "holds"),
+    ("head-subject-verb", given(untrained, quick=True), "does not hold"),
+    ("head-pronoun", given(untrained, quick=True), "does not hold"),
+    ("head-adjective-noun", given(untrained, quick=True), "does not hold"),
+    ("head-adjacent-words", given(back), "holds"),
+    ("head-long-range", given(untrained, quick=True), "does not hold"),
+    ("head-long-range", given(far_back, quick=True), "holds"),
+    ("head-position", given(back), "holds"),
+    ("removing-heads", given(headless), "holds"),
+    ("attention-explains", given(untrained, quick=True), "does not hold"),
+]
+
+
+def test_every_claim_has_a_counter_example():
+    assert len(CLAIMS) == 41
+    assert {name for name, _, _ in COUNTER_EXAMPLES} == set(CLAIMS)
 
 
 @pytest.mark.parametrize("name", VERDICTS)
@@ -396,13 +241,12 @@ def test_verdict(name):
     assert CLAIMS[name].run(quick=True).words == VERDICTS[name]
 
 
-@pytest.mark.parametrize("name", PLANTS)
-def test_every_experiment_can_come_out_the_other_way(name):
-    for plant, verdict in PLANTS[name]:
-        found = plant()
-        assert found.verdict == verdict, found
-        if not CLAIMS[name].timed:
-            assert found.words != VERDICTS[name]
+@pytest.mark.parametrize(("name", "arguments", "verdict"), COUNTER_EXAMPLES)
+def test_every_experiment_can_give_another_verdict(name, arguments, verdict):
+    args, options = arguments
+    found = CLAIMS[name](*args, **options)
+    assert found.verdict == verdict, found
+    assert found.words != VERDICTS.get(name)
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -454,11 +298,6 @@ def test_quick_reaches_the_experiments_that_know_it():
     assert does_not.run(quick=True).figure == "3"
     assert does_not.timed
     assert not knows.timed
-
-
-def test_finding_in_words():
-    assert str(holds_if("it rains", "3 mm", "2 to 4")) == "holds if it rains: 3 mm (2 to 4)"
-    assert holds("a", "b").words == "holds"
 
 
 def test_living_bytes_are_counted():
@@ -549,22 +388,26 @@ def test_a_head_is_chosen_in_one_half_and_measured_in_the_other():
 # The command line, the JSON and the page.
 
 
-def run(*arguments: str) -> str:
-    result = CliRunner().invoke(cli.app, ["claims", *arguments])
-    assert result.exit_code == 0, result.output
-    return result.stdout
+@pytest.fixture
+def run(command_line):
+    def run(*arguments):
+        status, out, err = command_line("claims", *arguments)
+        assert status == 0, err
+        return out
+
+    return run
 
 
-def test_one_claim_in_full():
+def test_one_claim_in_full(run):
     shown = run("mask-after-softmax")
     for part in ("Verdict  holds if each row", "Figure ", "Spread ", "Seeds    0", "Source "):
         assert part in shown
-    assert "src/clearhead/lab/claims/masking.py, mask_after_softmax" in shown
+    assert "src/clearhead/lab/claims/mask_claims.py, mask_after_softmax" in shown
     assert "clearhead claims mask-after-softmax" in shown
-    assert "through that sum" in shown
+    assert "Dividing each row by its new sum fixes both." in shown
 
 
-def test_list_measures_nothing(monkeypatch):
+def test_list_measures_nothing(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(catalogue, "measure", None)
     lines = run("--list").splitlines()
@@ -572,7 +415,7 @@ def test_list_measures_nothing(monkeypatch):
     assert max(map(len, lines)) <= 80
 
 
-def test_json_out_from_and_page(tmp_path):
+def test_json_out_from_and_page(run, tmp_path):
     out, text = tmp_path / "claims.json", tmp_path / "claims.md"
     assert run("cat-weights", "minus-1e9", "--json", "--quick", "--out", str(out)) == ""
     found = json.loads(out.read_text(encoding="utf-8"))
@@ -588,15 +431,14 @@ def test_json_out_from_and_page(tmp_path):
 
 
 @pytest.mark.parametrize("width", [50, 80, 100, 129])
-def test_a_narrow_window_has_one_claim_below_the_other(width, monkeypatch):
-    """In a pipe the table was 150 columns wide."""
+def test_a_narrow_window_has_one_claim_below_the_other(width, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     lines = run("--from", str(COMMITTED)).splitlines()
     assert max(map(len, lines)) <= width
     start = lines.index("rows-sum-to-one")
     assert lines[start + 1].startswith("  Claim    Each row of the attention weights")
     text = " ".join(" ".join(lines).split())
-    for each in json.loads(COMMITTED.read_text(encoding="utf-8"))["claims"]:
+    for each in RESULTS["claims"]:
         for said in (each["says"], claim_report.words(each), each["figure"]):
             assert " ".join(said.split()) in text
     assert "41 claims: 7 hold, 21 hold if ..., 13 do not hold." in text
@@ -621,12 +463,12 @@ def test_a_stopped_run_keeps_what_was_measured_and_goes_on(tmp_path, monkeypatch
     monkeypatch.setitem(CLAIMS, "gpt2-parameters", stopped)
     status, err = measure("--out", str(out))
     assert status == 130
-    assert f"Stopped: 1 of 3 claims measured, and kept in {out}." in err
-    assert "the same command with --resume" in err
+    assert f"Interrupted: 1 of 3 claims measured and saved in {out}." in err
+    assert "repeat the command with --resume" in err
     assert [c["name"] for c in json.loads(out.read_text())["claims"]] == names[:1]
     status, err = measure()
     assert status == 130
-    assert "Nothing is kept: with --out FILE" in err
+    assert "Nothing is saved: with --out FILE" in err
 
     monkeypatch.setitem(CLAIMS, "gpt2-parameters", replace(stopped, experiment=real))
     first = out.read_text()
@@ -637,7 +479,7 @@ def test_a_stopped_run_keeps_what_was_measured_and_goes_on(tmp_path, monkeypatch
     assert json.loads(first)["claims"][0] in found["claims"]
     with pytest.raises(SystemExit):
         cli.main(["claims", *names, "--out", str(out), "--resume"])
-    assert "was measured with --quick, and this run is not" in capsys.readouterr().err
+    assert "was measured with --quick, and this run is without it" in capsys.readouterr().err
 
 
 def test_page_shows_other_machines_for_claims_about_time():
@@ -652,7 +494,7 @@ def test_page_shows_other_machines_for_claims_about_time():
         "seeds": [0, 1],
         "timed": True,
         "explanation": "Why.",
-        "file": "lab/claims/costs.py",
+        "file": "lab/claims/cost_claims.py",
         "function": "f",
     }
     found["claims"] = [entry]
@@ -669,13 +511,16 @@ def test_page_shows_other_machines_for_claims_about_time():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gradient-vanish"], "no claim is called 'gradient-vanish'. Did you mean gradients"),
+        (["gradient-vanish"], "unknown claim 'gradient-vanish'. Did you mean gradients"),
         (["--out", "no/such/a.json"], "--out no/such/a.json: there is no folder no/such."),
-        (["--resume"], "--resume goes on with what is in --out FILE"),
-        (["--resume", "--out", "no.json"], "give a file that is there"),
+        (["--resume"], "--resume continues the results in --out FILE"),
+        (["--resume", "--out", "no.json"], "give an existing file"),
         (["--from", "no.json"], "--from no.json: No such file or directory."),
-        (["--from", "broken.json"], "--from broken.json: not JSON."),
-        (["--from", "other.json"], "--from other.json: not what `clearhead claims --out"),
+        (["--from", "broken.json"], "--from broken.json: not a JSON file."),
+        (
+            ["--from", "other.json"],
+            "--from other.json: expected the output of `clearhead claims --out",
+        ),
     ],
 )
 def test_errors_say_what_is_wrong(arguments, message, tmp_path, monkeypatch, capsys):
@@ -693,21 +538,17 @@ def test_the_command_imports_no_torch():
 
 
 def test_committed_results_are_those_of_these_claims():
-    """Verdicts that do not depend on a clock, and all words, are today's."""
-    found = json.loads(COMMITTED.read_text(encoding="utf-8"))
-    assert found["settings"] == {"quick": False}
-    assert [each["name"] for each in found["claims"]] == list(CLAIMS)
-    for each in found["claims"]:
+    assert RESULTS["settings"] == {"quick": False}
+    assert [each["name"] for each in RESULTS["claims"]] == list(CLAIMS)
+    for each in RESULTS["claims"]:
         here = CLAIMS[each["name"]]
         assert (each["says"], each["explanation"]) == (here.says, here.explanation)
         assert (each["file"], each["seeds"]) == (here.file, here.seeds)
-        assert each["function"] == here.experiment.__name__
-        if not here.timed:
-            assert claim_report.words(each) == VERDICTS[here.name]
+        assert (each["function"], each["timed"]) == (here.experiment.__name__, here.timed)
 
 
 def test_the_page_is_made_from_the_committed_results():
-    files = [COMMITTED, *sorted(COMMITTED.parent.glob("claims-h*.json"))]
-    found, *others = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    files = sorted(COMMITTED.parent.glob("claims-h*.json"))
+    others = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     text = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
-    assert text == claim_report.markdown(found, others)
+    assert text == claim_report.markdown(RESULTS, others)

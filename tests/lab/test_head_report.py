@@ -2,26 +2,32 @@
 
 import json
 import math
+import runpy
 import string
 import sys
 from functools import partial
+from importlib import resources
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from torch import nn
 
-from clearhead import lab
+from clearhead import drawing, lab
 from clearhead.embedding import Rope
 from clearhead.gpt2.model import GPT2
-from clearhead.lab import grammar, head_report, shipping
+from clearhead.lab import grammar, head_scores, vocabulary
 from clearhead.lab.ablation import head_means, projections, without
-from clearhead.lab.head_report import estimate, measure, share
-from clearhead.lab.piece_reader import PieceReader
-from clearhead.lab.relations import WordReader, answers, encode, readers
+from clearhead.lab.grammar_readers import PieceReader, WordReader
+from clearhead.lab.head_report import draw_report
+from clearhead.lab.head_scores import HeadReport, estimate, measure, share
+from clearhead.lab.relations import answers, encode
+from clearhead.lab.seed_runs import judge
 from clearhead.models import hugging_face
-from clearhead.training import runs
 
+ROOT = Path(__file__).parents[2]
+SHIPPED = resources.files("clearhead.models") / "grammar"
 SIZES = {
     "context_length": 37,
     "d_model": 30,
@@ -56,7 +62,7 @@ def reader(model, tokens):
 
 def examples_of(reader, tokens, name="possessive", count=7):
     pairs = grammar.labelled(name, count)
-    return pairs, encode(reader, pairs, tokens.vocab_size)
+    return pairs, encode(reader, pairs)
 
 
 def plain_weights(model, ids):
@@ -92,7 +98,7 @@ def test_the_numbers_are_the_ones_computed_by_hand(model, reader, tokens):
             keys.append(rows[:, relation.key + 1])
             others.append(rows[:, relation.distractor + 1])
     keys, others = torch.stack(keys), torch.stack(others)
-    report = measure(reader, tokens.vocab_size, sentences=sentences, relations=["subject"])
+    report = measure(reader, sentences=sentences, relations=["subject"])
     score = report["subject"]
     assert report.layers == LAYERS
     assert score.best == int(keys[0::2].mean(0).argmax())
@@ -115,9 +121,7 @@ def test_a_model_that_looks_everywhere_alike_has_the_uniform_share(model, tokens
     blind = GPT2(model.config, rope=Rope()).eval()
     for block in blind.blocks:
         nn.init.zeros_(block.attention.W_query.weight)
-    report = measure(
-        WordReader(blind, tokens), tokens.vocab_size, sentences=16, relations=["pronoun"]
-    )
+    report = measure(WordReader(blind, tokens), sentences=16, relations=["pronoun"])
     for head in report["pronoun"].heads:
         for number in (head.key, head.distractor, head.shuffled):
             assert number.mean == pytest.approx(report["pronoun"].uniform, abs=1e-6)
@@ -178,9 +182,9 @@ def test_a_head_that_says_nothing_is_not_missed(model, tokens):
     silent.load_state_dict(model.state_dict())
     with torch.no_grad():
         silent.blocks[0].attention.out_proj.weight[:, 6:12] = 0
-    score = measure(
-        WordReader(silent, tokens), tokens.vocab_size, sentences=40, relations=["determiner"]
-    )["determiner"]
+    score = measure(WordReader(silent, tokens), sentences=40, relations=["determiner"])[
+        "determiner"
+    ]
     nothing = score.heads[1].without
     assert (nothing["zero"].mean, nothing["mean"].mean) == (0.0, 0.0)
     assert any(head.without["zero"].mean != 0 for head in score.heads)
@@ -211,12 +215,11 @@ def test_intervals():
     assert one.low == pytest.approx(2 * one.mean - one.high)
 
 
-def test_the_report_can_be_printed_stored_and_read_again(reader, tokens, tmp_path):
-    report = measure(reader, tokens.vocab_size, sentences=16, relations=["subject", "induction"])
+def test_the_report_can_be_printed_stored_and_read_again(reader):
+    report = measure(reader, sentences=16, relations=["subject", "induction"])
     text = json.dumps(report.to_json(), allow_nan=False)
-    (tmp_path / "heads.json").write_text(text, encoding="utf-8")
-    assert runs.read_report(tmp_path / "heads.json") == report
-    shown = str(report)
+    assert HeadReport.from_json(json.loads(text)) == report
+    shown = drawing.plain(draw_report(report), width=100)
     best = report["subject"].heads[report["subject"].best]
     assert f"{best.key.mean:.2f} ± " in shown
     assert "layer 1" in shown
@@ -224,26 +227,26 @@ def test_the_report_can_be_printed_stored_and_read_again(reader, tokens, tmp_pat
         report["verb"]
 
 
-# Checkpoints of others.
+# Other checkpoints.
 
 
 def save_tokenizer(folder, **special):
     """Words of the grammar cut into pieces: the last two letters of a long word are one."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-    vocabulary = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}
+    pieces = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}
     for word in [word.lower() for word in vocabulary.vocabulary()]:
         for piece in [word] if len(word) < 5 else [word[:-2], f"##{word[-2:]}"]:
-            vocabulary.setdefault(piece, len(vocabulary))
-    for letter in string.ascii_lowercase:  # for a word that begins like another
-        vocabulary.setdefault(f"##{letter}", len(vocabulary))
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+            pieces.setdefault(piece, len(pieces))
+    for character in string.ascii_lowercase:  # for a word that begins like another
+        pieces.setdefault(f"##{character}", len(pieces))
+    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="[UNK]", **special
     ).save_pretrained(folder)
-    return len(vocabulary)
+    return len(pieces)
 
 
 @pytest.fixture(scope="module")
@@ -288,17 +291,16 @@ def test_pieces_are_found_again_in_the_words(gpt2_folder):
         assert text == word.lower()
     assert spans[1][1] - spans[1][0] > 1
     assert reader.piece("followed") == ids[spans[1][0]]
-    examples = encode(reader, [(sentence, sentence.relations[0])], reader.vocabulary)
+    examples = encode(reader, [(sentence, sentence.relations[0])])
     relation = sentence.relations[0]
     assert examples.query.tolist() == [spans[relation.query][1] - 1]
     assert examples.key[0].nonzero()[:, 0].tolist() == list(range(*spans[relation.key]))
 
 
-def test_a_gpt2_of_others_gets_the_whole_table(gpt2_folder):
+def test_a_gpt2_checkpoint_gets_the_whole_table(gpt2_folder):
     reader = PieceReader(hugging_face.load(gpt2_folder))
     report = measure(
         reader,
-        reader.vocabulary,
         sentences=16,
         relations=["subject", "possessive"],
         untrained=reader.untrained(),
@@ -321,13 +323,13 @@ def test_a_gpt2_of_others_gets_the_whole_table(gpt2_folder):
     assert score.heads[5].key.mean == pytest.approx(torch.stack(keys).mean().item(), abs=1e-5)
 
 
-def test_a_bert_of_others_gets_attention_only(bert_folder):
+def test_a_bert_checkpoint_gets_attention_only(bert_folder):
     reader = PieceReader(hugging_face.load(bert_folder))
     assert not reader.causal
-    report = measure(reader, reader.vocabulary, sentences=16, relations=["subject"])
+    report = measure(reader, sentences=16, relations=["subject"])
     score = report["subject"]
     assert (score.accuracy, score.without_few, score.untrained) == (None, None, None)
-    assert "sees both sides" in str(report)
+    assert "this model is bidirectional" in drawing.plain(draw_report(report), width=100)
     # it is asked at the verb itself, among all tokens
     pairs = grammar.labelled("subject", 16)[1::2]
     shares = []
@@ -355,9 +357,7 @@ def test_of_encoder_and_decoder_the_encoder_is_measured(tmp_path):
     config.pad_token_id, config.bos_token_id, config.eos_token_id = 0, 1, 2
     transformers.BartModel(config).save_pretrained(tmp_path)
     reader = PieceReader(hugging_face.load(tmp_path))
-    report = measure(
-        reader, reader.vocabulary, sentences=8, relations=["subject"], untrained=reader.untrained()
-    )
+    report = measure(reader, sentences=8, relations=["subject"], untrained=reader.untrained())
     assert report.layers == ["layers.0.self_attn", "layers.1.self_attn"]
     assert not report.causal
     assert len(report["subject"].heads) == 6
@@ -365,16 +365,16 @@ def test_of_encoder_and_decoder_the_encoder_is_measured(tmp_path):
 
 
 def test_where_no_projection_is_found_it_is_said(reader, tokens, monkeypatch):
-    monkeypatch.setattr(head_report, "projections", lambda model, layers: None)
-    report = measure(reader, tokens.vocab_size, sentences=16, relations=["subject", "pronoun"])
-    assert report.notes == ["no ablation: the output projection of its attention was not found"]
+    monkeypatch.setattr(head_scores, "projections", lambda model, layers: None)
+    report = measure(reader, sentences=16, relations=["subject", "pronoun"])
+    assert report.notes == ["no ablation: the output projection of the attention was not found"]
     assert report["subject"].accuracy is not None
     assert projections(nn.ModuleDict({"a": nn.MultiheadAttention(4, 2)}), ["a"]) is None
 
 
 def test_a_large_model_loses_only_its_best_heads_one_by_one(reader, tokens, monkeypatch):
-    monkeypatch.setattr(head_report, "_MOST_ABLATED", 4)
-    report = measure(reader, tokens.vocab_size, sentences=16, relations=["subject"])
+    monkeypatch.setattr(head_scores, "_MOST_ABLATED", 4)
+    report = measure(reader, sentences=16, relations=["subject"])
     removed = [i for i, h in enumerate(report["subject"].heads) if h.without is not None]
     assert removed == sorted(report["subject"].few)
     assert "only the 3 best heads" in report.notes[0]
@@ -388,19 +388,17 @@ def shipped():
     return lab.load()
 
 
-def test_the_shipped_model_reaches_the_bars(shipped):
-    reader, untrained = readers(*shipped)
+def test_the_shipped_model_meets_the_criteria(shipped):
+    reader = WordReader(*shipped)
     report = measure(
         reader,
-        shipped[1].vocab_size,
         sentences=160,
         relations=["subject", "possessive", "pronoun", "induction"],
-        untrained=untrained,
+        untrained=reader.untrained(),
         seed=7,
     )
-    file = shipping.data_file("model.safetensors")
-    missed = [bar for bar in runs.bars(report, len(file.read_bytes())) if not bar.reached]
-    assert missed == []
+    size = len((SHIPPED / "model.safetensors").read_bytes())
+    assert [each for each in judge(report, size) if not each.reached] == []
     for score in report.relations:
         best = score.heads[score.best]
         assert best.key.mean > 2 * score.untrained
@@ -408,22 +406,18 @@ def test_the_shipped_model_reaches_the_bars(shipped):
 
 
 def test_the_stored_figures_are_those_of_the_shipped_model(shipped):
-    stored = shipping.shipped_report()
-    reader, _ = readers(*shipped)
-    fresh = measure(reader, shipped[1].vocab_size, sentences=400, relations=["collocation"])
+    stored = HeadReport.from_json(json.loads((SHIPPED / "heads.json").read_text("utf-8")))
+    fresh = measure(WordReader(*shipped), sentences=400, relations=["collocation"])
     for old, new in zip(stored["collocation"].heads, fresh["collocation"].heads, strict=True):
         assert new.key.mean == pytest.approx(old.key.mean, abs=1e-3)
     assert new.without["zero"].mean == pytest.approx(old.without["zero"].mean, abs=0.02)
 
 
-def test_the_card_says_that_it_is_the_best_of_three():
-    card = json.loads(shipping.data_file("card.json").read_text("utf-8"))
-    assert card["schema"] == 1
-    assert len(card["seeds"]) == 3
-    assert "best of three" in card["chosen"]
-    text = shipping.data_file("card.md").read_text("utf-8")
-    assert text == shipping.card_text(card)
-    assert f"seed {card['seed']}" in text
+def test_the_card_is_written_from_its_json():
+    card = json.loads((SHIPPED / "card.json").read_text("utf-8"))
+    assert (card["schema"], len(card["seeds"])) == (1, 3)
+    script = runpy.run_path(str(ROOT / "tools" / "ship_grammar_model.py"))
+    assert (SHIPPED / "card.md").read_text("utf-8") == script["card_text"](card)
 
 
 @pytest.fixture
@@ -452,25 +446,25 @@ def test_without_matplotlib_the_figure_is_refused_at_once(run, monkeypatch):
 def test_the_command_reads_a_text_with_the_shipped_model(run):
     status, out, err = run("--json", "Mary met Adam in her house")
     assert (status, err) == (0, "")
-    told = json.loads(out)
-    assert told["folder"] == "the lab's model"
-    assert told["tokens"] == 6
-    assert told["heads"][0]["layer"] == "h.0.attn"
+    found = json.loads(out)
+    assert found["folder"] == "the lab's model"
+    assert found["tokens"] == 6
+    assert found["heads"][0]["layer"] == "h.0.attn"
 
 
 def test_the_command_measures_a_folder(run, gpt2_folder):
     status, out, err = run("--model", gpt2_folder, "--relations", "--sentences", 8, "--json")
     assert (status, err) == (0, "")
-    told = json.loads(out)
-    assert told["schema"] == 1
-    assert [score["relation"] for score in told["relations"]] == list(grammar.RELATIONS)
+    found = json.loads(out)
+    assert found["schema"] == 1
+    assert [score["relation"] for score in found["relations"]] == list(grammar.RELATIONS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--relations", "the cat"], "--relations brings its own sentences"),
-        (["the cat", "--out", "x.svg"], "it goes with --relations"),
+        (["--relations", "the cat"], "--relations uses its own sentences"),
+        (["the cat", "--out", "x.svg"], "use it with --relations"),
         (["--relations", "--out", "x.jpeg"], "got '.jpeg'"),
         (["--relations", "--out", "none/x.svg"], "there is no folder none"),
         (["--model", "none"], "Give one text"),

@@ -167,8 +167,8 @@ def test_problem_names_rows_that_see_nothing():
     assert Mask.causal().problem(4, 4) is None
     inverted = Mask.causal() & Mask.custom(~torch.ones(4, 4, dtype=torch.bool).tril())
     assert inverted.problem(4, 4) == (
-        "4 of 4 queries may attend to nothing.\n  True means may attend here; many libraries mean "
-        "the opposite. Inverted? Give Mask.custom(~may_attend)."
+        "4 of 4 queries may attend to nothing.\n  True means may attend; in many libraries it "
+        "means the opposite. Inverted? Try Mask.custom(~may_attend)."
     )
 
 
@@ -196,18 +196,18 @@ def test_problem_names_rows_that_see_nothing():
         ),
     ],
 )
-def test_shape_errors_teach(build, message):
+def test_shape_errors_explain(build, message):
     with pytest.raises(ShapeError, match=message):
         build()
 
 
-def test_value_errors_teach():
+def test_value_errors_explain():
     with pytest.raises(ValueError, match='align must be "start" or "end", got \'middle\''):
         Mask.causal("middle")
-    with pytest.raises(ValueError, match="the token itself is the first"):
+    with pytest.raises(ValueError, match="the token itself counts"):
         Mask.window(0)
     for back, ahead in ((2.5, 0), (True, 0), (2, 1.0)):
-        with pytest.raises(ValueError, match=rf"whole numbers.*got back={back}, ahead={ahead}"):
+        with pytest.raises(ValueError, match=rf"integers.*got back={back}, ahead={ahead}"):
             Mask.window(back, ahead)
     with pytest.raises(ValueError, match='align must be "start" or "end", got \'x\''):
         Mask.window(3, align="x")
@@ -219,7 +219,7 @@ def test_value_errors_teach():
         Mask.decode("('lambda',)", [])
 
 
-def test_what_is_no_mask_cannot_be_joined():
+def test_only_masks_can_be_combined():
     may = torch.ones(3, 3, dtype=torch.bool)
     for join in (
         lambda: Mask.causal() & may,
@@ -239,6 +239,6 @@ def test_lists_are_tensors():
         Mask.custom([[1, 0]])
 
 
-def test_lengths_of_whole_texts_serve_while_tokens_still_come():
+def test_lengths_may_exceed_the_number_of_keys():
     assert torch.equal(Mask.padding([5, 2]).dense(3), Mask.padding([3, 2]).dense(3))
     assert torch.equal(Mask.padding([5, 2], "left").dense(3), Mask.padding([3, 2], "left").dense(3))

@@ -1,9 +1,9 @@
-"""PyTorch's ring attention under our modules. Needs CUDA; run by tests/test_parallel.py or alone:
+"""Clearhead's modules with PyTorch's ring attention. Needs CUDA; test_parallel.py runs it, or:
 
-    python tests/parallel_ring.py
+    python tests/parallel/parallel_ring.py
 
-Each of two ranks has a GPU of its own where there are two (NCCL); else both share one, and what
-they tell each other goes through the main memory (gloo).
+With two GPUs each rank has its own (NCCL); otherwise both ranks share one, and their messages go
+through main memory (gloo).
 """
 
 import copy
@@ -36,7 +36,7 @@ def worker(rank: int, meeting: str) -> None:
         through_main_memory()
     mesh = init_device_mesh("cuda", (RANKS,))
     ring, gathered, auto = (context_parallel(mesh, how=how) for how in ("ring", "gather", "auto"))
-    # A mask in a block that may use the ring: that call gathers, and the others do not.
+    # A call with a mask gathers, even in a block where other calls use the ring.
     padding = Mask.padding(torch.tensor([512, 300], device="cuda"))
     for dtype, tolerance in ((torch.float32, 2e-6), (torch.bfloat16, 2e-2)):
         torch.manual_seed(0)
@@ -52,12 +52,12 @@ def worker(rank: int, meeting: str) -> None:
     ids = torch.randint(97, (2, 512), device="cuda")
     compare("GPT-2, auto", model, ids, auto, 2e-6)
     model.train().checkpointing = True
-    compare("GPT-2, auto, blocks computed again", model, ids, auto, 2e-6)
+    compare("GPT-2, auto, checkpointing", model, ids, auto, 2e-6)
     dist.destroy_process_group()
 
 
 def through_main_memory() -> None:
-    """Copy what DTensor and the ring send: gloo's collectives crash on a GPU's tensors."""
+    """Send messages of DTensor and the ring as CPU tensors: gloo crashes on CUDA tensors."""
 
     def copying(function):
         def call(x, *args, **options):
@@ -79,7 +79,7 @@ def through_main_memory() -> None:
 
 
 def compare(what, plain, x, split, tolerance, mask=None) -> None:
-    """Output and the gradients of the weights are those of one process."""
+    """Check that output and weight gradients equal those of one process."""
     options = {} if mask is None else {"mask": mask}
     local = copy.deepcopy(plain)
     wanted = plain(x, **options)
@@ -102,13 +102,13 @@ def compare(what, plain, x, split, tolerance, mask=None) -> None:
 
 @torch.no_grad()
 def distance(ours: torch.Tensor, wanted: torch.Tensor, scale: torch.Tensor) -> float:
-    """The largest difference, as a part of the largest number of `scale`."""
+    """The largest difference, relative to the largest value of `scale`."""
     return float((ours.float() - wanted.float()).abs().max() / scale.float().abs().max())
 
 
 def main() -> None:
     if not torch.cuda.is_available():
-        sys.exit("PyTorch's ring attention has CUDA kernels only, and there is no GPU here.")
+        sys.exit("PyTorch's ring attention needs CUDA, but no GPU is available.")
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(worker, (folder + "/meeting",), nprocs=RANKS, start_method="spawn")
 

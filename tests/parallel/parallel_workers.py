@@ -1,7 +1,7 @@
-"""What runs inside the processes of tests/test_parallel.py: one start, many checks.
+"""The checks that the processes of test_parallel.py run; they are started once for all checks.
 
-Each check compares a plan with one process that does the whole work, in float64. It is a function
-of the mesh; every rank runs it.
+Each check is a function of the mesh and runs on every rank. It compares a plan with a single
+process, in float64.
 """
 
 import copy
@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from clearhead import Mask, MultiHeadAttention, Rope, watch
 from clearhead.gpt2 import GPT2, TransformerBlock
+from clearhead.lab.grammar_training import GrammarSettings, GrammarTask
 from clearhead.parallel import (
     context_parallel,
     data_parallel,
@@ -39,7 +40,6 @@ from clearhead.parallel import (
     tensor_parallel,
 )
 from clearhead.training import distributed
-from clearhead.training.loop import Settings
 
 CHECKS: dict[str, Callable[[DeviceMesh], None]] = {}
 CONFIG = {
@@ -59,7 +59,7 @@ def check(function: Callable[[DeviceMesh], None]) -> Callable[[DeviceMesh], None
 
 
 def main(rank: int, world: int, names: list[str], folder: str) -> None:
-    """Run the checks one after the other; leave a file a check that says how it went."""
+    """Run the checks in order; write one file per check and rank with the result."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -89,7 +89,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def scatter_weights(module: nn.Module) -> nn.Module:
-    """Distinct random weights everywhere, norms and biases too, in float64."""
+    """Give every parameter distinct random values, in float64."""
     module = module.double()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -113,7 +113,7 @@ def state(module: nn.Module) -> dict[str, Tensor]:
 def same_function_and_training(
     plain: nn.Module, split: nn.Module, x: Tensor, my_part: Callable[[Tensor], Tensor] | None = None
 ) -> None:
-    """Forward, gradients and two optimiser steps agree; `my_part` is a rank's share of a batch."""
+    """Forward, gradients and two optimiser steps agree; `my_part` selects a rank's sequences."""
     part = my_part or (lambda tensor: tensor)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.03) for m in (plain, split)]
     factors = torch.randn_like(plain(x).detach())
@@ -133,7 +133,7 @@ def attention(**options) -> MultiHeadAttention:
     return scatter_weights(MultiHeadAttention(10, 48, 24, 0.0, 8, True, **options))
 
 
-# Heads over ranks.
+# tensor_parallel.
 
 
 @check
@@ -146,24 +146,21 @@ def tensor_attention(mesh):
 
 
 @check
-def tensor_block(mesh):
-    plain = scatter_weights(TransformerBlock(CONFIG))
-    split = tensor_parallel(copy.deepcopy(plain), mesh)
-    same_function_and_training(plain, split, torch.randn(3, 7, 24, dtype=torch.float64))
-
-
-@check
-def tensor_gpt2(mesh):
+def tensor_block_and_gpt2(mesh):
     ids = torch.randint(31, (3, 7))
-    for options in ({}, {"rope": Rope(), "tied": False}):
-        plain = scatter_weights(GPT2(CONFIG, **options))
+    for module, x in (
+        (TransformerBlock(CONFIG), torch.randn(3, 7, 24, dtype=torch.float64)),
+        (GPT2(CONFIG), ids),
+        (GPT2(CONFIG, rope=Rope(), tied=False), ids),
+    ):
+        plain = scatter_weights(module)
         split = tensor_parallel(copy.deepcopy(plain), mesh)
-        same_function_and_training(plain, split, ids)
+        same_function_and_training(plain, split, x)
 
 
 @check
 def tensor_caches_and_left_padding(mesh):
-    """Caches are made for this rank's heads; token by token gives the same as all at once."""
+    """Caches hold this rank's heads; decoding token by token equals one pass."""
     plain = scatter_weights(GPT2(CONFIG)).eval()
     split = tensor_parallel(copy.deepcopy(plain), mesh)
     ids, lengths = torch.randint(31, (2, 7)), torch.tensor([7, 4])
@@ -178,12 +175,12 @@ def tensor_caches_and_left_padding(mesh):
 
 @check
 def tensor_dropout(mesh):
-    """Ranks that were seeded differently drop the same; else they would drift apart unseen."""
+    """Ranks seeded differently drop the same elements; otherwise they would diverge silently."""
     torch.manual_seed(7)
     model = scatter_weights(GPT2({**CONFIG, "dropout": 0.5})).train()
     torch.manual_seed(dist.get_rank())
     split = tensor_parallel(model, mesh)
-    # Not the logits: each rank's words are put together, so that those are always equal.
+    # Not the logits, which are gathered and therefore always equal.
     hidden = split.hidden(torch.arange(14).view(2, 7)).detach()
     everyone = [torch.empty_like(hidden) for _ in range(mesh.size())]
     dist.all_gather(everyone, hidden)
@@ -226,14 +223,14 @@ def tensor_errors(mesh):
     with pytest.raises(TypeError, match="a TransformerBlock or a GPT2, got Linear"):
         tensor_parallel(nn.Linear(2, 2), mesh)
     twice = tensor_parallel(MultiHeadAttention(10, 48, 24, 0.0, 8), mesh)
-    with pytest.raises(ValueError, match="have been split already"):
+    with pytest.raises(ValueError, match="are already split"):
         tensor_parallel(twice, mesh)
     grid = init_device_mesh("cpu", (1, ranks), mesh_dim_names=("data", "heads"))
-    with pytest.raises(ValueError, match=re.escape('one of them: mesh["heads"].')):
+    with pytest.raises(ValueError, match=re.escape('one of its axes: mesh["heads"].')):
         tensor_parallel(attention(), grid)
 
 
-# Tokens over ranks.
+# context_parallel.
 
 
 def context_equals_one_process(split, plain: nn.Module, x: Tensor, **options) -> None:
@@ -298,7 +295,7 @@ def context_gpt2(mesh):
 
 @check
 def context_compiled(mesh):
-    """A compiled graph hides its attention; in the block the model runs without it."""
+    """A compiled graph hides its attention, so the model runs uncompiled in the block."""
     plain = scatter_weights(GPT2(CONFIG, rope=Rope())).eval()
     compiled = torch.compile(plain, backend="eager")
     ids = torch.randint(31, (2, 24))
@@ -337,7 +334,7 @@ def context_maps(mesh):
 
 @check
 def context_order(mesh):
-    """shard and gather undo each other, and positions says what shard took."""
+    """gather inverts shard, and positions are those of the shard."""
     x = torch.arange(8 * mesh.size())[None]
     for balanced in (True, False):
         split = context_parallel(mesh, balanced=balanced)
@@ -353,47 +350,49 @@ def context_order(mesh):
 def context_errors(mesh):
     ranks = mesh.size()
     split = context_parallel(mesh)
-    with pytest.raises(ValueError, match=rf"{2 * ranks + 1} tokens cannot be cut into {2 * ranks}"):
+    with pytest.raises(
+        ValueError, match=rf"{2 * ranks + 1} tokens cannot be split into {2 * ranks}"
+    ):
         split.shard(torch.zeros(1, 2 * ranks + 1))
     module, x = attention(), torch.randn(1, 4, 10, dtype=torch.float64)
-    message = r"ring attention has CUDA kernels only, and this is cpu\.\n  Use .*how=\"gather\""
+    message = r"ring attention needs CUDA, got cpu\.\n  Use .*how=\"gather\""
     with pytest.raises(ValueError, match=message), context_parallel(mesh, how="ring"):
         module(x)
-    with pytest.raises(ValueError, match="would see this rank's tokens only"), split:
+    with pytest.raises(ValueError, match="see this rank's tokens only"), split:
         module.with_map(x)
     blocked = attention(kernel="blocked")
-    with pytest.raises(ValueError, match="would see this rank's tokens only"), split:
+    with pytest.raises(ValueError, match="see this rank's tokens only"), split:
         blocked.with_map(x)
     cache = module.new_cache(1)
     module(x, cache=cache)
-    with pytest.raises(ValueError, match="A cache or another sequence's keys"), split:
+    with pytest.raises(ValueError, match="Only self-attention without a cache"), split:
         module(x, cache=cache)
-    with pytest.raises(ValueError, match="`lengths` and caches count tokens from where"), split:
+    with pytest.raises(ValueError, match="`lengths` and caches are not supported"), split:
         scatter_weights(GPT2(CONFIG))(torch.zeros(2, 4).long(), lengths=torch.tensor([4, 3]))
     with pytest.raises(ValueError, match='how must be "auto", "ring" or "gather", got \'rings\''):
         context_parallel(mesh, how="rings")
-    with pytest.raises(ValueError, match="3 tokens on this rank cannot be two chunks"), split:
+    with pytest.raises(ValueError, match="3 tokens on this rank cannot be two equal chunks"), split:
         module(x[:, :3])
 
 
 @check
 def context_reasons(mesh):
-    """What PyTorch's ring attention cannot do is named; tensors that only say they are on CUDA."""
+    """Each limit of PyTorch's ring attention is named; fake tensors stand in for CUDA."""
     split, causal = context_parallel(mesh), Mask.causal()
     with FakeTensorMode():
         q, few = (torch.empty(1, heads, 4, 6, device="cuda") for heads in (8, 4))
         exact = torch.empty(1, 8, 4, 6, device="cuda", dtype=torch.float64)
         assert split.why_not_ring(q, q, causal) is None
-        assert "takes no mask" in split.why_not_ring(q, q)
-        assert "takes no mask" in split.why_not_ring(q, q, causal & Mask.window(3))
-        assert "dropout needs one a block" in split.why_not_ring(q, q, causal, dropout=0.1)
+        assert "without another mask" in split.why_not_ring(q, q)
+        assert "without another mask" in split.why_not_ring(q, q, causal & Mask.window(3))
+        assert "not support dropout" in split.why_not_ring(q, q, causal, dropout=0.1)
         assert "as many key heads" in split.why_not_ring(q, few, causal)
         assert "float64" in split.why_not_ring(exact, exact, causal)
         unbalanced = context_parallel(mesh, balanced=False)
-        assert "balanced order" in unbalanced.why_not_ring(q, q, causal)
+        assert "needs balanced=True" in unbalanced.why_not_ring(q, q, causal)
 
 
-# Sequences over ranks.
+# data_parallel and checkpoints.
 
 
 def my_rows(mesh: DeviceMesh) -> Callable[[Tensor], Tensor]:
@@ -418,7 +417,7 @@ def data_replicated(mesh):
 
 @check
 def data_sharded_from_meta(mesh):
-    """A model too large for one rank: built without memory, split, and only then filled."""
+    """A model too large for one rank is built without memory, split, and then loaded."""
     plain = scatter_weights(GPT2(CONFIG))
     with torch.device("meta"):
         empty = GPT2(CONFIG).double()
@@ -434,7 +433,7 @@ def data_sharded_from_meta(mesh):
 
 @check
 def checkpoints_between_plans(mesh):
-    """Written under one plan, read under another, or none: weights, optimiser, step."""
+    """Weights, optimiser and step, saved under one plan, load under another or none."""
     folder = [None]
     if dist.get_rank() == 0:
         folder = [tempfile.mkdtemp()]
@@ -460,9 +459,9 @@ def checkpoints_between_plans(mesh):
     for step in (1, 2, 3):
         save_checkpoint(folder[0], first, optimizer, step)
     assert sorted(p.name for p in Path(folder[0]).iterdir()) == ["step-00000002", "step-00000003"]
-    dist.barrier()  # all ranks have looked
+    dist.barrier()  # after all ranks have checked
     if dist.get_rank() == 0:
-        Path(folder[0], "step-00000004.part").mkdir()  # somebody died while writing it
+        Path(folder[0], "step-00000004.part").mkdir()  # a rank died while writing it
     dist.barrier()
     fresh = scatter_weights(GPT2(CONFIG))
     sharded = data_parallel(copy.deepcopy(fresh), mesh)
@@ -501,7 +500,7 @@ def tensor_and_context(mesh):
 
 # Training the lab's model, with a rank that dies.
 
-SETTINGS = Settings(
+SETTINGS = GrammarSettings(
     steps=9,
     batch=12,
     tokens=7,
@@ -540,7 +539,7 @@ def training(
             os.kill(os.getpid(), signal.SIGKILL)
 
     try:
-        model = distributed.train(SETTINGS, Path(folder), shard=shard, on_step=on_step)
+        model = distributed.train(GrammarTask(SETTINGS), Path(folder), shard=shard, on_step=on_step)
     except distributed.LostRank as error:
         Path(folder, f"error-{rank}").write_text(str(error))
         os._exit(3)

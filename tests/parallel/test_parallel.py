@@ -1,6 +1,5 @@
-"""More than one process: what several ranks compute together is what one computes alone."""
+"""Several processes compute together what one process computes."""
 
-import itertools
 import json
 import multiprocessing
 import os
@@ -14,8 +13,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
+from clearhead.lab.grammar_training import GrammarTask
 from clearhead.models.trained_model import load_model
-from clearhead.parallel import timeline
 from clearhead.training import loop
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +23,7 @@ ALONE = [name for name in parallel_workers.CHECKS if name not in TOGETHER]
 
 
 def run(world: int, names: list[str], folder: Path) -> dict[str, str]:
-    """Start the ranks once and run all checks; "" for each that passed, else what went wrong."""
+    """Start the ranks once and run all checks; return "" per check that passed, else the error."""
     # A server process imports torch once; the ranks are forked from it.
     multiprocessing.set_forkserver_preload(["parallel_workers"])
     try:
@@ -73,46 +72,9 @@ def test_ring_attention_computes_what_one_process_computes():
     parallel_ring.main()
 
 
-# What waits for what.
-
-
-def test_causal_work_is_the_work_of_the_blocks():
-    """Counted pair by pair, with the order of the tokens that context_parallel has."""
-    ranks, size = 3, 4
-    for balanced in (True, False):
-        parts = 2 * ranks if balanced else ranks
-        chunks = {r: [r, 2 * ranks - 1 - r] if balanced else [r] for r in range(ranks)}
-        rows = {r: [c * size + i for c in chunks[r] for i in range(size)] for r in chunks}
-        tokens = parts * size
-        shares = timeline.causal_work(ranks, balanced=balanced)
-        assert sum(map(sum, shares)) == pytest.approx(1)
-        for rank, turn in itertools.product(range(ranks), repeat=2):
-            # A pair on the diagonal counts as half: half of its square is hidden.
-            pairs = itertools.product(rows[rank], rows[(rank - turn) % ranks])
-            count = sum(1.0 if key < row else 0.5 if key == row else 0.0 for row, key in pairs)
-            assert shares[rank][turn] == pytest.approx(count / (tokens**2 / 2))
-
-
-def test_a_ring_hides_sending_behind_computing_until_sending_takes_longer():
-    work = [[3.0] * 4 for _ in range(4)]
-    assert timeline.ring(work, transfer=2.0).total == 12
-    assert timeline.ring(work, transfer=5.0).total == 3 * 5 + 3
-    assert timeline.ring(work, transfer=2.0, overlap=False).total == 12 + 3 * 2
-    assert timeline.gather(work, transfer=2.0).total == 3 * 2 + 12
-    assert timeline.gather(work, transfer=2.0, overlap=True).total == 6 + 9
-    assert timeline.ring(work, transfer=5.0).busy == pytest.approx(12 / 18)
-
-
-def test_a_slow_rank_holds_up_those_behind_it_only_by_what_they_wait_for():
-    work = [[1.0, 1.0], [4.0, 1.0]]
-    assert timeline.ring(work, transfer=1.0).computing == [[(0, 1), (1, 2)], [(0, 4), (4, 5)]]
-    late = timeline.ring(work, transfer=1.0, overlap=False)
-    assert late.computing == [[(0, 1), (5, 6)], [(0, 4), (4, 5)]]
-
-
 def test_the_page_starts_from_the_measured_figures():
     page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
-    found = json.loads((ROOT / "bench" / "results" / "scale-h200.json").read_text())
+    found = json.loads((ROOT / "benchmarks" / "results" / "scale-h200.json").read_text())
     for layer in found["layers"]:
         for part in ("forward", "forward_backward"):
             assert f"{layer[part]['median_ms']:,.0f} ms" in page
@@ -163,8 +125,8 @@ def test_a_rank_that_dies_ends_the_others_and_little_is_lost(tmp_path):
     """The rest is trained by another number of ranks, under another plan, to the same model."""
     assert start(2, tmp_path, dies_after=8) == [3, -9]
     message = (tmp_path / "error-0").read_text()
-    assert message.startswith("rank 0 of 2: another rank does not answer any more, after step 8")
-    assert "The newest checkpoint is of step 6, so that 2 steps are lost." in message
+    assert message.startswith("rank 0 of 2: another rank stopped responding after step 8")
+    assert "The newest checkpoint is of step 6; steps lost: 2." in message
     before = losses(tmp_path / "losses-2")
     assert list(before) == list(range(1, 9))
 
@@ -172,7 +134,7 @@ def test_a_rank_that_dies_ends_the_others_and_little_is_lost(tmp_path):
     after = losses(tmp_path / "losses-3")
     assert list(after) == [7, 8, 9], "at most one interval of 3 steps is done again"
 
-    alone, curve = loop.train(parallel_workers.SETTINGS)
+    alone, curve = loop.train(GrammarTask(parallel_workers.SETTINGS))
     one_process = dict(enumerate(curve.loss, 1))
     for found in (before, after):
         assert found == pytest.approx({step: one_process[step] for step in found}, rel=1e-5)
@@ -184,14 +146,15 @@ def test_a_rank_that_dies_ends_the_others_and_little_is_lost(tmp_path):
 def test_a_rank_that_falls_asleep_ends_the_others_too(tmp_path):
     assert start(2, tmp_path, dies_after=4, sleeps=True) == [3, 4]
     message = (tmp_path / "error-0").read_text()
-    assert "another rank does not answer any more, after step 4" in message
-    assert "The newest checkpoint is of step 3, so that 1 steps are lost." in message
+    assert "another rank stopped responding after step 4" in message
+    assert "The newest checkpoint is of step 3; steps lost: 1." in message
 
 
 @pytest.mark.slow
 def test_torchrun_trains_and_goes_on_with_another_number_of_ranks(tmp_path):
     def torchrun(ranks: int, *options: str) -> subprocess.CompletedProcess[str]:
-        words = f"-m torch.distributed.run --nproc-per-node {ranks} -m clearhead.training.loop"
+        module = "clearhead.lab.distributed_training"
+        words = f"-m torch.distributed.run --nproc-per-node {ranks} -m {module}"
         command = [sys.executable, *words.split(), "--out", str(tmp_path), *options]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -208,4 +171,4 @@ def test_torchrun_trains_and_goes_on_with_another_number_of_ranks(tmp_path):
     assert len(model.blocks) == 3
     other = torchrun(2, "--steps", "5")
     assert other.returncode != 0
-    assert "a training with other settings (steps 4 there, 5 here)" in other.stderr
+    assert "a run with other settings: steps is 4 there and 5 here" in other.stderr

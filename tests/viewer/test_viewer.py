@@ -855,5 +855,5 @@ def test_the_shipped_model_and_one_from_train_are_viewed(tmp_path, monkeypatch):
         with pytest.raises(SystemExit) as ended:
             cli.main(["view", "--text", str(tmp_path / "text.txt"), *model])
         assert not ended.value.code
-        assert shown["tokens"] == ["the", "cat", "sat", ".", "the", "<unk>", "cat"]
+        assert shown["tokens"] == ["The", "cat", "sat", ".", "the", "blue?", "cat"]
         assert len(shown["seen"].layers) == 3

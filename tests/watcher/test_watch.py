@@ -1550,19 +1550,19 @@ def test_a_text_that_is_too_long(folder, run):
     ("arguments", "message"),
     [
         (["--model", "no/such", "cat"], "there is no such folder"),
-        (["--model", "{tmp}", "cat"], "no config.json in it"),
+        (["--model", "{tmp}", "cat"], "it has no config.json"),
         (["--model", "{folder}"], "Give one text: as TEXT, or as a file"),
-        (["--model", "{folder}"], "Only the lab's model needs none"),
-        (["--model", "{folder}"], "for this one say --relations"),
+        (["--model", "{folder}"], "known relations instead, use --relations"),
+        (["--model", "{folder}"], "use --relations"),
         (["--model", "{folder}", "cat", "--text", "x"], "not both"),
         (["--model", "{folder}", "--text", "no-such-file"], "No such file or directory"),
         (["--model", "{folder}", "--text", "{binary}"], "not text in UTF-8 (byte 3)"),
         (["--model", "{folder}", "--csv", "no/such/x.csv", "cat"], "there is no folder no/such"),
-        (["--model", "{folder}", ""], "TEXT has no tokens"),
+        (["--model", "{folder}", ""], "TEXT is empty"),
         (["--model", "{folder}", "cat", "--layer", "x.*"], "nothing matched 'x.*'"),
         (["--model", "{folder}", "cat", "--layer", "x.*"], "1  h.1.attn"),
         (["--model", "{folder}", "cat", "--sort", "x"], "'x' is not one of 'entropy', 'away'"),
-        (["--relations", "--sort", "away"], "--layer and --sort are for the table of a text"),
+        (["--relations", "--sort", "away"], "--layer and --sort apply to the table of a text"),
     ],
 )
 def test_errors_of_heads(folder, run, tmp_path, arguments, message):
@@ -1584,9 +1584,9 @@ def copied(folder, tmp_path, *names):
 
 def test_a_folder_without_weights(folder, run, tmp_path):
     copied(folder, tmp_path, "config.json")
-    assert "no weights in it (*.safetensors)" in run("--model", tmp_path, "cat")[2]
+    assert "it has no weights (*.safetensors)" in run("--model", tmp_path, "cat")[2]
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    assert "pickles, which can run code of a stranger" in run("--model", tmp_path, "cat")[2]
+    assert "pickles, which can run any code" in run("--model", tmp_path, "cat")[2]
 
 
 def test_a_folder_with_broken_weights(folder, run, tmp_path):
@@ -1603,7 +1603,7 @@ def test_a_folder_with_broken_weights(folder, run, tmp_path):
 
 def test_a_folder_without_a_tokenizer(folder, run, tmp_path):
     copied(folder, tmp_path, "config.json", "model.safetensors")
-    assert "no tokenizer in it" in run("--model", tmp_path, "cat")[2]
+    assert "it has no tokenizer" in run("--model", tmp_path, "cat")[2]
 
 
 def test_without_transformers(folder, run, monkeypatch):

@@ -48,7 +48,8 @@ _seed = torch.default_generator.manual_seed
 _no_grad, _enable_grad = torch.no_grad, torch.enable_grad
 _plain_torch, _as_subclass = torch._C.DisableTorchFunctionSubclass, Tensor.as_subclass
 _view_as_complex, _equal = torch.view_as_complex, torch.equal
-_stdout, _stderr, _set_timer = sys.stdout, sys.stderr, signal.setitimer
+_stdout, _stderr = sys.stdout, sys.stderr
+_set_timer: Any = getattr(signal, "setitimer", None)  # missing on Windows, as is the sandbox
 
 
 def revive(value: Any, tensors: Tensors, returned: Any = None) -> Any:

@@ -7,6 +7,7 @@ trial really runs `confine.py` that way. A stranger's code never runs as root.
 
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import secrets
@@ -206,10 +207,10 @@ def choose_way(first: str) -> Way:
     Raises:
         RuntimeError: If none works. Then nothing is run.
     """
-    if os.name != "posix":
+    if importlib.util.find_spec("resource") is None:  # with which the process limits itself
         raise RuntimeError(
-            "A stranger's file is checked in a process of its own, which needs Linux or macOS.\n"
-            "  On Windows? Use WSL. For a class of your own: clearhead.check(MyClass)."
+            "A submission is checked in a process of its own, which is not supported on this "
+            "system. Use Linux, macOS or WSL; for your own class: clearhead.check(MyClass)."
         )
     names = [way.name for way in WAYS]
     failed: list[str] = []

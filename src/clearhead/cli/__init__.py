@@ -1,8 +1,8 @@
 """The command line: one file per command, named after it.
 
 Enters: the arguments of the process. Leaves: text on stdout, messages on stderr, an exit status.
-Start reading at `main`. Only the file of the command that runs is imported, and torch only inside
-it, so that help is quick.
+Start reading at `main`. Only the file of the command that runs is imported, and that file imports
+torch inside its functions, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a user's mistake is one message and exit status 2.
+    """Run the command line; a user error gives one message and exit status 2.
 
     Args:
-        arguments: What follows `clearhead` on the command line; taken from the process if None.
+        arguments: The arguments after `clearhead`; those of the process if None.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except typer.Abort:
         sys.exit(130)
     except Exception as error:
-        # What typer raises for a wrong option; the class itself is private to it.
+        # Raised by typer for a wrong option; it does not export the class.
         message = getattr(error, "format_message", None)
         if message is None:
             raise
@@ -72,7 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
-    """The command that the arguments name; all commands if they name none, as for `--help`."""
+    """An app with the command that the arguments name, or with all commands if they name none.
+
+    All are needed for `--help`, and to suggest a command when a name is misspelled.
+    """
     app = typer.Typer(
         name="clearhead",
         help="Multi-head attention you can see through, at full speed.",
@@ -87,7 +90,8 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     for name in named or COMMANDS:
         module = importlib.import_module(f"clearhead.cli.{name}")
         app.command(name, epilog=f"Example: {module.EXAMPLE}")(getattr(module, name))
-    app.command("bench", hidden=True, context_settings={"ignore_unknown_options": True})(_bench)
+    anything = {"ignore_unknown_options": True, "help_option_names": []}
+    app.command("bench", hidden=True, context_settings=anything)(_bench)
     return app
 
 
@@ -105,15 +109,15 @@ def _start(
 
 
 def _bench(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Say what replaces `clearhead bench`."""
+    """Report what replaces `clearhead bench`."""
     raise ValueError(
-        "`clearhead bench` is not part of the package any more: the benchmarks are in the "
-        "repository.\n  In a clone: make bench, or python -m benchmarks.attention --help."
+        "`clearhead bench` has been removed: the benchmarks are in the repository.\n"
+        "  In a clone, use `make bench` or `python -m benchmarks.attention --help`."
     )
 
 
 def _hint(error: Exception) -> str:
-    """Where to look after a wrong option or a missing argument."""
+    """Where to find help after a wrong option or a missing argument."""
     context = getattr(error, "ctx", None)
     return "" if context is None else f"\n  Try: {context.command_path} --help"
 
@@ -131,4 +135,8 @@ def _fail(message: str, status: int = 2) -> None:
 
 def _discard_output() -> None:
     """Send unwritten output nowhere; otherwise Python tries once more at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    try:
+        stdout = sys.stdout.fileno()
+    except (OSError, ValueError):  # it is not a file, as in a notebook, or already closed
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)

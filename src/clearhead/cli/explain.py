@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 EXAMPLE = 'clearhead explain "the cat sat on the mat" --query sat'
+_SEED = 123
 
 
 class Variant(StrEnum):
@@ -24,7 +26,7 @@ class Variant(StrEnum):
 
 
 class TokenizerName(StrEnum):
-    """How text is cut into tokens."""
+    """How text is split into tokens."""
 
     WORD = "word"
     GPT2 = "gpt2"
@@ -35,7 +37,7 @@ def explain(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="The text. Without it: the book's own example.",
+            help="The text. [default: the book's own example]",
             show_default=False,
         ),
     ] = None,
@@ -44,32 +46,34 @@ def explain(
         typer.Option(help="The form of attention. [default: multihead; simplified without TEXT]"),
     ] = None,
     heads: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=512, help="How many heads. [default: 2]")
+        int | None,
+        typer.Option(metavar="N", min=1, max=512, help="The number of heads. [default: 2]"),
     ] = None,
     d_model: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, max=4096, help="The width of the vectors. [default: 8]"),
     ] = None,
     seed: Annotated[
-        int, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Another seed, other weights.")
-    ] = 123,
+        int,
+        typer.Option(metavar="N", min=0, max=2**32 - 1, help="The seed of the random weights."),
+    ] = _SEED,
     query: Annotated[
         str | None,
         typer.Option(
             metavar="WORD",
-            help="Follow one token through all steps: a word, WORD:2 for its second place, or "
-            "the number of the token.",
+            help="Follow one token through all steps: a word, WORD:2 for its second occurrence, or "
+            "the index of the token.",
         ),
     ] = None,
     step: Annotated[
         str | None,
         typer.Option(
             metavar="N",
-            help="Show one step, as numbered there (4c, say), with the PyTorch that gives it.",
+            help="Show one step by its number, such as 4c, with the PyTorch code that computes it.",
         ),
     ] = None,
     tokenizer: Annotated[
-        TokenizerName, typer.Option(help="Whole words, or GPT-2's pieces of words.")
+        TokenizerName, typer.Option(help="Whole words, or GPT-2's byte pairs.")
     ] = TokenizerName.WORD,
     model: Annotated[
         str | None,
@@ -85,60 +89,57 @@ def explain(
         int | None,
         typer.Option(
             metavar="N",
-            help="Which layer of the model. [default: 0; of a model of the lab's the last]",
+            help="The layer of the model, counted from 0. "
+            "[default: 0; the last one of the small trained model]",
         ),
     ] = None,
     untrained: Annotated[
         bool,
         typer.Option(
             "--untrained",
-            help="Random weights instead of a model: any words, any form. "
-            "--variant, --heads, --d-model, --seed and --tokenizer mean the same.",
+            help="Use random weights instead of a model: any words, any form. "
+            "Implied by --variant, --heads, --d-model, --seed and --tokenizer.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             "-o",
             metavar="FILE",
-            help="Write a page to look at and walk through (.html), a figure of the weights "
-            "(.svg, .png, .pdf), or everything for programs (.json).",
+            help="Write an interactive page (.html), a figure of the weights (.svg, .png, .pdf), "
+            "or everything as JSON (.json).",
         ),
     ] = None,
 ) -> None:
     """Show attention at work, step by step, with all numbers.
 
-    A text goes in, and every step on its way to context vectors is drawn: in this window, or as a
-    page, a figure or JSON with --out.
+    Every step from the text to the context vectors is shown: in the terminal, or with --out as a
+    page, a figure or JSON.
     """
     if query is not None and step is not None:
         raise ValueError("--query shows all steps and --step shows one: choose one of the two.")
-    import json
-
-    from clearhead import drawing, explainer
-    from clearhead.explainer import one_query
+    from clearhead import drawing
+    from clearhead.explainer import examples, one_query, presentation
 
     given = None if text is None else " ".join(text)
-    chosen_sizes = (variant, heads, d_model) != (None, None, None)
-    random = chosen_sizes or seed != 123 or tokenizer is not TokenizerName.WORD or untrained
+    random = untrained or seed != _SEED or tokenizer is not TokenizerName.WORD
+    random = random or (variant, heads, d_model) != (None, None, None)
     if random and (model is not None or layer is not None):
         raise ValueError(
             "A model has its own form, heads, width, weights and tokenizer: leave out "
             "--variant, --heads, --d-model, --seed, --tokenizer and --untrained."
         )
-    if model is not None:
-        example = explainer.build_from_model(given or "", model=model, layer=layer)
-    elif given is not None and not random:
-        example = explainer.build_from_lab(given, layer=layer)
+    if model is not None or (given is not None and not random):
+        example = examples.model_example(given or "", model=model, layer=layer)
     elif layer is not None:
-        raise ValueError("--layer is a layer of a model that reads TEXT: give a TEXT, too.")
+        raise ValueError("--layer selects a layer of a model that reads TEXT: give a TEXT, too.")
     else:
         if given is None and variant is None:
             variant = Variant.SIMPLIFIED
             query = "journey" if query is None and step is None else query
-        example = explainer.build(
+        example = examples.untrained_example(
             given,
             variant=(variant or Variant.MULTIHEAD).value,
             heads=heads,
@@ -149,27 +150,28 @@ def explain(
     index, remark = None, None
     if query is not None:
         index, remark = one_query.find_query(example.trace.tokens, query)
-    chosen = example.trace.steps if step is None else explainer.select(example, step)
+    chosen = None if step is None else presentation.select(example, step)
+    steps = chosen or example.trace.steps
     if out is not None:
         try:
-            explainer.save(example, out, query=index, chosen=None if step is None else chosen)
+            presentation.save(example, out, query=index, chosen=chosen)
         except OSError as error:
-            said = f"{out}: {error.strerror}" if error.strerror else str(error)
-            raise ValueError(f"--out {said}") from None
+            problem = f"{out}: {error.strerror}" if error.strerror else str(error)
+            raise ValueError(f"--out {problem}") from None
         print(f"Wrote {out}", file=sys.stderr)
         if not as_json or out.suffix.lower() == ".json":
             return
     if as_json:
-        print(json.dumps(explainer.to_json(example, chosen, index), allow_nan=False))
+        print(json.dumps(presentation.to_json(example, steps, index), allow_nan=False))
         return
     screen = drawing.console()
-    if step is not None:
-        screen.print(explainer.draw_step(example, chosen))
-        # Not through the console: a program must not be wrapped at the window's edge.
-        print("\n" + explainer.script(example, chosen))
+    if chosen is not None:
+        screen.print(presentation.draw_chosen(example, chosen))
+        # Not through the console, which would wrap the program at the edge of the terminal.
+        print("\n" + presentation.script(example, chosen))
     elif index is not None:
-        screen.print(explainer.draw_query(example, index, remark))
+        screen.print(presentation.draw_query(example, index, remark))
     else:
-        screen.print(explainer.draw_all(example))
+        screen.print(presentation.draw_all(example))
     if given is None and step is None:
-        screen.print('\nNow your own text: clearhead explain "the cat sat on the mat"')
+        screen.print('\nNow try your own text: clearhead explain "the cat sat on the mat"')

@@ -1,4 +1,4 @@
-"""`clearhead export`: the command line. Importing this file imports no torch."""
+"""`clearhead export`. Importing this file does not import torch."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +12,7 @@ EXAMPLE = "clearhead export model.onnx"
 
 
 class What(StrEnum):
-    """The forms of a model that can be exported."""
+    """The forms in which a model can be exported."""
 
     MODEL = "model"
     STEP = "step"
@@ -26,7 +26,7 @@ def export(
         str | None,
         typer.Option(
             metavar="DIR_OR_NAME",
-            help="A GPT-2: a folder, a file, a name on the hub, or what `clearhead train` wrote. "
+            help="A GPT-2: a folder, a file, a name on the hub, or a model from `clearhead train`. "
             "[default: the small trained model that comes with Clearhead]",
             show_default=False,
         ),
@@ -38,38 +38,33 @@ def export(
         ),
     ] = What.MODEL,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show the warnings of torch's exporter, too.")
+        bool, typer.Option("--verbose", help="Also show the warnings of torch's exporter.")
     ] = False,
 ) -> None:
     """Write a model as ONNX or for torch.export, and compare.
 
-    One graph serves every batch and every length. The ONNX file has standard operators only; a
-    large model's weights stand beside it in OUT.data.
+    One graph serves all batch sizes and lengths. The ONNX file uses standard operators only; the
+    weights of a large model are stored beside it in OUT.data.
     """
     check_place(out)
     from rich.console import Console
 
-    from clearhead import drawing, lab
+    from clearhead import drawing
 
     screen = Console(stderr=True)
     with screen.status("importing torch") as status:
-        from clearhead.exporter.export_file import TOLERANCE, UnequalExport
-        from clearhead.exporter.export_file import export as write
-        from clearhead.gpt2 import GPT2
-        from clearhead.models.trained_model import trained_file
+        from clearhead.exporter import TOLERANCE, UnequalExport
+        from clearhead.exporter import export as write
+        from clearhead.models import find_model
 
-        status.update(f"reading {model or 'the model in the box'}")
-        file = None if model is None else trained_file(model)
-        if model is None or file is not None:
-            loaded = lab.load(file)[0]
-        else:
-            loaded = GPT2.from_pretrained(model)
+        status.update(f"loading {model or 'the model that comes with Clearhead'}")
+        loaded = find_model(model)
         try:
-            written = write(loaded, out, what=what.value, say=status.update, verbose=verbose)
+            written = write(loaded.gpt2, out, what=what.value, say=status.update, verbose=verbose)
         except (ModuleNotFoundError, UnequalExport) as error:
             raise ValueError(str(error)) from error
     out_screen = drawing.console()
-    out_screen.print(f"{written.path}: {what.value}, batch and tokens are free", markup=False)
+    out_screen.print(f"{written.path}: {what.value}, dynamic batch and tokens", markup=False)
     out_screen.print(f"  in    {_list(written.inputs)}", markup=False)
     out_screen.print(f"  out   {_list(written.outputs)}", markup=False)
     if written.gap is None:
@@ -86,5 +81,5 @@ def export(
 
 
 def _list(names: list[str]) -> str:
-    """A few names; a model has two for each layer."""
+    """A few of the names; a model has two per layer."""
     return ", ".join(names if len(names) <= 5 else [*names[:3], "...", names[-1]])

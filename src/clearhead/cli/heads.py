@@ -7,17 +7,12 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from clearhead.atomic_files import beside, check_place
 from clearhead.cli.progress import progress_bar
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from clearhead.lab.head_report import HeadReport
 
 EXAMPLE = 'clearhead heads "the cat sat on the mat" --layer "h.1.*" --sort previous'
 
@@ -38,7 +33,7 @@ def heads(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="The text. Without it and --model: sentences whose relations are known.",
+            help="The text. Without TEXT and --model: sentences with known relations.",
             show_default=False,
         ),
     ] = None,
@@ -46,8 +41,8 @@ def heads(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="A local Hugging Face checkpoint, with its tokenizer, or what `clearhead train` "
-            "wrote. [default: the small trained model that comes with Clearhead]",
+            help="A local Hugging Face checkpoint with its tokenizer, or the output of `clearhead "
+            "train`. [default: the small trained model that comes with Clearhead]",
             show_default=False,
         ),
     ] = None,
@@ -55,11 +50,11 @@ def heads(
         bool,
         typer.Option(
             "--relations",
-            help="Measure attention on known relations, and what is lost without a head.",
+            help="Measure attention on known relations, and the accuracy lost without a head.",
         ),
     ] = False,
     sentences: Annotated[
-        int, typer.Option(metavar="N", min=8, help="How many for each known relation.")
+        int, typer.Option(metavar="N", min=8, help="The number of sentences per relation.")
     ] = 400,
     out: Annotated[
         Path | None,
@@ -70,77 +65,42 @@ def heads(
     file: Annotated[
         Path | None, typer.Option("--text", metavar="FILE", help="Read the text from a file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, for programs.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON, for programs.")
+    ] = False,
     csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write the table there, too.")
+        Path | None, typer.Option("--csv", metavar="FILE", help="Also write the table as CSV.")
     ] = None,
     layer: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Only the layers with such a name, as h.3.attn or h.*.attn; may be repeated.",
+            help="Only layers that match, such as h.3.attn or h.*.attn; may be repeated.",
             show_default=False,
         ),
     ] = None,
     sort: Annotated[
         Column | None,
-        typer.Option(help="The largest number of this column first.", show_default=False),
+        typer.Option(help="Sort by this column, largest first.", show_default=False),
     ] = None,
 ) -> None:
-    """Show what each head of a model looks at.
+    """Show what each head of a model attends to.
 
-    With TEXT: in that text. Without it, of the small model that comes with Clearhead (of others:
-    with --relations): in sentences whose relations are known, and what is lost without a head.
+    With TEXT: in that text. Without TEXT: in sentences whose relations between words are known,
+    with the accuracy lost without each head. A model given by --model needs --relations for that.
     """
     if relations or (model is None and text is None and file is None):
         if text is not None or file is not None or csv is not None:
             raise ValueError(
-                "--relations brings its own sentences: give it no TEXT, no --text and no --csv."
+                "--relations uses its own sentences: it takes no TEXT, no --text and no --csv."
             )
         if layer or sort is not None:
-            raise ValueError("--layer and --sort are for the table of a text: give one as TEXT.")
-        measure_relations(model, sentences=sentences, as_json=as_json, picture=out)
-        return
-    if out is not None:
-        raise ValueError("--out is the figure of known relations: it goes with --relations.")
-    given = _text(text, file)
-    if csv is not None:
-        check_place(csv, "--csv")
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    from clearhead import drawing
-    from clearhead.models.trained_model import find_checkpoint
-    from clearhead.watcher.one_text import see
-
-    err = drawing.console(sys.stderr)
-    columns = TextColumn("{task.description}"), BarColumn()
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("Loading the model", total=None)
-        loaded = find_checkpoint(model)
-        ids = loaded.encode(given)
-        tokens = ids.shape[1]
-        if loaded.longest is not None:
-            ids = ids[:, : loaded.longest]
-        progress.update(task, description="Looking at its heads", total=1.0)
-        seen = see(loaded.model, ids, layer or None, name=loaded.name)
-        table = seen.heads(ids, on_progress=lambda share: progress.update(task, completed=share))
-    table = table if sort is None else table.sorted(sort.value)
-    used = ids.shape[1]
-    if used < tokens:
-        print(
-            f"Note: TEXT has {tokens:,} tokens and the model takes {used:,}: "
-            f"the first {used:,} are used.",
-            file=sys.stderr,
-        )
-    if csv is not None:
-        with beside(csv) as whole:
-            whole.write_text(table.to_csv(), encoding="utf-8")
-        print(f"Wrote {csv}", file=sys.stderr)
-    if as_json:
-        found = {**table.to_json(), "folder": loaded.name, "tokens": tokens, "tokens_used": used}
-        print(json.dumps(found, allow_nan=False))
+            raise ValueError("--layer and --sort apply to the table of a text: give a TEXT.")
+        _relations(model, sentences=sentences, as_json=as_json, picture=out)
+    elif out is not None:
+        raise ValueError("--out is the figure of known relations: use it with --relations.")
     else:
-        drawing.console().print(table)
+        _one_text(_text(text, file), model, layer or None, sort, as_json=as_json, csv=csv)
 
 
 def _text(words: Sequence[str] | None, file: Path | None) -> str:
@@ -150,8 +110,8 @@ def _text(words: Sequence[str] | None, file: Path | None) -> str:
         if words is not None:
             raise ValueError(f"{message}, not both.")
         raise ValueError(
-            f"{message}.\n  Only the lab's model needs none: it is shown sentences whose relations "
-            "are known, which it was trained on;\n  for this one say --relations."
+            f"{message}.\n  To measure this model on sentences with known relations instead, "
+            "use --relations."
         )
     if file is None:
         return " ".join(words or ())
@@ -163,24 +123,67 @@ def _text(words: Sequence[str] | None, file: Path | None) -> str:
         raise ValueError(f"--text {file}: not text in UTF-8 (byte {error.start}).") from None
 
 
-def measure_relations(
-    model: Path | None, *, sentences: int, as_json: bool, picture: Path | None
+def _one_text(
+    text: str,
+    model: Path | None,
+    layers: list[str] | None,
+    sort: Column | None,
+    *,
+    as_json: bool,
+    csv: Path | None,
 ) -> None:
-    """Measure what the heads do with the grammar's relations, and show it.
+    """Print the table of heads for one text."""
+    if csv is not None:
+        check_place(csv, "--csv")
+    from clearhead import drawing
+    from clearhead.models import find_model
+    from clearhead.watcher.one_text import see
 
-    Args:
-        model: A checkpoint's folder; None for the model in the box.
-        sentences: How many for each relation.
-        as_json: For programs.
-        picture: Where the grids go, too.
-    """
+    with progress_bar() as progress:
+        task = progress.add_task("Loading the model", total=None)
+        loaded = find_model(model, any_architecture=True)
+        reading = loaded.read(text)
+        tokens, ids = len(reading.ids), reading.tensor(loaded.longest)
+        progress.update(task, description="Measuring its heads", total=1.0)
+        seen = see(loaded.network, ids, layers, name=loaded.name)
+        table = seen.heads(ids, on_progress=lambda share: progress.update(task, completed=share))
+    table = table if sort is None else table.sorted(sort.value)
+    used = ids.shape[1]
+    if used < tokens:
+        print(
+            f"Note: TEXT has {tokens:,} tokens and the model takes {used:,}: "
+            f"the first {used:,} are used.",
+            file=sys.stderr,
+        )
+    if csv is not None:
+        with beside(csv) as draft:
+            draft.write_text(table.to_csv(), encoding="utf-8")
+        print(f"Wrote {csv}", file=sys.stderr)
+    if as_json:
+        found = {**table.to_json(), "folder": loaded.name, "tokens": tokens, "tokens_used": used}
+        print(json.dumps(found, allow_nan=False))
+    else:
+        drawing.console().print(table)
+
+
+def _relations(model: Path | None, *, sentences: int, as_json: bool, picture: Path | None) -> None:
+    """Measure heads on the grammar's relations, print the report and write the figure."""
     if picture is not None:
         _check_picture(picture)
     with progress_bar() as progress:
-        report = _measured(model, sentences, progress)
-    if picture is not None:
-        from clearhead.lab.head_figures import save_grids
+        task = progress.add_task("Loading the model", total=1.0)
+        from clearhead.lab.grammar_readers import load_reader
+        from clearhead.lab.head_report import draw_report, save_grids
+        from clearhead.lab.head_scores import measure
 
+        def on_progress(name: str, share: float) -> None:
+            progress.update(task, description=f"Measuring: {name}", completed=share)
+
+        reader = load_reader(model)
+        report = measure(
+            reader, untrained=reader.untrained(), sentences=sentences, on_progress=on_progress
+        )
+    if picture is not None:
         save_grids(report, picture)
         print(f"Wrote {picture}", file=sys.stderr)
     if as_json:
@@ -188,16 +191,16 @@ def measure_relations(
     else:
         from clearhead import drawing
 
-        drawing.console().print(report)
+        drawing.console().print(draw_report(report))
 
 
 def _check_picture(path: Path) -> None:
-    """Before the long work, not after it."""
+    """Check the path before the long work, not after it."""
     from clearhead.drawing import figures
 
     try:
         figures.check_path(path)
-        import matplotlib  # noqa: F401  # whether it is there
+        import matplotlib  # noqa: F401  # only to see whether it is installed
     except FileNotFoundError as error:
         raise ValueError(f"--out {error}") from None
     except ImportError:
@@ -205,38 +208,3 @@ def _check_picture(path: Path) -> None:
             f"--out {path}: a figure needs matplotlib, which is not installed.\n"
             "  Install it: pip install 'clearhead[plot]'"
         ) from None
-
-
-def _measured(model: Path | None, sentences: int, progress: Progress) -> HeadReport:
-    task = progress.add_task("Loading the model", total=1.0)
-    from clearhead.lab.head_report import measure
-    from clearhead.lab.relations import readers
-
-    def on_progress(name: str, share: float) -> None:
-        progress.update(task, description=f"Measuring: {name}", completed=share)
-
-    from clearhead.models.trained_model import load_model, shipped, trained_file
-
-    file = None if model is None else trained_file(model)
-    if model is None or file is not None:
-        trained, tokens = shipped() if file is None else load_model(file)
-        name = "the lab's model" if file is None else file.resolve().parent.name
-        reader, plain = readers(trained, tokens, name)
-        return measure(
-            reader,
-            tokens.vocab_size,
-            untrained=plain,
-            sentences=sentences,
-            on_progress=on_progress,
-        )
-    from clearhead.lab.piece_reader import PieceReader
-    from clearhead.models import gpt2_reader
-
-    other = PieceReader(gpt2_reader.load(model))
-    return measure(
-        other,
-        other.vocabulary,
-        untrained=other.untrained(),
-        sentences=sentences,
-        on_progress=on_progress,
-    )

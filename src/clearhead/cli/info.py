@@ -1,22 +1,22 @@
-"""`clearhead info`: parameters, memory and operations of a model. Imports no torch."""
+"""`clearhead info`: parameters, memory and operations of a model, without torch."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group, RenderableType
-from rich.text import Text
 
-from clearhead import costs, drawing
-from clearhead.configs import GPT2_CONFIGS, GPT2Config, config_name, find_config
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from clearhead.configs import GPT2Config
 
 EXAMPLE = "clearhead info gpt2-medium --tokens 512 --dtype bfloat16"
 
 
 class Dtype(StrEnum):
-    """How a number is stored."""
+    """Number formats."""
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -29,25 +29,35 @@ def info(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="gpt2-small, -medium, -large, -xl or gpt3. Without it: all of them.",
+            help="gpt2-small, -medium, -large, -xl or gpt3. [default: all of them]",
+            show_default=False,
         ),
     ] = None,
     d_model: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="The width of the vectors.")
     ] = None,
-    heads: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many heads.")] = None,
-    layers: Annotated[int | None, typer.Option(metavar="N", min=1, help="How many layers.")] = None,
-    context: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The most tokens there may be.")
+    heads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The number of heads.")
     ] = None,
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="How many texts at a time.")] = 1,
+    layers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The number of layers.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="The context length in tokens.")
+    ] = None,
+    batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="The number of sequences per batch.")
+    ] = 1,
     tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="How long each text is. [default: the context]"),
+        typer.Option(metavar="N", min=1, help="Tokens per sequence. [default: the context length]"),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="How a number is stored.")] = Dtype.FLOAT32,
+    dtype: Annotated[Dtype, typer.Option(help="The number format.")] = Dtype.FLOAT32,
 ) -> None:
-    """Count what a model costs: parameters, memory, operations."""
+    """Count the cost of a model: parameters, memory, operations."""
+    from clearhead import drawing
+    from clearhead.configs import GPT2_CONFIGS, config_name, find_config
+
     own = {"d_model": d_model, "num_heads": heads, "num_layers": layers, "context_length": context}
     changed = {key: value for key, value in own.items() if value is not None}
     out = drawing.console()
@@ -69,7 +79,12 @@ def info(
 def _compare(
     sizes: dict[str, GPT2Config], batch: int, tokens: int | None, dtype: str
 ) -> RenderableType:
-    """All models in two tables: what they are, and what they cost."""
+    """All models in two tables: their sizes, and their cost."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from clearhead import costs, drawing
+
     shapes, bill = [], []
     for name, config in sizes.items():
         numbers = [config["num_layers"], config["d_model"], config["num_heads"]]
@@ -87,28 +102,33 @@ def _compare(
         drawing.FittingTable(head, shapes, drop=[5, 4, 1, 3, 2]),
         Text(f"\nMiB, and operations of one forward pass; batch {batch}, tokens {length}, {dtype}"),
         drawing.FittingTable(bill_head, bill, drop=[5, 2, 4, 1]),
-        *_beyond(sizes, tokens),
+        *map(Text, _beyond(sizes, tokens)),
         Text("n × n: the attention matrices of all layers, if they were built."),
         Text("ours: what a fused forward pass keeps instead, one number per row."),
     )
 
 
-def _beyond(sizes: dict[str, GPT2Config], tokens: int | None) -> list[Text]:
-    """What to say where a text is longer than models can read."""
+def _beyond(sizes: dict[str, GPT2Config], tokens: int | None) -> list[str]:
+    """A note if the sequences are longer than the context of some models."""
     short = [name for name, config in sizes.items() if (tokens or 0) > config["context_length"]]
     if not short:
         return []
     models = "the model" if len(sizes) == 1 else ", ".join(short)
-    words = (
-        f"{tokens:,} tokens are more than the context of {models}: counted as if it were so long."
-    )
-    return [Text(f"Note: {words}")]
+    return [
+        f"Note: {tokens:,} tokens are more than the context of {models}: counted as if it were "
+        "long enough."
+    ]
 
 
 def _describe(
     title: str, config: GPT2Config, batch: int, tokens: int | None, dtype: str
 ) -> RenderableType:
     """One model: its parameters by part, its memory and its operations."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from clearhead import costs, drawing
+
     parts = costs.parameters(config)
     total, one_layer = parts.pop("total"), parts.pop("attention_per_layer")
     memory = costs.memory(config, batch=batch, tokens=tokens, dtype=dtype)
@@ -144,7 +164,7 @@ def _describe(
             f"vocabulary {config['vocab_size']:,}"
         ),
         Text(f"Counted for batch {batch}, tokens {length:,}, {dtype}."),
-        *_beyond({title: config}, tokens),
+        *map(Text, _beyond({title: config}, tokens)),
         Text(),
         drawing.FittingTable(["Parameters", "", "share"], counts, drop=[2]),
         Text(),

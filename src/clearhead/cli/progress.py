@@ -1,4 +1,4 @@
-"""The progress bar of long commands: on stderr, in a terminal only."""
+"""The progress bar of long commands: on stderr, and only if that is a terminal."""
 
 from __future__ import annotations
 

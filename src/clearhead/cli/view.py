@@ -50,27 +50,25 @@ def view(
     from rich.progress import BarColumn, Progress, TextColumn
 
     from clearhead import drawing, viewer
-    from clearhead.models.trained_model import find_checkpoint
+    from clearhead.models import find_model
     from clearhead.watcher.one_text import see
 
     err = drawing.console(sys.stderr)
     columns = TextColumn("{task.description}"), BarColumn()
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task("Loading the model", total=None)
-        loaded = find_checkpoint(model)
-        ids = loaded.encode(given)
-        tokens = ids.shape[1]
-        if loaded.longest is not None:
-            ids = ids[:, : loaded.longest]
+        loaded = find_model(model, any_architecture=True)
+        reading = loaded.read(given)
+        tokens, ids = len(reading.ids), reading.tensor(loaded.longest)
         progress.update(task, description=f"Reading {ids.shape[1]:,} tokens")
-        seen = see(loaded.model, ids, name=loaded.name)
+        seen = see(loaded.network, ids, name=loaded.name)
     if ids.shape[1] < tokens:
         print(
             f"Note: {text} has {tokens:,} tokens, but the model supports {ids.shape[1]:,}: "
             f"only the first {ids.shape[1]:,} are used.",
             file=sys.stderr,
         )
-    labels = loaded.tokens(ids)
+    labels = reading.labels[: ids.shape[1]]
     del loaded  # frees the model; the maps do not need it
     try:
         viewer.view(seen, tokens=labels, ids=ids, port=port, browser=browser)

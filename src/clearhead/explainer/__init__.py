@@ -1,20 +1,15 @@
-"""What `clearhead explain` shows: a text on its way to context vectors, drawn or as JSON."""
+"""The six steps of attention: trace(), and what `clearhead explain` shows.
 
-from clearhead.explainer.examples import Example, build, build_from_lab, build_from_model
-from clearhead.explainer.output_files import save, script, select, to_json
-from clearhead.explainer.terminal_view import draw_all, draw_query, draw_result, draw_step
+Enters: a module and its input, or a text. Leaves: a `Trace`, which has every step with its numbers,
+shown in the terminal, as JSON, as a page or as a script. Start reading at `steps`.
 
-__all__ = [
-    "Example",
-    "build",
-    "build_from_lab",
-    "build_from_model",
-    "draw_all",
-    "draw_query",
-    "draw_result",
-    "draw_step",
-    "save",
-    "script",
-    "select",
-    "to_json",
-]
+    steps          Step, and the computation of each form's steps
+    tracing        trace() and Trace: the steps of one forward pass, compared with the module itself
+    examples       a text -> a module, its input and its trace
+    one_query      one token followed through all steps, as on paper
+    presentation   an example in the terminal, as JSON, as a page, as a script
+"""
+
+from clearhead.explainer.tracing import Trace, trace
+
+__all__ = ["Trace", "trace"]

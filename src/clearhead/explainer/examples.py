@@ -1,4 +1,4 @@
-"""A text, and the attention that it goes through: random weights, a GPT-2's, or the lab's."""
+"""Examples: a text, the attention that it goes through, and the trace of it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from clearhead import lab, ladder
+from clearhead import ladder
 from clearhead.attention import MultiHeadAttention
 from clearhead.embedding import Embedding
+from clearhead.explainer.steps import Attention
 from clearhead.explainer.tracing import Trace, trace
-from clearhead.gpt2.model import GPT2
-from clearhead.models import gpt2_reader, text_stream
-from clearhead.models import word_reading as typed
-from clearhead.models.trained_model import trained_file
+from clearhead.models import LoadedModel, find_model
 from clearhead.tokenizers import GPT2Tokenizer, WordTokenizer
 from clearhead.validation import check_heads
 
@@ -29,8 +29,9 @@ BOOK_VECTORS = [
     [0.77, 0.25, 0.10],
     [0.05, 0.80, 0.55],
 ]
+BOOK_WIDTH = len(BOOK_VECTORS[0])
 ONE_HEAD = ("simplified", "self", "causal")
-MOST_TOKENS = 1024  # the n x n tables of every step are kept
+MAX_TOKENS = 1024  # the tokens × tokens tables of every step are kept
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,16 @@ class Example:
     """A text that went through attention, and the script that does the same.
 
     Attributes:
-        text: What was typed, or the book's sentence.
+        text: The user's text, or the book's sentence.
         variant: The form of attention.
-        tokenizer: "word" or "gpt2"; None for the book's sentence, whose vectors are given.
-        seed: What the random weights were made from; None for a model with weights of its own.
+        tokenizer: "word", "gpt2" or "its own"; None for the book's sentence, whose vectors are
+            given.
+        seed: The seed of the random weights; None for a trained model.
         ids: The token ids; None for the book's sentence.
         trace: All steps.
-        setup: Python lines that make `x` and `module`, as `Step.code` needs them.
-        model: Where the weights are from; None for random ones.
-        layer: Which layer of that model.
+        setup: Python lines that define `x` and `module`, as `Step.code` needs them.
+        model: Where the weights come from; None for random weights.
+        layer: The layer of that model.
     """
 
     text: str
@@ -60,7 +62,7 @@ class Example:
     layer: int | None = None
 
 
-def build(
+def untrained_example(
     text: str | None,
     *,
     variant: str = "multihead",
@@ -69,60 +71,54 @@ def build(
     seed: int = 123,
     tokenizer: str = "word",
 ) -> Example:
-    """Send a text through one form of attention, with random weights.
+    """Send a text through one form of attention with random weights.
 
     Args:
         text: The text; None for the book's sentence and its vectors.
         variant: simplified, self, causal, wrapper, multihead or encoder.
-        heads: How many heads; 2 if None (3 for the encoder on the book's sentence).
+        heads: The number of heads; 2 if None (3 for the encoder on the book's sentence).
         d_model: The width of the vectors and of the output; 8 if None.
-        seed: For the random weights.
+        seed: The seed of the random weights.
         tokenizer: "word" or "gpt2".
+
+    Raises:
+        ValueError: the sizes do not fit the form, or the text is empty or too long.
     """
     if variant in ONE_HEAD and heads not in (None, 1):
         raise ValueError(
             f"--heads {heads}: the variant {variant} has one head.\n"
-            "  Several heads: --variant wrapper, multihead or encoder."
+            "  For several heads: --variant wrapper, multihead or encoder."
         )
     torch.manual_seed(seed)
-    lines = ["import torch", "", "torch.set_grad_enabled(False)", f"torch.manual_seed({seed})"]
+    imports: list[str] = []
+    lines = ["torch.set_grad_enabled(False)", f"torch.manual_seed({seed})"]
     ids = None
-    imports = []
     if text is None:
-        width = 3
-        if variant in ("simplified", "encoder") and d_model not in (None, width):
-            raise ValueError(
-                f"--d-model {d_model}: the book's vectors have 3 numbers, and the variant "
-                f"{variant} keeps that width.\n  Give a TEXT, or choose another --variant."
-            )
         tokens = BOOK_TEXT.split()
+        d_in, d_out = BOOK_WIDTH, _book_d_out(variant, d_model)
+        heads = heads or (3 if variant == "encoder" else 2)
         x = torch.tensor(BOOK_VECTORS)
         lines.append(f"x = torch.tensor({BOOK_VECTORS})")
         if variant not in ("simplified", "self"):
             x = x[None]
             lines.append("x = x[None]  # a batch of one sentence")
-        d_out = width if variant == "encoder" else 8 if d_model is None else d_model
-        heads = heads or (3 if variant == "encoder" else 2)
     else:
         heads = heads or 2
-        width = d_out = 8 if d_model is None else d_model
+        d_in = d_out = 8 if d_model is None else d_model
         if tokenizer == "word":
-            text = " ".join(text.split())  # how words are spaced does not count
+            text = " ".join(text.split())  # white space does not count
         words = GPT2Tokenizer() if tokenizer == "gpt2" else WordTokenizer.from_text(text)
         ids, tokens = words.encode(text), words.tokens(text)
-        _check_count(len(ids))
-        x = Embedding(words.vocab_size, width, len(ids))(torch.tensor([ids]))
+        _check_length(len(ids))
+        sizes = {"vocab_size": words.vocab_size, "d_model": d_in, "context_length": len(ids)}
+        x = Embedding(**sizes)(torch.tensor([ids]))
         imports.append("from clearhead.embedding import Embedding")
         lines.append(f"ids = torch.tensor([{ids}])")
-        lines.append(
-            f"x = Embedding(vocab_size={words.vocab_size}, d_model={width}, "
-            f"context_length={len(ids)})(ids)"
-        )
-    module, line = _module(variant, width, d_out, len(tokens), heads)
+        lines.append(f"x = Embedding({_named(sizes)})(ids)")
+    module, line = _form(variant, d_in, d_out, len(tokens), heads)
     if line:
         imports.append(f"from clearhead.ladder import {type(module).__name__}")
         lines.append(line)
-    lines[1:1] = imports
     return Example(
         text=BOOK_TEXT if text is None else text,
         variant=variant,
@@ -130,150 +126,134 @@ def build(
         seed=seed,
         ids=ids,
         trace=trace(module, x.detach(), tokens=tokens),
-        setup="\n".join(lines),
+        setup="\n".join(["import torch", *imports, "", *lines]),
     )
 
 
-def build_from_model(text: str, *, model: str, layer: int | None = None) -> Example:
-    """Send a text through a GPT-2, and take what the attention of one layer does.
+def model_example(
+    text: str, *, model: str | Path | None = None, layer: int | None = None
+) -> Example:
+    """Send a text through a trained model, and trace the attention of one layer.
 
     Args:
         text: The text.
-        model: A folder, a file, or a name on the hub, as `GPT2.from_pretrained` takes it; or what
-            `clearhead train` wrote.
-        layer: Which layer, counted from 0; if None the first one, of a lab's model the last.
+        model: See `clearhead.models.find_model`; None for the model that comes with Clearhead.
+        layer: Which layer, counted from 0. If None, the last layer of a word model (the shipped
+            one, or one from `clearhead train`), and the first layer of other models.
+
+    Raises:
+        ValueError: the model or the layer does not exist, or the text is empty or too long.
     """
-    file = trained_file(model)
-    if file is not None:
-        return build_from_lab(text, layer=layer, file=file)
-    layer = layer or 0
-    loaded = GPT2.from_pretrained(model)
-    layers = loaded.config["num_layers"]
+    loaded = find_model(model)
+    gpt2 = loaded.gpt2
+    layers = gpt2.config["num_layers"]
+    if layer is None:
+        layer = layers - 1 if loaded.reader.kind == "word" else 0
     if not 0 <= layer < layers:
         raise ValueError(f"--layer: expected 0 to {layers - 1}, got {layer}.")
-    tokenizer, _ = text_stream.find_tokenizer(model, loaded.config["vocab_size"])
-    ids = tokenizer.encode(text)
-    _check_count(len(ids), loaded.config["context_length"])
-    with torch.no_grad():
-        x = gpt2_reader.layer_input(loaded, torch.tensor([ids]), layer)
-    module = loaded.blocks[layer].attention
+    reading = loaded.read(text)
+    _check_length(len(reading.ids), loaded)
+    module = gpt2.blocks[layer].attention
     assert isinstance(module, MultiHeadAttention)
-    lines = [
-        "import torch",
-        "from clearhead import GPT2",
-        "",
-        "torch.set_grad_enabled(False)",
-        f"model = GPT2.from_pretrained({model!r})",
-        *_layer_lines(ids, layer),
-    ]
+    seen = trace(module, _layer_input(loaded, reading.tensor(), layer), tokens=reading.labels)
     return Example(
         text=text,
         variant="multihead",
-        tokenizer="gpt2" if isinstance(tokenizer, GPT2Tokenizer) else "its own",
+        tokenizer=loaded.reader.kind,
         seed=None,
-        ids=ids,
-        trace=trace(module, x, tokens=gpt2_reader.labels(tokenizer, text, ids)),
-        setup="\n".join(lines),
-        model=model,
+        ids=reading.ids,
+        trace=replace(seen, notes=(*reading.notes, *seen.notes)),
+        setup=_model_setup(loaded, reading.ids, layer),
+        model=loaded.path or loaded.name,
         layer=layer,
     )
 
 
-def build_from_lab(text: str, *, layer: int | None = None, file: Path | None = None) -> Example:
-    """Send a text through the trained model that comes with Clearhead.
-
-    Args:
-        text: The text; words that the model does not know are marked.
-        layer: Which layer, counted from 0; the last one if None.
-        file: Another model, from `clearhead train`.
-    """
-    model, words = lab.load(file)
-    layers = len(model.blocks)
-    layer = layers - 1 if layer is None else layer
-    if not 0 <= layer < layers:
-        raise ValueError(f"--layer: expected 0 to {layers - 1}, got {layer}.")
-    _check_count(len(text.split()))
-    read = typed.read(text, words)
-    if len(read.ids) > (most := model.config["context_length"]):
-        raise ValueError(
-            f"TEXT has {len(read.ids)} tokens, and the lab's model takes {most}.\n"
-            "  Another model: --model DIR_OR_NAME. "
-            f"Up to {MOST_TOKENS} tokens, with random weights: --untrained."
-        )
+def _layer_input(loaded: LoadedModel, ids: Tensor, layer: int) -> Float[Tensor, "1 tokens d_model"]:
+    """The input to one layer's attention: the residual stream before it, layer-normalised."""
+    model = loaded.gpt2
     with torch.no_grad():
-        x = gpt2_reader.layer_input(model, torch.tensor([read.ids]), layer)
-    module = model.blocks[layer].attention
-    assert isinstance(module, MultiHeadAttention)
-    seen = trace(module, x, tokens=read.labels)
-    lines = [
-        "import torch",
-        "from clearhead import lab",
-        "",
-        "torch.set_grad_enabled(False)",
-        f"model, tokenizer = lab.load({'' if file is None else repr(str(file))})",
-        *_layer_lines(read.ids, layer),
-    ]
-    return Example(
-        text=text,
-        variant="multihead",
-        tokenizer="word",
-        seed=None,
-        ids=read.ids,
-        trace=replace(seen, notes=(*read.notes, *seen.notes)),
-        setup="\n".join(lines),
-        model="the lab's model" if file is None else str(file),
-        layer=layer,
+        x = model.embedding(ids)
+        for block in model.blocks[:layer]:
+            x = block(x)
+        normed: Tensor = model.blocks[layer].norm1(x)  # type: ignore[operator]  # a module
+    return normed
+
+
+def _model_setup(loaded: LoadedModel, ids: list[int], layer: int) -> str:
+    """Python lines that define `x` and `module` for one layer of a model."""
+    path = "" if loaded.path is None else repr(loaded.path)
+    if loaded.reader.kind == "word":
+        imported, load = "lab", f"model, tokenizer = lab.load({path})"
+    else:
+        imported, load = "GPT2", f"model = GPT2.from_pretrained({path})"
+    return "\n".join(
+        [
+            "import torch",
+            f"from clearhead import {imported}",
+            "",
+            "torch.set_grad_enabled(False)",
+            load,
+            f"x = model.embedding(torch.tensor([{ids}]))",
+            f"for block in model.blocks[:{layer}]:",
+            "    x = block(x)",
+            f"x = model.blocks[{layer}].norm1(x)",
+            f"module = model.blocks[{layer}].attention",
+            "mask = None  # besides the module's own mask, which hides later keys",
+        ]
     )
 
 
-def _layer_lines(ids: list[int], layer: int) -> list[str]:
-    """Python lines from a `model` to `x` and `module`."""
-    return [
-        f"x = model.embedding(torch.tensor([{ids}]))",
-        f"for block in model.blocks[:{layer}]:",
-        "    x = block(x)",
-        f"x = model.blocks[{layer}].norm1(x)",
-        f"module = model.blocks[{layer}].attention",
-        "mask = None  # beyond the module's own: no query sees a later key",
-    ]
-
-
-def _check_count(tokens: int, context_length: int = MOST_TOKENS) -> None:
+def _check_length(tokens: int, loaded: LoadedModel | None = None) -> None:
     if tokens == 0:
         raise ValueError(
             'TEXT is empty.\n  Try: clearhead explain "the cat sat on the mat", '
             "or leave TEXT out for the book's example."
         )
-    if tokens > MOST_TOKENS:
+    if tokens > MAX_TOKENS:
         raise ValueError(
-            f"TEXT has {tokens} tokens; explain keeps every tokens × tokens table and takes "
-            f"{MOST_TOKENS} at most.\n  Give it a sentence or a paragraph of the text."
+            f"TEXT has {tokens} tokens; explain keeps every tokens × tokens table and accepts "
+            f"at most {MAX_TOKENS}.\n  Give it a sentence or a paragraph of the text."
         )
-    if tokens > context_length:
-        raise ValueError(f"TEXT has {tokens} tokens, and this model takes {context_length}.")
+    if loaded is not None and tokens > (limit := loaded.gpt2.config["context_length"]):
+        raise ValueError(
+            f"TEXT has {tokens} tokens, and {loaded.name} accepts at most {limit}.\n"
+            "  Use another model: --model DIR_OR_NAME. "
+            f"With random weights, up to {MAX_TOKENS} tokens: --untrained."
+        )
 
 
-def _module(variant: str, d_in: int, d_out: int, tokens: int, heads: int) -> tuple[Any, str]:
+def _book_d_out(variant: str, d_model: int | None) -> int:
+    """The output width for the book's vectors; two forms keep the width of their input."""
+    if variant not in ("simplified", "encoder"):
+        return 8 if d_model is None else d_model
+    if d_model not in (None, BOOK_WIDTH):
+        raise ValueError(
+            f"--d-model {d_model}: the book's vectors have {BOOK_WIDTH} numbers, and the variant "
+            f"{variant} keeps that width.\n  Give a TEXT, or choose another --variant."
+        )
+    return BOOK_WIDTH
+
+
+def _form(variant: str, d_in: int, d_out: int, tokens: int, heads: int) -> tuple[Attention, str]:
     """The form of attention, and the line of Python that makes it."""
-    match variant:
-        case "simplified":
-            return ladder.simplified_attention, ""
-        case "self":
-            return ladder.SelfAttention(d_in, d_out), f"module = SelfAttention({d_in}, {d_out})"
-        case "causal":
-            sizes = f"{d_in}, {d_out}, context_length={tokens}, dropout=0.0"
-            module = ladder.CausalAttention(d_in, d_out, tokens, 0.0)
-            return module, f"module = CausalAttention({sizes})"
-        case "wrapper":
-            each = check_heads(d_out, heads)  # the wrapper's d_out is that of one head
-            sizes = f"{d_in}, {each}, context_length={tokens}, dropout=0.0, num_heads={heads}"
-            wrapper = ladder.MultiHeadAttentionWrapper(d_in, each, tokens, 0.0, heads)
-            return wrapper, f"module = MultiHeadAttentionWrapper({sizes})"
-        case "multihead":
-            sizes = f"{d_in}, {d_out}, context_length={tokens}, dropout=0.0, num_heads={heads}"
-            multi = ladder.MultiHeadAttention(d_in, d_out, tokens, 0.0, heads)
-            return multi, f"module = MultiHeadAttention({sizes})"
-        case "encoder":
-            encoder = ladder.EncoderAttention(d_out, heads)
-            return encoder, f"module = EncoderAttention({d_out}, num_heads={heads})"
-    raise ValueError(f"no variant is called {variant!r}.")
+    if variant == "simplified":
+        return ladder.simplified_attention, ""
+    named: dict[str, Any] = {"context_length": tokens, "dropout": 0.0}
+    several = {**named, "num_heads": heads}
+    # The wrapper's d_out is that of one head.
+    one = check_heads(d_out, heads) if variant == "wrapper" else d_out
+    forms: dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]] = {
+        "self": (ladder.SelfAttention, (d_in, d_out), {}),
+        "causal": (ladder.CausalAttention, (d_in, d_out), named),
+        "wrapper": (ladder.MultiHeadAttentionWrapper, (d_in, one), several),
+        "multihead": (ladder.MultiHeadAttention, (d_in, d_out), several),
+        "encoder": (ladder.EncoderAttention, (d_out,), {"num_heads": heads}),
+    }
+    make, sizes, named = forms[variant]
+    arguments = ", ".join(filter(None, [*map(str, sizes), _named(named)]))
+    return make(*sizes, **named), f"module = {make.__name__}({arguments})"
+
+
+def _named(arguments: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in arguments.items())

@@ -1,4 +1,4 @@
-"""One query followed through all steps, as a person would do it on paper."""
+"""One query followed through all steps, as one would compute it on paper."""
 
 from __future__ import annotations
 
@@ -10,45 +10,48 @@ from rich.text import Text
 from torch import Tensor
 
 from clearhead import drawing
-from clearhead.explainer.steps import Step
+from clearhead.explainer.steps import Step, operands
 from clearhead.explainer.tracing import Trace
 
 
 def find_query(tokens: Sequence[str], word: str) -> tuple[int, str | None]:
-    """Which token is meant by a word, by WORD:2 or by a number, and a remark if it is not plain.
+    """The token that a word, WORD:2 or a number refers to, and a remark if it is ambiguous.
+
+    Raises:
+        ValueError: there is no such token.
 
     >>> find_query(["the", "cat", "sat", "on", "the", "mat"], "the:2")
     (4, None)
     """
-    places = _places(tokens, word)
-    if places:
+    found = _positions(tokens, word)
+    if found:
         remark = None
-        if len(places) > 1:
-            found = ", ".join(map(str, places))
+        if len(found) > 1:
             remark = (
-                f"{drawing.visible(word)!r} is token {found}; this is token {places[0]}. "
-                f"For the next one: --query {drawing.visible(word)}:2"
+                f"{drawing.visible(word)!r} is token {', '.join(map(str, found))}; this is token "
+                f"{found[0]}. For the next one: --query {drawing.visible(word)}:2"
             )
-        return places[0], remark
+        return found[0], remark
     stem, _, which = word.rpartition(":")
-    places = _places(tokens, stem) if which.isdecimal() else []
-    if places and 1 <= int(which) <= len(places):
-        return places[int(which) - 1], None
+    found = _positions(tokens, stem) if which.isdecimal() else []
+    if found and 1 <= int(which) <= len(found):
+        return found[int(which) - 1], None
     if word.isdecimal() and int(word) < len(tokens):
         return int(word), None
-    what = f"--query {drawing.visible(word)}: "
-    what += f"{stem!r} is there {len(places)} times." if places else "there is no such token."
+    problem = f"{stem!r} occurs {len(found)} times." if found else "there is no such token."
     listed = "  ".join(f"{i} {drawing.shorten(token, 20)}" for i, token in enumerate(tokens[:40]))
     more = f"  and {len(tokens) - 40} more" if len(tokens) > 40 else ""
-    raise ValueError(f"{what}\n  The tokens are: {listed}{more}")
+    raise ValueError(
+        f"--query {drawing.visible(word)}: {problem}\n  The tokens are: {listed}{more}"
+    )
 
 
-def _places(tokens: Sequence[str], word: str) -> list[int]:
-    """Where the word stands: exactly so, else without its spaces, else in upper or lower case."""
+def _positions(tokens: Sequence[str], word: str) -> list[int]:
+    """Where the word occurs: exactly, else without its spaces, else ignoring case."""
     for same in (str, str.strip, lambda text: text.strip().casefold()):
-        places = [i for i, token in enumerate(tokens) if word and same(token) == same(word)]
-        if places:
-            return places
+        found = [i for i, token in enumerate(tokens) if word and same(token) == same(word)]
+        if found:
+            return found
     return []
 
 
@@ -58,7 +61,7 @@ def draw_query(seen: Trace, index: int, *, limit: int = 16) -> RenderableType:
     Args:
         seen: The trace.
         index: The token whose query is followed.
-        limit: The most keys to show.
+        limit: The largest number of keys to show.
     """
     token = drawing.visible(seen.tokens[index])
     parts: list[RenderableType] = [
@@ -84,7 +87,7 @@ def _draw_step(seen: Trace, step: Step, index: int, limit: int) -> RenderableTyp
         case "4d":
             return _weighted_sum(seen, index, limit)
         case "3":
-            return Text("the same numbers; now each head has its own tokens × head_dim table")
+            return Text("the same numbers; each head now has its own tokens × head_dim table")
         case "2":
             heads = step.tensors["queries_split"][0, index]
             lines = [
@@ -99,26 +102,21 @@ def _vectors(name: str, tensor: Tensor, index: int) -> str:
     """This token's vector in a tensor; one line per head."""
     lines = []
     for head, vectors in enumerate(_of_heads(tensor)):
-        place = {2: f"{index}", 3: f"0, {index}", 4: f"0, {head}, {index}"}[tensor.ndim]
-        lines.append(f"{name}[{place}] = {drawing.vector(vectors[index].tolist())}")
+        position = {2: f"{index}", 3: f"0, {index}", 4: f"0, {head}, {index}"}[tensor.ndim]
+        lines.append(f"{name}[{position}] = {drawing.vector(vectors[index].tolist())}")
     return "\n".join(lines)
 
 
 def _of_heads(tensor: Tensor) -> Tensor:
-    """The first sequence as (heads, tokens, width), whatever axes there are."""
+    """The first sequence as (heads, tokens, width), whatever the form."""
     if tensor.ndim == 2:
         return tensor[None]
     return tensor[:1] if tensor.ndim == 3 else tensor[0]
 
 
 def _operands(seen: Trace) -> tuple[Tensor, Tensor, Tensor]:
-    """What meets in step 4: queries, keys and values, in the last form that they took."""
-    last = {"queries": "x", "keys": "x", "values": "x"}
-    for name in seen.names:
-        stem = name.split("_")[0]
-        if stem in last:
-            last[stem] = name
-    queries, keys, values = (_of_heads(seen[name]) for name in last.values())
+    """Queries, keys and values of the first sequence, as they meet in step 4."""
+    queries, keys, values = (_of_heads(seen[name]) for name in operands(seen.names).values())
     return queries, keys, values
 
 
@@ -168,7 +166,7 @@ def _masked(seen: Trace, index: int, limit: int) -> RenderableType:
     visible_keys = [t for t, off in zip(seen.context_tokens, hidden, strict=True) if not off]
     hidden_keys = [t for t, off in zip(seen.context_tokens, hidden, strict=True) if off]
     return Text(
-        f"may look at: {_list(visible_keys, limit)}\nhidden:      {_list(hidden_keys, limit)}"
+        f"may attend to: {_list(visible_keys, limit)}\nhidden:        {_list(hidden_keys, limit)}"
     )
 
 

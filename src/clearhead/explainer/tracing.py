@@ -1,14 +1,16 @@
-"""trace(): the six steps of one forward pass: names, formulas, shapes, numbers.
+"""trace(): the six steps of one forward pass, with names, formulas, shapes and numbers.
 
-The numbers are computed a second time, in plain PyTorch (`steps.py`, which lists the names);
-`Trace.gap` says how far they are from what the module itself gives.
+The numbers are computed a second time, in plain PyTorch (see `steps`, which lists the names).
+`Trace.gap` is their largest difference from the output of the module itself.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,13 +22,15 @@ from clearhead import attention, drawing, ladder
 from clearhead.drawing import Axis
 from clearhead.drawing.file_formats import save
 from clearhead.drawing.heatmap import Heatmap, blocks
-from clearhead.drawing.html_page import Page
-from clearhead.explainer import page_walk
-from clearhead.explainer.steps import LINEARS, PAPER_LINEARS, Computation, Step
+from clearhead.drawing.html_page import Page, Walk
+from clearhead.explainer.steps import Attention, Step, compute_steps, hidden_keys, operands
 from clearhead.maps import page_layers
 from clearhead.maps.axis_labels import check_labels
 from clearhead.masks import Mask
 from clearhead.validation import describe
+
+# These have one number per query and key: a page computes them from queries and keys.
+_SQUARE = ("attn_scores", "masked_scores", "scaled_scores", "attn_weights")
 
 MaskTensor = Bool[Tensor, "..."] | Int[Tensor, "..."] | Float[Tensor, "..."]
 
@@ -38,17 +42,18 @@ _FORMS = (
 
 @dataclass(frozen=True, repr=False)
 class Trace:
-    """What happened in one forward pass, step by step.
+    """One forward pass, step by step.
 
     Attributes:
         form: The name of the class or function that was traced.
         x: The input.
-        steps: The steps, in order; going through a trace gives them too.
+        steps: The steps in order; iterating over a trace yields them too.
         tokens: A label for each query, such as the words of the text.
         context_tokens: A label for each key.
-        hidden: True where a query may not look at a key, (.., queries, keys); None without a mask.
+        hidden: True where a query may not attend to a key, (.., queries, keys); None without a
+            mask.
         gap: The largest difference between the last step and the module's own forward pass.
-        notes: What a reader should know: dropout that is off, queries that see nothing.
+        notes: What the reader should know, for instance that dropout is off.
     """
 
     form: str
@@ -62,16 +67,16 @@ class Trace:
 
     @property
     def names(self) -> list[str]:
-        """The names of all tensors, in the order in which they are made."""
+        """The names of all tensors, in the order in which they are computed."""
         return ["x", *(name for step in self.steps for name in step.tensors)]
 
     @property
     def output(self) -> Tensor:
-        """What the last step gives, whatever it is called."""
+        """The output of the last step, whatever its name."""
         return list(self.steps[-1].tensors.values())[-1]
 
     def __getitem__(self, name: str) -> Tensor:
-        """The tensor of this name; "output" is always the last one."""
+        """The tensor of this name; "output" always means the last one."""
         tensors = {"x": self.x, "output": self.output}
         for step in self.steps:
             tensors |= step.tensors
@@ -83,7 +88,7 @@ class Trace:
         return iter(self.steps)
 
     def step(self, number: str) -> Step:
-        """The step of this number."""
+        """The step with this number."""
         for step in self.steps:
             if step.number == number:
                 return step
@@ -91,7 +96,7 @@ class Trace:
         raise KeyError(f"{self.form} has no step {number!r}; its steps are {numbers}")
 
     def _weights(self) -> tuple[Tensor, Tensor | None]:
-        """The weights and what is hidden of them, (batch, heads, queries, keys) in every form."""
+        """Weights and hidden entries as (batch, heads, queries, keys), whatever the form."""
         weights, hidden = self["attn_weights"], self.hidden
         if hidden is not None:
             hidden = hidden.expand_as(weights)
@@ -102,7 +107,7 @@ class Trace:
         return weights, hidden
 
     def draw_weights(self, *, limit: int = 16) -> RenderableType:
-        """One table per head: each row a query, each column a key, the first sequence only."""
+        """One table per head for the first sequence: each row a query, each column a key."""
         weights, hidden = self._weights()
         sequences = weights.shape[0]
         parts: list[RenderableType] = []
@@ -124,7 +129,7 @@ class Trace:
         return Group(*parts)
 
     def draw_maps(self) -> RenderableType:
-        """One map per head, as large as the window; the first sequence only."""
+        """One map per head for the first sequence, fitted to the width of the terminal."""
         weights, hidden = self._weights()
         rows = Axis("query", len(self.tokens), self.tokens)
         columns = Axis("key", len(self.context_tokens), self.context_tokens)
@@ -141,17 +146,17 @@ class Trace:
         )
 
     def draw_output(self, *, limit: int = 16) -> RenderableType:
-        """The context vectors, one row per token, the first sequence only."""
+        """The context vectors of the first sequence, one row per token."""
         output = self.output if self.output.ndim == 2 else self.output[:1].flatten(0, 1)
         columns = [str(i) for i in range(output.shape[-1])]
         return drawing.Matrix(output, self.tokens, columns, decimals=4, heat=False, limit=limit)
 
     def page(self, *, title: str | None = None, notes: Sequence[str] = ()) -> Page:
-        """The steps and the weights of the first sequence, as a page or a figure shows them.
+        """The steps and the weights of the first sequence, as shown by a page or a figure.
 
         Args:
-            title: What stands at the head of the page; the name of the form by default.
-            notes: Sentences that a reader should know, besides those of the trace.
+            title: The title of the page; the name of the form by default.
+            notes: Notes to show in addition to those of the trace.
         """
         weights, hidden = self._weights()
         layer = page_layers.layer(
@@ -165,17 +170,51 @@ class Trace:
             self.form if title is None else title,
             (layer,),
             (*notes, *self.notes),
-            page_walk.walk(self.x, self.steps, self.form, self.gap),
+            self._walk(),
             {"view": "steps", "query": (len(self.tokens) - 1) // 2},
         )
+
+    def _walk(self) -> Walk:
+        """The steps of the first sequence, as data for a page.
+
+        Tables of queries × keys are left out: the page computes them from queries and keys, term
+        by term, and shows the terms.
+        """
+        tensors = {name: self[name] for name in self.names if name not in _SQUARE}
+        roles = operands(tensors)
+        scaled = "scaled_scores" in self.names
+        about: dict[str, Any] = {
+            **roles,
+            "form": self.form,
+            "gap": self.gap if math.isfinite(self.gap) else None,
+            "width": tensors[roles["keys"]].shape[-1] if scaled else None,
+            "masked": "masked_scores" in self.names,
+        }
+        arrays = {}
+        for name, tensor in tensors.items():
+            first = tensor[0] if tensor.ndim > 2 else tensor
+            arrays[name] = first.detach().float().cpu().numpy()
+        texts: list[dict[str, Any]] = [
+            {
+                "number": step.number,
+                "title": step.title,
+                "operation": step.operation,
+                "formula": step.formula,
+                "before": [list(dim) for dim in step.before],
+                "dims": {name: [list(dim) for dim in dims] for name, dims in step.dims.items()},
+                "code": step.code,
+            }
+            for step in self.steps
+        ]
+        return Walk(texts, arrays, about)
 
     def save(
         self, path: str | os.PathLike[str], *, title: str | None = None, notes: Sequence[str] = ()
     ) -> None:
-        """Write the first sequence as a page to look at and walk through, or as a figure.
+        """Write the first sequence as an interactive page or as a figure.
 
         Args:
-            path: The file; its end decides: `.html`, `.svg`, `.png` or `.pdf`.
+            path: The file; the suffix decides the format: `.html`, `.svg`, `.png` or `.pdf`.
             title: See `page`; a figure has none by default.
             notes: See `page`.
         """
@@ -214,17 +253,17 @@ def trace(
     context: Float[Tensor, "batch seen d_in"] | None = None,
     context_tokens: Sequence[str] | None = None,
 ) -> Trace:
-    """Follow one forward pass, as the module does it in eval mode.
+    """Follow one forward pass of a module in eval mode.
 
-    Unlike a forward pass it looks at values too: NaN in the input raises, and queries that may
+    Unlike a forward pass, a trace inspects values: NaN in the input raises, and queries that may
     attend to nothing are noted.
 
     Args:
         module: A form of the ladder, the fast module, or the function `simplified_attention`.
-        x: What the module takes, (batch, tokens, d_in).
+        x: The input of the module, (batch, tokens, d_in).
         tokens: A label for each token of x.
-        mask: As the module's own forward takes it.
-        context: Where keys and values come from instead of x (fast module, `causal=False`).
+        mask: A mask as the module's own forward takes it.
+        context: The source of keys and values instead of x (fast module with `causal=False`).
         context_tokens: A label for each token of context.
 
     >>> from clearhead.ladder import simplified_attention
@@ -233,17 +272,6 @@ def trace(
     tensor([[0.7311, 0.2689],
             [0.2689, 0.7311]])
     """
-    if module is not ladder.simplified_attention and not isinstance(
-        module,
-        ladder.SelfAttention
-        | ladder.CausalAttention
-        | ladder.MultiHeadAttentionWrapper
-        | ladder.MultiHeadAttention
-        | ladder.EncoderAttention
-        | attention.MultiHeadAttention,
-    ):
-        given = getattr(module, "__name__", type(module).__name__)
-        raise TypeError(f"module: {given} cannot be traced.\n  These can: {_FORMS}.")
     form = getattr(module, "__name__", type(module).__name__)
     _check_arguments(module, form, mask, context)
     _check_finite("x", x, tokens)
@@ -252,60 +280,47 @@ def trace(
 
     with torch.no_grad():
         own = _own_forward(module, x, mask, context)  # raises for shapes that do not fit
-        labels = _labels("tokens", tokens, x)
-        key_labels = labels
+        labels = key_labels = _labels("tokens", tokens, x)
         if context is not None:
             key_labels = _labels("context_tokens", context_tokens, context)
         elif context_tokens is not None:
-            raise ValueError("context_tokens: there is no context for them to name.")
-        made = Computation(x if context is None else context)
-        if module is ladder.simplified_attention:
-            made.simplified(x)
-        elif isinstance(module, ladder.SelfAttention):
-            made.one_head(module, x)
-        elif isinstance(module, ladder.CausalAttention):
-            made.hide_future(x)
-            made.one_head(module, x)
-        elif isinstance(module, ladder.MultiHeadAttentionWrapper):
-            made.hide_future(x)
-            made.wrapper(module, x)
-        elif isinstance(module, ladder.MultiHeadAttention):
-            made.hide_future(x)
-            made.multi_head(module, x, LINEARS)
-        elif isinstance(module, ladder.EncoderAttention):
-            made.hide_encoder(module, x, mask)
-            made.multi_head(module, x, PAPER_LINEARS)
-        else:
-            assert isinstance(module, attention.MultiHeadAttention)
-            assert not isinstance(mask, Tensor)
-            made.hide(module.mask_for(mask), x)
-            made.multi_head(module, x, LINEARS)
-        result = list(made.steps[-1].tensors.values())[-1]
+            raise ValueError("context_tokens: there is no context for these labels.")
+        source = x if context is None else context
+        hidden = hidden_keys(module, x, source, mask)
+        steps = compute_steps(module, x, source, hidden)
+        result = list(steps[-1].tensors.values())[-1]
         gap = (result - own).abs().max().item() if own.numel() else 0.0
-    notes = list(made.notes)
+    notes = [] if hidden.note is None else [hidden.note]
     rates = {part.p for part in _modules(module) if isinstance(part, nn.Dropout) and part.p > 0}
-    for rate in sorted(rates):
-        notes.append(f"dropout ({rate:g}) is off: this is the forward pass of eval mode.")
+    notes += [
+        f"dropout ({p:g}) is off: this is a forward pass in eval mode." for p in sorted(rates)
+    ]
     return Trace(
-        form, x.detach(), tuple(made.steps), labels, key_labels, made.hidden, gap, tuple(notes)
+        form, x.detach(), tuple(steps), labels, key_labels, hidden.where, gap, tuple(notes)
     )
 
 
 def _check_arguments(
-    module: nn.Module | Callable[[Tensor], Tensor],
-    form: str,
-    mask: Mask | Tensor | None,
-    context: Tensor | None,
+    module: Attention, form: str, mask: Mask | Tensor | None, context: Tensor | None
 ) -> None:
     fast = isinstance(module, attention.MultiHeadAttention)
+    known = (
+        ladder.SelfAttention
+        | ladder.CausalAttention
+        | ladder.MultiHeadAttentionWrapper
+        | ladder.MultiHeadAttention
+        | ladder.EncoderAttention
+    )
+    if not fast and module is not ladder.simplified_attention and not isinstance(module, known):
+        raise TypeError(f"module: {form} cannot be traced.\n  Supported: {_FORMS}.")
     if context is not None and not fast:
         raise ValueError(
             f"context: {form} of the ladder attends to x only.\n"
-            "  clearhead.MultiHeadAttention(.., causal=False) takes keys from elsewhere."
+            "  Use clearhead.MultiHeadAttention(.., causal=False) for keys from another source."
         )
     if mask is not None and not fast and not isinstance(module, ladder.EncoderAttention):
         raise ValueError(
-            f"mask: {form} of the ladder takes no mask from outside.\n"
+            f"mask: {form} of the ladder takes no mask.\n"
             "  EncoderAttention and clearhead.MultiHeadAttention do."
         )
 
@@ -322,7 +337,7 @@ def _check_finite(name: str, x: Tensor, tokens: Sequence[str] | None) -> None:
     raise ValueError(
         f"{name}: {value} at {name}[{', '.join(map(str, where))}], in token {token}{label}.\n"
         "  Softmax spreads it to every token that attends to this one. "
-        "Look for a division by zero, a log of zero or an overflow in what made it."
+        f"Look for a division by zero, log(0) or an overflow where {name} is computed."
     )
 
 
@@ -339,12 +354,9 @@ def _modules(module: object) -> Iterator[nn.Module]:
 
 
 def _own_forward(
-    module: nn.Module | Callable[[Tensor], Tensor],
-    x: Tensor,
-    mask: Mask | Tensor | None,
-    context: Tensor | None,
+    module: Attention, x: Tensor, mask: Mask | Tensor | None, context: Tensor | None
 ) -> Tensor:
-    """What the module itself gives in eval mode; its training flags stay as they were."""
+    """The output of the module itself in eval mode; its training flags are restored."""
     modes = [(part, part.training) for part in _modules(module)]
     try:
         for part, _ in modes:

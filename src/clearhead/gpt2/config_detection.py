@@ -1,4 +1,4 @@
-"""Which GPT-2 a file of weights holds: from config.json, or from the shapes of its tensors."""
+"""The sizes of the GPT-2 in a weights file: from config.json, or from the shapes of its tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clearhead.gpt2 import key_names
 from clearhead.gpt2.key_names import Style
 from clearhead.gpt2.weight_files import Spec, read_json
 
-# What config.json may say otherwise, and we do not have.
+# Settings of config.json of which only these values are supported.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "layer_norm_epsilon": (1e-5,),
@@ -22,20 +22,20 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
 }
 _ELSEWHERE = (
-    "In transformers it works, and clearhead.watch(model) shows that model's attention; so do "
-    "clearhead heads and clearhead view."
+    "transformers supports it, and clearhead.watch(model), clearhead heads and clearhead view "
+    "show that model's attention."
 )
 _MOST = 10**12
-_KINDS = ("gpt2", "clearhead-gpt2")  # the second: with rotary positions, which gpt2 has not
+_KINDS = ("gpt2", "clearhead-gpt2")  # the second has rotary positions
 
 
 class Plan(NamedTuple):
-    """What a file holds, decided before anything is read.
+    """The model in a file, known before any tensor is read.
 
     Attributes:
         config: The sizes.
         rope: Rotary positions, or None.
-        tied: Whether the head is the token table; None = to be seen from the numbers.
+        tied: Whether the output head is the token embedding; None if only the values can tell.
     """
 
     config: GPT2Config
@@ -47,38 +47,38 @@ def find_sizes(
     style: Style,
     specs: Mapping[str, Spec],
     config_file: Path | None,
-    alone: bool,
+    is_file: bool,
     num_heads: int | None,
 ) -> Plan:
-    """The sizes from config.json, or else from the shapes of the tensors.
+    """Find the sizes in config.json, or else from the shapes of the tensors.
 
     Args:
-        style: Whose names the tensors have.
-        specs: The tensors, by their tidy names.
-        config_file: The config.json in the same folder, if there is one.
-        alone: Whether the user gave a file, not a folder.
-        num_heads: What the user says; shapes do not tell it.
+        style: Whose key names the tensors have.
+        specs: Shape and dtype of each tensor, by its tidy name.
+        config_file: The config.json in the same folder, or None.
+        is_file: Whether the user passed a file, not a folder.
+        num_heads: The user's number of heads, or None; shapes do not reveal it.
     """
-    said = {} if config_file is None else read_json(config_file)
-    if alone and said.get("model_type") not in _KINDS:
-        said = {}  # somebody else's config.json happens to be in the same folder
-    if said:
+    content = {} if config_file is None else read_json(config_file)
+    if is_file and content.get("model_type") not in _KINDS:
+        content = {}  # an unrelated config.json in the same folder
+    if content:
         assert config_file is not None
-        return _from_json(said, config_file, num_heads)
+        return _from_json(content, config_file, num_heads)
     token, position = (specs.get(name) for name in key_names.table_names(style))
     if token is None or position is None or len(token.shape) != 2 or len(position.shape) != 2:
         known = " and ".join(key_names.table_names(style))
         raise ValueError(
-            f"{known}: expected both, as matrices, since there is no config.json to tell the sizes."
-            "\n  What `clearhead train` wrote is read by clearhead.lab.load(path)."
+            f"{known}: expected both, as matrices, because without config.json the sizes come from "
+            "them.\n  Load a model written by `clearhead train` with clearhead.lab.load(path)."
         )
     vocab_size, d_model = token.shape
     if num_heads is None:
         if d_model % 64:
             raise ValueError(
-                f"{token.file}: how many heads? Shapes do not tell (d_model is {d_model}), there "
-                "is no config.json, and GPT-2's own rule, 64 numbers per head, does not fit.\n"
-                "  Say it: from_pretrained(path, num_heads=...)."
+                f"{token.file}: the number of heads is unknown: there is no config.json, shapes do "
+                f"not reveal it, and d_model ({d_model}) is not a multiple of 64, GPT-2's head_dim."
+                "\n  Pass it: from_pretrained(path, num_heads=...)."
             )
         num_heads = d_model // 64
     config = GPT2Config(
@@ -91,18 +91,20 @@ def find_sizes(
         qkv_bias=key_names.query_bias_name(style) in specs,
     )
     if not config["num_layers"]:
-        raise ValueError(f"{token.file}: no block in it, only {', '.join(list(specs)[:4])}.")
+        raise ValueError(
+            f"{token.file}: expected at least one block, got only {', '.join(list(specs)[:4])}."
+        )
     return Plan(config, None, None if key_names.head_name(style) in specs else True)
 
 
-def _from_json(said: dict[str, Any], file: Path, num_heads: int | None) -> Plan:
-    kind = said.get("model_type", "gpt2")
+def _from_json(content: dict[str, Any], file: Path, num_heads: int | None) -> Plan:
+    kind = content.get("model_type", "gpt2")
     if kind not in _KINDS:
-        raise ValueError(f"{file}: a model of type {kind!r}; only GPT-2 can be loaded here.")
+        raise ValueError(f"{file}: expected a GPT-2, got a model of type {kind!r}.")
     for key, allowed in _FIXED.items():
-        if said.get(key, allowed[0]) not in allowed:
+        if content.get(key, allowed[0]) not in allowed:
             raise ValueError(
-                f"{file}: {key} is {said[key]!r}; only {allowed[0]!r} works here.\n  {_ELSEWHERE}"
+                f"{file}: {key}: expected {allowed[0]!r}, got {content[key]!r}.\n  {_ELSEWHERE}"
             )
     sizes: dict[str, int] = {}
     for ours, theirs in {
@@ -112,43 +114,45 @@ def _from_json(said: dict[str, Any], file: Path, num_heads: int | None) -> Plan:
         "num_heads": ("n_head",),
         "num_layers": ("n_layer",),
     }.items():
-        value = next((said[key] for key in theirs if key in said), None)
+        value = next((content[key] for key in theirs if key in content), None)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
             raise ValueError(
                 f"{file}: {theirs[0]}: expected a number from 1 to {_MOST:,}, got {value!r}."
             )
         sizes[ours] = value
-    if said.get("n_inner") not in (None, 4 * sizes["d_model"]):
+    if content.get("n_inner") not in (None, 4 * sizes["d_model"]):
         raise ValueError(
-            f"{file}: n_inner is {said['n_inner']}; only 4 × n_embd ({4 * sizes['d_model']}) works "
-            f"here.\n  {_ELSEWHERE}"
+            f"{file}: n_inner: expected 4 × n_embd = {4 * sizes['d_model']}, "
+            f"got {content['n_inner']}.\n  {_ELSEWHERE}"
         )
     if num_heads is not None and num_heads != sizes["num_heads"]:
-        raise ValueError(f"num_heads: {num_heads}, but {file} says {sizes['num_heads']}.")
-    rates = [_number(said, key, 0.1, file) for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")]
+        raise ValueError(f"num_heads: expected {sizes['num_heads']} as in {file}, got {num_heads}.")
+    rates = [
+        _number(content, key, 0.1, file) for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+    ]
     if len(set(rates)) > 1:
         warnings.warn(
-            f"{file}: three different dropouts {rates}; the first is used for all. It matters only "
-            "for training.",
-            stacklevel=4,
+            f"{file}: the dropout probabilities {rates} differ; the first is used for all. This "
+            "affects training only.",
+            stacklevel=5,
         )
-    bias = _truth(said, "qkv_bias", file)
+    bias = _truth(content, "qkv_bias", file)
     config = read_config({**sizes, "dropout": rates[0], "qkv_bias": bias})
     rope = None
-    if kind == "clearhead-gpt2" and "rope_base" in said:
-        rope = Rope(_number(said, "rope_base", None, file))
-    return Plan(config, rope, _truth(said, "tie_word_embeddings", file))
+    if kind == "clearhead-gpt2" and "rope_base" in content:
+        rope = Rope(_number(content, "rope_base", None, file))
+    return Plan(config, rope, _truth(content, "tie_word_embeddings", file))
 
 
-def _number(said: dict[str, Any], key: str, default: float | None, file: Path) -> float:
-    value = said.get(key, default)
+def _number(content: dict[str, Any], key: str, default: float | None, file: Path) -> float:
+    value = content.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{file}: {key}: expected a number, got {value!r}.")
     return value
 
 
-def _truth(said: dict[str, Any], key: str, file: Path) -> bool:
-    value = said.get(key, True)
+def _truth(content: dict[str, Any], key: str, file: Path) -> bool:
+    value = content.get(key, True)
     if not isinstance(value, bool):
         raise ValueError(f"{file}: {key}: expected true or false, got {value!r}.")
     return value

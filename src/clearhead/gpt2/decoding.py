@@ -1,62 +1,62 @@
-"""One token at a time: ids of new tokens -> logits, with the keys and values of the old ones kept.
+"""Decoding: one new token per row -> logits, with the keys and values of earlier tokens cached.
 
-    Plain        the model itself and its caches; any model, any device, whoever watches
-    Slices       the same arithmetic without the modules around it, for the CPU
-    Recomputing  no cache: every token again at each step
+    ModuleDecoder    calls the model's modules; any model, any device
+    SlicedDecoder    the same arithmetic without the modules, faster on a CPU
+    UncachedDecoder  no cache: computes every token again at each step
 
-`choose` says which one fits a model. On CUDA, `graphs.py` has a faster one.
+`choose` picks one for a model. On CUDA, `cuda_decoding.py` is faster.
 
-Where the time goes on a CPU: at one row, a matrix product does nothing but read the weight, and the
+Where the time goes on a CPU: with one row, a matrix product only reads the weight, and the
 library's product of one row with a transposed matrix reads it at a third of the memory's speed. The
-same weight seen as a stack of slices, (slices, outputs / slices, inputs), and multiplied as a batch
-of matrices, is read at nearly full speed, and by all threads. It is a view: no weight is copied.
+same weight viewed as a stack of slices, (slices, outputs / slices, inputs), and multiplied as a
+batch of matrices, is read at nearly full speed by all threads. Being a view, it copies no weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.overrides import has_torch_function
 
+from clearhead import torch_internals
 from clearhead.attention import MultiHeadAttention
 from clearhead.cache import KVCache
 from clearhead.embedding import Embedding
+from clearhead.gpt2.transformer import FeedForward, Transformer, TransformerBlock
 from clearhead.kernels import told
 
-if TYPE_CHECKING:
-    from clearhead.gpt2.model import GPT2, TransformerBlock
-
 _MOST_SLICES = 32
-_MOST_ROWS = 64  # beyond, a plain product has enough rows to be fast
+_MOST_ROWS = 64  # with more rows a plain product is fast
 
 
 class Decoder(Protocol):
-    """What every way of decoding can do."""
+    """The interface of all decoders."""
 
     def prefill(
         self, ids: Int[Tensor, "batch tokens"], lengths: Int[Tensor, " batch"] | None
     ) -> Float[Tensor, "batch vocab_size"]:
-        """Read the prompts (filled up on the left); the logits of what follows them."""
+        """Read the prompts, padded on the left; return the logits of the next token per row."""
 
     def step(self, ids: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab_size"]:
-        """Read one more token of each row; the logits of what follows it."""
+        """Read one more token per row; return the logits of the next."""
 
 
-class Plain:
-    """The model itself, with a cache a block.
+class ModuleDecoder:
+    """Calls the model, with one cache per block.
 
     Args:
         model: The model.
-        batch: How many rows.
-        capacity: How many tokens fit into the caches.
+        batch: The number of rows.
+        capacity: The number of tokens that fit into the caches.
     """
 
-    def __init__(self, model: GPT2, batch: int, capacity: int) -> None:
+    def __init__(self, model: Transformer, batch: int, capacity: int) -> None:
         self.model = model
         self.caches = model.new_caches(batch, capacity)
         self.lengths: Tensor | None = None
@@ -67,7 +67,7 @@ class Plain:
         self.lengths = lengths
         with dropout_off(self.model):
             hidden = self.model.hidden(ids, lengths=lengths, caches=self.caches)
-        return self.model.head(hidden[:, -1:])[:, 0]  # the last place only
+        return self.model.head(hidden[:, -1:])[:, 0]  # the last position only
 
     @torch.inference_mode()
     def step(self, ids: Tensor) -> Tensor:
@@ -79,14 +79,14 @@ class Plain:
         return self.model.head(hidden)[:, 0]
 
 
-class Recomputing:
-    """No cache: at each step all tokens again, or the last `context_length` of them.
+class UncachedDecoder:
+    """Computes all tokens, or the last `context_length` of them, again at each step.
 
     Args:
         model: The model.
     """
 
-    def __init__(self, model: GPT2) -> None:
+    def __init__(self, model: Transformer) -> None:
         self.model = model
         self.ids: Tensor | None = None
         self.lengths: Tensor | None = None
@@ -105,30 +105,30 @@ class Recomputing:
 
     def step(self, ids: Tensor) -> Tensor:
         """See `Decoder`."""
-        assert self.ids is not None, "prefill comes first"
+        assert self.ids is not None, "call prefill first"
         longer = None if self.lengths is None else self.lengths + 1
         return self.prefill(torch.cat([self.ids, ids[:, None]], dim=1), longer)
 
 
-class Slices:
-    """The CPU's way: the model's own weights, seen as slices, and nothing around the arithmetic.
+class SlicedDecoder:
+    """The model's arithmetic on slices of its weights, without calling its modules.
 
     Args:
-        model: A model for which `unusual` says None.
-        batch: How many rows.
-        capacity: How many tokens fit into the caches.
+        model: A model for which `unusual` returns None.
+        batch: The number of rows.
+        capacity: The number of tokens that fit into the caches.
     """
 
-    def __init__(self, model: GPT2, batch: int, capacity: int) -> None:
-        self.plain = Plain(model, batch, capacity)
+    def __init__(self, model: Transformer, batch: int, capacity: int) -> None:
+        self.plain = ModuleDecoder(model, batch, capacity)
         self.layers = [_Layer(block) for block in model.blocks]  # type: ignore[arg-type]  # a ModuleList is not typed
         self.norm = model.norm
-        self.head = _Product(head_weight(model), None)
+        self.head = _Product(model.head_weight, None)
         self.token = model.embedding.token.weight
         self.positions = model.embedding.position.weight  # type: ignore[union-attr]  # see unusual
         self.heads = model.config["num_heads"]
-        self.width = 0  # columns read so far, filling included
-        self.filling: Tensor | None = None
+        self.width = 0  # the tokens read so far, padding included
+        self.padding: Tensor | None = None
         self.visible: Tensor | None = None
 
     @torch.inference_mode()
@@ -136,24 +136,24 @@ class Slices:
         """See `Decoder`."""
         self.width = ids.shape[1]
         if lengths is not None:
-            self.filling = self.width - lengths
+            self.padding = self.width - lengths
             key = torch.arange(self.plain.caches[0].capacity)
-            self.visible = (key >= self.filling[:, None])[:, None, None]  # (batch, 1, 1, capacity)
-        return read(self.plain.model, ids, lengths, self.plain.caches)
+            self.visible = (key >= self.padding[:, None])[:, None, None]  # (batch, 1, 1, capacity)
+        return prefill_caches(self.plain.model, ids, lengths, self.plain.caches)
 
     @torch.inference_mode()
     def step(self, ids: Tensor) -> Tensor:
         """See `Decoder`."""
-        batch, place, end = len(ids), self.width, self.width + 1
-        # Rows that are filled up stand at a smaller position than at their place in the cache.
-        here = place if self.filling is None else place - self.filling
-        x = F.embedding(ids, self.token) + self.positions[here]
+        batch, index, end = len(ids), self.width, self.width + 1
+        # In padded rows the position of a token is smaller than its index in the cache.
+        position = index if self.padding is None else index - self.padding
+        x = F.embedding(ids, self.token) + self.positions[position]
         visible = None if self.visible is None else self.visible[..., :end]
         for layer, cache in zip(self.layers, self.plain.caches, strict=True):
             normed = layer.norm1(x)
             split = (batch, self.heads, 1, -1)
-            cache.keys[:, :, place] = layer.key(normed).view(split)[:, :, 0]
-            cache.values[:, :, place] = layer.value(normed).view(split)[:, :, 0]
+            cache.keys[:, :, index] = layer.key(normed).view(split)[:, :, 0]
+            cache.values[:, :, index] = layer.value(normed).view(split)[:, :, 0]
             context = F.scaled_dot_product_attention(
                 layer.query(normed).view(split),
                 cache.keys[:, :, :end],
@@ -168,7 +168,7 @@ class Slices:
 
 
 class _Layer:
-    """The parts of a block, each ready to be called."""
+    """The layers of a block as callables."""
 
     def __init__(self, block: TransformerBlock) -> None:
         attention, feed_forward = block.attention, block.feed_forward
@@ -199,18 +199,18 @@ class _Product:
 
 
 @torch.inference_mode()
-def read(
-    model: GPT2,
+def prefill_caches(
+    model: Transformer,
     ids: Int[Tensor, "batch tokens"],
     lengths: Int[Tensor, " batch"] | None,
     caches: list[KVCache],
 ) -> Float[Tensor, "batch vocab_size"]:
-    """Fill empty caches with the keys and values of prompts; the logits of what follows them.
+    """Store the keys and values of prompts in empty caches; return the logits of the next token.
 
-    For models that `unusual` says None to. Only the last place goes on to the head, so that the
+    For models for which `unusual` returns None. Only the last position reaches the head, so the
     last block computes nothing but keys and values for the others.
     """
-    if lengths is not None:  # with filling, the mask is the modules' business
+    if lengths is not None:  # padding needs a mask, which the modules handle
         for cache in caches:
             cache.reset()
         with dropout_off(model):
@@ -250,53 +250,44 @@ def _linear(linear: Any, x: Tensor) -> Tensor:
     return F.linear(x, linear.weight, linear.bias)
 
 
-def choose(model: GPT2, batch: int, capacity: int) -> Decoder:
-    """The fastest decoder that runs this model as it is."""
+def choose(model: Transformer, batch: int, capacity: int) -> Decoder:
+    """The fastest decoder that can run this model."""
     weight = model.embedding.token.weight
     fits = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
     if fits and unusual(model) is None:
-        return Slices(model, batch, capacity)
-    return Plain(model, batch, capacity)
+        return SlicedDecoder(model, batch, capacity)
+    return ModuleDecoder(model, batch, capacity)
 
 
-def head_weight(model: GPT2) -> Float[Tensor, "vocab_size d_model"]:
-    """The matrix of the head: that of the token vectors, unless the model has its own."""
-    head = model.out_head
-    return model.embedding.token.weight if head is None else head.weight
-
-
-def unusual(model: GPT2) -> str | None:
-    """Why only the modules themselves may run; None where their arithmetic is known."""
-    from clearhead.gpt2 import model as parts  # it imports this file's neighbours
-
-    modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+def unusual(model: Transformer) -> str | None:
+    """Why this model must run through its modules; None if its arithmetic is GPT-2's own."""
+    modes = has_torch_function((torch.empty(0),)) or torch_internals.in_dispatch_mode()
     if modes or told.listener is not None:
-        return "somebody watches what torch does"
+        return "a mode or a recorder observes the calls"
     weight = model.embedding.token.weight
     if torch.is_autocast_enabled(weight.device.type):
         return "autocast changes the dtype"
     if model.embedding.position is None:
         return "positions are rotary"
-    known: set[type[nn.Module]] = {parts.GPT2, parts.TransformerBlock, parts.FeedForward}
-    known |= {MultiHeadAttention, Embedding, nn.ModuleList}
+    for name in ("forward", "hidden", "head", "new_caches"):
+        if getattr(getattr(model, name), "__func__", None) is not getattr(Transformer, name):
+            return f"{name} is overridden"
+    known: set[type[nn.Module]] = {TransformerBlock, FeedForward, MultiHeadAttention}
+    known |= {Embedding, nn.ModuleList}
     known |= {nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout}
-    hooks_for_all = (
-        nn.modules.module._global_forward_hooks,
-        nn.modules.module._global_forward_pre_hooks,
-    )
     for name, module in model.named_modules():
         name = name or "the model"
-        if module._forward_hooks or module._forward_pre_hooks or any(hooks_for_all):
+        if torch_internals.has_hooks(module):
             return f"{name} has hooks"
-        if type(module) not in known or "forward" in vars(module):
-            return f"{name} is not what GPT-2 has there"
+        if (module is not model and type(module) not in known) or "forward" in vars(module):
+            return f"{name} was replaced"
         if isinstance(module, MultiHeadAttention) and not _is_plain(module):
             return f"{name} is not GPT-2's attention"
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter:
             return f"{name} is not a plain tensor"
         if parameter.dtype != weight.dtype or parameter.device != weight.device:
-            return f"{name} has another dtype or device"
+            return f"{name} has a different dtype or device"
     return None
 
 
@@ -314,7 +305,7 @@ def _is_plain(attention: MultiHeadAttention) -> bool:
 
 @contextmanager
 def dropout_off(model: nn.Module) -> Iterator[None]:
-    """Eval mode for a moment: chance in the model itself is never wanted while it writes."""
+    """Put the model into eval mode temporarily: generation never uses dropout."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

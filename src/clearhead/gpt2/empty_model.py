@@ -1,4 +1,4 @@
-"""A model with names and shapes but without numbers: what a file must hold, before it is read."""
+"""Build a model without memory: parameter names and shapes, but no values."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,16 +11,15 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def without_numbers(make: Callable[[], M]) -> M:
-    """A model that has names and shapes, but no numbers and no memory for them."""
-    with torch.device("meta"), _Unfilled():
+    """Build a model on the "meta" device, without initialising its weights."""
+    with torch.device("meta"), _NoInitialisation():
         return make()
 
 
-class _Unfilled(TorchFunctionMode):
-    """While it is on, weights are made but not filled with random numbers.
+class _NoInitialisation(TorchFunctionMode):
+    """Skips random initialisation.
 
-    For weights without memory that would do nothing, after torch has imported its compiler for it:
-    two seconds and 170 MiB.
+    On "meta" it would have no effect, but torch imports its compiler for it: two seconds, 170 MiB.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,8 +1,8 @@
-"""Write on: a prompt's ids -> the ids that follow it, all at once or one by one.
+"""Generation: prompts -> the tokens that follow them, step by step.
 
-`generate` and `stream` are methods of `GPT2`. At each step the model reads what is there so far and
-gives logits; `sampling.py` turns them into a token; the token is appended. With a cache (the
-default) only the new token is read at a step. `decoding.py` and `graphs.py` know how, fastest.
+`GPT2.generate` and `GPT2.stream` call `read_task`, which checks the arguments, and then `write`. At
+each step a decoder computes logits, `Sampling.pick` chooses a token, and the decoder reads that
+token. `decoding.py` and `cuda_decoding.py` hold the decoders.
 """
 
 from __future__ import annotations
@@ -10,133 +10,39 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from clearhead.gpt2 import decoding
-from clearhead.gpt2.sampling import Sampling, is_bad, refuse_bad
+from clearhead.configs import GPT2Config
+from clearhead.gpt2 import cuda_decoding, decoding
+from clearhead.gpt2.sampling import Sampling, is_bad, raise_bad
+from clearhead.gpt2.transformer import Transformer
 from clearhead.validation import ShapeError
-
-if TYPE_CHECKING:
-    from clearhead.gpt2.model import GPT2
-
-Ids = TypeVar("Ids", list[int], list[list[int]], Tensor)
-
-
-def generate(
-    model: GPT2,
-    ids: Ids,
-    max_new_tokens: int | None = None,
-    *,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    stop: int | Sequence[int] | None = None,
-    cache: bool = True,
-    sliding: bool = False,
-) -> Ids:
-    """Prompts and what the model writes after them.
-
-    Without temperature, top_k and top_p the likeliest token is taken at each step. Dropout is off,
-    whatever mode the model is in.
-
-    Args:
-        model: The model.
-        ids: One prompt as a list of ids, several as a list of such lists (of any lengths), or a
-            tensor (tokens,) or (batch, tokens).
-        max_new_tokens: How many tokens to write at most; None: as many as fit into the context.
-        temperature: Above 0: draw each token by chance; 1.0 as the model says, less is safer, more
-            is wilder.
-        top_k: Draw among this many likeliest tokens only.
-        top_p: Draw among the fewest likeliest tokens that have at least this probability together.
-        seed: The same seed gives the same draws. None: `torch.manual_seed` decides, as elsewhere in
-            torch.
-        stop: A token, or several, after which a row ends.
-        cache: Whether to keep keys and values. False reads all tokens again at each step: slow, and
-            the same tokens.
-        sliding: Once the context is full, go on with the last `context_length` tokens. They all
-            move by one position then, so that they are read again at each step: slow. Without it,
-            a text that would not fit is an error.
-
-    Returns:
-        The same form as `ids`. Lists end with their stop token; in a tensor, rows that end early
-        are filled up with theirs.
-
-    Raises:
-        ValueError: An empty prompt, an id out of range, a text that does not fit, a setting that
-            makes no sense, or logits that are not numbers.
-
-    >>> from clearhead.gpt2 import GPT2
-    >>> _ = torch.manual_seed(0)
-    >>> tiny = {"vocab_size": 97, "context_length": 16, "d_model": 12, "num_heads": 3,
-    ...         "num_layers": 2, "dropout": 0.0, "qkv_bias": True}
-    >>> len(GPT2(tiny).generate([3, 1, 4], 5))
-    8
-    """
-    task = _read(model, ids, max_new_tokens, stop, cache=cache, sliding=sliding)
-    sampling = Sampling.read(temperature, top_k, top_p, seed)
-    rows = [list(prompt) for prompt in task.prompts]
-    for tokens in _write(model, task, sampling, ahead=64):
-        for row, token in zip(rows, tokens, strict=True):
-            if token is not None:
-                row.append(token)
-    if isinstance(ids, Tensor):
-        longest = max(map(len, rows))
-        filled = [row + row[-1:] * (longest - len(row)) for row in rows]
-        found = torch.tensor(filled, dtype=ids.dtype, device=ids.device)
-        return found[0] if ids.ndim == 1 else found
-    return rows if task.several else rows[0]  # type: ignore[return-value]  # the form of ids
-
-
-def stream(
-    model: GPT2,
-    ids: Sequence[int] | Sequence[Sequence[int]] | Tensor,
-    max_new_tokens: int | None = None,
-    *,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    stop: int | Sequence[int] | None = None,
-    cache: bool = True,
-    sliding: bool = False,
-) -> Iterator[int] | Iterator[list[int | None]]:
-    """What `generate` writes, token by token as it comes; the arguments are the same.
-
-    Returns:
-        For one prompt, an iterator over ids. For several, over lists with an id for each row, or
-        None where the row has ended. A wrong argument raises here, not at the first token.
-
-    >>> from clearhead.gpt2 import GPT2
-    >>> tiny = {"vocab_size": 97, "context_length": 16, "d_model": 12, "num_heads": 3,
-    ...         "num_layers": 2, "dropout": 0.0, "qkv_bias": True}
-    >>> sum(1 for token in GPT2(tiny).stream([3, 1, 4]))
-    13
-    """
-    task = _read(model, ids, max_new_tokens, stop, cache=cache, sliding=sliding)
-    sampling = Sampling.read(temperature, top_k, top_p, seed)
-    written = _write(model, task, sampling, ahead=4)
-    if task.several:
-        return written
-    return (token for tokens in written for token in tokens if token is not None)
 
 
 @dataclass(frozen=True)
-class _Task:
-    """What to write, checked."""
+class Task:
+    """What to generate; `read_task` makes one from checked arguments.
+
+    Attributes:
+        prompts: The token ids of each prompt.
+        several: Whether the user passed a batch.
+        new: The maximum number of new tokens.
+        stop: The tokens that end a row.
+        cache: Whether to keep keys and values.
+        fits: Whether prompts and new tokens fit into the context.
+    """
 
     prompts: list[list[int]]
-    several: bool  # whether the user gave a batch
+    several: bool
     new: int
     stop: frozenset[int]
     cache: bool
-    fits: bool  # whether prompt and new tokens fit into the context
+    fits: bool
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """The prompts filled up on the left, and their lengths; None where all are equal."""
+        """The prompts, padded on the left, and their lengths; None if all are equal."""
         lengths = [len(prompt) for prompt in self.prompts]
         width = max(lengths)
         rows = [[0] * (width - len(prompt)) + prompt for prompt in self.prompts]
@@ -144,10 +50,17 @@ class _Task:
         return ids, None if min(lengths) == width else torch.tensor(lengths, device=device)
 
 
-def _write(
-    model: GPT2, task: _Task, sampling: Sampling, *, ahead: int
+def write(
+    model: Transformer, task: Task, sampling: Sampling, *, ahead: int
 ) -> Iterator[list[int | None]]:
-    """The tokens of each step; None for a row that has ended."""
+    """Yield the new tokens of each step; None for a row that has ended.
+
+    Args:
+        model: The model.
+        task: What to generate.
+        sampling: How each token is chosen.
+        ahead: How many steps a GPU may compute before their tokens are read back.
+    """
     ended = [False] * len(task.prompts)
     for tokens in _tokens(model, task, sampling, ahead):
         yield [None if over else token for token, over in zip(tokens, ended, strict=True)]
@@ -156,27 +69,24 @@ def _write(
             return
 
 
-def _tokens(model: GPT2, task: _Task, sampling: Sampling, ahead: int) -> Iterator[list[int]]:
-    """The tokens of each step, also of rows that have ended."""
+def _tokens(model: Transformer, task: Task, sampling: Sampling, ahead: int) -> Iterator[list[int]]:
+    """Yield the tokens of each step, including those of rows that have ended."""
     ids, lengths = task.tensors(model.embedding.token.weight.device)
     batch, width = ids.shape
     draws = sampling.draws(task.new, batch)
-    if task.cache and task.fits and ids.is_cuda:
-        from clearhead.gpt2 import cuda_graphs
-
-        if cuda_graphs.refusal(model) is None:
-            yield from cuda_graphs.run(model, ids, lengths, task.new, sampling, draws, ahead)
-            return
+    if task.cache and task.fits and ids.is_cuda and cuda_decoding.refusal(model) is None:
+        yield from cuda_decoding.run(model, ids, lengths, task.new, sampling, draws, ahead)
+        return
     context = model.config["context_length"]
     decoder: decoding.Decoder
     if task.cache and width < context:
         decoder = decoding.choose(model, batch, min(context, width + task.new))
     else:
-        decoder = decoding.Recomputing(model)
+        decoder = decoding.UncachedDecoder(model)
     logits = decoder.prefill(ids, lengths)
     for step in range(task.new):
         if is_bad(logits):
-            refuse_bad(step)
+            raise_bad(step)
         draw = None if draws is None else draws[step].to(logits.device)
         picked = sampling.pick(logits, draw)
         yield picked.tolist()
@@ -184,25 +94,24 @@ def _tokens(model: GPT2, task: _Task, sampling: Sampling, ahead: int) -> Iterato
             return
         ids = torch.cat([ids, picked[:, None]], dim=1)
         lengths = None if lengths is None else lengths + 1
-        if ids.shape[1] > context and not isinstance(decoder, decoding.Recomputing):
-            decoder = decoding.Recomputing(model)  # the context is full: from here on it slides
+        if ids.shape[1] > context and not isinstance(decoder, decoding.UncachedDecoder):
+            decoder = decoding.UncachedDecoder(model)  # the context is full and starts to slide
             logits = decoder.prefill(ids, lengths)
         else:
             logits = decoder.step(picked)
 
 
-def _read(
-    model: GPT2,
+def read_task(
+    config: GPT2Config,
     ids: object,
     max_new_tokens: int | None,
     stop: int | Sequence[int] | None,
-    *,
     cache: bool,
     sliding: bool,
-) -> _Task:
-    """The user's arguments, checked."""
+) -> Task:
+    """Check the arguments of `GPT2.generate`, which explains them."""
     prompts, several = _prompts(ids)
-    context, vocab_size = model.config["context_length"], model.config["vocab_size"]
+    context, vocab_size = config["context_length"], config["vocab_size"]
     for prompt in prompts:
         _check_range("ids", prompt, vocab_size)
     longest = max(map(len, prompts))
@@ -210,24 +119,25 @@ def _read(
     if max_new_tokens is None:
         if sliding:
             raise ValueError(
-                "max_new_tokens: sliding=True never comes to an end by itself: give a number."
+                "max_new_tokens: expected a number, got None.\n"
+                "  With sliding=True, generation does not end on its own."
             )
         if room <= 0:
             raise ValueError(_too_long(longest, None, context))
         max_new_tokens = room
     elif isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
-        raise ValueError(f"max_new_tokens: expected a whole number, got {max_new_tokens!r}.")
+        raise ValueError(f"max_new_tokens: expected an integer, got {max_new_tokens!r}.")
     elif max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: expected 1 or more, got {max_new_tokens}.")
     elif max_new_tokens > room and not sliding:
         raise ValueError(_too_long(longest, max_new_tokens, context))
     stops = [] if stop is None else [stop] if isinstance(stop, int) else list(stop)
     _check_range("stop", stops, vocab_size)
-    return _Task(prompts, several, max_new_tokens, frozenset(stops), cache, max_new_tokens <= room)
+    return Task(prompts, several, max_new_tokens, frozenset(stops), cache, max_new_tokens <= room)
 
 
 def _prompts(ids: object) -> tuple[list[list[int]], bool]:
-    """The prompts as lists of whole numbers, and whether they are a batch."""
+    """The prompts as lists of integers, and whether they are a batch."""
     if isinstance(ids, str):
         raise ValueError(
             "ids: expected token ids, got text.\n"
@@ -236,7 +146,7 @@ def _prompts(ids: object) -> tuple[list[list[int]], bool]:
     if isinstance(ids, Tensor):
         if ids.ndim not in (1, 2) or ids.is_floating_point() or ids.dtype == torch.bool:
             raise ShapeError(
-                "ids: expected whole numbers (tokens,) or (batch, tokens), "
+                "ids: expected integers (tokens,) or (batch, tokens), "
                 f"got {ids.dtype} {tuple(ids.shape)}."
             )
         ids = ids.tolist()
@@ -246,23 +156,23 @@ def _prompts(ids: object) -> tuple[list[list[int]], bool]:
             f"got {type(ids).__name__}."
         )
     several = len(ids) > 0 and isinstance(ids[0], Sequence | Tensor)
-    prompts = [_whole_numbers(prompt) for prompt in (ids if several else [ids])]
+    prompts = [_integers(prompt) for prompt in (ids if several else [ids])]
     for number, prompt in enumerate(prompts):
         if not prompt:
-            which = f"prompt {number} is" if several else "the prompt is"
+            which = f"prompt {number}" if several else "the prompt"
             raise ValueError(
-                f"ids: {which} empty: there is nothing to go on from.\n"
-                "  GPT-2 begins a text after its <|endoftext|> token: [50256]."
+                f"ids: expected at least one token, but {which} is empty.\n"
+                "  To start a new text with GPT-2, pass its <|endoftext|> token: [50256]."
             )
     return prompts, several
 
 
-def _whole_numbers(prompt: object) -> list[int]:
+def _integers(prompt: object) -> list[int]:
     try:
         return [operator.index(number) for number in prompt]  # type: ignore[attr-defined]  # tried
     except TypeError:
         raise ValueError(
-            "ids: expected whole numbers, or a list of lists of them, all of one kind."
+            "ids: expected integers, or a list of lists of integers, not a mixture."
         ) from None
 
 
@@ -276,9 +186,9 @@ def _check_range(name: str, ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _too_long(longest: int, new: int | None, context: int) -> str:
-    came = f"{longest} tokens" if new is None else f"{longest} tokens and {new} new ones"
+    asked = f"{longest} tokens" if new is None else f"{longest} tokens plus {new} new ones"
     return (
-        f"ids: the longest prompt has {came}, but the context has room for {context}.\n"
-        "  Cut the prompt, ask for fewer new tokens, or let the context move along: "
+        f"ids: the longest prompt has {asked}, but the context holds {context}.\n"
+        "  Shorten the prompt, request fewer new tokens, or let the context slide: "
         "sliding=True, or --sliding on the command line."
     )

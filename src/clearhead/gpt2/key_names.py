@@ -1,12 +1,12 @@
-"""What other files call our tensors: one table for each way of naming them.
+"""The names of our tensors in the files of other projects, one table per naming scheme.
 
-    ours       blocks.3.attention.W_query.weight         what `model.state_dict()` says
+    ours       blocks.3.attention.W_query.weight         as in `model.state_dict()`
     hf         transformer.h.3.attn.c_attn.weight        Hugging Face, and the released checkpoints
     original   model/h3/attn/c_attn/w                    the variables of the original release
     book       trf_blocks.3.att.W_query.weight           GPTModel in Raschka's book
 
-Hugging Face and the original release keep query, key and value in one matrix (`c_attn`), and every
-matrix of a layer as (in, out), where `nn.Linear` has (out, in).
+Hugging Face and the original release store query, key and value in one matrix (`c_attn`), and every
+matrix of a layer as (in, out), where `nn.Linear` stores (out, in).
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-Style = Literal["ours", "hf", "book"]  # the original names are read as "hf"
+Style = Literal["ours", "hf", "book"]  # names of the original release are converted to "hf"
 
 
 class Name(NamedTuple):
-    """A tensor in a file, and where it belongs.
+    """A tensor in a file, and the parameters it holds.
 
     Attributes:
         theirs: Its name in the file, without a prefix.
-        ours: The parameters that it holds, one after the other along their first axis.
-        transposed: Whether the file has the matrix as (in, out).
+        ours: The parameters it holds, concatenated along their first axis.
+        transposed: Whether the file stores the matrix as (in, out).
     """
 
     theirs: str
@@ -54,20 +54,20 @@ _BLOCK: dict[str, list[tuple[str, tuple[str, ...], bool]]] = {
         ("ff.layers.2", ("feed_forward.project",), False),
     ],
 }
-# Outside the blocks: token table, position table, a block's beginning, last norm, head.
+# Outside the blocks: token embedding, position embedding, prefix of a block, last norm, head.
 _OUTER = {
     "hf": ("wte", "wpe", "h", "ln_f", "lm_head"),
     "book": ("tok_emb", "pos_emb", "trf_blocks", "final_norm", "out_head"),
     "ours": ("embedding.token", "embedding.position", "blocks", "norm", "out_head"),
 }
-# Masks, which are no weights: old files of Hugging Face carry two in each block, the book's one.
+# Masks are not weights. Old Hugging Face files have two per block, the book's files one.
 _MASK = re.compile(r"(h\.\d+\.attn\.(bias|masked_bias)|(trf_blocks|blocks)\.\d+\.\w+\.mask)")
-# Left over from a wrapper: torch.compile, DistributedDataParallel, GPT2LMHeadModel.
+# Added by wrappers: torch.compile, DistributedDataParallel, GPT2LMHeadModel.
 _PREFIXES = ("_orig_mod.", "module.", "transformer.")
 
 
 def tidy(keys: Iterable[str]) -> dict[str, str]:
-    """Names without prefixes and masks, each with the name in the file.
+    """Strip prefixes, drop masks, and return for each tidy name the name in the file.
 
     >>> tidy(["transformer.wte.weight", "transformer.h.0.attn.bias", "model/h3/ln_1/g"])
     {'wte.weight': 'transformer.wte.weight', 'h.3.ln_1.weight': 'model/h3/ln_1/g'}
@@ -80,13 +80,13 @@ def tidy(keys: Iterable[str]) -> dict[str, str]:
         if _MASK.fullmatch(name):
             continue
         if name in found:
-            raise ValueError(f"{found[name]} and {key}: two names of the same tensor.")
+            raise ValueError(f"{found[name]} and {key}: two names for the same tensor.")
         found[name] = key
     return found
 
 
 def _from_original(key: str) -> str:
-    """model/h3/ln_1/g -> h.3.ln_1.weight: as Hugging Face writes it."""
+    """model/h3/ln_1/g -> h.3.ln_1.weight, the Hugging Face name."""
     name = re.sub(r"^h(\d+)/", r"h.\1/", key.removeprefix("model/").removesuffix(":0"))
     if name in ("wte", "wpe"):
         return f"{name}.weight"
@@ -95,7 +95,7 @@ def _from_original(key: str) -> str:
 
 
 def find_style(names: Iterable[str]) -> Style | None:
-    """Whose names these are (after `tidy`); None if nobody's that we know."""
+    """The naming scheme of tidy names; None if it is not supported."""
     names = set(names)
     for style, (token, *_) in _OUTER.items():
         if f"{token}.weight" in names:
@@ -104,33 +104,33 @@ def find_style(names: Iterable[str]) -> Style | None:
 
 
 def head_name(style: Style) -> str:
-    """What the output head's matrix is called."""
+    """The name of the output head's matrix."""
     return f"{_OUTER[style][4]}.weight"
 
 
 def table_names(style: Style) -> tuple[str, str]:
-    """What the tables of tokens and of positions are called."""
+    """The names of the token and position embeddings."""
     return f"{_OUTER[style][0]}.weight", f"{_OUTER[style][1]}.weight"
 
 
 def query_bias_name(style: Style) -> str:
-    """The bias of the first query; a file without it has no such biases at all."""
+    """The name of the first query bias; without it, a file has no query, key or value biases."""
     inner = {"hf": "attn.c_attn", "book": "att.W_query", "ours": "attention.W_query"}[style]
     return f"{_OUTER[style][2]}.0.{inner}.bias"
 
 
 def count_layers(style: Style, names: Iterable[str]) -> int:
-    """How many blocks there are in the file: one more than the highest number."""
+    """The number of blocks: one more than the highest index."""
     pattern = re.compile(rf"{_OUTER[style][2]}\.(\d+)\.")
     return max((int(m[1]) + 1 for name in names if (m := pattern.match(name))), default=0)
 
 
 def table(style: Style, ours: Mapping[str, object]) -> list[Name]:
-    """Every tensor that a file of this style must have for this model.
+    """List every tensor that a file of this naming scheme must have for this model.
 
     Args:
-        style: Whose names.
-        ours: The names of our parameters: `model.state_dict()`.
+        style: The naming scheme.
+        ours: Our parameters by name: `model.state_dict()`.
     """
     if style == "ours":
         return [Name(name, (name,)) for name in ours]
@@ -160,5 +160,5 @@ def table(style: Style, ours: Mapping[str, object]) -> list[Name]:
     names.append(Name(f"{last}.{weight}", ("norm.weight",)))
     names.append(Name(f"{last}.{bias}", ("norm.bias",)))
     names.append(Name(f"{head}.weight", ("out_head.weight",)))
-    # A model without query biases, positions or a head of its own has no such tensors.
+    # Leave out what the model does not have: query biases, positions, a separate head.
     return [name for name in names if name.ours[0] in ours]

@@ -1,7 +1,7 @@
-"""What a file of `torch.save` would cost, seen from its instructions before torch follows them.
+"""The cost of unpickling a file written by `torch.save`, estimated before torch runs it.
 
-torch refuses code, but not work: a file of a few bytes can ask it for gigabytes, or for a key that
-takes years to compare.
+`torch.load(weights_only=True)` refuses code, but not work: a file of a few bytes can request
+gigabytes, or contain a key that takes years to compare.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import pickletools
 import zipfile
 from pathlib import Path
 
-# About 200 bytes say where a tensor is: this is room for twenty thousand of them.
+# A tensor takes about 200 bytes of description, so this is enough for twenty thousand.
 _MOST_BYTES = 4 * 2**20
-# How often a part may be looked at when all are walked through: a second of work.
+# The number of visits when all parts are traversed: about a second of work.
 _MOST_PARTS = 2**26
-_HEADS = 5  # pickles at the head of a file of the format before 2020; raw numbers follow
+_HEADS = 5  # pickles at the start of a file in the format before 2020; raw data follows
 _GETS = ("GET", "BINGET", "LONG_BINGET")
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 
 
 def check_pickle(path: Path) -> None:
-    """Raise unless what the file says of its tensors is a pickle of reasonable cost.
+    """Raise unless the file is a pickle that is cheap to load.
 
     Args:
-        path: A file of `torch.save`, or one that is called so.
+        path: A file that `torch.save` is supposed to have written.
 
     Raises:
-        ValueError: It is another kind of file, or asks for too much.
+        ValueError: It is a different kind of file, or loading it would be too expensive.
     """
     with path.open("rb") as file:
         if file.read(2) == b"PK":  # a zip file
@@ -52,12 +52,12 @@ def _in_zip(path: Path) -> list[io.BytesIO]:
                     described or "/data/" in entry.filename
                 ):
                     raise ValueError(
-                        f"{path}: refused, because {entry.filename} in it is compressed, and "
-                        "torch.save compresses nothing: it could grow to any size."
+                        f"{path}: refused, because {entry.filename} in it is compressed and could "
+                        "expand to any size; torch.save compresses nothing."
                     )
                 if described and entry.file_size > _MOST_BYTES:
                     raise ValueError(
-                        f"{path}: refused, because the names in it take {entry.file_size:,} bytes; "
+                        f"{path}: refused, because its pickle has {entry.file_size:,} bytes; "
                         f"expected {_MOST_BYTES:,} at most.\n"
                         "  Save the state dict alone: torch.save(model.state_dict(), path)."
                     )
@@ -69,10 +69,10 @@ def _in_zip(path: Path) -> list[io.BytesIO]:
 
 
 def _check(path: Path, pickle: io.BytesIO) -> None:
-    """Follow one pickle without making anything; each object is the number of its parts.
+    """Follow one pickle without building anything; each object is represented by its size.
 
-    A part counts as often as it is met: a tuple that holds another one twice has twice its parts,
-    and a hundred of them, each in the next, more than can ever be walked through.
+    Size counts every visit: a tuple that holds another one twice has twice its size, and a hundred
+    of them, nested, more than can ever be traversed.
     """
     stack, marks, kept = list[int](), list[int](), dict[object, int]()
     try:
@@ -92,7 +92,7 @@ def _check(path: Path, pickle: io.BytesIO) -> None:
                 else:
                     first = len(stack) - len(before)
                 if first < 0:
-                    raise IndexError("its instructions make no sense")
+                    raise IndexError("invalid instructions")
                 parts = 1 + sum(stack[first:])
                 if parts > _MOST_PARTS or argument == "builtins bytearray":  # of any length
                     raise _TooMuch
@@ -100,8 +100,8 @@ def _check(path: Path, pickle: io.BytesIO) -> None:
                 stack += [parts] * len(opcode.stack_after)
     except _TooMuch:
         raise ValueError(
-            f"{path}: refused, because a few bytes in it ask for more work or memory than any "
-            "tensors need.\n  Save the state dict alone: torch.save(model.state_dict(), path)."
+            f"{path}: refused, because loading it would take more work or memory than tensors "
+            "need.\n  Save the state dict alone: torch.save(model.state_dict(), path)."
         ) from None
     except (ValueError, LookupError) as error:
         raise _unreadable(path, str(error)) from None
@@ -113,6 +113,6 @@ class _TooMuch(Exception):
 
 def _unreadable(path: Path, why: str) -> ValueError:
     return ValueError(
-        f"{path}: cannot be read as a file of torch.save: {why}.\n"
-        "  It is none, or it was cut off on its way here: compare its size with the original's."
+        f"{path}: not a file that torch.save wrote, or truncated: {why}.\n"
+        "  Compare its size with the original's."
     )

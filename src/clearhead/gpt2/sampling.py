@@ -1,10 +1,9 @@
-"""Logits -> the next token: the likeliest one, or one drawn by chance.
+"""Logits -> the next token: the most likely one, or a random sample.
 
-A draw needs a single random number u in [0, 1) for each token: walk along the probabilities, sum
-them up, and take the token at which the sum passes u. The numbers are drawn on the CPU, before the
-first step. So the same seed means the same numbers on every device, with a cache or without one. A
-seed has a generator of its own, and no other random numbers of the program are touched; without one
-it is torch's, which `torch.manual_seed` sets.
+A sample needs one random number u in [0, 1) per token: it is the first token at which the
+cumulative probability exceeds u. All numbers are drawn on the CPU before the first step, so the
+same seed gives the same numbers on every device, with or without a cache. A seed gets its own
+generator and leaves torch's global random state alone; without a seed the global one is used.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from jaxtyping import Float, Int
@@ -23,11 +23,12 @@ class Sampling:
     """How the next token is chosen.
 
     Args:
-        temperature: What the logits are divided by before softmax: below 1 the likely tokens
-            become likelier, above 1 all become more alike. None: no chance, the likeliest token.
-        top_k: Draw among this many likeliest tokens only.
-        top_p: Draw among the fewest likeliest tokens whose probabilities sum to at least this.
-        seed: Of the draws; None: torch's own random numbers, another text each time.
+        temperature: Divides the logits before softmax: below 1 favours likely tokens, above 1
+            flattens the distribution. None always takes the most likely token.
+        top_k: Sample from this many most likely tokens only.
+        top_p: Sample from the smallest set of most likely tokens whose probabilities sum to at
+            least this.
+        seed: The seed of the random numbers; None uses torch's global random state.
     """
 
     temperature: float | None = None
@@ -39,16 +40,16 @@ class Sampling:
     def read(
         temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None
     ) -> Sampling:
-        """The settings as a user gives them, checked: top_k or top_p alone mean temperature 1."""
+        """Check the user's settings; top_k or top_p alone imply temperature 1."""
         if temperature is not None and not (
             isinstance(temperature, numbers.Real) and 0 < temperature < math.inf
         ):
-            hint = "\n  For the likeliest token at each step leave it out." * (temperature == 0)
+            hint = "\n  For the most likely token at each step, leave it out." * (temperature == 0)
             raise ValueError(f"temperature: expected a positive number, got {temperature!r}.{hint}")
         if top_k is not None and (
             isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1
         ):
-            raise ValueError(f"top_k: expected a whole number of at least 1, got {top_k!r}.")
+            raise ValueError(f"top_k: expected an integer of at least 1, got {top_k!r}.")
         if top_p is not None and not (isinstance(top_p, numbers.Real) and 0 < top_p <= 1):
             hint = ""
             if isinstance(top_p, numbers.Real) and 1 < top_p <= 100:
@@ -57,27 +58,26 @@ class Sampling:
                 f"top_p: expected a probability above 0 and up to 1, got {top_p!r}.{hint}"
             )
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-            raise ValueError(f"seed: expected a whole number, got {seed!r}.")
+            raise ValueError(f"seed: expected an integer, got {seed!r}.")
         if seed is not None and not -(2**63) <= seed < 2**64:
-            raise ValueError(f"seed: expected a number of 64 bits, up to 2**64 - 1, got {seed}.")
-        chance = temperature is not None or top_k is not None or top_p is not None
-        if not chance and seed is not None:
-            raise ValueError(
-                f"seed={seed} changes nothing: the likeliest token is taken at each step.\n"
-                "  To draw tokens by chance, give a temperature (1.0: as the model says), "
-                "top_k or top_p."
-            )
-        if not chance:
+            raise ValueError(f"seed: expected a 64-bit number, up to 2**64 - 1, got {seed}.")
+        if temperature is None and top_k is None and top_p is None:
+            if seed is not None:
+                raise ValueError(
+                    f"seed={seed} has no effect: the most likely token is taken at each step.\n"
+                    "  To sample tokens, pass temperature (1.0: the model's own distribution), "
+                    "top_k or top_p."
+                )
             return Sampling()
         return Sampling(1.0 if temperature is None else float(temperature), top_k, top_p, seed)
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken, without chance."""
+        """Whether the most likely token is always taken."""
         return self.temperature is None
 
     def draws(self, steps: int, batch: int) -> Float[Tensor, "steps batch"] | None:
-        """The random numbers of all steps, on the CPU; None where no chance is involved."""
+        """The random numbers of all steps, on the CPU; None if nothing is sampled."""
         if self.greedy:
             return None
         own = None if self.seed is None else torch.Generator().manual_seed(self.seed)
@@ -88,48 +88,47 @@ class Sampling:
         logits: Float[Tensor, "batch vocab_size"],
         draw: Float[Tensor, " batch"] | None,
     ) -> Int[Tensor, " batch"]:
-        """The next token of each row. No synchronisation: it can be captured into a graph."""
+        """The next token per row. It never synchronises, so a CUDA graph can capture it."""
         if self.temperature is None or draw is None:
             return logits.argmax(-1)
-        # In float64: the sum of 50,000 small numbers must not lose the smallest of them.
+        # In float64, so that a sum of 50,000 probabilities does not lose the small ones.
         if self.top_k is None and self.top_p is None:
-            return _walk((logits.double() / self.temperature).softmax(-1), draw)
+            return _search((logits.double() / self.temperature).softmax(-1), draw)
         most = logits.shape[-1] if self.top_k is None else min(self.top_k, logits.shape[-1])
-        likeliest, order = logits.topk(most, dim=-1)  # (batch, vocab_size) -> (batch, most)
-        likeliest = likeliest.double() / self.temperature
-        probabilities = likeliest.softmax(-1)
+        top, order = logits.topk(most, dim=-1)  # (batch, vocab_size) -> (batch, most)
+        probabilities = (top.double() / self.temperature).softmax(-1)
         if self.top_p is not None:
             before = probabilities.cumsum(-1) - probabilities
             probabilities = probabilities.masked_fill(before >= self.top_p, 0.0)
-        return order.gather(-1, _walk(probabilities, draw)[:, None])[:, 0]
+        return order.gather(-1, _search(probabilities, draw)[:, None])[:, 0]
 
 
-def _walk(
+def _search(
     weights: Float[Tensor, "batch choices"], draw: Float[Tensor, " batch"]
 ) -> Int[Tensor, " batch"]:
-    """The first choice at which the sum of the weights passes `draw` of the whole."""
-    passed = weights.cumsum(-1)
-    # A draw has 24 bits and is below 1, so that this product is below the whole in float64.
-    goal = draw.double()[:, None] * passed[:, -1:]
-    return torch.searchsorted(passed, goal, right=True)[:, 0].clamp(max=weights.shape[-1] - 1)
+    """The first choice at which the cumulative weight exceeds `draw` times the total."""
+    cumulative = weights.cumsum(-1)
+    # A draw has 24 bits and is below 1, so in float64 the product stays below the total.
+    goal = draw.double()[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, goal, right=True)[:, 0].clamp(max=weights.shape[-1] - 1)
 
 
 def is_bad(logits: Float[Tensor, "batch vocab_size"]) -> bool:
-    """Whether some row has NaN, plus infinity or nothing but minus infinity in it."""
+    """Whether a row contains NaN or plus infinity, or nothing but minus infinity."""
     return not bool(logits.amax(-1).isfinite().all())
 
 
-def refuse_bad(step: int, *, late: bool = False) -> None:
-    """Raise the error for logits that no token can be chosen from.
+def raise_bad(step: int, *, late: bool = False) -> NoReturn:
+    """Raise the error for logits from which no token can be chosen.
 
     Args:
-        step: At which step, counted from 0.
+        step: The step, counted from 0.
         late: Whether it was noticed a few steps later.
     """
     where = f"new token {step + 1}" + " or soon after" * late
     raise ValueError(
-        f"logits: NaN or infinite numbers came out of the model at {where}.\n"
-        "  Are there NaN weights? Look with: "
+        f"logits: expected finite numbers, got NaN or infinity at {where}.\n"
+        "  Do the weights contain NaN? Check with: "
         "[name for name, p in model.named_parameters() if not p.isfinite().all()]\n"
-        "  In float16 large values overflow: bfloat16 or float32 do not."
+        "  In float16 large values overflow; use bfloat16 or float32."
     )

@@ -1,24 +1,24 @@
-"""One token of GPT-2 on CUDA in few kernels: five a block, and two at the end.
+"""The Triton kernels behind `cuda_decoding.py`: five per block, and two at the end.
 
     project   norm1, then queries, keys and values; keys and values go straight into the cache
-              (with several rows, each norm is a kernel of its own)
-    attend    a head for each program; with one row, a piece of a head's keys for each
-    mix       (the pieces joined,) out_proj, plus x
+              (with several rows, each norm is a separate kernel)
+    attend    one program per head; with one row, one program per chunk of a head's keys
+    mix       (chunks joined,) out_proj, added to x
     project   norm2, expand, GELU
-    mix       project, plus x
-    project   the last norm and the head: logits, and the best one of each program
-    follow    the best of the best: the next token, its vector, and one place further
+    mix       project, added to x
+    project   the last norm and the head: logits, and the best one per program
+    follow    the best overall: the next token, its vector, and the next index
 
-At one row all of these wait for memory, so the weights are asked for before anything else. With
-`PDL` (programmatic dependent launch, from Hopper on) a kernel starts while the one before it still
-runs, asks for its weights, and only then waits for the numbers of the other. Up to there it reads
+With one row all kernels are limited by memory, so the weights are requested before anything else.
+With `PDL` (programmatic dependent launch, Hopper and later) a kernel starts while the previous one
+still runs, requests its weights, and only then waits for that kernel's results. Until then it reads
 nothing that changes during generation.
 
-Numbers are rounded where PyTorch's own kernels round them: after a norm, a product with its bias, a
-GELU, a sum; all else is float32.
+Results are rounded where PyTorch's own kernels round: after a norm, a product with its bias, a GELU
+and a sum. Everything else is float32.
 """
 
-# Device code speaks in Triton's own types, which mypy knows nothing of.
+# Device code uses Triton's types, which mypy cannot check.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 # mypy: disable-error-code="assignment,attr-defined"
 
@@ -31,20 +31,20 @@ from triton.language.extra import cuda
 QKV = tl.constexpr(0)  # what `project` does with its products
 GELU = tl.constexpr(1)
 LOGITS = tl.constexpr(2)
-NOTHING = tl.constexpr(-1.0e30)  # a score below all others, and finite: 0 * exp(it - it) is 0
+NOTHING = tl.constexpr(-1.0e30)  # below every score, yet finite, so that NOTHING - NOTHING is 0
 
 
 # fmt: off
 @triton.jit
 def _begin(PDL: tl.constexpr):
-    """Let the next kernel start as soon as there is room for it."""
+    """Allow the next kernel to start early."""
     if PDL:
         cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def _wait(PDL: tl.constexpr):
-    """Wait until the kernel before this one is done, and all before it."""
+    """Wait until all previous kernels have finished."""
     if PDL:
         cuda.gdc_wait()
 
@@ -59,10 +59,10 @@ def _gelu(x):
 @triton.jit
 def _finish(
     products, bias, row, which, outputs, keep, x_dtype: tl.constexpr,
-    out, keys, values, places, capacity, best, best_at, bad, block, blocks,
+    out, keys, values, indices, capacity, best, best_at, bad, block, blocks,
     OUTPUTS: tl.constexpr, HEAD_DIM: tl.constexpr, MODE: tl.constexpr,
 ):
-    """Add the bias to one row's products, and put them where they belong."""
+    """Add the bias to the products of one row, and store them as MODE says."""
     found = (products + bias).to(x_dtype)
     at = row.to(tl.int64) * OUTPUTS + outputs
     if MODE == QKV:
@@ -70,8 +70,8 @@ def _finish(
             tl.store(out + at, found, mask=keep)
         else:
             head = row * (OUTPUTS // HEAD_DIM) + outputs // HEAD_DIM
-            place = tl.load(places + row)
-            at = (head.to(tl.int64) * capacity + place) * HEAD_DIM + outputs % HEAD_DIM
+            index = tl.load(indices + row)
+            at = (head.to(tl.int64) * capacity + index) * HEAD_DIM + outputs % HEAD_DIM
             if which == 1:
                 tl.store(keys + at, found, mask=keep)
             else:
@@ -87,7 +87,7 @@ def _finish(
         logits = tl.where(keep, logits, -float("inf"))
         top = tl.max(logits, 0)
         tl.store(best + row * blocks + block, top)
-        # The first of equals, as torch.argmax has it.
+        # The first of equal values, like torch.argmax.
         first = tl.min(tl.where(logits == top, outputs, OUTPUTS), 0)
         tl.store(best_at + row * blocks + block, first)
 
@@ -101,7 +101,7 @@ def _products(
     """Several rows of the source (batch, INPUTS) times some rows of the weight."""
     inputs = tl.arange(0, CHUNK)
     many = tl.zeros([ROWS, BLOCK], tl.float32)
-    if CHUNK >= INPUTS:  # all at once: one wait for memory, and the weight is asked for before it
+    if CHUNK >= INPUTS:  # one load, requested before the wait
         inside = inputs < INPUTS
         tile = tl.load(
             weight + outputs[:, None] * INPUTS + inputs[None, :],
@@ -129,7 +129,7 @@ def _products(
 def norm(
     x, gain, shift, eps, out, INPUTS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr
 ):
-    """One row of x, normed: what `project` does by itself when there is only one row."""
+    """Normalise one row of x; with a single row, `project` does it itself."""
     _begin(PDL)
     inputs = tl.arange(0, CHUNK)
     real = inputs < INPUTS
@@ -154,14 +154,14 @@ def _normed(x, gain, shift, eps, real, INPUTS: tl.constexpr):
 def project(
     x, gain, shift, eps,
     weight_a, weight_b, weight_c, bias_a, bias_b, bias_c,
-    out, keys, values, places, capacity, best, best_at, bad, batch,
+    out, keys, values, indices, capacity, best, best_at, bad, batch,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, HEAD_DIM: tl.constexpr, MODE: tl.constexpr,
     BIAS: tl.constexpr, ONE_ROW: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):
-    """Multiply x (batch, INPUTS), normed, with the weight (OUTPUTS, INPUTS); see `_finish`.
+    """Multiply the normalised x (batch, INPUTS) with the weight (OUTPUTS, INPUTS); see `_finish`.
 
-    With ONE_ROW the norm happens here, else `norm` has been there before.
+    With ONE_ROW it normalises x itself, otherwise `norm` has done so.
     """
     _begin(PDL)
     blocks = tl.cdiv(OUTPUTS, BLOCK)
@@ -196,7 +196,7 @@ def project(
         products = tl.sum(tile.to(tl.float32) * normed.to(tl.float32)[None, :], 1)
         _finish(
             products, added, row, which, outputs, keep, x.dtype.element_ty,
-            out, keys, values, places, capacity, best, best_at, bad, block, blocks,
+            out, keys, values, indices, capacity, best, best_at, bad, block, blocks,
             OUTPUTS, HEAD_DIM, MODE,
         )
     else:
@@ -207,7 +207,7 @@ def project(
         )
         _finish_many(
             many, added, rows, there, which, outputs, keep, x.dtype.element_ty,
-            out, keys, values, places, capacity, best, best_at, bad, block, blocks,
+            out, keys, values, indices, capacity, best, best_at, bad, block, blocks,
             OUTPUTS, HEAD_DIM, MODE,
         )
 
@@ -215,10 +215,10 @@ def project(
 @triton.jit
 def _finish_many(
     products, bias, rows, there, which, outputs, keep, x_dtype: tl.constexpr,
-    out, keys, values, places, capacity, best, best_at, bad, block, blocks,
+    out, keys, values, indices, capacity, best, best_at, bad, block, blocks,
     OUTPUTS: tl.constexpr, HEAD_DIM: tl.constexpr, MODE: tl.constexpr,
 ):
-    """As `_finish`, for several rows."""
+    """`_finish` for several rows."""
     found = (products + bias[None, :]).to(x_dtype)
     real = there[:, None] & keep[None, :]
     at = rows[:, None].to(tl.int64) * OUTPUTS + outputs[None, :]
@@ -227,8 +227,8 @@ def _finish_many(
             tl.store(out + at, found, mask=real)
         else:
             head = rows[:, None] * (OUTPUTS // HEAD_DIM) + outputs[None, :] // HEAD_DIM
-            place = tl.load(places + rows, mask=there, other=0)
-            at = (head.to(tl.int64) * capacity + place[:, None]) * HEAD_DIM
+            index = tl.load(indices + rows, mask=there, other=0)
+            at = (head.to(tl.int64) * capacity + index[:, None]) * HEAD_DIM
             at += outputs[None, :] % HEAD_DIM
             if which == 1:
                 tl.store(keys + at, found, mask=real)
@@ -251,21 +251,21 @@ def _finish_many(
 
 @triton.jit
 def attend(
-    queries, keys, values, places, filling, out, part, part_max, part_sum, capacity, scale,
+    queries, keys, values, indices, padding, out, part, part_max, part_sum, capacity, scale,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, KEYS: tl.constexpr, PIECES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One head of one row over one piece of its keys.
+    """Attention of one head of one row over one chunk of its keys.
 
-    With one piece, a context vector; else the sum of the values by weight, and what `_join` needs.
+    With one chunk it stores the context vector, otherwise the partial sums that `_join` combines.
     """
     _begin(PDL)
     which = tl.program_id(0)
     piece = tl.program_id(1)
     row = which // HEADS
-    begin = tl.load(filling + row)
+    begin = tl.load(padding + row)
     _wait(PDL)
-    stop = tl.load(places + row) + 1
+    stop = tl.load(indices + row) + 1
     size = tl.cdiv(tl.cdiv(stop - begin, PIECES), KEYS) * KEYS
     begin += piece * size
     stop = tl.minimum(stop, begin + size)
@@ -301,7 +301,7 @@ def _join(
     part, part_max, part_sum, CHUNK: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PIECES: tl.constexpr,
 ):
-    """The context vectors of a row's heads, side by side, from their pieces."""
+    """Combine the chunks into the context vectors of all heads, side by side."""
     HEADS_UP: tl.constexpr = CHUNK // HEAD_DIM
     head = tl.arange(0, HEADS_UP)[:, None]
     here = head * PIECES + tl.arange(0, PIECES)[None, :]
@@ -324,7 +324,7 @@ def mix(
 ):
     """Add source (batch, INPUTS) times the weight (OUTPUTS, INPUTS), and the bias, to x.
 
-    With PIECES above 1, which goes with ONE_ROW, the source is the sums that `attend` left.
+    With PIECES above 1 (ONE_ROW only), the source is the partial sums stored by `attend`.
     """
     _begin(PDL)
     dtype = x.dtype.element_ty
@@ -362,14 +362,14 @@ def mix(
 
 @triton.jit
 def follow(
-    best, best_at, picked, history, places, filling, token, position, x, capacity, blocks,
+    best, best_at, picked, history, indices, padding, token, position, x, capacity, blocks,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, CHOSEN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Write down the next token of a row, put its vector into x, and go one place further."""
+    """Record the next token of a row, put its vector into x, and advance the index."""
     _begin(PDL)
     row = tl.program_id(0)
-    missing = tl.load(filling + row)
+    missing = tl.load(padding + row)
     _wait(PDL)
     if CHOSEN:
         chosen = tl.load(picked + row)
@@ -377,16 +377,16 @@ def follow(
         number = tl.arange(0, BLOCKS)
         tops = tl.load(best + row * blocks + number, mask=number < blocks, other=-float("inf"))
         ats = tl.load(best_at + row * blocks + number, mask=number < blocks, other=2147483647)
-        # Nothing but minus infinity or NaN: any token will do, `bad` is set or there is no choice.
+        # All logits are minus infinity or NaN: take any token; `bad` reports NaN.
         chosen = tl.min(tl.where(tops == tl.max(tops, 0), ats, 2147483647), 0)
         chosen = tl.where(chosen == 2147483647, 0, chosen).to(tl.int64)
-    place = tl.load(places + row) + 1
-    tl.debug_barrier()  # every warp has read the place before one of them moves it on
-    tl.store(history + row.to(tl.int64) * capacity + place, chosen)
-    tl.store(places + row, place)
+    index = tl.load(indices + row) + 1
+    tl.debug_barrier()  # every warp reads the index before one of them advances it
+    tl.store(history + row.to(tl.int64) * capacity + index, chosen)
+    tl.store(indices + row, index)
     column = tl.arange(0, COLUMNS)
     real = column < WIDTH
     vector = tl.load(token + chosen * WIDTH + column, mask=real).to(tl.float32)
-    here = tl.load(position + (place - missing) * WIDTH + column, mask=real).to(tl.float32)
+    here = tl.load(position + (index - missing) * WIDTH + column, mask=real).to(tl.float32)
     tl.store(x + row * WIDTH + column, (vector + here).to(x.dtype.element_ty), mask=real)
 # fmt: on

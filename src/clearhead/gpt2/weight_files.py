@@ -1,8 +1,8 @@
-"""Files of weights: which they are, and their tensors, a few at a time.
+"""Weights files: finding them, and reading their tensors a few at a time.
 
-Names, shapes and dtypes are known before any number is read. Files are memory-mapped and closed
-again after a portion, and the largest tensors come first: who copies each tensor as it comes needs
-little more memory than the copies themselves.
+Names, shapes and dtypes are known before any tensor is read. Files are memory-mapped, closed again
+after each portion, and read from the largest tensor to the smallest. A caller that copies each
+tensor as it comes needs little more memory than the copies themselves.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from clearhead.gpt2.pickle_guard import check_pickle
 
 PICKLES = (".bin", ".pth", ".pt")
 SUFFIXES = (".safetensors", *PICKLES)
-# In a folder, the first of these that is there.
+# In a folder, the first of these that exists.
 _USUAL = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-# A training script's file: the weights are one entry beside the optimizer's state and the like.
+# Checkpoints of training scripts hold the weights under one of these keys.
 _INSIDE = ("model_state_dict", "state_dict", "model")
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_CUT_OFF = "Cut off on its way here? Compare its size with the original's, and fetch it again."
-# What is read before the files are closed, and with them the pages that were mapped.
+_TRUNCATED = "Truncated? Compare its size with the original's, and download it again."
+# Bytes to read before closing the files, which releases the mapped pages.
 _PORTION = 16 * 2**20
 
 
 class Spec(NamedTuple):
-    """What is known of a tensor before its numbers are read."""
+    """A tensor's description, known before the tensor is read."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -51,17 +51,17 @@ class Spec(NamedTuple):
 
 
 class _Open(Protocol):
-    """An open file of weights."""
+    """An open weights file."""
 
     def specs(self) -> dict[str, Spec]: ...
     def get(self, key: str) -> Tensor: ...
 
 
 class Tensors:
-    """The tensors of one file, or of the several that a large model is cut into.
+    """The tensors of one weights file, or of the shards of a large model.
 
     Attributes:
-        specs: Shape, dtype, file and size of each, by its name in the file.
+        specs: Shape, dtype, file and size of each tensor, by its name in the file.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -69,11 +69,11 @@ class Tensors:
         for file in files:
             for key, spec in _open(file).specs().items():
                 if key in self.specs:
-                    raise ValueError(f"{key} is in two files: {self.specs[key].file} and {file}.")
+                    raise ValueError(f"{key}: in two files, {self.specs[key].file} and {file}.")
                 self.specs[key] = spec
 
     def read(self, keys: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Each of these tensors with its name, the largest first. Copy it: its file is closed."""
+        """Yield names and tensors, largest first. Copy each tensor: its file is closed later."""
         opened: dict[Path, _Open] = {}
         since = 0
         for key in sorted(keys, key=lambda key: -self.specs[key].bytes):
@@ -94,12 +94,12 @@ class _Safetensors:
             self.handle: Any = safetensors.safe_open(path, framework="pt")
         except (safetensors.SafetensorError, OSError) as error:
             raise ValueError(
-                f"{path}: not a whole safetensors file: {error}\n  {_CUT_OFF}"
+                f"{path}: not a whole safetensors file: {error}\n  {_TRUNCATED}"
             ) from None
 
     def specs(self) -> dict[str, Spec]:
         found = {}
-        for key in self.handle.keys():  # noqa: SIM118  # a handle is no dictionary
+        for key in self.handle.keys():  # noqa: SIM118  # not a dictionary
             part = self.handle.get_slice(key)
             shape, dtype = tuple(part.get_shape()), part.get_dtype()
             size = int(re.sub(r"\D", "", dtype.partition("_")[0]) or 8) // 8
@@ -113,12 +113,12 @@ class _Safetensors:
 
 
 class _Pickle:
-    """What `torch.save` wrote, read without running any code of the file's."""
+    """A file written by `torch.save`, read without running any code in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on the age of a file's format, on odd characters
+            warnings.simplefilter("ignore")  # about old formats and unusual characters
             check_pickle(path)
             content = self._load()
         for inside in _INSIDE:
@@ -136,17 +136,17 @@ class _Pickle:
         try:
             return self._mapped()
         except pickle.UnpicklingError as error:
-            asked = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest is advice to run it
+            asked = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest recommends running it
             raise ValueError(
                 f"{path}: refused, because it holds more than tensors"
-                f"{f' ({asked[1]})' if asked else ''}, and loading the rest could run code of a "
-                "stranger.\n"
+                f"{f' ({asked[1]})' if asked else ''}, and loading the rest could run untrusted "
+                "code.\n"
                 "  Save the state dict alone: torch.save(model.state_dict(), path)."
             ) from None
         except Exception as error:
             raise ValueError(
-                f"{path}: cannot be read as a file of torch.save: "
-                f"{type(error).__name__}: {str(error).partition('. ')[0]}\n  {_CUT_OFF}"
+                f"{path}: not a file that torch.save wrote, or truncated: "
+                f"{type(error).__name__}: {str(error).partition('. ')[0]}\n  {_TRUNCATED}"
             ) from error
 
     def _mapped(self) -> Any:
@@ -156,7 +156,7 @@ class _Pickle:
         except RuntimeError as error:
             if "mmap can only be used" not in str(error):
                 raise
-        return torch.load(self.path, **options)  # the format before 2020 cannot be mapped
+        return torch.load(self.path, **options)  # the format before 2020 cannot be memory-mapped
 
     def specs(self) -> dict[str, Spec]:
         found = {}
@@ -164,20 +164,20 @@ class _Pickle:
             if not isinstance(value, Tensor) or not isinstance(key, str):
                 raise ValueError(
                     f"{self.path}: expected a tensor under {key!r}, got {type(value).__name__}.\n"
-                    "  Expected a state dict: names and tensors, nothing else."
+                    "  Save the state dict alone: torch.save(model.state_dict(), path)."
                 )
             if value.layout != torch.strided or value.is_meta:
                 raise ValueError(
-                    f"{self.path}: {key} is sparse or has no numbers; it must be dense."
+                    f"{self.path}: {key}: expected a dense tensor, got a sparse or a meta tensor."
                 )
             dtype = str(value.dtype).removeprefix("torch.")
             found[key] = Spec(tuple(value.shape), dtype, self.path, value.nbytes)
         total, size = sum(spec.bytes for spec in found.values()), self.path.stat().st_size
-        if total > 2 * size:  # the head may be there twice; see `torch.Tensor.expand`
+        if total > 2 * size:  # the head may be stored as a second name; see `torch.Tensor.expand`
             raise ValueError(
-                f"{self.path}: its tensors say that they have {total:,} bytes, and the file has "
-                f"{size:,}: they show the same numbers again and again.\n"
-                "  Save each with numbers of its own: tensor.contiguous().clone()."
+                f"{self.path}: its tensors have {total:,} bytes, but the file has only {size:,}: "
+                "they repeat the same values.\n"
+                "  Save each with memory of its own: tensor.contiguous().clone()."
             )
         return found
 
@@ -192,88 +192,90 @@ def _open(path: Path) -> _Open:
 
 
 def check_file(path: Path) -> None:
-    """Raise ValueError unless this is a file with something in it."""
+    """Raise ValueError unless this is a regular file that is not empty."""
     try:
         status = path.stat()
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}.") from None
     if stat.S_ISDIR(status.st_mode):
-        raise ValueError(f"{path}: expected a file of weights, and this is a folder.")
+        raise ValueError(f"{path}: expected a weights file, got a folder.")
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path}: expected a file of weights, and this is none.")
+        raise ValueError(f"{path}: expected a regular file.")
     if status.st_size == 0:
         raise ValueError(
-            f"{path}: the file is empty (0 bytes).\n  A download that failed? Fetch it again."
+            f"{path}: the file is empty (0 bytes).\n  Did a download fail? Download it again."
         )
 
 
 def find_files(path: str | Path) -> tuple[list[Path], Path | None]:
-    """The files of weights, and the config.json beside them if there is one.
+    """Find the weights files, and the config.json beside them or None.
 
     Args:
-        path: A folder, a file of weights, or the name of a model on the Hugging Face hub.
+        path: A folder, a weights file, or the name of a model on the Hugging Face hub.
     """
-    place = Path(path).expanduser()
-    if isinstance(path, str) and not os.path.lexists(place):
-        place = from_hub(path)
+    location = Path(path).expanduser()
+    if isinstance(path, str) and not os.path.lexists(location):
+        location = from_hub(path)
     config: Path | None
-    if place.suffix in SUFFIXES and not place.is_dir():
-        config = place.parent / "config.json"
-        return [place], config if config.is_file() else None
+    if location.suffix in SUFFIXES and not location.is_dir():
+        config = location.parent / "config.json"
+        return [location], config if config.is_file() else None
     try:
-        present = sorted(entry.name for entry in place.iterdir())
+        present = sorted(entry.name for entry in location.iterdir())
     except NotADirectoryError:
         raise ValueError(
-            f"{place}: expected a folder or a file that ends with {', '.join(SUFFIXES)}."
+            f"{location}: expected a folder or a file that ends with {', '.join(SUFFIXES)}."
         ) from None
     except OSError as error:
-        raise ValueError(f"{place}: {error.strerror or error}.") from None
-    config = place / "config.json" if "config.json" in present else None
+        raise ValueError(f"{location}: {error.strerror or error}.") from None
+    config = location / "config.json" if "config.json" in present else None
     usual = next((name for name in _USUAL if name in present), None)
     if usual is None:
         others = [name for name in present if name.endswith(SUFFIXES)]
         if len(others) != 1:
-            raise ValueError(f"{place}: {_no_weights(present, others)}")
+            raise ValueError(f"{location}: {_no_weights(present, others)}")
         usual = others[0]
     if usual.endswith(".index.json"):
-        return _parts(place / usual), config
-    return [place / usual], config
+        return _parts(location / usual), config
+    return [location / usual], config
 
 
 def _no_weights(present: list[str], others: list[str]) -> str:
     if others:
-        return f"which of these is the model? {', '.join(others[:5])}\n  Give the file itself."
+        return f"several weights files: {', '.join(others[:5])}\n  Pass the path of one of them."
     if any(name.startswith("model.ckpt") for name in present):
         return (
-            "these are TensorFlow's files, which PyTorch does not read.\n"
+            "TensorFlow checkpoints are not supported.\n"
             "  The same weights are on the Hugging Face hub: openai-community/gpt2."
         )
     listed = ", ".join(present[:5]) + (", ..." if len(present) > 5 else "")
-    return f"no weights in it ({', '.join(_USUAL[::2])}); it has {listed or 'no file at all'}."
+    return f"expected weights ({', '.join(_USUAL[::2])}), got {listed or 'an empty folder'}."
 
 
 def _parts(index: Path) -> list[Path]:
-    """The files that an index lists, after a look at whether they are there."""
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not places:
-        raise ValueError(f"{index}: no weight_map in it, which says where each tensor is.")
+    """The files listed in an index, after checking that they hold what it says."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ValueError(f"{index}: expected a weight_map with the file of each tensor, got none.")
     files = []
-    for name in sorted(set(map(str, places.values()))):
-        # A name with a folder in it could lead anywhere on the disk.
+    for name in sorted(set(map(str, weight_map.values()))):
+        # A name with a folder in it could point anywhere on the disk.
         if Path(name).name != name or not name.endswith(SUFFIXES):
-            raise ValueError(f"{index}: {name!r} is no name of a file of weights beside it.")
+            raise ValueError(
+                f"{index}: expected the name of a weights file beside it, got {name!r}."
+            )
         files.append(index.parent / name)
     for file in files:
         check_file(file)
     tensors = Tensors(files)
-    for key, name in places.items():
+    for key, name in weight_map.items():
         if key not in tensors.specs or tensors.specs[key].file.name != name:
-            raise ValueError(f"{index}: says that {key} is in {name}, and it is not.")
+            raise ValueError(f"{index}: lists {key} in {name}, but it is not there.")
     return files
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
+    """Read a JSON object from a file."""
     check_file(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -285,14 +287,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def from_hub(name: str) -> Path:
-    """The folder of a model of the Hugging Face hub: from the cache, else downloaded into it.
+    """The local folder of a model on the Hugging Face hub, downloaded unless cached.
 
     Args:
-        name: Such as "openai-community/gpt2-medium"; gpt2-small, -medium, -large, -xl work too.
+        name: A name such as "openai-community/gpt2-medium", or gpt2-small, -medium, -large, -xl.
     """
-    unknown = f"{name}: there is no such file or folder"
+    unknown = f"{name}: no such file or folder"
     if name.endswith(SUFFIXES) or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
-        raise ValueError(f"{unknown}, and a name on the hub looks like openai-community/gpt2.")
+        raise ValueError(f"{unknown}; a name on the hub looks like openai-community/gpt2.")
     if name in ("gpt2", *GPT2_CONFIGS):
         name = f"openai-community/{name.removesuffix('-small')}"
     try:
@@ -300,7 +302,7 @@ def from_hub(name: str) -> Path:
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
     except ImportError:
         raise ValueError(
-            f"{unknown}, and fetching it from the Hugging Face hub needs huggingface_hub.\n"
+            f"{unknown}; downloading from the Hugging Face hub needs huggingface_hub.\n"
             "  Install it: pip install huggingface_hub"
         ) from None
     wanted = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
@@ -319,9 +321,9 @@ def from_hub(name: str) -> Path:
             folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
     except Exception as error:
         raise ValueError(
-            f"{unknown}, it is not in the cache of the Hugging Face hub, and it cannot be "
-            f"downloaded: {type(error).__name__}.\n"
-            "  Is there a network, and is the name right? On a computer with a network: "
-            f"hf download {name} --local-dir my-model, then give my-model here."
+            f"{unknown}, not in the cache of the Hugging Face hub, and the download failed: "
+            f"{type(error).__name__}.\n"
+            "  Check the name and the network connection. On a computer with a network: "
+            f"hf download {name} --local-dir my-model, then pass my-model."
         ) from error
     return folder

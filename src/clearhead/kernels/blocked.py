@@ -1,13 +1,13 @@
 """Attention a block of queries at a time: memory O(tokens), for every mask and with dropout.
 
-One block of rows is softmaxed whole, so nothing needs to be merged; the log-sum-exp of each row is
-kept, and the backward pass computes each block again from it:
+The softmax of a block of rows is computed at once, so no partial results need merging. The
+log-sum-exp of each row is kept, and the backward pass recomputes each block from it:
 
     P  = exp(q kᵀ scale - lse)                 D = dropout's keep mask / keep probability
     dV = (P∘D)ᵀ dO      dP = (dO Vᵀ)∘D      dS = P∘(dP - rowsum(dO∘O))      dQ = dS K scale
 
-A block is computed by PyTorch's fused CPU kernel where that can do it (no dropout), else by two
-matrix products. Keys that the mask hides from a whole block are never touched.
+A block is computed by PyTorch's fused CPU kernel where that supports it (no dropout), else by two
+matrix products. Keys that the mask hides from a whole block are skipped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead import torch_internals
 from clearhead.masks import Mask
+from clearhead.validation import is_wrapped
 
-_ROWS = 256  # rows of one block in the fused kernel
-_CELLS = 2**22  # scores of one block in the plain form: 16 MiB of float32
+_ROWS = 256  # rows per block in the fused kernel
+_CELLS = 2**22  # scores per block with dropout: 16 MiB of float32
 
 
 def attend(
@@ -34,24 +36,27 @@ def attend_with_lse(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The context, and each row's log-sum-exp (-inf for a row with nothing to attend to)."""
-    if is_transformed():
+    if is_transformed(q, k, v, mask):
         raise RuntimeError(
             'kernel="blocked" cannot be transformed by torch.func (grad, vmap, jvp).\n'
-            '  Use kernel="auto", which takes another kernel there.'
+            '  Use kernel="auto", which takes another kernel in this case.'
         )
     tensors: list[Tensor] = []
     text = "" if mask is None else mask.encode(tensors)
-    # Drawn from torch's global generator, so that torch.manual_seed decides what is dropped.
+    # From PyTorch's global generator, so that torch.manual_seed makes dropout reproducible.
     seed = torch.randint(2**62, ()) if dropout > 0 else torch.zeros((), dtype=torch.int64)
     context, lse = _forward(q, k, v, text, tensors, scale, dropout, seed)
     return context, lse
 
 
-def is_transformed() -> bool:
-    """Whether torch.func is at work: it cannot look into an operator of our own."""
+def is_transformed(q: Tensor, k: Tensor, v: Tensor | None, mask: Mask | None) -> bool:
+    """Whether `torch.func` transforms this call, which a custom operator does not support."""
     if torch.compiler.is_compiling():
         return False
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    tensors = [q, k] if v is None else [q, k, v]
+    if mask is not None:
+        mask.encode(tensors)
+    return any(is_wrapped(tensor) for tensor in tensors)
 
 
 @torch.library.custom_op("clearhead::blocked_attention", mutates_args=())
@@ -68,17 +73,18 @@ def _forward(
     q, k, v = _packed(q), _packed(k), _packed(v)
     context = _empty_like_queries(q, v.shape[-1])
     lse = q.new_empty(q.shape[:-1], dtype=_accumulator(q))
+    flash = torch_internals.cpu_flash_attention() if _can_be_fused(q, v) else None
     for rows, cols, tile, kept in _blocks(q, k, mask, mask_tensors, dropout, seed):
         q_block, k_block, v_block = q[:, :, rows], k[:, :, cols], v[:, :, cols]
         if cols.stop <= cols.start:
             context[:, :, rows] = 0
             lse[:, :, rows] = -torch.inf
-        elif kept is None and _fused(q, v):
-            out, row_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        elif kept is None and flash is not None:
+            out, row_lse = flash(
                 q_block, k_block, v_block, attn_mask=_additive(tile, q_block, k_block), scale=scale
             )
             context[:, :, rows] = out
-            if tile is not None:  # the fused kernel reports 0 for a row with nothing to attend to
+            if tile is not None:  # the fused kernel returns 0 for a row with nothing to attend to
                 row_lse = row_lse.masked_fill(~tile.any(-1), -torch.inf)
             lse[:, :, rows] = row_lse
         else:
@@ -129,6 +135,7 @@ def _backward(
     grad_q = torch.zeros_like(q)
     grad_k = torch.zeros_like(k, dtype=accumulator)
     grad_v = torch.zeros_like(v, dtype=accumulator)
+    flash_backward = torch_internals.cpu_flash_attention_backward() if _can_be_fused(q, v) else None
     for rows, cols, tile, kept in _blocks(q, k, mask, mask_tensors, dropout, seed):
         if cols.stop <= cols.start:
             continue
@@ -136,9 +143,9 @@ def _backward(
         grad_block, out_block, row_lse = grad[:, :, rows], context[:, :, rows], lse[:, :, rows]
         # -inf - (-inf) is NaN; a row with nothing to attend to has no weights and no gradient.
         row_lse = row_lse.masked_fill(row_lse.isneginf(), 0.0)
-        if kept is None and _fused(q, v):
+        if kept is None and flash_backward is not None:
             shared = q.shape[1] // k.shape[1]
-            dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            dq, dk, dv = flash_backward(
                 grad_block,
                 q_block,
                 k_block.repeat_interleave(shared, 1) if shared > 1 else k_block,
@@ -207,8 +214,11 @@ _forward.register_autograd(_differentiate, setup_context=_save)
 def _blocks(
     q: Tensor, k: Tensor, mask: str, mask_tensors: Sequence[Tensor], dropout: float, seed: Tensor
 ) -> Iterator[tuple[slice, slice, Tensor | None, Tensor | None]]:
-    """(rows, the keys they reach, the mask there, what dropout keeps there), always the same."""
-    who = None if mask == "" else Mask.decode(mask, mask_tensors)
+    """(rows, the keys they reach, the mask there, what dropout keeps there) for each block.
+
+    The backward pass gets the same blocks as the forward pass, and the same dropout.
+    """
+    visible = None if mask == "" else Mask.decode(mask, mask_tensors)
     batch, heads, queries, _ = q.shape
     keys = k.shape[-2]
     generator = torch.Generator(q.device)
@@ -217,10 +227,10 @@ def _blocks(
     height = _ROWS if dropout == 0 else max(16, _CELLS // (batch * heads * keys))
     for start in range(0, queries, height):
         rows = slice(start, min(start + height, queries))
-        cols = slice(0, keys) if who is None else who.reach(rows, queries, keys)
+        cols = slice(0, keys) if visible is None else visible.reach(rows, queries, keys)
         tile = None
-        if who is not None and cols.stop > cols.start:
-            tile = who.tile(rows, cols, queries, keys, q.device)
+        if visible is not None and cols.stop > cols.start:
+            tile = visible.tile(rows, cols, queries, keys, q.device)
         kept = None
         if dropout > 0:
             shape = (batch, heads, rows.stop - rows.start, cols.stop - cols.start)
@@ -229,23 +239,23 @@ def _blocks(
 
 
 def _keep(shape: tuple[int, ...], dropout: float, generator: torch.Generator) -> Tensor:
-    """True where dropout keeps a weight. 16 random bits a weight: four from one 64-bit draw."""
+    """True where dropout keeps a weight: 16 random bits per weight, four from each 64-bit draw."""
     numel = torch.Size(shape).numel()
     bits = torch.empty((numel + 3) // 4, dtype=torch.int64, device=generator.device)
     bits.random_(-(2**63), None, generator=generator)
     dropped = _threshold(dropout)
-    if dropped == 2**16:  # everything; no int16 is that large
+    if dropped == 2**16:  # everything; the comparison below would overflow int16
         return torch.zeros(shape, dtype=torch.bool, device=generator.device)
     return (bits.view(torch.int16)[:numel] >= dropped - 2**15).view(shape)
 
 
 def _threshold(dropout: float) -> int:
-    """How many of the 65,536 values of 16 bits drop a weight."""
+    """How many of the 65,536 values of 16 random bits drop a weight."""
     return round(dropout * 2**16)
 
 
 def _drop(weights: Tensor, kept: Tensor | None, dropout: float) -> Tensor:
-    """Zero what is not kept and scale up the rest, in place."""
+    """Zero the dropped weights and scale up the rest, in place."""
     if kept is None:
         return weights
     left = 2**16 - _threshold(dropout)
@@ -253,7 +263,7 @@ def _drop(weights: Tensor, kept: Tensor | None, dropout: float) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, tile: Tensor | None, scale: float) -> Tensor:
-    """Q Kᵀ scale, -inf where hidden; query heads that share a key head are stacked as rows."""
+    """Q Kᵀ scale, -inf where hidden. Query heads that share a key head are stacked as rows."""
     batch, heads, rows, _ = q.shape
     scores = torch.matmul(q.reshape(batch, k.shape[1], -1, q.shape[-1]), k.transpose(-2, -1))
     scores = scores.view(batch, heads, rows, k.shape[-2]).to(_accumulator(q)).mul_(scale)
@@ -273,12 +283,12 @@ def _transposed_times(weights: Tensor, q: Tensor, kv_heads: int) -> Tensor:
     return stacked.transpose(-2, -1) @ q.reshape(batch, kv_heads, -1, q.shape[-1])
 
 
-def _fused(q: Tensor, v: Tensor) -> bool:
+def _can_be_fused(q: Tensor, v: Tensor) -> bool:
     return q.device.type == "cpu" and q.shape[-1] == v.shape[-1]
 
 
 def _additive(tile: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """The mask as the fused kernel wants it: 0 and -inf, in the queries' dtype, four axes."""
+    """The mask as the fused kernel takes it: 0 and -inf, in the queries' dtype, four axes."""
     if tile is None:
         return None
     tile = tile.expand(-1, -1, q.shape[-2], k.shape[-2])
@@ -286,7 +296,7 @@ def _additive(tile: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 def _packed(x: Tensor) -> Tensor:
-    """The fused kernel takes for granted that numbers of one vector lie side by side."""
+    """The fused kernel assumes that the last axis is contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

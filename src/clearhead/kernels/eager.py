@@ -1,4 +1,4 @@
-"""Attention in a few lines that build queries × keys: slow, plain, differentiable any times."""
+"""Attention in a few plain lines that build queries × keys; differentiable any number of times."""
 
 import torch
 from torch import Tensor
@@ -11,12 +11,12 @@ def attend(
 ) -> Tensor:
     """See `clearhead.kernels.attend`."""
     queries, keys = q.shape[-2], k.shape[-2]
-    shared = q.shape[1] // k.shape[1]  # how many query heads share one key head
+    shared = q.shape[1] // k.shape[1]  # query heads per key head
     k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
     attn_scores = q @ k.transpose(-2, -1) * scale
     if mask is not None:
         visible = mask.dense(queries, keys, q.device)
-        # A row of nothing but -inf has no softmax: such rows are computed unmasked, then zeroed.
+        # The softmax of a row of -inf is NaN: such rows are computed unmasked, then zeroed.
         empty = ~visible.any(-1, keepdim=True)
         attn_scores = attn_scores.masked_fill(~(visible | empty), -torch.inf)
     attn_weights = torch.softmax(attn_scores, dim=-1)
@@ -28,5 +28,5 @@ def attend(
 def attend_with_lse(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float, dropout: float
 ) -> tuple[Tensor, None]:
-    """The context; plain softmax does not say its log-sum-exp."""
+    """The context; `torch.softmax` does not return its log-sum-exp."""
     return attend(q, k, v, mask, scale, dropout), None

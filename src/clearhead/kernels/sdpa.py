@@ -1,4 +1,4 @@
-"""PyTorch's own fused attention, told about the mask in the cheapest way that it understands."""
+"""PyTorch's fused attention, given the mask in the cheapest form that it accepts."""
 
 import threading
 
@@ -6,11 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from clearhead import torch_internals
 from clearhead.masks import Mask
+from clearhead.validation import is_wrapped
+
+# What SDPA gets as attn_mask, and the rows to zero afterwards.
+Built = tuple[Tensor | None, Tensor | None]
 
 _MOST_KEPT = 2
 _MOST_KEPT_CELLS = 2**26
-_kept: dict[object, tuple[list[Tensor], "Built"]] = {}
+_kept: dict[object, tuple[list[Tensor], Built]] = {}
 _lock = threading.Lock()
 
 
@@ -36,32 +41,58 @@ def attend(
     )
     if empty is None:
         return context
-    if not context.requires_grad and not torch.compiler.is_compiling() and _is_real(context):
-        return context.masked_fill_(empty, 0.0)  # nobody else has it, not even a backward pass
-    # Turned, since the copy is contiguous and the heads come side by side next.
+    # Transposed first: the copy is then contiguous for merging the heads, which comes next.
     return context.transpose(1, 2).masked_fill(empty.transpose(1, 2), 0.0).transpose(1, 2)
 
 
-Built = tuple[Tensor | None, Tensor | None]  # what SDPA is told, and the rows to zero afterwards
+def attend_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float, dropout: float
+) -> tuple[Tensor, Tensor | None]:
+    """The context, and each row's log-sum-exp where PyTorch's kernel returns it, else None."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    is_causal = mask is not None and mask.is_start_causal(queries, keys)
+    flash = torch_internals.cpu_flash_attention()
+    plain = q.device.type == "cpu" and not dropout and q.shape[-1] == v.shape[-1]
+    if flash is None or not plain or not (mask is None or is_causal):
+        return attend(q, k, v, mask, scale, dropout), None
+    # The operator that F.scaled_dot_product_attention calls here: the same numbers, and the lse.
+    context, lse = flash(
+        *(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)),
+        is_causal=is_causal,
+        scale=scale,
+    )
+    return context, lse
+
+
+def needs_no_matrix(mask: Mask | None, queries: int, keys: int) -> bool:
+    """Whether SDPA can apply this mask without a queries × keys tensor."""
+    if mask is None or mask.is_start_causal(queries, keys):
+        return True
+    return mask.is_same_for_all_queries(queries, keys)
 
 
 def _build(mask: Mask, q: Tensor, keys: int) -> Built:
-    """The mask as queries × keys. On a GPU the last ones are kept, for the next layer and batch."""
+    """The mask as queries × keys.
+
+    On a GPU, building a mask can take longer than attending, so the last masks are kept for the
+    next layer and batch.
+    """
     if not _may_keep(q):
         return _build_anew(mask, q, keys)
     tensors: list[Tensor] = []
     text = mask.encode(tensors)
-    if any(t.is_inference() for t in tensors):  # they do not say whether they were changed
+    versions = [torch_internals.version(tensor) for tensor in tensors]
+    if None in versions:  # it cannot be known whether they have been changed since
         return _build_anew(mask, q, keys)
-    states = tuple((id(t), t._version) for t in tensors)
+    states = tuple((id(t), version) for t, version in zip(tensors, versions, strict=True))
     key = (text, states, q.shape[-2], keys, q.device, _stream(q.device))
     with _lock:
         known = _kept.pop(key, None)
         if known is None:
-            with torch.inference_mode(False):  # else no later training could use it
+            with torch.inference_mode(False):  # training must be able to use it later
                 known = (tensors, _build_anew(mask, q, keys))
-        if known[1][0] is None or known[1][0].numel() <= _MOST_KEPT_CELLS:
-            _kept[key] = known  # with its tensors: their ids stay taken
+        if _is_worth_keeping(known[1][0]):
+            _kept[key] = known  # with its tensors, so that their ids are not reused
         while len(_kept) > _MOST_KEPT:
             _kept.pop(next(iter(_kept)))
     return known[1]
@@ -72,22 +103,25 @@ def _build_anew(mask: Mask, q: Tensor, keys: int) -> Built:
     attn_mask = mask.tile(slice(0, queries), slice(0, keys), queries, keys, q.device)
     if attn_mask is None or _zeroes_empty_rows(q) or mask.is_never_empty(queries, keys):
         return attn_mask, None
-    # Let a query that sees nothing see everything, and take its output away afterwards.
+    # A query that may attend to nothing attends to everything, and its output is zeroed afterwards.
     empty = ~attn_mask.any(-1, keepdim=True)
     return attn_mask | empty, empty
 
 
 def _may_keep(q: Tensor) -> bool:
-    """On a GPU building a mask can take longer than attending; a graph's memory is not ours."""
-    if q.device.type != "cuda" or torch.compiler.is_compiling():
+    """On a GPU only, and not while a graph is compiled or captured: its memory belongs to it."""
+    if q.device.type != "cuda" or type(q) is not Tensor or torch.compiler.is_compiling():
         return False
-    return _is_real(q) and not torch.cuda.is_current_stream_capturing()
+    return not torch.cuda.is_current_stream_capturing()
 
 
-def _is_real(q: Tensor) -> bool:
-    """Whether what is computed now can be used later: no fake tensor, no mode, no torch.func."""
-    inside = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack()
-    return type(q) is Tensor and not inside
+def _is_worth_keeping(attn_mask: Tensor | None) -> bool:
+    """Whether a mask is small enough, and real: fake tensors and wrappers have no memory."""
+    if attn_mask is None:
+        return True
+    if type(attn_mask) is not Tensor or is_wrapped(attn_mask):
+        return False
+    return attn_mask.numel() <= _MOST_KEPT_CELLS and attn_mask.data_ptr() != 0
 
 
 def _stream(device: torch.device) -> int:
@@ -95,33 +129,8 @@ def _stream(device: torch.device) -> int:
 
 
 def _zeroes_empty_rows(q: Tensor) -> bool:
-    """Whether PyTorch's kernel gives zeros to a query that sees nothing.
+    """Whether PyTorch's kernel returns zeros for a query that may attend to nothing.
 
-    cuDNN's does not, nor do the runtimes that a graph is exported for.
+    cuDNN does not, nor do the runtimes that exported graphs run on.
     """
     return q.device.type == "cpu" and not torch.compiler.is_exporting()
-
-
-def attend_with_lse(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float, dropout: float
-) -> tuple[Tensor, Tensor | None]:
-    """The context, and each row's log-sum-exp where PyTorch's kernel says it, else None."""
-    queries, keys = q.shape[-2], k.shape[-2]
-    is_causal = mask is not None and mask.is_start_causal(queries, keys)
-    plain = q.device.type == "cpu" and not dropout and q.shape[-1] == v.shape[-1]
-    if not plain or not (mask is None or is_causal):
-        return attend(q, k, v, mask, scale, dropout), None
-    # What F.scaled_dot_product_attention itself calls here; the same numbers, and the lse.
-    context, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        *(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)),
-        is_causal=is_causal,
-        scale=scale,
-    )
-    return context, lse
-
-
-def knows(mask: Mask | None, queries: int, keys: int) -> bool:
-    """Whether SDPA can be told this mask without a queries × keys tensor."""
-    if mask is None or mask.is_start_causal(queries, keys):
-        return True
-    return mask.is_same_for_all_queries(queries, keys)

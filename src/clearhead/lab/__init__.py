@@ -1,9 +1,8 @@
-"""The lab: a small trained model in the box, and what its heads do, measured.
+"""The lab: a grammar whose relations are known, what heads do with them, and claims tested.
 
-    from clearhead import lab
-    model, tokenizer = lab.load()
-
-Importing this does not import torch; `load` does.
+Enters: a model. Leaves: sentences with labels, head reports, verdicts on claims. Start reading at
+`grammar`; `grammar_training` makes the model that `load` returns, `head_scores` measures heads, and
+`claims` tests common claims about attention. Importing this package does not import torch.
 """
 
 from __future__ import annotations
@@ -19,18 +18,17 @@ __all__ = ["load"]
 
 
 def load(path: str | Path | None = None) -> tuple[GPT2, WordTokenizer]:
-    """The trained model that comes with Clearhead, in eval mode, and its tokenizer.
+    """Load a model trained on the grammar, in eval mode, and its tokenizer.
 
     Args:
-        path: Another one: the file or the folder that `clearhead train` wrote.
+        path: A file or folder written by `clearhead train`; None for the model that comes with
+            Clearhead.
 
     >>> model, tokenizer = load()
     >>> tokenizer.tokens("the cat sat on the mat")
     ['the', 'cat', 'sat', 'on', 'the', 'mat']
     """
-    from clearhead.models.trained_model import MODEL, load_model, shipped, trained_file
+    from clearhead.models.shipped_models import load_shipped
+    from clearhead.models.trained_model import load_trained
 
-    if path is None:
-        return shipped()
-    path = Path(path).expanduser()
-    return load_model(trained_file(path) or (path / MODEL if path.is_dir() else path))
+    return load_shipped() if path is None else load_trained(path)

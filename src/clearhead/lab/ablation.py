@@ -1,8 +1,8 @@
-"""Taking heads out of a model while it runs: their part of the input of the output projection.
+"""Removing heads while a model runs, by replacing their slice of the output projection's input.
 
-Step 5 puts the heads side by side, step 6 mixes them. What one head gives is therefore a slice of
-what the projection reads, and replacing that slice removes the head and nothing else: by zeros, or
-by its own mean over other sentences, which leaves in place what it says whatever the sentence is.
+The heads' outputs are concatenated before the output projection mixes them. So each head is a slice
+of the projection's input, and replacing that slice removes the head and nothing else: by zeros, or
+by the head's mean output over other sentences, which keeps what does not depend on the sentence.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-Place = tuple[str, int]  # the name of a layer, and the number of a head in it
+Head = tuple[str, int]  # the name of a layer, and the index of a head in it
 
 _NAMES = ("out_proj", "c_proj", "o_proj")
 
 
 def projections(model: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module] | None:
-    """The output projection of each of these attention layers; None if one is not found."""
+    """The output projection of each attention layer; None if any is not found."""
     found: dict[str, nn.Module] = {}
     for layer in layers:
         module = model.get_submodule(layer)
         inside = [getattr(module, name) for name in _NAMES if hasattr(module, name)]
-        # nn.MultiheadAttention uses its projection's weights without calling it.
+        # nn.MultiheadAttention reads its projection's weights without calling the module.
         if not inside or isinstance(module, nn.MultiheadAttention):
             return None
         found[layer] = inside[0]
@@ -35,7 +35,7 @@ def projections(model: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]
 
 @contextmanager
 def _before(hooks: Mapping[nn.Module, Callable[[Tensor], Tensor | None]]) -> Iterator[None]:
-    """While the block runs, each module reads what its function makes of its input."""
+    """Within the block, pass each module's input through its function first."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         changed = hooks[module](inputs[0])
@@ -52,17 +52,17 @@ def _before(hooks: Mapping[nn.Module, Callable[[Tensor], Tensor | None]]) -> Ite
 @contextmanager
 def without(
     projections: Mapping[str, nn.Module],
-    heads: Sequence[Place],
+    heads: Sequence[Head],
     sizes: Mapping[str, int],
     means: Mapping[str, Float[Tensor, " d_out"]] | None = None,
 ) -> Iterator[None]:
-    """Run a model without these heads.
+    """Within the block, the model runs without these heads.
 
     Args:
         projections: The output projection of each layer.
-        heads: Which heads.
-        sizes: How many heads each layer has.
-        means: What takes their place, from `head_means`; zeros if None.
+        heads: The heads to remove.
+        sizes: The number of heads in each layer.
+        means: What to replace their output with, from `head_means`; zeros if None.
     """
 
     def replacing(layer: str, numbers: list[int]) -> Callable[[Tensor], Tensor]:
@@ -91,7 +91,7 @@ def head_means(
     run: Callable[[], Any],
     real: Bool[Tensor, "batch tokens"],
 ) -> dict[str, Float[Tensor, " d_out"]]:
-    """What each layer's heads give on average, over the real tokens of one run."""
+    """The mean output of each layer's heads, over the real tokens of one run."""
     means: dict[str, Tensor] = {}
 
     def keeping(layer: str) -> Callable[[Tensor], None]:

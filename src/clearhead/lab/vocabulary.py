@@ -1,7 +1,7 @@
-"""The lab's vocabulary: some 260 English words, by what the grammar does with them.
+"""The grammar's vocabulary: about 260 English words, grouped by their role.
 
-Plain data. No noun and no adjective starts with a vowel, so that "a" is always right. Names are
-written with a capital letter, all else small: real models read the same sentences.
+Plain data. No noun or adjective starts with a vowel, so that "a" is always right. Names are
+capitalized and everything else is lower case, so that pretrained models can read the sentences.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ class Noun(NamedTuple):
     """A noun in both numbers.
 
     Attributes:
-        singular: One of them; this form also names the noun.
-        plural: Several.
+        singular: This form also identifies the noun.
+        plural: The other form.
         kind: "person", "animal", "thing" or "place".
         pronoun: "he", "she" or "it".
     """
@@ -26,7 +26,7 @@ class Noun(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A verb of the present tense in both numbers; `be` is there for the past as well."""
+    """A present-tense verb in both numbers; for "be", also the past tense."""
 
     singular: str
     plural: str
@@ -63,7 +63,7 @@ INTRANSITIVE = _verbs("sleep sing run laugh wait dance smile swim work play")
 IS, WAS = Verb("is", "are"), Verb("was", "were")
 PAST_TRANSITIVE = _words("saw met found lost liked helped watched followed")
 PAST_INTRANSITIVE = _words("sat slept stood waited played sang ran worked")
-# A verb of the left, then what it is done to, then always the word of the right.
+# The verb, then its object, then always this particle.
 PARTICLES = {
     "picked": "up",
     "turned": "off",
@@ -88,9 +88,9 @@ CLOSERS = _words("again quietly outside")
 CONNECTIVES = _words("because when while")
 PRONOUNS = ("he", "she", "it", "they")
 POSSESSIVES = {"he": "his", "she": "her", "it": "its", "they": "their"}
-SAYINGS = tuple(
-    tuple(saying.split())
-    for saying in (
+PROVERBS = tuple(
+    tuple(proverb.split())
+    for proverb in (
         "your journey starts with one step",
         "practice makes perfect",
         "better late than never",
@@ -103,7 +103,7 @@ SAYINGS = tuple(
 
 
 def vocabulary() -> list[str]:
-    """Every word once, sorted; the comma and the full stop, too.
+    """Every word once, sorted, with the comma and the full stop.
 
     >>> {"the", "cat", "sat", "on", "mat", "journey"} <= set(vocabulary())
     True
@@ -113,7 +113,7 @@ def vocabulary() -> list[str]:
         words |= set(verb)
     for noun in NOUNS:
         words |= {noun.singular, noun.plural}
-    for group in (*NAMES.values(), *DETERMINERS.values(), *ADJECTIVES.values(), *SAYINGS):
+    for group in (*NAMES.values(), *DETERMINERS.values(), *ADJECTIVES.values(), *PROVERBS):
         words |= set(group)
     for group in (PAST_TRANSITIVE, PAST_INTRANSITIVE, PREPOSITIONS, OPENERS, CLOSERS, CONNECTIVES):
         words |= set(group)

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from clearhead.kernels.scores import Scores
-from clearhead.masks.kinds import Band, Padding
+from clearhead.masks import Band, Padding
 
 
 def first_positions(s: Scores) -> list[int]:
@@ -20,7 +20,7 @@ def first_positions(s: Scores) -> list[int]:
     bands = [part for part in parts if isinstance(part, Band)]
     named = all(isinstance(part, Band | Padding) for part in parts)
     if named and bands:
-        return [bands[0]._offset(queries, keys)] * batch
+        return [bands[0].offset(queries, keys)] * batch
     usual = [keys - queries] * batch
     if (named and s.bias is None) or not 0 < queries < keys or s.device.type == "meta":
         return usual

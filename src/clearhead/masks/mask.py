@@ -1,24 +1,29 @@
-"""Mask: who may attend to whom, built by name, combined, asked, converted and drawn."""
+"""`Mask`, and below it the kinds of mask: a band, padding, any matrix, or two masks joined."""
+
+# ruff: noqa: D102  # the methods of the kinds are documented in Mask
 
 import ast
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.validation import ShapeError, describe, is_readable
+from clearhead.validation import ShapeError, describe, dtype_name, is_readable
 
 Side = Literal["left", "right"]
 Align = Literal["start", "end"]
-Place = torch.device | str | None
+Device = torch.device | str | None
 Part = Bool[Tensor, "#batch #heads rows cols"] | None
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
+_WIDTH = "With a cache, keys are all tokens seen so far; with a static cache, its whole capacity."
+
 
 class Mask:
-    """Which query may look at which key; build one by name, combine with `&` and `|`.
+    """Which query may attend to which key. Built by name, combined with `&` and `|`.
 
     >>> print(Mask.causal() & Mask.window(2))
          k0 k1 k2 k3 k4 k5
@@ -30,78 +35,81 @@ class Mask:
     q5   ·  ·  ·  ·  ■  ■
     """
 
-    # Building.
+    # Construction
 
     @staticmethod
     def causal(align: Align = "end") -> "Mask":
-        """No query sees a later key.
+        """No query attends to a later key.
 
         Args:
-            align: With more keys than queries, "end" makes the last query the last key's position
-                (decoding with a cache); "start" makes the first query the first key's position,
-                which is what `is_causal=True` of `scaled_dot_product_attention` means.
+            align: How queries and keys line up if their numbers differ. "end": the last query is
+                at the last key, as when decoding with a cache. "start": the first query is at the
+                first key, which is what `is_causal=True` means in
+                `scaled_dot_product_attention`.
         """
         _check_align(align)
-        return kinds.Band(None, 0, align)
+        return Band(None, 0, align)
 
     @staticmethod
     def window(back: int, ahead: int = 0, align: Align = "end") -> "Mask":
-        """Each query sees `back` keys, itself included, and `ahead` keys after itself."""
+        """Each query attends to `back` keys, its own included, and to `ahead` keys after it."""
         whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (back, ahead))
         if not whole or back < 1 or ahead < 0:
             raise ValueError(
-                "window: expected whole numbers, at least 1 key (the token itself is the first) "
-                f"and ahead >= 0, got back={back!r}, ahead={ahead!r}."
+                "window: expected integers with back >= 1 (the token itself counts) and "
+                f"ahead >= 0, got back={back!r}, ahead={ahead!r}."
             )
         _check_align(align)
-        return kinds.Band(back - 1, ahead, align)
+        return Band(back - 1, ahead, align)
 
     @staticmethod
     def padding(
         real: Int[Tensor, " batch"] | Bool[Tensor, "batch keys"] | Sequence[int],
         side: Side = "right",
     ) -> "Mask":
-        """Hide the keys that only fill a batch up to one length.
+        """Hide the keys that only pad a sequence to the length of its batch.
 
         Args:
-            real: How many real tokens each sequence has, or True where a token is real. More than
-                there are keys hides none: so lengths of whole texts serve while tokens still come.
-            side: With lengths: the side on which the filling stands.
+            real: The number of real tokens of each sequence, or True where a token is real. A
+                length greater than the number of keys hides nothing, so the lengths of complete
+                texts also work while a cache is still growing.
+            side: The side that is padded; used with lengths only.
         """
         if side not in ("left", "right"):
             raise ValueError(f'side must be "left" or "right", got {side!r}.')
-        real = real if isinstance(real, Tensor) else torch.tensor(real)  # a copy: ours alone
+        real = real if isinstance(real, Tensor) else torch.tensor(real)  # always a copy
         if real.dtype != torch.bool and real.ndim == 2:
             raise ShapeError(
                 f"padding: expected lengths (batch,) or bool (batch, tokens), got "
-                f"{str(real.dtype).removeprefix('torch.')} {describe(real)}.\n"
-                "  1 = real token? Try real.bool(). 1 = filling? Try real == 0."
+                f"{dtype_name(real)} {describe(real)}.\n"
+                "  1 = real token? Try real.bool(). 1 = padding? Try real == 0."
             )
         if real.ndim != (2 if real.dtype == torch.bool else 1) or real.is_floating_point():
             raise ShapeError(
                 f"padding: expected lengths (batch,) or bool (batch, tokens), got "
-                f"{str(real.dtype).removeprefix('torch.')} {describe(real)}."
+                f"{dtype_name(real)} {describe(real)}."
             )
         if real.dtype != torch.bool and is_readable(real) and (real < 0).any():
             raise ValueError(f"padding: expected lengths of 0 or more, got {int(real.min())}.")
-        return kinds.Padding(real, side)
+        return Padding(real, side)
 
     @staticmethod
     def custom(may_attend: Bool[Tensor, "..."] | Sequence[object]) -> "Mask":
-        """Any mask at all, as bool (queries, keys), (batch, queries, keys) or with heads.
+        """Any mask, given as a matrix.
 
         Args:
-            may_attend: True where the query may look at the key. Axes of size 1 broadcast.
+            may_attend: True where the query may attend to the key: bool (queries, keys),
+                (batch, queries, keys) or (batch, heads, queries, keys). Axes of size 1 broadcast.
         """
         if not isinstance(may_attend, Tensor):
             may_attend = torch.tensor(may_attend)
         if may_attend.dtype != torch.bool:
             hint = "1 = may attend? Try may_attend.bool(). 1 = hidden? Try may_attend == 0."
             if may_attend.is_floating_point():
-                hint = "Added to the scores (0 and -inf)? Try may_attend == 0."
+                hint = "An additive mask (0 and -inf)? Try may_attend == 0."
             raise ShapeError(
-                f"custom: expected a bool tensor in which True means may attend, got "
-                f"{str(may_attend.dtype).removeprefix('torch.')}.\n  {hint}"
+                "custom: expected a bool tensor in which True means may attend, got "
+                f"{dtype_name(may_attend)}.\n  {hint}"
             )
         if may_attend.ndim == 3:
             may_attend = may_attend[:, None]
@@ -110,68 +118,73 @@ class Mask:
                 "custom: expected (queries, keys), (batch, queries, keys) or "
                 f"(batch, heads, queries, keys), got {describe(may_attend)}."
             )
-        return kinds.Custom(may_attend.expand(1, 1, -1, -1) if may_attend.ndim == 2 else may_attend)
+        return Custom(may_attend.expand(1, 1, -1, -1) if may_attend.ndim == 2 else may_attend)
 
     def __and__(self, other: "Mask") -> "Mask":
         """Visible where both allow it."""
-        return kinds.both(self, as_mask(other))
+        other = as_mask(other)
+        if isinstance(self, Band) and isinstance(other, Band) and self.align == other.align:
+            back, ahead = tighter(self.back, other.back), tighter(self.ahead, other.ahead)
+            return Band(back, ahead, self.align)
+        return Both(self, other)
 
     def __or__(self, other: "Mask") -> "Mask":
         """Visible where either allows it."""
-        return kinds.Either(self, as_mask(other))
+        return Either(self, as_mask(other))
 
-    __rand__, __ror__ = __and__, __or__  # reached by what is no mask: to say so
+    __rand__, __ror__ = __and__, __or__  # `tensor & mask` raises the TypeError of as_mask
 
-    # Asking.
+    # Queries, used by the kernels and maps
 
-    def tile(self, rows: slice, cols: slice, queries: int, keys: int, device: Place = None) -> Part:
-        """The part of the queries × keys matrix at rows × cols; None when all of it is visible.
+    def tile(
+        self, rows: slice, cols: slice, queries: int, keys: int, device: Device = None
+    ) -> Part:
+        """The part of the queries × keys matrix at rows × cols; None if all of it is visible.
 
-        Rows and columns are slices with a start and a stop: `range` would make a compiled graph
-        recompile for every length.
+        Rows and columns are slices with a start and a stop, not ranges: a range would make
+        `torch.compile` recompile for every length.
         """
         raise NotImplementedError
 
     def reach(self, rows: slice, queries: int, keys: int) -> slice:
-        """The smallest range of keys outside which these rows certainly see nothing."""
+        """A range of keys outside of which these rows attend to nothing."""
         return slice(0, keys)
 
     def is_start_causal(self, queries: int, keys: int) -> bool:
-        """Whether this is exactly what SDPA means by `is_causal=True` at this size."""
+        """Whether SDPA's `is_causal=True` means exactly this mask at this size."""
         return False
 
     def is_same_for_all_queries(self, queries: int, keys: int) -> bool:
-        """Whether every query sees the same keys, as with padding alone."""
+        """Whether all queries attend to the same keys, as with padding alone."""
         return False
 
     def is_never_empty(self, queries: int, keys: int) -> bool:
-        """Whether every query surely sees something: with causality or a window, itself."""
+        """Whether every query is known to attend to at least one key (its own, in a band)."""
         return False
 
     def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
-        """Raise `ShapeError` unless the mask fits weights of this shape; None = not known yet."""
+        """Raise `ShapeError` unless the mask fits weights of this shape; None = unknown."""
 
     def over(
         self, queries: int, seen: Int[Tensor, ""], capacity: int
     ) -> Bool[Tensor, "#batch #heads #queries #capacity"]:
-        """What `dense(queries, seen)` says, as wide as a cache that holds `seen` of its places.
+        """`dense(queries, seen)`, padded to the width of a static cache that holds `seen` tokens.
 
-        `seen` stays a tensor: nobody reads it, so that a graph can be captured. A mask that is a
-        matrix itself must be as wide as the capacity. Of places that are empty yet the mask says
-        what it says of later keys: causality hides them.
+        The value of `seen` is never read, so a CUDA graph can be captured. A mask that is a matrix
+        must be as wide as the capacity. Empty slots count as later keys: causality hides them.
         """
         raise NotImplementedError
 
     def parts(self) -> list["Mask"]:
-        """The masks that must all allow it: this one, or what `&` joined."""
+        """The masks that `&` joined, or this mask alone."""
         return [self]
 
     def select(self, batch: Tensor, heads: Tensor) -> "Mask":
-        """The mask of some sequences and heads, given by number."""
+        """The mask of the sequences and heads with these indices."""
         return self
 
     def encode(self, tensors: list[Tensor]) -> str:
-        """The mask as text, its tensors appended to `tensors`; see `Mask.decode`."""
+        """The mask as text, with its tensors appended to `tensors`; `Mask.decode` reverses it."""
         raise NotImplementedError
 
     def to(self, device: torch.device | str) -> "Mask":
@@ -185,7 +198,7 @@ class Mask:
     @staticmethod
     def decode(text: str, tensors: Sequence[Tensor]) -> "Mask":
         """The mask that `encode` wrote."""
-        return kinds.decode(ast.literal_eval(text), tensors)
+        return _decode(ast.literal_eval(text), tensors)
 
     def dense(
         self, queries: int, keys: int | None = None, device: torch.device | str | None = None
@@ -203,7 +216,7 @@ class Mask:
         return tile.expand(-1, -1, queries, keys)
 
     def problem(self, queries: int, keys: int) -> str | None:
-        """What looks wrong with this mask at this size, or None. Reads values: for teaching."""
+        """What looks wrong with this mask at this size, or None. Builds the whole matrix."""
         visible = self.dense(queries, keys)
         empty = ~visible.any(-1)
         if not empty.any():
@@ -211,11 +224,11 @@ class Mask:
         rows = int(empty.flatten(0, 1).any(0).sum())
         return (
             f"{rows} of {queries} queries may attend to nothing.\n"
-            "  True means may attend here; many libraries mean the opposite. "
-            "Inverted? Give Mask.custom(~may_attend)."
+            "  True means may attend; in many libraries it means the opposite. "
+            "Inverted? Try Mask.custom(~may_attend)."
         )
 
-    # Converting.
+    # Conversion for other libraries
 
     def to_sdpa(self, queries: int, keys: int | None = None) -> Bool[Tensor, "#batch #heads q k"]:
         """For `scaled_dot_product_attention(attn_mask=...)`: bool, True = may attend."""
@@ -233,7 +246,7 @@ class Mask:
     ) -> dict[str, Tensor]:
         """For `nn.MultiheadAttention`: its `attn_mask` argument, bool, True = *hidden*.
 
-        It wants (queries, keys), or (batch * heads, queries, keys) when sequences differ.
+        Its shape is (queries, keys), or (batch * heads, queries, keys) if sequences differ.
         """
         hidden = ~self.dense(queries, keys)
         if hidden.shape[:2] == (1, 1):
@@ -247,14 +260,14 @@ class Mask:
     def _mask_mod(self, queries: int, keys: int) -> MaskMod:
         raise NotImplementedError
 
-    # Drawing.
+    # Drawing
 
     def _natural_size(self) -> tuple[int | None, int | None]:
-        """(queries, keys) as far as the mask itself knows them."""
+        """(queries, keys), where the mask itself determines them."""
         return None, None
 
     def draw(self, queries: int, keys: int | None = None) -> str:
-        """A picture: ■ may attend, · hidden. One picture for each sequence that differs."""
+        """A picture: ■ may attend, · hidden. One picture per sequence and head that differ."""
         visible = self.dense(queries, keys)
         pictures = []
         for b in range(visible.shape[0]):
@@ -274,21 +287,339 @@ class Mask:
         return self.draw(queries or keys, keys)
 
 
+@dataclass(frozen=True, eq=False)
+class Band(Mask):
+    """Key j is visible to query i when -back <= j - position(i) <= ahead; None = unlimited."""
+
+    back: int | None
+    ahead: int | None
+    align: Align
+
+    def offset(self, queries: int, keys: int) -> int:
+        """The key at which query 0 is."""
+        return keys - queries if self.align == "end" else 0
+
+    def reach(self, rows: slice, queries: int, keys: int) -> slice:
+        offset = self.offset(queries, keys)
+        low = 0 if self.back is None else max(0, rows.start + offset - self.back)
+        high = keys if self.ahead is None else min(keys, rows.stop + offset + self.ahead)
+        return slice(min(low, keys), max(high, min(low, keys)))
+
+    def tile(
+        self, rows: slice, cols: slice, queries: int, keys: int, device: Device = None
+    ) -> Part:
+        offset = self.offset(queries, keys)
+        ahead_of_all = self.ahead is None or cols.stop - 1 <= rows.start + offset + self.ahead
+        back_of_all = self.back is None or cols.start >= rows.stop - 1 + offset - self.back
+        if _always(ahead_of_all) and _always(back_of_all):
+            return None
+        position = torch.arange(rows.start, rows.stop, device=device)[:, None] + offset
+        key = torch.arange(cols.start, cols.stop, device=device)
+        return self._visible(position, key)[None, None]
+
+    def is_start_causal(self, queries: int, keys: int) -> bool:
+        unlimited = self.back is None or _always(self.back >= queries - 1)
+        return self.ahead == 0 and unlimited and _always(self.offset(queries, keys) == 0)
+
+    def is_same_for_all_queries(self, queries: int, keys: int) -> bool:
+        offset = self.offset(queries, keys)
+        sees_last = self.ahead is None or _always(offset + self.ahead >= keys - 1)
+        sees_first = self.back is None or _always(queries - 1 + offset - self.back <= 0)
+        return sees_last and sees_first
+
+    def is_never_empty(self, queries: int, keys: int) -> bool:
+        return _always(queries == keys)  # then query i is at key i, which every band includes
+
+    def _visible(self, position: Tensor, key: Tensor) -> Tensor:
+        limits = []
+        if self.ahead is not None:
+            limits.append(key <= position + self.ahead)
+        if self.back is not None:
+            limits.append(key >= position - self.back)
+        if not limits:
+            return torch.ones_like(key, dtype=torch.bool)
+        return limits[0] if len(limits) == 1 else limits[0] & limits[1]
+
+    def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
+        position = torch.arange(queries, device=seen.device)[:, None]
+        if self.align == "end":
+            position = position + (seen - queries)
+        return self._visible(position, torch.arange(capacity, device=seen.device))[None, None]
+
+    def encode(self, tensors: list[Tensor]) -> str:
+        return f"('band',{self.back},{self.ahead},'{self.align}')"
+
+    def _mask_mod(self, queries: int, keys: int) -> MaskMod:
+        offset = self.offset(queries, keys)
+        return lambda batch, head, query, key: self._visible(query + offset, key)
+
+
+@dataclass(frozen=True, eq=False)
+class Padding(Mask):
+    """Keys that are real, as lengths (batch,) or as bool (batch, keys)."""
+
+    real: Tensor
+    side: Side
+
+    def tile(
+        self, rows: slice, cols: slice, queries: int, keys: int, device: Device = None
+    ) -> Part:
+        self.check(None, None, queries, keys)
+        real = self.real.to(device) if device is not None else self.real
+        key = torch.arange(cols.start, cols.stop, device=real.device)
+        return self._visible(real, key, keys)[:, None, None, :]
+
+    def reach(self, rows: slice, queries: int, keys: int) -> slice:
+        if self.real.device.type != "cpu":  # reading values would synchronise the device
+            return slice(0, keys)
+        if self.real.dtype == torch.bool:
+            seen = self.real.any(0).nonzero()
+            return slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 0)
+        longest = min(keys, int(self.real.max()))
+        return slice(0, longest) if self.side == "right" else slice(keys - longest, keys)
+
+    def is_same_for_all_queries(self, queries: int, keys: int) -> bool:
+        return True
+
+    def select(self, batch: Tensor, heads: Tensor) -> Mask:
+        if self.real.shape[0] == 1:
+            return self
+        return Padding(self.real[batch.to(self.real.device)], self.side)
+
+    def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
+        real, size = self.real, "batch" if batch is None else f"batch={batch}"
+        if real.dtype == torch.bool and real.shape[1] != keys:
+            raise ShapeError(
+                f"padding mask: expected ({size}, keys={keys}), got {describe(real)}.\n  {_WIDTH}"
+            )
+        if batch is not None and real.shape[0] != 1 and real.shape[0] != batch:
+            wanted = f"({size}, keys={keys})" if real.ndim == 2 else f"lengths ({size},)"
+            raise ShapeError(
+                f"padding mask: expected {wanted}, got {describe(real)}.\n"
+                "  Pass one row or length per sequence of the batch, or one for all of them."
+            )
+
+    def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
+        self.check(None, None, queries, capacity)
+        key = torch.arange(capacity, device=seen.device)
+        return self._visible(self.real.to(seen.device), key, seen)[:, None, None, :]
+
+    def _visible(self, real: Tensor, key: Tensor, keys: int | Tensor) -> Tensor:
+        if real.dtype == torch.bool:
+            return real[:, key]
+        return key < real[:, None] if self.side == "right" else key >= keys - real[:, None]
+
+    def encode(self, tensors: list[Tensor]) -> str:
+        tensors.append(self.real)
+        return f"('padding',{len(tensors) - 1},'{self.side}')"
+
+    def visible_keys(self, keys: int, device: Device = None) -> Bool[Tensor, "#batch keys"]:
+        """True where a key is real."""
+        real = self.real if device is None else self.real.to(device)
+        return self._visible(real, torch.arange(keys, device=real.device), keys)
+
+    def _mask_mod(self, queries: int, keys: int) -> MaskMod:
+        self.check(None, None, queries, keys)
+        visible = self.visible_keys(keys)
+        each = self.real.shape[0] != 1
+        return lambda batch, head, query, key: visible[batch * each, key]
+
+    def _natural_size(self) -> tuple[int | None, int | None]:
+        if self.real.dtype == torch.bool:
+            return None, self.real.shape[1]
+        return None, int(self.real.max())
+
+
+@dataclass(frozen=True, eq=False)
+class Custom(Mask):
+    """Any bool (batch, heads, queries, keys); axes of size 1 broadcast."""
+
+    visible: Tensor
+
+    def tile(
+        self, rows: slice, cols: slice, queries: int, keys: int, device: Device = None
+    ) -> Part:
+        self.check(None, None, queries, keys)
+        visible = self.visible.to(device) if device is not None else self.visible
+        if visible.shape[2] != 1:
+            visible = visible[:, :, rows.start : rows.stop]
+        if visible.shape[3] != 1:
+            visible = visible[:, :, :, cols.start : cols.stop]
+        return visible
+
+    def select(self, batch: Tensor, heads: Tensor) -> Mask:
+        visible, device = self.visible, self.visible.device
+        visible = visible[batch.to(device)] if visible.shape[0] > 1 else visible
+        visible = visible[:, heads.to(device)] if visible.shape[1] > 1 else visible
+        return Custom(visible)
+
+    def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
+        sizes = (batch, heads, queries, keys)
+        for own, size in zip(self.visible.shape, sizes, strict=True):
+            if own != 1 and size is not None and own != size:
+                known = zip(("batch", "heads", "queries", "keys"), sizes, strict=True)
+                axes = (name if size is None else f"{name}={size}" for name, size in known)
+                wide = self.visible.shape[3] not in (1, keys)
+                raise ShapeError(
+                    f"custom mask: expected ({', '.join(axes)}), got {describe(self.visible)}; "
+                    "axes of size 1 broadcast." + (f"\n  {_WIDTH}" if wide else "")
+                )
+
+    def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
+        self.check(None, None, queries, capacity)
+        return self.visible.to(seen.device)
+
+    def encode(self, tensors: list[Tensor]) -> str:
+        tensors.append(self.visible)
+        return f"('custom',{len(tensors) - 1})"
+
+    def _mask_mod(self, queries: int, keys: int) -> MaskMod:
+        visible = self.visible
+        one_batch, one_head, one_query, one_key = (size == 1 for size in visible.shape)
+
+        def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return visible[
+                batch * (not one_batch),
+                head * (not one_head),
+                query * (not one_query),
+                key * (not one_key),
+            ]
+
+        return mask_mod
+
+    def _natural_size(self) -> tuple[int | None, int | None]:
+        return self.visible.shape[2], self.visible.shape[3]
+
+
+@dataclass(frozen=True, eq=False)
+class Pair(Mask):
+    """Two masks joined."""
+
+    left: Mask
+    right: Mask
+
+    def _natural_size(self) -> tuple[int | None, int | None]:
+        a, b = self.left._natural_size(), self.right._natural_size()
+        return a[0] or b[0], a[1] or b[1]
+
+    def is_same_for_all_queries(self, queries: int, keys: int) -> bool:
+        return self.left.is_same_for_all_queries(
+            queries, keys
+        ) and self.right.is_same_for_all_queries(queries, keys)
+
+    def is_never_empty(self, queries: int, keys: int) -> bool:
+        # True for bands only, and every band includes the key at the query's own position.
+        left = self.left.is_never_empty(queries, keys)
+        return left and self.right.is_never_empty(queries, keys)
+
+    def select(self, batch: Tensor, heads: Tensor) -> Mask:
+        return type(self)(self.left.select(batch, heads), self.right.select(batch, heads))
+
+    def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
+        self.left.check(batch, heads, queries, keys)
+        self.right.check(batch, heads, queries, keys)
+
+
+class Both(Pair):
+    """Visible where both allow it."""
+
+    def parts(self) -> list[Mask]:
+        return self.left.parts() + self.right.parts()
+
+    def reach(self, rows: slice, queries: int, keys: int) -> slice:
+        a, b = self.left.reach(rows, queries, keys), self.right.reach(rows, queries, keys)
+        low = max(a.start, b.start)
+        return slice(low, max(low, min(a.stop, b.stop)))
+
+    def tile(
+        self, rows: slice, cols: slice, queries: int, keys: int, device: Device = None
+    ) -> Part:
+        a = self.left.tile(rows, cols, queries, keys, device)
+        b = self.right.tile(rows, cols, queries, keys, device)
+        if a is None or b is None:
+            return b if a is None else a
+        return a & b
+
+    def encode(self, tensors: list[Tensor]) -> str:
+        return f"('both',{self.left.encode(tensors)},{self.right.encode(tensors)})"
+
+    def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
+        return self.left.over(queries, seen, capacity) & self.right.over(queries, seen, capacity)
+
+    def _mask_mod(self, queries: int, keys: int) -> MaskMod:
+        left, right = self.left._mask_mod(queries, keys), self.right._mask_mod(queries, keys)
+        return lambda b, h, q, k: left(b, h, q, k) & right(b, h, q, k)
+
+
+class Either(Pair):
+    """Visible where either allows it."""
+
+    def reach(self, rows: slice, queries: int, keys: int) -> slice:
+        a, b = self.left.reach(rows, queries, keys), self.right.reach(rows, queries, keys)
+        return slice(min(a.start, b.start), max(a.stop, b.stop))
+
+    def tile(
+        self, rows: slice, cols: slice, queries: int, keys: int, device: Device = None
+    ) -> Part:
+        a = self.left.tile(rows, cols, queries, keys, device)
+        b = self.right.tile(rows, cols, queries, keys, device)
+        return None if a is None or b is None else a | b
+
+    def encode(self, tensors: list[Tensor]) -> str:
+        return f"('either',{self.left.encode(tensors)},{self.right.encode(tensors)})"
+
+    def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
+        return self.left.over(queries, seen, capacity) | self.right.over(queries, seen, capacity)
+
+    def _mask_mod(self, queries: int, keys: int) -> MaskMod:
+        left, right = self.left._mask_mod(queries, keys), self.right._mask_mod(queries, keys)
+        return lambda b, h, q, k: left(b, h, q, k) | right(b, h, q, k)
+
+
+def _decode(tree: tuple[object, ...], tensors: Sequence[Tensor]) -> Mask:
+    """The mask that `Mask.encode` wrote, parsed into nested tuples."""
+    match tree:
+        case ("band", back, ahead, align):
+            return Band(back, ahead, align)  # type: ignore[arg-type]  # encode() wrote these
+        case ("padding", int(index), side):
+            return Padding(tensors[index], side)  # type: ignore[arg-type]  # encode() wrote it
+        case ("custom", int(index)):
+            return Custom(tensors[index])
+        case ("both", tuple(left), tuple(right)):
+            return Both(_decode(left, tensors), _decode(right, tensors))
+        case ("either", tuple(left), tuple(right)):
+            return Either(_decode(left, tensors), _decode(right, tensors))
+    raise ValueError(f"not an encoded mask: {tree!r}")
+
+
+def tighter(a: int | None, b: int | None) -> int | None:
+    """The smaller of two limits; None = unlimited."""
+    return b if a is None else a if b is None else min(a, b)
+
+
+def _always(holds: bool) -> bool:
+    """Whether a comparison of sizes holds; during `torch.export`, whether it holds for every size.
+
+    A weaker answer would tie the exported graph to the sizes of its example input.
+    """
+    if torch.compiler.is_exporting():
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        return statically_known_true(holds)
+    return holds
+
+
 def _check_align(align: Align) -> None:
     if align not in ("start", "end"):
         raise ValueError(f'align must be "start" or "end", got {align!r}.')
 
 
 def as_mask(mask: object) -> Mask:
-    """The mask itself, or a TypeError that says what to write instead."""
+    """Return the mask; raise a TypeError that says what to write if it is not one."""
     if isinstance(mask, Mask):
         return mask
     raise TypeError(
         f"mask: expected a clearhead.Mask, got {type(mask).__name__}.\n"
-        "  Say what it means: Mask.padding(real) for (batch, tokens), "
+        "  Wrap a tensor: Mask.padding(real) for (batch, tokens), "
         "Mask.custom(may_attend) for (queries, keys); True means may attend."
     )
-
-
-# Down here, since every kind of mask is itself a Mask.
-from clearhead.masks import kinds  # noqa: E402  # see above

@@ -1,1 +1,83 @@
-"""What `--model` means: the shipped model, a folder, a file or a name on the hub."""
+"""What `--model` means: a shipped model, a folder, a file or a name on the hub.
+
+Enters: what the user wrote after `--model`. Leaves: a `LoadedModel`, which has the weights, a name,
+and a reader that turns text into token ids. Start reading at `find_model`.
+
+    shipped_models   the models that come with Clearhead, with their cards
+    trained_model    the files that `clearhead train` writes
+    hugging_face     local checkpoints of any architecture, through transformers
+    text_readers     text -> token ids and labels, token ids -> text
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from clearhead.gpt2.model import GPT2
+from clearhead.gpt2.weight_files import read_json
+from clearhead.models import hugging_face
+from clearhead.models.loaded_model import LoadedModel
+from clearhead.models.shipped_models import SHIPPED, SHIPPED_NAME, load_shipped
+from clearhead.models.text_readers import GPT2_VOCAB_SIZE, WordTextReader, find_reader
+from clearhead.models.trained_model import load_model, trained_file
+
+__all__ = ["LoadedModel", "find_model"]
+
+
+def find_model(
+    model: str | Path | None = None,
+    *,
+    any_architecture: bool = False,
+    device: str | torch.device = "cpu",
+) -> LoadedModel:
+    """Load the model that `--model` names, in eval mode.
+
+    Args:
+        model: None for the default shipped model. Otherwise what `clearhead train` wrote, a GPT-2
+            (a folder, a file or a name on the hub), or the name of a shipped model; an existing
+            file or folder of that name comes first.
+        any_architecture: Also accept local Hugging Face checkpoints that are not GPT-2s. They can
+            be watched, but not explained, exported or used to generate text.
+        device: Where the weights go; checkpoints of other architectures stay on the CPU.
+
+    Raises:
+        ValueError: the model is missing, damaged or not supported.
+
+    >>> loaded = find_model("grammar")
+    >>> loaded.read("The blue cat sat").labels
+    ['The', 'blue?', 'cat', 'sat']
+    """
+    if model is None or (str(model) in SHIPPED and not Path(model).exists()):
+        gpt2, words = load_shipped(model or SHIPPED[0])
+        return LoadedModel(SHIPPED_NAME, gpt2.to(device), lambda: WordTextReader(words))
+    file = trained_file(model)
+    if file is not None:
+        gpt2, words = load_model(file)
+        folder = file.resolve().parent.name
+        return LoadedModel(folder, gpt2.to(device), lambda: WordTextReader(words), str(file))
+    if any_architecture and not _is_our_gpt2(Path(model)):
+        return hugging_face.load(model)
+    gpt2 = GPT2.from_pretrained(model, device=device)
+    reader = partial(find_reader, model, gpt2.config["vocab_size"])
+    return LoadedModel(Path(model).resolve().name, gpt2.eval(), reader, str(model))
+
+
+def _is_our_gpt2(folder: Path) -> bool:
+    """Whether a folder is loaded with our own GPT2 although transformers might load it as well.
+
+    This is so where transformers or the folder's tokenizer is missing and the vocabulary is
+    GPT-2's own. The attention maps are the same.
+    """
+    config = folder / "config.json"
+    described = read_json(config) if config.is_file() else {}
+    if described.get("model_type") == "clearhead-gpt2":
+        return True
+    is_gpt2 = (
+        described.get("model_type") == "gpt2" and described.get("vocab_size") == GPT2_VOCAB_SIZE
+    )
+    has_transformers = importlib.util.find_spec("transformers") is not None
+    return is_gpt2 and not (has_transformers and hugging_face.has_tokenizer(folder))

@@ -1,32 +1,41 @@
-"""The model in the box: a GPT-2 of our own parts, trained on the grammar, as one small file."""
+"""The files that `clearhead train` writes: the trained model, and the checkpoint of a run.
+
+Both are safetensors files whose metadata says what is in them, so that one file is enough.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import safetensors
+from safetensors.torch import save_file
+from torch import Tensor
 
+from clearhead.atomic_files import beside
 from clearhead.configs import read_config
 from clearhead.embedding import Rope
 from clearhead.gpt2.empty_model import without_numbers
 from clearhead.gpt2.model import GPT2
 from clearhead.gpt2.weight_files import Spec, Tensors
-from clearhead.models import gpt2_reader
-from clearhead.models.hugging_face import Checkpoint
-from clearhead.models.training_checkpoint import CHECKPOINT, read_about, write_safetensors
-from clearhead.models.word_reading import read
-from clearhead.tokenizers import END_OF_TEXT, WordTokenizer
+from clearhead.tokenizers import WordTokenizer
 
 MODEL = "model.safetensors"
-_METADATA = "clearhead.lab"
+CHECKPOINT = "checkpoint.safetensors"
+METADATA = "clearhead.training"  # of a checkpoint
+_MODEL_METADATA = "clearhead.lab"
+
+
+def write_safetensors(file: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
+    """Write tensors and metadata to a file, whole or not at all."""
+    with beside(file) as whole:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, whole, about)
 
 
 def save_model(file: Path, model: GPT2, vocabulary: Sequence[str], about: dict[str, Any]) -> None:
-    """Write weights, sizes and vocabulary to one safetensors file; what `about` says, too."""
+    """Write weights, sizes, vocabulary and the entries of `about` to one safetensors file."""
     described = {
         "schema": 1,
         "config": dict(model.config),
@@ -34,44 +43,41 @@ def save_model(file: Path, model: GPT2, vocabulary: Sequence[str], about: dict[s
         "vocabulary": list(vocabulary),
         **about,
     }
-    write_safetensors(file, dict(model.state_dict()), {_METADATA: json.dumps(described)})
+    write_safetensors(file, dict(model.state_dict()), {_MODEL_METADATA: json.dumps(described)})
 
 
 def load_model(file: Path) -> tuple[GPT2, WordTokenizer]:
     """The model that `save_model` wrote, in eval mode, and its tokenizer.
 
     Raises:
-        ValueError: the file is broken, or another kind of file.
+        ValueError: the file is damaged, or was not written by `clearhead train`.
     """
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
-            about = (opened.metadata() or {}).get(_METADATA)
+            about = (opened.metadata() or {}).get(_MODEL_METADATA)
         tensors = Tensors([file])
     except (safetensors.SafetensorError, ValueError) as error:
-        raise ValueError(f"{file}: not a whole safetensors file ({error}).") from None
+        raise ValueError(f"{file}: not a complete safetensors file ({error}).") from None
     if about is None:
         raise ValueError(f"{file}: a safetensors file, but not one of `clearhead train`.")
     try:
         described = json.loads(about)
-        model, words = _described(described, tensors.specs), described["vocabulary"]
-        tokenizer = WordTokenizer(words)
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # too deep is a RuntimeError
+        model = _empty_model(described, tensors.specs)
+        tokenizer = WordTokenizer(described["vocabulary"])
+    # RuntimeError: sizes that torch cannot represent, or JSON that is nested too deeply.
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"{file}: what it says of its model makes no sense ({type(error).__name__}: {error}).\n"
-            "  It was changed after `clearhead train` wrote it. Train it again."
+            f"{file}: the description of its model makes no sense "
+            f"({type(error).__name__}: {error}).\n"
+            "  The file was changed after `clearhead train` wrote it. Train the model again."
         ) from None
     state = {name: tensor.clone() for name, tensor in tensors.read(tensors.specs)}
     model.load_state_dict(state, assign=True)
     return model.eval(), tokenizer
 
 
-def _described(described: dict[str, Any], specs: Mapping[str, Spec]) -> GPT2:
-    """The model without its numbers, once its shapes are found to be those of the file."""
+def _empty_model(described: dict[str, Any], specs: Mapping[str, Spec]) -> GPT2:
+    """The model without its weights; its shapes are checked against those of the file."""
     base, config = described["rope_base"], read_config(described["config"])
     if config["num_layers"] > len(specs):
         raise ValueError(f"{config['num_layers']} layers, but only {len(specs)} tensors")
@@ -88,13 +94,13 @@ def _described(described: dict[str, Any], specs: Mapping[str, Spec]) -> GPT2:
 
 
 def trained_file(path: str | Path) -> Path | None:
-    """The model that `clearhead train` wrote under this path; None if something else is there.
+    """The model file that `clearhead train` wrote under this path; None if there is none.
 
     Args:
         path: The file, the folder of a seed, or the folder of a run with one seed.
 
     Raises:
-        ValueError: it is a run, but with several models, or not finished.
+        ValueError: the run has several models, or is not finished.
     """
     path = Path(path).expanduser()
     if path.is_file():
@@ -118,10 +124,33 @@ def trained_file(path: str | Path) -> Path | None:
     return done[0] if done else None
 
 
+def load_trained(path: str | Path) -> tuple[GPT2, WordTokenizer]:
+    """The model that `clearhead train` wrote under this path, and its tokenizer.
+
+    Raises:
+        ValueError: there is no such model, or see `trained_file` and `load_model`.
+    """
+    path = Path(path).expanduser()
+    return load_model(trained_file(path) or (path / MODEL if path.is_dir() else path))
+
+
+def read_about(checkpoint: Path) -> dict[str, Any] | None:
+    """The "settings" and "looks" in a checkpoint's metadata; None if it is not a checkpoint."""
+    try:
+        with safetensors.safe_open(checkpoint, framework="pt") as opened:
+            about = (opened.metadata() or {}).get(METADATA)
+        found = None if about is None else json.loads(about)
+    except (safetensors.SafetensorError, OSError, ValueError, RecursionError):
+        return None
+    if isinstance(found, dict) and {"settings", "looks"} <= found.keys():
+        return found
+    return None
+
+
 def _is_trained(file: Path) -> bool:
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
-            return _METADATA in (opened.metadata() or {})
+            return _MODEL_METADATA in (opened.metadata() or {})
     except (safetensors.SafetensorError, OSError):
         return False
 
@@ -136,50 +165,3 @@ def _unfinished(checkpoint: Path) -> str:
         f"{settings['steps']:,}.\n  Finish it: clearhead train --seeds {settings['seed'] + 1} "
         f"--steps {settings['steps']} --out {folder.parent} --resume"
     )
-
-
-def shipped() -> tuple[GPT2, WordTokenizer]:
-    """The model that comes with Clearhead, and its tokenizer."""
-    with resources.as_file(
-        resources.files("clearhead.models") / "grammar" / "model.safetensors"
-    ) as file:
-        return load_model(file)
-
-
-class Words:
-    """The lab's tokenizer for what people type, under the calls that GPT-2's answers.
-
-    Attributes:
-        end: The id that ends a text.
-    """
-
-    def __init__(self, tokens: WordTokenizer) -> None:
-        self._tokens = tokens
-        self.end = tokens.encode(END_OF_TEXT)[0]
-
-    def encode(self, text: str) -> list[int]:
-        """Text to ids; "The" is read as "the"."""
-        return read(text, self._tokens).ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text."""
-        return self._tokens.decode(ids)
-
-
-def find_checkpoint(model: str | Path | None = None) -> Checkpoint:
-    """The model that `--model` names, in the form in which a text is read with any checkpoint.
-
-    Args:
-        model: What `clearhead train` wrote, or somebody else's checkpoint; None for the model in
-            the box.
-    """
-    if model is None:
-        return _as_checkpoint(*shipped(), "the lab's model")
-    file = trained_file(model)
-    if file is None:
-        return gpt2_reader.load(model)
-    return _as_checkpoint(*load_model(file), file.resolve().parent.name)
-
-
-def _as_checkpoint(model: GPT2, tokens: WordTokenizer, name: str) -> Checkpoint:
-    return Checkpoint(gpt2_reader.GPT2Model(model).eval(), gpt2_reader.Called(Words(tokens)), name)

@@ -1,10 +1,10 @@
-"""More than one process: plans that are applied from outside; the modules know nothing of them.
+"""Plans for several processes, applied to a module from outside; the module does not know of them.
 
-    tensor_parallel   each rank has some of the heads of every layer, and sees all tokens
+    tensor_parallel   each rank has some of the heads of every layer, and all tokens
     context_parallel  each rank has some of the tokens of one sequence, and all heads
-    data_parallel     each rank has some of the sequences, and all or a part of every weight
+    data_parallel     each rank has some of the sequences, and all or part of every weight
 
-All of it is `torch.distributed`: DTensor, ring attention, FSDP2, DDP and distributed checkpoints.
+Built on `torch.distributed`: DTensor, ring attention, FSDP2, DDP and distributed checkpoints.
 """
 
 from clearhead.parallel.context_plan import ContextParallel, context_parallel

@@ -1,16 +1,16 @@
-"""Tokens over ranks: one sequence, too long for one device, with a part of its rows on each.
+"""Context parallelism: one sequence, too long for one device, split between the ranks.
 
-Everything but attention looks at one token at a time, so each rank computes its own tokens. In
-attention a query needs the keys and values of the other ranks, and there are two ways:
+Everything except attention works on one token at a time, so each rank computes its own tokens. In
+attention, a query needs the keys and values of the other ranks. There are two methods:
 
-    ring     PyTorch's own: keys and values go round, a block at a time; memory for one block more
-    gather   keys and values of all tokens come to every rank; queries and weights stay split
+    ring     PyTorch's ring attention: keys and values circulate, one block at a time
+    gather   every rank gets the keys and values of all tokens; queries and weights stay split
 
-`context_parallel(mesh)` takes the ring where PyTorch has it, and gathers elsewhere. Which rows a
-rank has, with chunks of equal length and ranks R (causal attention gives later rows more work):
+`context_parallel(mesh)` uses the ring where PyTorch supports it, and gathers elsewhere. In causal
+attention later rows have more work, so there are two ways to assign chunks of tokens to R ranks:
 
-    balanced       rank r: chunks r and 2 R - 1 - r of 2 R      so that all have the same work
-    not balanced   rank r: chunk r of R                         so that its rows stand together
+    balanced       rank r: chunks r and 2 R - 1 - r of 2 R      equal work on all ranks
+    not balanced   rank r: chunk r of R                         contiguous rows
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.overrides import TorchFunctionMode
 
-from clearhead import kernels
+from clearhead import kernels, torch_internals
 from clearhead.embedding import Embedding, Rope
 from clearhead.masks import Mask, as_band
 from clearhead.parallel.tensor_plan import check_mesh
@@ -36,7 +36,6 @@ How = Literal["auto", "ring", "gather"]
 
 _ATTENTION = {
     F.scaled_dot_product_attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
     torch.ops.clearhead.blocked_attention.default,
 }
 
@@ -44,7 +43,7 @@ _ATTENTION = {
 def context_parallel(
     mesh: DeviceMesh, *, how: How = "auto", balanced: bool = True
 ) -> ContextParallel:
-    """Run modules on a part of the tokens a rank.
+    """Run a module with the tokens of a sequence split between the ranks.
 
         split = context_parallel(mesh)
         with split:
@@ -52,24 +51,26 @@ def context_parallel(
             loss(logits, split.shard(targets)).backward()
         whole = split.gather(logits)               # all tokens, in order, on every rank
 
-    The backward pass belongs inside the block. A compiled model runs uncompiled in it. A mask
-    given to a module describes the whole sequence, not this rank's part. What cannot be split
-    raises: `lengths` and caches.
+    Run the backward pass inside the block. A compiled model runs uncompiled in it. A mask passed to
+    a module describes the whole sequence, not this rank's part. `lengths` and caches are not
+    supported, and raise.
 
-    Maps: `with watch(model) as seen, context_parallel(mesh, how="gather", balanced=False): ...`
-    gives each rank the rows of its own tokens over all keys up to them.
+    To record maps, use
+    `with watch(model) as seen, context_parallel(mesh, how="gather", balanced=False): ...`. Each
+    rank gets the rows of its own tokens.
 
     Args:
-        mesh: One axis of ranks, such as `init_device_mesh("cuda", (8,))`.
-        how: "ring" must be PyTorch's ring attention, or the block raises and says why; "gather"
-            must be an all-gather; "auto" takes the ring where it can run.
-        balanced: Whether each rank has an early and a late part of the sequence. The ring needs it.
+        mesh: A one-dimensional mesh, such as `init_device_mesh("cuda", (8,))`.
+        how: "ring" uses PyTorch's ring attention, or raises and says why it cannot; "gather" uses
+            an all-gather; "auto" uses the ring where it is supported.
+        balanced: Whether each rank gets an early and a late part of the sequence. The ring needs
+            it.
     """
     return ContextParallel(mesh, how, balanced)
 
 
 class ContextParallel(TorchFunctionMode):
-    """What `context_parallel` gives: a block in which attention reaches over all ranks."""
+    """A block in which attention reaches the tokens of all ranks; see `context_parallel`."""
 
     def __init__(self, mesh: DeviceMesh, how: How = "auto", balanced: bool = True) -> None:
         super().__init__()
@@ -86,89 +87,83 @@ class ContextParallel(TorchFunctionMode):
     def _parts(self) -> int:
         return 2 if self.balanced else 1
 
-    # Splitting and joining.
-
     def shard(self, x: Tensor, dim: int = 1) -> Tensor:
-        """This rank's part of a tensor that all ranks have.
+        """Return this rank's part of a tensor that all ranks have.
 
         Args:
-            x: Such as ids (batch, tokens) or vectors (batch, tokens, d_in).
-            dim: The axis of the tokens.
+            x: A tensor such as ids (batch, tokens) or vectors (batch, tokens, d_in).
+            dim: The token axis.
         """
         tokens, chunks = x.shape[dim], self._parts * self.mesh.size()
         if tokens % chunks:
             raise ValueError(
-                f"{tokens} tokens cannot be cut into {chunks} equal chunks ({self._parts} for each "
-                f"of {self.mesh.size()} ranks).\n  Cut off {tokens % chunks} tokens, or fill up "
-                f"with {chunks - tokens % chunks} and leave them out of the loss."
+                f"{tokens} tokens cannot be split into {chunks} equal chunks ({self._parts} for "
+                f"each of {self.mesh.size()} ranks).\n  Remove {tokens % chunks} tokens, or add "
+                f"{chunks - tokens % chunks} of padding and leave them out of the loss."
             )
         pieces = x.chunk(chunks, dim)
         return torch.cat([pieces[n] for n in self._chunks(self.mesh.get_local_rank())], dim)
 
     def gather(self, x: Tensor, dim: int = 1) -> Tensor:
-        """All tokens in their order, on every rank; their gradients are added up over the ranks."""
+        """Return all tokens in order on every rank; gradients are summed over the ranks."""
         split = DTensor.from_local(x.contiguous(), self.mesh, [Shard(dim)], run_check=False)
-        joined = split.full_tensor(grad_placements=[Partial()])  # in the order of the ranks
+        joined = split.full_tensor(grad_placements=[Partial()])  # in rank order
         ranks = range(self.mesh.size())
         stored = [n for rank in ranks for n in self._chunks(rank)]
         pieces = joined.chunk(len(stored), dim)
         return torch.cat([pieces[stored.index(n)] for n in range(len(stored))], dim)
 
     def positions(self, tokens: int) -> Tensor:
-        """Where this rank's tokens stand in the whole sequence.
+        """The positions of this rank's tokens in the whole sequence.
 
         Args:
-            tokens: How many this rank has.
+            tokens: The number of tokens on this rank.
         """
         return torch.cat([torch.arange(start, stop) for start, stop in self._rows(tokens)])
 
     def _chunks(self, rank: int) -> list[int]:
-        """The numbers of a rank's chunks."""
+        """The indices of a rank's chunks."""
         return [rank, 2 * self.mesh.size() - 1 - rank] if self.balanced else [rank]
 
     def _rows(self, tokens: int) -> list[tuple[int, int]]:
-        """Where each chunk of this rank begins and ends; `tokens` is what the rank has."""
+        """Start and stop of each chunk of this rank, which has `tokens` tokens."""
         if tokens % self._parts:
             raise ValueError(
-                f"{tokens} tokens on this rank cannot be two chunks of the sequence.\n"
-                "  Get them with shard(), or use context_parallel(mesh, balanced=False)."
+                f"{tokens} tokens on this rank cannot be two equal chunks of the sequence.\n"
+                "  Split the sequence with shard(), or use context_parallel(mesh, balanced=False)."
             )
         size = tokens // self._parts
         return [(n * size, (n + 1) * size) for n in self._chunks(self.mesh.get_local_rank())]
 
-    # What the ring can do.
-
     def why_not_ring(
         self, q: Tensor, k: Tensor, mask: Mask | None = None, dropout: float = 0.0
     ) -> str | None:
-        """Why PyTorch's ring attention cannot run this call; None where it can."""
+        """Why PyTorch's ring attention cannot run this call; None if it can."""
         tokens = q.shape[2] * self.mesh.size()
         if q.device.type != "cuda":
-            return f"PyTorch's ring attention has CUDA kernels only, and this is {q.device.type}"
+            return f"PyTorch's ring attention needs CUDA, got {q.device.type}"
         if not self.balanced:
-            return "PyTorch's ring attention wants the balanced order of the tokens"
+            return "PyTorch's ring attention needs balanced=True"
         if mask is None or not mask.is_start_causal(tokens, tokens):
-            return "PyTorch's ring attention takes no mask, and in the balanced order only causal"
+            return "PyTorch's ring attention supports causal attention without another mask only"
         if dropout > 0:
-            return "PyTorch's ring attention keeps one random state, and dropout needs one a block"
+            return "PyTorch's ring attention does not support dropout"
         if q.shape[1] != k.shape[1]:
-            return "PyTorch's ring attention wants as many key heads as query heads"
+            return "PyTorch's ring attention needs as many key heads as query heads"
         if q.dtype == torch.float64:
             return "PyTorch has no fused CUDA kernel for float64"
         return None
-
-    # The block.
 
     def __enter__(self) -> ContextParallel:
         if self.how != "gather" and self.mesh.device_type == "cuda" and self.balanced:
             self._plain_sdpa = F.scaled_dot_product_attention
             self._ring.enter_context(_torch_ring(self.mesh))
         uncompiled.enter()
-        super().__enter__()  # type: ignore[no-untyped-call]  # torch's own
+        super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's own
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
         uncompiled.leave()
         self._ring.close()
 
@@ -188,38 +183,38 @@ class ContextParallel(TorchFunctionMode):
             return self._embed(*args, **kwargs)
         if func in (Tensor.backward, torch.autograd.backward, torch.autograd.grad):
             return self._backward(func, args, kwargs)
-        if func in _ATTENTION:
+        if func in _ATTENTION or func is torch_internals.cpu_flash_attention():
             raise ValueError(
-                "context_parallel: attention that does not come from a Clearhead module's forward "
-                "would see this rank's tokens only.\n"
-                '  with_map? Use watch(model) and context_parallel(mesh, how="gather"). '
-                "Another library's model? Use torch's own context_parallel."
+                "context_parallel: attention outside the forward of a Clearhead module would see "
+                "this rank's tokens only.\n"
+                '  For maps, use watch(model) and context_parallel(mesh, how="gather"). For models '
+                "of other libraries, use torch's own context_parallel."
             )
         return func(*args, **kwargs)
 
     def _backward(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The backward pass, in this mode: it may compute blocks of the model again."""
+        """Run the backward pass in this mode, because it may recompute blocks of the model."""
         if func is Tensor.backward:
             func = torch.autograd.backward
             kwargs = {"grad_tensors": kwargs.pop("gradient", None), **kwargs}
-        super().__enter__()  # type: ignore[no-untyped-call]  # torch's own
+        super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         try:
             return undispatched(func)(*args, **kwargs)
         finally:
-            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's own
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]  # untyped in torch
 
     def _rotate(self, rope: Rope, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotary positions of the whole sequence."""
+        """Rotate by the positions in the whole sequence."""
         return rope.rotate(x, self.positions(x.shape[2]).to(x.device))
 
     def _embed(self, embedding: Embedding, ids: Tensor, *, start: int | Tensor = 0) -> Tensor:
-        """Learned positions of the whole sequence."""
+        """Embed with the positions in the whole sequence."""
         if isinstance(start, Tensor) or start:
             raise ValueError(
-                "context_parallel: `lengths` and caches count tokens from where a rank's part "
-                "begins, and cannot be split.\n  Give sequences of one length, and no cache."
+                "context_parallel: `lengths` and caches are not supported.\n"
+                "  Pass sequences of equal length, and no cache."
             )
         rows = self._rows(ids.shape[1])
         pieces = zip(ids.chunk(len(rows), 1), rows, strict=True)
@@ -228,11 +223,11 @@ class ContextParallel(TorchFunctionMode):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, **options: Any
     ) -> Tensor:
-        """Attention of this rank's queries to the keys of all."""
+        """Attention of this rank's queries to the keys of all ranks."""
         if q.shape[2] != k.shape[2]:
             raise ValueError(
                 f"context_parallel: {q.shape[2]} queries but {k.shape[2]} keys on this rank.\n"
-                "  A cache or another sequence's keys cannot be split; only self-attention can."
+                "  Only self-attention without a cache is supported."
             )
         why_not = self.why_not_ring(q, k, mask, options["dropout"])
         if self.how == "ring" and why_not is not None:
@@ -254,7 +249,7 @@ class ContextParallel(TorchFunctionMode):
 def _visible(
     keys: Tensor, values: Tensor, mask: Mask | None, first: int, last: int
 ) -> tuple[Tensor, Tensor, Mask | None]:
-    """Keys, values and mask for the rows first to last of the whole sequence."""
+    """Keys, values and mask for rows first to last of the whole sequence."""
     if mask is None:
         return keys, values, None
     tokens = keys.shape[2]
@@ -262,7 +257,7 @@ def _visible(
     if band is None or (band["window"] is not None and not band["causal"]):
         part = mask.tile(slice(first, last), slice(0, tokens), tokens, tokens, keys.device)
         return keys, values, None if part is None else Mask.custom(part)
-    # Keys after the last row are of no use; without them causality is aligned to the end again.
+    # Without the keys after the last row, causality is aligned to the end again.
     end = last if band["causal"] else tokens
     parts = [Mask.causal()] if band["causal"] else []
     parts += [Mask.window(band["window"])] if band["window"] is not None else []
@@ -275,25 +270,21 @@ def _visible(
 
 @contextmanager
 def _torch_ring(mesh: DeviceMesh) -> Iterator[None]:
-    """PyTorch's own block, in which `scaled_dot_product_attention` goes round the ring."""
+    """PyTorch's context manager, in which `scaled_dot_product_attention` is ring attention."""
     from torch.distributed.tensor.experimental import context_parallel as torch_context_parallel
-    from torch.distributed.tensor.experimental._attention import set_rotate_method
 
-    # It wants something to cut up; the tokens are cut by shard().
+    # PyTorch requires a buffer to shard; the tokens themselves are sharded by shard().
     buffer = torch.zeros(1, 2 * mesh.size(), device=mesh.device_type)
-    set_rotate_method("alltoall")  # its default gathers all blocks, and so does not save memory
-    try:
-        with torch_context_parallel(
-            mesh, buffers=[buffer], buffer_seq_dims=[1], no_restore_buffers={buffer}
-        ):
-            yield
-    finally:
-        set_rotate_method("allgather")
+    ring = torch_context_parallel(
+        mesh, buffers=[buffer], buffer_seq_dims=[1], no_restore_buffers={buffer}
+    )
+    with torch_internals.ring_rotation("alltoall"), ring:
+        yield
 
 
 @contextmanager
 def _restored(function: Callable[..., Tensor]) -> Iterator[None]:
-    """PyTorch's own function again, in a block that replaces it with the ring."""
+    """Restore PyTorch's own function inside a block that replaces it with the ring."""
     replaced = F.scaled_dot_product_attention
     F.scaled_dot_product_attention = function
     try:

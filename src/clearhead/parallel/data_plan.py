@@ -1,4 +1,4 @@
-"""Sequences over ranks: each rank trains on its share of the batch, and gradients are averaged."""
+"""Data parallelism: each rank trains on part of the batch, and gradients are averaged."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from clearhead.parallel.tensor_plan import check_mesh
 
 
 def data_parallel(module: nn.Module, mesh: DeviceMesh, *, shard: bool = True) -> nn.Module:
-    """Average the gradients of all ranks; with `shard`, split weights and optimiser too.
+    """Average the gradients of all ranks; with `shard`, split weights and optimiser state too.
 
-    Make the optimiser afterwards, from the parameters of what comes back. With `shard` each rank
-    keeps 1 / ranks of every weight (FSDP2), and a block's weights come together while it runs;
-    without it each rank keeps all (DDP), which is quicker where a model is small.
+    Create the optimiser afterwards, from the parameters of the returned module. With `shard` each
+    rank keeps 1 / ranks of every weight (FSDP2), and the weights of a block are gathered while it
+    runs; without it each rank keeps all weights (DDP), which is faster for small models.
 
     Args:
-        module: Any module, with equal weights on all ranks. Its `TransformerBlock`s are the units
-            that come together. It may have been through `tensor_parallel` on another axis.
-        mesh: One axis of ranks, such as `init_device_mesh("cuda", (8,))`.
+        module: Any module, with equal weights on all ranks. Its `TransformerBlock`s are gathered
+            one at a time. It may already be split by `tensor_parallel` on another axis.
+        mesh: A one-dimensional mesh, such as `init_device_mesh("cuda", (8,))`.
         shard: Whether to split the weights.
 
     Returns:
-        With `shard` the module itself, else a `DistributedDataParallel` around it.
+        The module itself with `shard`, otherwise a `DistributedDataParallel` around it.
     """
     check_mesh(mesh, "data_parallel")
     if not shard:

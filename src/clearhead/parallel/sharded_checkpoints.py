@@ -1,9 +1,9 @@
-"""Checkpoints that any number of ranks can read: `torch.distributed.checkpoint`, a folder a step.
+"""Checkpoints that any number of ranks can load: `torch.distributed.checkpoint`, a folder per step.
 
-    folder/step-00000200/      weights, optimiser and a little more, in parts
+    folder/step-00000200/      weights, optimiser state and the step, in shards
 
-A checkpoint is written under another name and renamed when all ranks are done, so that one that has
-its name is whole. What is read back is cut for the ranks that there are now.
+A checkpoint is written under a temporary name and renamed when all ranks have finished, so one with
+its final name is complete. Loading splits it for the current number of ranks.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ def save_checkpoint(
     *,
     keep: int = 2,
 ) -> Path:
-    """Write weights and optimiser; every rank must call it.
+    """Write the weights and the optimiser state. Call it on every rank.
 
     Args:
-        folder: Where all checkpoints of this training stand; every rank must see it.
+        folder: The folder of all checkpoints of this run; every rank must have access to it.
         module: The model, under any plan or none.
         optimizer: Its optimiser.
-        step: How many steps have been made.
-        keep: How many checkpoints to keep; older ones are removed.
+        step: The number of completed steps.
+        keep: The number of checkpoints to keep; older ones are removed.
 
     Returns:
-        The new checkpoint's folder.
+        The folder of the new checkpoint.
     """
     folder = Path(folder)
     final, draft = folder / _NAME.format(step), folder / (_NAME.format(step) + ".part")
     if _rank() == 0:
-        shutil.rmtree(draft, ignore_errors=True)  # left by a training that was broken off
+        shutil.rmtree(draft, ignore_errors=True)  # left by an interrupted run
         draft.mkdir(parents=True)
     _wait()
     weights, moments = get_state_dict(_inner(module), optimizer)
@@ -63,15 +63,15 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: str | Path, module: nn.Module, optimizer: Optimizer) -> int:
-    """Read the newest whole checkpoint into module and optimiser; every rank must call it.
+    """Load the newest complete checkpoint into module and optimiser. Call it on every rank.
 
     Args:
-        folder: What was given to `save_checkpoint`.
+        folder: The folder passed to `save_checkpoint`.
         module: A model of the same sizes, under any plan or none.
         optimizer: Its optimiser.
 
     Returns:
-        How many steps had been made; 0 if there is no checkpoint, and then nothing changes.
+        The number of completed steps; 0 if there is no checkpoint, and nothing is changed.
     """
     found = checkpoints(folder)
     if not found:
@@ -87,7 +87,7 @@ def load_checkpoint(folder: str | Path, module: nn.Module, optimizer: Optimizer)
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
-    """The whole checkpoints in a folder, oldest first."""
+    """The complete checkpoints in a folder, oldest first."""
     here = Path(folder)
     if not here.is_dir():
         return []
@@ -95,7 +95,7 @@ def checkpoints(folder: str | Path) -> list[Path]:
 
 
 def _inner(module: nn.Module) -> nn.Module:
-    """The model itself: the names must not depend on what was wrapped around it."""
+    """The model without its DDP wrapper, which would change the names."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
@@ -104,6 +104,6 @@ def _rank() -> int:
 
 
 def _wait() -> None:
-    """Until all ranks are here."""
+    """Wait for all ranks."""
     if dist.is_initialized():
         dist.barrier()

@@ -1,11 +1,12 @@
-"""Text -> token ids: a word tokenizer, GPT-2's byte-pair tokenizer, and windows to train on.
+"""Tokenizers: text -> token ids and back, and windows of ids to train on.
 
-Both tokenizers offer the same four things, named in `Tokenizer`.
+Enters: text. Leaves: token ids, and the text of each token. Both tokenizers follow the protocol in
+`tokenizer`: start reading there.
 
-    tokenizer   what both tokenizers can do, and the checks they share
-    words       WordTokenizer: one token for each word and each punctuation mark
-    byte_pairs  GPT2Tokenizer, and where its vocabulary comes from
-    windows     SlidingWindowDataset: pairs to learn the next token from
+    tokenizer         the Tokenizer protocol, and shared checks
+    word_tokenizer    WordTokenizer: one token per word and per punctuation mark
+    gpt2_tokenizer    GPT2Tokenizer: GPT-2's byte pairs, and where their vocabulary comes from
+    sliding_windows   SlidingWindowDataset: pairs of inputs and targets for training
 """
 
 from clearhead.tokenizers.gpt2_tokenizer import GPT2Tokenizer

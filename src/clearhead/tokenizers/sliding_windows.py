@@ -1,4 +1,4 @@
-"""SlidingWindowDataset: pairs to learn the next token from."""
+"""SlidingWindowDataset: pairs of inputs and targets for next-token training."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from clearhead.validation import ShapeError
 
 
 class SlidingWindowDataset(Dataset[tuple[Tensor, Tensor]]):
-    """Pairs (inputs, targets) to learn the next token from, cut out of one long text.
+    """Pairs (inputs, targets) for next-token training, cut from one long text.
 
-    Window number w begins at ``w * stride``. Its inputs are ``context_length`` ids, and its targets
-    the same ids one step further on. A rest at the end that does not fill a window is left out.
+    Window w starts at ``w * stride``. Its inputs are ``context_length`` ids, and its targets are
+    the ids one position later. A remainder that does not fill a window is dropped.
 
     Args:
         ids: the text's token ids, as a list or a one-dimensional tensor of integers.
-        context_length: ids in a window.
-        stride: steps from one window to the next; equal to ``context_length``, no two overlap.
+        context_length: ids per window.
+        stride: the distance between window starts; ``context_length`` for no overlap.
 
     Raises:
-        ShapeError: ids is not one-dimensional, or not whole numbers.
-        ValueError: the text is too short, or a number is not positive.
+        ShapeError: ids is not one-dimensional, or has no integer dtype.
+        ValueError: the text is too short, or a size is not positive.
 
     Example:
         >>> inputs, targets = SlidingWindowDataset([5, 6, 7, 8, 9], context_length=3, stride=1)[0]
@@ -48,18 +48,18 @@ class SlidingWindowDataset(Dataset[tuple[Tensor, Tensor]]):
         if stored.ndim != 1:
             raise ShapeError(
                 f"ids: expected (tokens,), got {tuple(stored.shape)}.\n"
-                f"  The windows are cut from one long text: join the sentences, with "
+                f"  Windows are cut from one long text: join the sentences with "
                 f"{END_OF_TEXT} between them."
             )
         if len(stored) <= context_length:
             raise ValueError(
                 f"ids: expected at least context_length + 1 = {context_length + 1} tokens, "
                 f"got {len(stored)}.\n"
-                f"  Each window needs one token more, its last target. "
-                f"Take a longer text or a smaller context_length."
+                f"  Each window needs one more token as its last target. "
+                f"Use a longer text or a smaller context_length."
             )
         if stored.is_floating_point() or stored.is_complex() or stored.dtype == torch.bool:
-            raise ShapeError(f"ids: expected whole numbers, got {stored.dtype}.")
+            raise ShapeError(f"ids: expected integers, got {stored.dtype}.")
         self.ids = stored.long()
         self.context_length = context_length
         self.stride = stride
@@ -70,10 +70,12 @@ class SlidingWindowDataset(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(
         self, index: int
     ) -> tuple[Int[Tensor, "context_length"], Int[Tensor, "context_length"]]:
-        number = index + len(self) if index < 0 else index
-        # A loop over the dataset ends at this IndexError.
-        if not 0 <= number < len(self):
-            raise IndexError(f"index: expected less than {len(self)} windows, got {index}.")
-        begin = number * self.stride
+        position = index + len(self) if index < 0 else index
+        # Iteration over the dataset ends with this IndexError.
+        if not 0 <= position < len(self):
+            raise IndexError(
+                f"index: expected less than {len(self)}, the number of windows, got {index}."
+            )
+        begin = position * self.stride
         end = begin + self.context_length
         return self.ids[begin:end], self.ids[begin + 1 : end + 1]

@@ -1,4 +1,4 @@
-"""What every tokenizer can do, and the checks that both of ours share."""
+"""Tokenizer: the protocol that both tokenizers follow, and the checks they share."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class Tokenizer(Protocol):
-    """What a tokenizer can do."""
+    """The interface of a tokenizer."""
 
     @property
     def vocab_size(self) -> int:
-        """How many different ids there are; they run from 0 to vocab_size - 1."""
+        """The number of ids, which run from 0 to vocab_size - 1."""
 
     def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
         """Text to ids."""
@@ -26,11 +26,11 @@ class Tokenizer(Protocol):
         """Ids to text."""
 
     def tokens(self, text: str, *, allow_special: bool = True) -> list[str]:
-        """Text to the pieces that the ids of `encode` stand for, to be shown to people."""
+        """The text of each token, one string per id of `encode`, for display."""
 
 
 def check_text(text: str) -> None:
-    """Raise for what is not a string."""
+    """Raise unless `text` is a string."""
     if not isinstance(text, str):
         raise ValueError(
             f"text: expected a string, got {type(text).__name__}.\n"
@@ -39,19 +39,19 @@ def check_text(text: str) -> None:
 
 
 def checked_ids(ids: Iterable[int] | Tensor, vocab_size: int) -> list[int]:
-    """The ids as plain integers, each in range."""
+    """The ids as Python integers; raise if one is out of range."""
     checked = []
-    for place, value in enumerate(ids):
+    for index, value in enumerate(ids):
         try:
             number = operator.index(value)
         except TypeError as error:
             raise ValueError(
-                f"ids: expected whole numbers, got {value!r} at place {place}.\n"
+                f"ids: expected integers, got {value!r} at index {index}.\n"
                 f"  Several sentences? Decode them one by one."
             ) from error
         if not 0 <= number < vocab_size:
             raise ValueError(
-                f"ids: expected 0 to {vocab_size - 1}, got {number} at place {place}.\n"
+                f"ids: expected 0 to {vocab_size - 1}, got {number} at index {index}.\n"
                 f"  Was this text encoded with another tokenizer?"
             )
         checked.append(number)

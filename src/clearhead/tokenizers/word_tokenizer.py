@@ -1,4 +1,4 @@
-"""WordTokenizer: one token for each word and each punctuation mark."""
+"""WordTokenizer: one token per word and per punctuation mark."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ NO_SPACE = "<|nospace|>"
 
 
 class WordTokenizer:
-    r"""One token for each word and each punctuation mark.
+    r"""One token per word and per punctuation mark.
 
     A word is a run of letters, digits and underscores, which may have apostrophes and hyphens
     inside (``don't``, ``self-attention``). Every other visible character is a token by itself.
-    White space follows one rule, so that nothing is lost and yet most spaces cost no token:
+    White space is handled so that nothing is lost and most spaces need no token:
 
-    * one space before a word is understood and is not written down;
-    * any other white space is a token of its own, one for each character;
-    * ``<|nospace|>`` stands before a word that follows a token directly, as in ``"(cat"``.
+    * a single space before a word is implied and gets no token;
+    * any other white space gets one token per character;
+    * ``<|nospace|>`` comes before a word that follows a token directly, as in ``"(cat"``.
 
-    So ``decode(encode(text)) == text`` whenever every token of the text is in the vocabulary; each
-    token that is not becomes ``<unk>``. Upper and lower case are different. A language written
-    without spaces between words gives long tokens: use `GPT2Tokenizer` for it.
+    So ``decode(encode(text)) == text`` whenever every token of the text is in the vocabulary; a
+    token that is not becomes ``<unk>``. Upper and lower case are distinct. In a language written
+    without spaces between words, tokens become very long: use `GPT2Tokenizer` instead.
 
     Args:
-        vocab: the tokens; the place in the list is the id. ``<unk>``, ``<|endoftext|>`` and
-            ``<|nospace|>`` are added at the end where they are missing.
+        vocab: the tokens; the index in the list is the id. ``<unk>``, ``<|endoftext|>`` and
+            ``<|nospace|>`` are appended if they are missing.
 
     Raises:
-        ValueError: a token is there twice, or is empty.
+        ValueError: a token occurs twice, or is empty.
 
     Example:
         >>> tokenizer = WordTokenizer.from_text("the cat sat on the mat")
@@ -49,7 +49,7 @@ class WordTokenizer:
         if isinstance(vocab, str):
             raise ValueError(
                 "vocab: expected a list of tokens, got one string.\n"
-                "  To take the tokens from a text, use WordTokenizer.from_text(text)."
+                "  To build the vocabulary from a text: WordTokenizer.from_text(text)."
             )
         tokens = list(vocab)
         tokens += [s for s in (UNKNOWN, END_OF_TEXT, NO_SPACE) if s not in tokens]
@@ -57,17 +57,17 @@ class WordTokenizer:
         self._ids: dict[str, int] = {}
         for index, token in enumerate(tokens):
             if not token:
-                raise ValueError(f"vocab: token {index} is the empty string.\n  Leave it out.")
+                raise ValueError(f"vocab: token {index} is the empty string.\n  Remove it.")
             if token in self._ids:
                 raise ValueError(
-                    f"vocab: {token!r} is there twice, as ids {self._ids[token]} and {index}.\n"
-                    f"  Each token needs one id: sorted(set(vocab)) removes the copies."
+                    f"vocab: {token!r} occurs twice, as ids {self._ids[token]} and {index}.\n"
+                    f"  Each token has one id: sorted(set(vocab)) removes duplicates."
                 )
             self._ids[token] = index
 
     @classmethod
     def from_text(cls, text: str) -> WordTokenizer:
-        """Take the vocabulary from a text: its different tokens, sorted.
+        """Build the vocabulary from a text: its distinct tokens, sorted.
 
         Args:
             text: the text whose words become the vocabulary.
@@ -84,7 +84,7 @@ class WordTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many different ids there are, with the three special ones.
+        """The number of ids, including the three special tokens.
 
         Example:
             >>> WordTokenizer(["cat", "mat"]).vocab_size
@@ -93,15 +93,15 @@ class WordTokenizer:
         return len(self._tokens)
 
     def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
-        """Text to ids; what is not in the vocabulary becomes the id of ``<unk>``.
+        """Text to ids; a token outside the vocabulary becomes ``<unk>``.
 
         Args:
             text: any text.
             allow_special: read ``<|endoftext|>`` in the text as the special token. False reads it
-                as ordinary characters, which is safer for text that strangers wrote.
+                as ordinary characters, which is safer for untrusted text.
 
         Returns:
-            One id for each token.
+            One id per token.
 
         Example:
             >>> WordTokenizer(["cat", "mat"]).encode("cat mat <|endoftext|> dog")
@@ -115,10 +115,10 @@ class WordTokenizer:
         """Ids to text.
 
         Args:
-            ids: whole numbers from 0 to ``vocab_size - 1``; a one-dimensional tensor will do.
+            ids: integers from 0 to ``vocab_size - 1``, as a list or a one-dimensional tensor.
 
         Returns:
-            The text, with ``<unk>`` where a word was not known.
+            The text, with ``<unk>`` for unknown words.
 
         Raises:
             ValueError: an id is out of range.
@@ -130,21 +130,21 @@ class WordTokenizer:
         tokens = [self._tokens[i] for i in checked_ids(ids, self.vocab_size)]
         text = ""
         for before, token in pairwise(["", *tokens]):
-            if before and _space_is_understood(before, token):
+            if before and _space_is_implied(before, token):
                 text += " "
             if token != NO_SPACE:
                 text += token
         return text
 
     def tokens(self, text: str, *, allow_special: bool = True) -> list[str]:
-        """The tokens of a text as strings, one for each id of `encode`.
+        """The tokens of a text as strings, one per id of `encode`.
 
         Args:
             text: any text.
             allow_special: as in `encode`.
 
         Returns:
-            The tokens as the model sees them: ``<unk>`` for what is not in the vocabulary.
+            The tokens as a model sees them: ``<unk>`` for tokens outside the vocabulary.
 
         Example:
             >>> WordTokenizer.from_text("(cat)").tokens("(cat)")
@@ -154,21 +154,21 @@ class WordTokenizer:
 
 
 def _is_word_character(character: str) -> bool:
-    # Letters, marks and numbers. Marks matter: without them most Hindi words fall to pieces.
+    # Letters, marks and numbers. Without marks, most Hindi words would be split.
     return character == "_" or unicodedata.category(character)[0] in "LMN"
 
 
 def _is_word(token: str) -> bool:
-    """Whether a single space before this token goes without saying."""
+    """Whether a single space before this token is implied."""
     return _is_word_character(token[0]) or token in (UNKNOWN, END_OF_TEXT)
 
 
-def _space_is_understood(before: str, token: str) -> bool:
+def _space_is_implied(before: str, token: str) -> bool:
     return _is_word(token) and before != NO_SPACE and not before[-1].isspace()
 
 
 def _pieces(text: str, *, allow_special: bool) -> list[str]:
-    """Cut a text into words, single other characters and single white space; nothing is lost."""
+    """Split a text into words and single other characters, without losing anything."""
     check_text(text)
     pieces = []
     begin = 0
@@ -195,13 +195,13 @@ def _end_of_word(text: str, begin: int) -> int:
 
 
 def _with_spacing(pieces: list[str]) -> list[str]:
-    """Leave out the spaces that are understood, and mark where there is none."""
+    """Drop the spaces that are implied, and mark where an implied space is missing."""
     tokens: list[str] = []
-    for place, piece in enumerate(pieces):
-        before = pieces[place - 1] if place else ""
+    for index, piece in enumerate(pieces):
+        before = pieces[index - 1] if index else ""
         if _is_word(piece) and before and not before.isspace():
             tokens.append(NO_SPACE)
-        elif _is_word(piece) and before == " " and place > 1 and not pieces[place - 2].isspace():
+        elif _is_word(piece) and before == " " and index > 1 and not pieces[index - 2].isspace():
             tokens.pop()
         tokens.append(piece)
     return tokens

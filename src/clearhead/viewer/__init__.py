@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,11 +73,11 @@ def view(
     keys = sorted({m.shape[3] for m in layers.values()})
     if isinstance(tokens, str):
         check_labels("tokens", tokens, keys, "key")
-    lists = [] if tokens is None else list(tokens)
-    sequences = [lists] if lists and isinstance(lists[0], str) else lists
+    lists: list[Any] = [] if tokens is None else list(tokens)
+    sequences: list[Sequence[str]] = [lists] if lists and isinstance(lists[0], str) else lists
     if sequences and not any(len(each) in keys for each in sequences):
         check_labels("tokens", sequences[0], keys, "key")
-    page = View(Worker(layers, ids), Labels(sequences), model=model, port=port)  # type: ignore[arg-type]  # lists of labels at this point
+    page = View(Worker(layers, ids), Labels(sequences), model=model, port=port)
     if not wait:
         if browser:
             open_browser(page.url)

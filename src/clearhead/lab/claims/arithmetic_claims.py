@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from clearhead import ladder
 from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if, short
 
-EQUAL = 1e-9  # float64 numbers that should be the same differ by less
+EQUAL = 1e-9  # float64 numbers that should be equal differ by less
 
 
 def _gap(found: Tensor, wanted: Tensor) -> float:
-    """The largest difference, relative to the largest number wanted."""
+    """The largest difference, relative to the largest expected number."""
     return ((found - wanted).abs().max() / wanted.abs().max()).item()
 
 
@@ -22,10 +22,10 @@ def _gap(found: Tensor, wanted: Tensor) -> float:
 def rows_sum_to_one(
     softmax: Callable[[Tensor], Tensor] = lambda scores: scores.softmax(dim=-1), *, seed: int = 0
 ) -> Finding:
-    """Random scores; the row sums after softmax, and after the dropout that training adds.
+    """Random scores; the row sums after softmax, and after the dropout of training.
 
-    Dropout of 0.1 sets a tenth of the weights to zero and divides the others by 0.9. The sum of a
-    row is then one on average only.
+    Dropout of 0.1 sets a tenth of the weights to zero and divides the others by 0.9. A row then
+    sums to one only on average.
     """
     torch.manual_seed(seed)
     weights = softmax(torch.randn(8, 12, 64, 64, dtype=torch.float64))
@@ -46,11 +46,11 @@ def dot_product_variance(
     widths: Sequence[int] = (16, 64, 256, 1024),
     seed: int = 0,
 ) -> Finding:
-    """20,000 queries and keys of each width; the variance of their dot products over d_k.
+    """20,000 queries and keys of each width; the variance of their dot products, divided by d_k.
 
-    The sum of d_k independent products has d_k times the variance of one, which is 1 if both
-    entries have mean 0 and variance 1. PyTorch's nn.Linear starts with weights of variance
-    1 / (3 d_in), so its queries and keys have variance 1/3, and their dot products d_k / 9.
+    The sum of d_k independent products has d_k times the variance of one product, which is 1 if
+    both entries have mean 0 and variance 1. PyTorch initialises nn.Linear with weights of variance
+    1 / (3 d_in), so queries and keys have variance 1/3, and their dot products d_k / 9.
     """
     torch.manual_seed(seed)
 
@@ -67,7 +67,7 @@ def dot_product_variance(
         return does_not_hold(f"variance / d_k is {low:.2f} to {high:.2f}", spread, ratios=drawn)
     return holds_if(
         "the entries are independent, with mean 0 and variance 1",
-        f"variance / d_k is {sum(drawn.values()) / len(drawn):.2f}; after a fresh nn.Linear "
+        f"variance / d_k is {sum(drawn.values()) / len(drawn):.2f}; after a new nn.Linear "
         f"{fresh:.2f}",
         spread,
         ratios=drawn,
@@ -76,7 +76,7 @@ def dot_product_variance(
 
 
 def _unscaled(d_k: int) -> float:
-    """What the scores are multiplied with, when nothing scales them."""
+    """The factor on the scores when they are not scaled."""
     return 1.0
 
 
@@ -87,10 +87,10 @@ def softmax_saturates(
     widths: Sequence[int] = (4, 16, 64, 256, 1024),
     seed: int = 0,
 ) -> Finding:
-    """Normal queries and 32 normal keys: how much of the weight the first choice takes.
+    """Normally distributed queries and 32 keys: the share of the weight on the largest score.
 
-    Saturated means here: the largest weight is above 0.75 on average. With the division it stays
-    near 0.17 at every width.
+    Saturated means here that the largest weight is above 0.75 on average. With the division it
+    stays near 0.17 at every width.
     """
     torch.manual_seed(seed)
     largest, error = {}, 0.0
@@ -109,7 +109,7 @@ def softmax_saturates(
 
 
 def _softmax_derivative(d_k: int, factor: float) -> float:
-    """The size of d weights / d scores in a typical (median) row of 32 keys."""
+    """The norm of d weights / d scores in a typical (median) row of 32 keys."""
     queries, keys = torch.randn(500, d_k), torch.randn(32, d_k)
     weights = torch.softmax(queries @ keys.T * factor, dim=-1)
     derivative = torch.diag_embed(weights) - weights[:, :, None] * weights[:, None, :]
@@ -117,7 +117,7 @@ def _softmax_derivative(d_k: int, factor: float) -> float:
 
 
 def _gradient_at_query(d_k: int, factor: float) -> float:
-    """The size of the gradient at W_query of a fresh rung 2 that must give random vectors."""
+    """The norm of the gradient at W_query, in a new rung 2 trained towards random vectors."""
     x, target = torch.randn(2, 64, d_k)
     attention = ladder.SelfAttention(d_k, d_k)
     weights = torch.softmax(attention.W_query(x) @ attention.W_key(x).T * factor, dim=-1)
@@ -132,11 +132,11 @@ def gradients_vanish(
     widths: Sequence[int] = (16, 64, 256, 1024),
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
 ) -> Finding:
-    """Two gradients, each without the division over with it; tiny means below a tenth.
+    """Two gradients, each as a ratio: without the division to with it. Tiny means below a tenth.
 
-    Softmax's own derivative does become tiny in a typical row. But the division is part of the
-    chain rule, too: without it the rest of the chain is √d_k times as large, and the rows that are
-    not yet decided make up for all the others. What arrives at W_query is larger, not smaller.
+    The derivative of softmax itself does become tiny in a typical row. But the division is part of
+    the chain rule too: without it, the rest of the chain is √d_k times as large, and the rows that
+    are not saturated make up for all the others. The gradient at W_query gets larger, not smaller.
     """
     ratios: dict[str, dict[int, list[float]]] = {"softmax": {}, "W_query": {}}
     for name, size in (("softmax", _softmax_derivative), ("W_query", _gradient_at_query)):
@@ -170,15 +170,15 @@ def gradients_vanish(
 def scale_by_root_of_d_out(
     width: Callable[[int, int], int] = lambda d_out, head_dim: d_out, *, seed: int = 0
 ) -> Finding:
-    """The output with √width beside PyTorch's own attention, for 1 and for 12 heads of 64.
+    """The output with √width, compared with PyTorch's attention, for 1 and for 12 heads of 64.
 
-    A score is a dot product over head_dim numbers, so head_dim is what it has to be divided by the
-    root of. With one head the two are the same.
+    A score is a dot product over head_dim numbers, so it has to be divided by √head_dim. With one
+    head, the two are equal.
     """
     torch.manual_seed(seed)
     gaps = {}
     for heads in (1, 12):
-        # Queries and keys of size 3, so that the weights are far from uniform.
+        # Queries and keys of standard deviation 3, so that the weights are far from uniform.
         queries, keys = 3 * torch.randn(2, 2, heads, 16, 64, dtype=torch.float64)
         values = torch.randn(2, heads, 16, 64, dtype=torch.float64)
         scores = queries @ keys.transpose(-2, -1) / width(heads * 64, 64) ** 0.5
@@ -202,12 +202,12 @@ def one_matrix_for_query_and_key(
     bias: float = 0.0,
     seed: int = 0,
 ) -> Finding:
-    """Two readings: one matrix in place of their product, and one matrix for both.
+    """Two interpretations: one matrix in place of their product, and one matrix used for both.
 
-    A score is x_i W_query W_keyᵀ x_jᵀ, so the product alone decides. It is d_in × d_in for each
-    head, which is more numbers, not fewer: 12 × 768² instead of 2 × 768² in GPT-2 small. One matrix
-    used for both makes every score equal to its mirror: "cat" then looks at "sat" exactly as much
-    as "sat" at "cat", before softmax.
+    A score is x_i W_query W_keyᵀ x_jᵀ, so only the product matters. It is d_in × d_in for each
+    head, which is more parameters, not fewer: 12 × 768² instead of 2 × 768² in GPT-2 small. One
+    matrix used for both makes the scores symmetric: before softmax, "cat" then attends to "sat"
+    exactly as much as "sat" to "cat".
     """
     torch.manual_seed(seed)
     d, head_dim = 24, 8
@@ -234,11 +234,11 @@ def one_matrix_for_query_and_key(
 def blind_to_order(
     add_positions: Callable[[Tensor], Tensor] = lambda x: x, *, seed: int = 0
 ) -> Finding:
-    """The tokens are shuffled; is the output the same, shuffled in the same way?
+    """The tokens are shuffled. Is the output the same, shuffled in the same way?
 
-    Unmasked: yes. With a causal mask, the last token still sees all others as a bag after one
-    layer. In a second layer it does not: the tokens it looks at have themselves seen different
-    things, depending on what came before them.
+    Without a mask, it is. With a causal mask, after one layer the last token still sees the others
+    as an unordered set. After a second layer it does not: the tokens it attends to have themselves
+    seen different tokens, depending on what came before them.
     """
     torch.manual_seed(seed)
     x = torch.randn(1, 9, 16, dtype=torch.float64)

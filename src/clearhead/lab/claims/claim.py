@@ -1,4 +1,4 @@
-"""A claim, and what its experiment finds. Importing this file imports no torch."""
+"""A claim, its experiment and what it finds. Importing this file does not import torch."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -18,10 +18,10 @@ class Finding:
 
     Args:
         verdict: Whether the claim holds.
-        figure: The number that decides, in a few words.
-        spread: How far that number scatters, and over what; or that nothing in it is random.
-        condition: After "holds if": the condition.
-        numbers: What was measured, for programs.
+        figure: The deciding number, in a few words.
+        spread: How much that number varies, and over what; or that nothing is random.
+        condition: The condition of "holds if".
+        numbers: The measurements, for programs.
     """
 
     verdict: Verdict
@@ -59,7 +59,7 @@ def does_not_hold(figure: str, spread: str, **numbers: Any) -> Finding:
 
 
 def short(value: float) -> str:
-    """Two digits of a number, as people write it.
+    """A number rounded to two digits, for people.
 
     >>> short(104.2), short(0.0652), short(3.1e-16), short(0.0)
     ('100', '0.065', '3e-16', '0')
@@ -71,13 +71,13 @@ def short(value: float) -> str:
 
 @dataclass(frozen=True)
 class Claim(Generic[Inputs]):
-    """A sentence from notes on attention, and the experiment that examines it.
+    """A common claim about attention, and the experiment that tests it.
 
     Args:
-        name: What the command line calls it.
-        says: The sentence.
-        experiment: The function; its docstring says how it measures and why it comes out so.
-        timed: Whether its verdict depends on a clock, hence on the machine.
+        name: Its id on the command line.
+        says: The claim, one sentence.
+        experiment: The function. Its docstring says how it measures, and explains the result.
+        timed: Whether the verdict depends on timing, and so on the machine.
     """
 
     name: str
@@ -86,20 +86,20 @@ class Claim(Generic[Inputs]):
     timed: bool
 
     def __call__(self, *args: Inputs.args, **kwargs: Inputs.kwargs) -> Finding:
-        """Run the experiment; the caller's random numbers go on as if it had not run."""
+        """Run the experiment; the caller's random state is not affected."""
         import torch
 
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             return self.experiment(*args, **kwargs)
 
     def run(self, *, quick: bool = False) -> Finding:
-        """Run it on what it is meant for; `quick` makes the long ones smaller."""
+        """Run the experiment with its defaults; `quick` makes long ones smaller."""
         options: dict[str, Any] = {"quick": quick} if "quick" in self._parameters() else {}
         return self(**options)  # type: ignore[call-arg]  # every argument has a default
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of its random numbers; none where nothing is random."""
+        """The random seeds; empty if nothing is random."""
         parameters = self._parameters()
         if "seeds" in parameters:
             return list(parameters["seeds"].default)
@@ -107,12 +107,12 @@ class Claim(Generic[Inputs]):
 
     @property
     def explanation(self) -> str:
-        """How it is measured, and why it comes out as it does."""
+        """How it is measured, and why the result is what it is."""
         return inspect.getdoc(self.experiment) or ""
 
     @property
     def file(self) -> str:
-        """The file with the experiment, below the package: "lab/claims/masking.py"."""
+        """The file with the experiment, relative to the package: "lab/claims/mask_claims.py"."""
         return Path(inspect.getfile(self.experiment)).relative_to(_PACKAGE).as_posix()
 
     @property
@@ -127,5 +127,5 @@ class Claim(Generic[Inputs]):
 def claim(
     name: str, says: str, *, timed: bool = False
 ) -> Callable[[Callable[Inputs, Finding]], Claim[Inputs]]:
-    """Make a claim of the function below: `@claim("name", "The sentence.")`."""
+    """Decorate an experiment: `@claim("name", "The claim.")`."""
     return lambda experiment: Claim(name, says, experiment, timed)

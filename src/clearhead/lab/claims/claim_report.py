@@ -1,7 +1,7 @@
-"""Measured claims as text: a table for the terminal, one claim in full, a page for the docs.
+"""Results as text: a table for the terminal, one claim in full, and the page docs/claims.md.
 
-Everything here is made of what `catalogue.measure` gave, so that a page and its JSON agree. Imports
-no torch.
+Everything is made from what `catalogue.measure` returned, so a page and its JSON always agree.
+Importing this file does not import torch.
 """
 
 import textwrap
@@ -21,12 +21,12 @@ def words(claim: Found) -> str:
 
 
 def draw(found: Found) -> "RenderableType":
-    """All claims: a table where there is room for it, else one below the other."""
+    """All claims: a table if the terminal is wide enough, else one below the other."""
     return _Claims(found["claims"])
 
 
 class _Claims:
-    """Name, claim, verdict and figure of each claim, as wide as the window."""
+    """Name, claim, verdict and figure of each claim, fitted to the terminal."""
 
     def __init__(self, claims: Sequence[Found]) -> None:
         self._claims = claims
@@ -51,7 +51,7 @@ class _Claims:
         count = counted(self._claims)
         yield Text(
             f"{len(self._claims)} claims: {count['holds']} hold, {count['holds if']} hold if ..., "
-            f"{count['does not hold']} do not hold. One of them in full: clearhead claims ID"
+            f"{count['does not hold']} do not hold. To see one in full: clearhead claims ID"
         )
 
     def _table(self) -> "RenderableType":
@@ -68,7 +68,7 @@ class _Claims:
 
 
 def hanging(start: str, text: str, width: int) -> str:
-    """A text after its start, wrapped under itself.
+    """Text with a hanging indent after its start.
 
     >>> print(hanging("Claim  ", "Rows sum to one.", 17))
     Claim  Rows sum
@@ -95,7 +95,7 @@ def describe(claim: Found, width: int = 80) -> str:
         "Spread": claim["spread"],
         "Seeds": _seeds(claim),
         "Source": f"src/clearhead/{claim['file']}, {claim['function']}",
-        "Again": f"clearhead claims {claim['name']}",
+        "Run": f"clearhead claims {claim['name']}",
         "Python": f"from clearhead.{module} import {claim['function']}; {claim['function']}()",
     }
     lines = [claim["says"]]
@@ -113,7 +113,7 @@ def markdown(found: Found, others: Sequence[Found] = ()) -> str:
 
     Args:
         found: What was measured, all claims.
-        others: The same from other machines, of which the claims about time are shown.
+        others: Results from other machines, shown for the claims about time.
     """
     claims = found["claims"]
     count = counted(claims)
@@ -121,18 +121,18 @@ def markdown(found: Found, others: Sequence[Found] = ()) -> str:
         "# Claims about attention, measured",
         "",
         *textwrap.wrap(
-            f"Notes on attention say many things. Here are {len(claims)} of them, each put to a "
+            f"`clearhead claims` tests {len(claims)} common claims about attention, each with a "
             f"small experiment: {count['holds']} hold, {count['holds if']} hold under a condition "
-            f"that the notes leave out, {count['does not hold']} do not hold. Each experiment is "
-            "one short function whose arguments are what it examines, and a test runs each on "
-            "something for which it comes out the other way.",
+            f"that is usually left out, and {count['does not hold']} do not hold. Each experiment "
+            "is one short function whose arguments are what it examines, and a test runs it on "
+            "something that gives another verdict.",
             100,
         ),
         "",
         "```sh",
         "clearhead claims                      # all of them, in less than ten minutes",
-        "clearhead claims --quick              # smaller sizes, less than a minute",
-        f"clearhead claims {claims[0]['name']:20} # one of them in full",
+        "clearhead claims --quick              # smaller sizes, in less than a minute",
+        f"clearhead claims {claims[0]['name']:20} # one claim in full",
         "```",
         "",
         *textwrap.wrap(_measured_on(found, others), 100),
@@ -152,10 +152,10 @@ def markdown(found: Found, others: Sequence[Found] = ()) -> str:
             for same in other["claims"]:
                 if same["name"] == claim["name"]:
                     lines.append(
-                        f"- {_place(other)}: *{words(same)}*; {same['figure']}; {same['spread']}"
+                        f"- {_machine(other)}: *{words(same)}*; {same['figure']}; {same['spread']}"
                     )
         lines += [
-            f"- Again: `clearhead claims {claim['name']}`; "
+            f"- Run: `clearhead claims {claim['name']}`; "
             f"source: `src/clearhead/{claim['file']}`, `{claim['function']}`",
             "",
             claim["explanation"],
@@ -171,23 +171,23 @@ def _measured_on(found: Found, others: Sequence[Found]) -> str:
         f"load {machine['load_average']:.1f} at the start, PyTorch {found['versions']['torch']}"
     )
     for other in others:
-        text += f"; times also on {_place(other)}, PyTorch {other['versions']['torch']}"
+        text += f"; times also on {_machine(other)}, PyTorch {other['versions']['torch']}"
     return (
-        f"{text}. Verdicts about time depend on the machine. What heads do was examined in the "
-        "small model that comes with Clearhead, the best of three seeds; another may do otherwise."
+        f"{text}. Verdicts about time depend on the machine. Claims about heads were tested on the "
+        "small model that comes with Clearhead, the best of three seeds; other models may differ."
     )
 
 
-def _place(found: Found) -> str:
-    """The machine on which it was measured, in a few words."""
+def _machine(found: Found) -> str:
+    """The name of the machine: its GPU, or its CPU."""
     machine = found["machine"]
     return str(machine.get("gpu", machine["cpu"]))
 
 
 def _seeds(claim: Found) -> str:
-    return ", ".join(map(str, claim["seeds"])) or "none, nothing is random"
+    return ", ".join(map(str, claim["seeds"])) or "none; nothing is random"
 
 
 def _cell(text: str) -> str:
-    """Text that may stand in a table."""
+    """Text escaped for a Markdown table."""
     return text.replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""Claims about time and memory. Times are ratios of interleaved runs, on a GPU if there is one."""
+"""Claims about time and memory. Times are ratios of interleaved runs, on a GPU if available."""
 
 import math
 import weakref
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from clearhead import timing
 from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if, short
@@ -19,17 +19,17 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def device() -> str:
-    """The GPU where there is one."""
+    """The device to measure on: a GPU if available."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def place() -> str:
-    """The same in words."""
+def device_name() -> str:
+    """The same, for people."""
     return "GPU" if device() == "cuda" else "CPU"
 
 
 def race(runs: Runs, quick: bool) -> dict[str, timing.Row]:
-    """Time all of them in turn, in every round in a new order, for about ten seconds."""
+    """Time all of them in turn, in a new order every round, for about ten seconds."""
     synchronize = torch.cuda.synchronize if device() == "cuda" else timing.nothing
     contestants = [timing.Contestant(name, run) for name, run in runs.items()]
     with torch.no_grad():
@@ -43,28 +43,34 @@ def race(runs: Runs, quick: bool) -> dict[str, timing.Row]:
     return {row.name: row for row in rows}
 
 
-class _Living(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives no types here
-    """Adds up the bytes of all tensors made inside that are still alive; `peak` is the most."""
+class _Living(TorchFunctionMode):
+    """Adds up the bytes of all tensors created inside that are still alive; `peak` is the most.
+
+    It sees what functions return. What a function allocates and frees itself is not counted.
+    """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        super().__init__()
         self.alive = self.peak = 0
         self._known: set[int] = set()
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         for given in args:
-            if isinstance(given, Tensor):  # an input is not ours, and a view of it is not new
-                self._known.add(given.untyped_storage()._cdata)
+            if isinstance(given, Tensor):  # inputs are not counted, nor are views of them
+                self._known.add(given.untyped_storage().data_ptr())
         made = func(*args, **(kwargs or {}))
         for tensor in made if isinstance(made, tuple) else (made,):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._known:
-                storage = tensor.untyped_storage()
-                self._known.add(storage._cdata)
-                self.alive += storage.nbytes()
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            address, size = storage.data_ptr(), storage.nbytes()
+            if address not in self._known:
+                self._known.add(address)
+                self.alive += size
                 self.peak = max(self.peak, self.alive)
-                weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
+                weakref.finalize(storage, self._gone, address, size)
         return made
 
     def _gone(self, key: int, size: int) -> None:
@@ -73,14 +79,14 @@ class _Living(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch give
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """The most bytes of tensors that are alive at once during a run, its inputs not counted."""
+    """The peak memory of a run in bytes of tensors, not counting its inputs."""
     with torch.no_grad(), _Living() as living:
         run()
     return int(living.peak)
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention that builds tokens × tokens."""
+    """Causal attention that materialises the tokens × tokens scores."""
     tokens = q.shape[-2]
     future = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(diagonal=1)
     scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
@@ -88,12 +94,12 @@ def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same by PyTorch's fused kernel."""
+    """The same with PyTorch's fused kernel."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def one_per_head(x: Tensor, weights: Tensor, attend: Attend) -> Tensor:
-    """One projection for each head, and one head after the other; weights (3, heads, .., d_in)."""
+    """One projection per head, one head after the other; weights (3, heads, head_dim, d_in)."""
     contexts = []
     for w_query, w_key, w_value in weights.unbind(1):
         contexts.append(attend(F.linear(x, w_query), F.linear(x, w_key), F.linear(x, w_value)))
@@ -101,7 +107,7 @@ def one_per_head(x: Tensor, weights: Tensor, attend: Attend) -> Tensor:
 
 
 def split(x: Tensor, weights: Tensor, attend: Attend) -> Tensor:
-    """One projection each for queries, keys and values, split into heads; all heads at once."""
+    """One projection each for queries, keys and values, split into heads; all heads together."""
     heads, head_dim = weights.shape[1:3]
     q, k, v = (
         F.linear(x, w.flatten(0, 1)).view(*x.shape[:2], heads, head_dim).transpose(1, 2)
@@ -116,11 +122,11 @@ def split(x: Tensor, weights: Tensor, attend: Attend) -> Tensor:
     timed=True,
 )
 def split_projection_is_faster(race: Race = race, *, quick: bool = False, seed: int = 0) -> Finding:
-    """768 wide, 12 heads, short and long input, attention written out and fused.
+    """Width 768, 12 heads, short and long inputs, attention written out and fused.
 
-    Few large products use a processor better than many small ones. But all heads at once build all
-    their scores at once, twelve times the memory to fetch and to fill. So it depends on the
-    machine, on the length, and on whether scores are built at all.
+    A few large products use a processor better than many small ones. But all heads together also
+    materialise all their scores together, which takes twelve times the memory. So the result
+    depends on the machine, on the length, and on whether scores are materialised at all.
     """
     torch.manual_seed(seed)
     weights = torch.randn(3, 12, 64, 768, device=device()) / 768**0.5
@@ -138,20 +144,20 @@ def split_projection_is_faster(race: Race = race, *, quick: bool = False, seed: 
             rows = race(runs, quick)
             case = f"{name} with {batch} × {tokens:,} tokens"
             ratios[case] = timing.paired_ratio(rows["per head"], rows["split"])
-    return _faster(ratios, f"on the {place()}, split is so many times as fast: ")
+    return _faster(ratios, f"on the {device_name()}, the speedup from splitting: ")
 
 
 def _faster(ratios: Mapping[str, timing.Ratio], words: str) -> Finding:
-    """Holds where the whole interval of the ratio is above 1."""
+    """The claim holds where the whole interval of the ratio is above 1."""
     figure = words + "; ".join(f"{case} {ratio.median:.2f}" for case, ratio in ratios.items())
     spread = "95 % intervals " + ", ".join(f"[{r.low:.2f}, {r.high:.2f}]" for r in ratios.values())
-    spread += f" over {min(ratio.rounds for ratio in ratios.values())} rounds and more"
+    spread += f" over {min(ratio.rounds for ratio in ratios.values())} rounds or more"
     wins = [case for case, ratio in ratios.items() if ratio.low > 1]
     numbers = {case: [r.median, r.low, r.high] for case, r in ratios.items()}
     if len(wins) == len(ratios):
         return holds(figure, spread, **numbers)
     if wins:
-        return holds_if("it is " + " or ".join(wins), figure, spread, **numbers)
+        return holds_if("attention is " + " or ".join(wins), figure, spread, **numbers)
     return does_not_hold(figure, spread, **numbers)
 
 
@@ -177,10 +183,10 @@ def in_place_is_more_efficient(
     quick: bool = False,
     seed: int = 0,
 ) -> Finding:
-    """Plain attention, 4 × 512 tokens, 12 heads: time, and the most memory alive at once.
+    """Plain attention, 4 × 512 tokens, 12 heads: time and peak memory.
 
-    A copy costs time. Its memory costs nothing at the peak: softmax has to put its result
-    somewhere, too, and by then the scores before masking are gone.
+    A copy costs time. It does not raise the peak memory: softmax needs memory for its result as
+    well, and by then the unmasked scores are freed.
     """
     torch.manual_seed(seed)
     batch = 1 if quick else 4
@@ -194,7 +200,7 @@ def in_place_is_more_efficient(
     rows = race(runs, quick)
     time = timing.paired_ratio(rows["copy"], rows["in place"])
     figure = (
-        f"on the {place()}, in place is {time.median:.2f} times as fast; peak memory "
+        f"on the {device_name()}, in place is {time.median:.2f} times as fast; peak memory "
         f"{memory['in place']:.0f} MiB, with a copy {memory['copy']:.0f} MiB"
     )
     spread = f"95 % interval [{time.low:.2f}, {time.high:.2f}] over {time.rounds} rounds"
@@ -210,12 +216,12 @@ def in_place_is_more_efficient(
     if len(better) == 2:
         return holds(figure, spread, **numbers)
     if better:
-        return holds_if(f"{better[0]} is meant", figure, spread, **numbers)
+        return holds_if(f"efficient means {better[0]}", figure, spread, **numbers)
     return does_not_hold(figure, spread, **numbers)
 
 
 def _exponent(ratio: float, factor: float) -> float:
-    """The power of n that a cost grows with, if n × factor costs so many times as much."""
+    """The power of n by which a cost grows, if n × factor costs `ratio` times as much."""
     return math.log(ratio) / math.log(factor)
 
 
@@ -223,7 +229,7 @@ def _exponent(ratio: float, factor: float) -> float:
 def time_grows_with_n_squared(race: Race = race, *, quick: bool = False, seed: int = 0) -> Finding:
     """The power of n by which the time grows from n to 4 n tokens.
 
-    First attention alone, 4 heads of 64 (12 on a GPU), then with its projections, 768 wide. Scores
+    First attention alone, 4 heads of 64 (12 on a GPU), then with its projections, width 768. Scores
     and weighted sum grow with n², fused or not: the fused kernel saves memory, not work. But
     projections grow with n, and while n is small they are most of the work.
     """
@@ -250,7 +256,7 @@ def time_grows_with_n_squared(race: Race = race, *, quick: bool = False, seed: i
         rows = race({"n": short_run, "4 n": long_run}, quick)
         ratio = timing.paired_ratio(rows["4 n"], rows["n"])
         powers[case] = [_exponent(r, 4) for r in (ratio.median, ratio.low, ratio.high)]
-    figure = f"on the {place()}: " + "; ".join(f"{c} n^{p[0]:.2f}" for c, p in powers.items())
+    figure = f"on the {device_name()}: " + "; ".join(f"{c} n^{p[0]:.2f}" for c, p in powers.items())
     spread = "95 % intervals " + ", ".join(f"[{p[1]:.2f}, {p[2]:.2f}]" for p in powers.values())
     square = [case for case, power in powers.items() if power[0] > 1.6]
     if len(square) == len(powers):
@@ -265,11 +271,11 @@ def time_grows_with_n_squared(race: Race = race, *, quick: bool = False, seed: i
 def memory_grows_with_n_squared(
     ways: Mapping[str, Attend] = {"plain": plain, "fused": fused}, *, seed: int = 0
 ) -> Finding:
-    """The most bytes of tensors alive at once, for 256 and for 1,024 tokens, 4 heads.
+    """The peak memory in bytes of tensors, for 256 and for 1,024 tokens, 4 heads.
 
-    The plain form keeps the scores and the weights, tokens × tokens each. A fused kernel works
-    through them in small tiles and keeps one number per row. (What a kernel takes for its tiles is
-    not in the count; it does not grow with n.)
+    The plain form keeps the scores and the weights, tokens × tokens each. A fused kernel computes
+    them in small tiles and keeps one number per row. (The memory for the tiles is not counted; it
+    does not grow with n.)
     """
     torch.manual_seed(seed)
     powers, mib = {}, {}
@@ -281,10 +287,11 @@ def memory_grows_with_n_squared(
         powers[name] = _exponent(peaks[1] / peaks[0], 4)
         mib[name] = peaks[1] / 2**20
     figure = "; ".join(f"{name} n^{powers[name]:.2f} ({short(mib[name])} MiB)" for name in ways)
-    spread = "a count, nothing in it is random"
+    spread = "a count: nothing is random"
     square = [name for name, power in powers.items() if power > 1.9]
     if len(square) == len(powers):
         return holds(figure, spread, powers=powers, mib=mib)
     if square:
-        return holds_if(f"it is {' or '.join(square)}", figure, spread, powers=powers, mib=mib)
+        condition = f"attention is {' or '.join(square)}"
+        return holds_if(condition, figure, spread, powers=powers, mib=mib)
     return does_not_hold(figure, spread, powers=powers, mib=mib)

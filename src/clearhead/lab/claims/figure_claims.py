@@ -1,4 +1,4 @@
-"""Claims that are figures: what notes print, computed again."""
+"""Claims that are numbers: what textbooks and notes print, computed again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,11 +22,11 @@ JOURNEY = (
     (0.05, 0.80, 0.55),
 )
 SCORES = ((0.5, 0.7, 0.3, 0.9), (0.4, 0.6, 0.8, 0.2), (0.3, 0.5, 0.4, 0.7), (0.6, 0.4, 0.5, 0.8))
-EXACT = "exact: nothing in it is random"
+EXACT = "exact: nothing is random"
 
 
 def _compare(printed: Rows, scores: Rows, digits: int = 2) -> Finding:
-    """Whether the printed rows are the softmax of the scores, as far as they are printed."""
+    """Whether the printed rows are the softmax of the scores, to the printed digits."""
     right = [torch.tensor(row, dtype=torch.float64).softmax(0).tolist() for row in scores]
     pairs = [(p, r) for said, row in zip(printed, right, strict=True) for p, r in zip(said, row)]  # noqa: B905  # a causal row is shorter
     off = max(abs(p - r) for p, r in pairs)
@@ -39,7 +39,7 @@ def _compare(printed: Rows, scores: Rows, digits: int = 2) -> Finding:
 
 @claim("cat-weights", "The scores .1 .8 .5 on The, cat, sat become the weights .1 .7 .2.")
 def cat_weights(printed: Sequence[float] = (0.1, 0.7, 0.2)) -> Finding:
-    """Softmax of three numbers. The printed ones sum to one, and that is all."""
+    """Softmax of three numbers. The printed weights sum to one, but they are not its result."""
     return _compare([printed], [(0.1, 0.8, 0.5)])
 
 
@@ -52,15 +52,15 @@ def four_by_four_weights(
 ) -> Finding:
     """Softmax of what the causal mask leaves of each row.
 
-    The notes also divide by √256 before softmax. Scores so close together then give nearly the same
-    weight to everybody.
+    The source also divides by √256 before softmax. With scores so close together, all weights are
+    then nearly equal.
     """
     visible = [row[: i + 1] for i, row in enumerate(SCORES)]
     found = _compare(printed, visible)
     divided = [torch.tensor(row, dtype=torch.float64).div(256**0.5).softmax(0) for row in visible]
     uneven = max((weights - 1 / len(weights)).abs().max().item() for weights in divided)
     return replace(
-        found, figure=f"{found.figure}; divided by √256, all are within {uneven:.3f} of even"
+        found, figure=f"{found.figure}; divided by √256, all are within {uneven:.3f} of uniform"
     )
 
 
@@ -68,7 +68,7 @@ def four_by_four_weights(
 def journey_weights(printed: Sequence[float] = (0.14, 0.24, 0.23, 0.13, 0.11, 0.16)) -> Finding:
     """Rung 1 on the book's vectors: dot products with "journey", then softmax.
 
-    The fourth weight is .1240, so it rounds to .12. The printed ones sum to 1.01.
+    The fourth weight is .1240, which rounds to .12. The printed weights sum to 1.01.
     """
     x = torch.tensor(JOURNEY, dtype=torch.float64)
     return _compare([printed], [(x @ x[1]).tolist()])
@@ -78,14 +78,14 @@ def journey_weights(printed: Sequence[float] = (0.14, 0.24, 0.23, 0.13, 0.11, 0.
 def gpt2_parameters(
     printed: Mapping[str, int] = {"gpt2-small": 117, "gpt2-medium": 345, "gpt2-large": 762},
 ) -> Finding:
-    """Every weight of the released sizes, counted once (the head is the token table again)."""
+    """All parameters of the released sizes; the output head shares the token embedding's."""
     real = {name: costs.parameters(GPT2_CONFIGS[name])["total"] for name in printed}
     figure = ", ".join(f"{name.removeprefix('gpt2-')} {count:,}" for name, count in real.items())
     fits = all(round(real[name] / 1e6) == millions for name, millions in printed.items())
     return (holds if fits else does_not_hold)(figure, EXACT, **real)
 
 
-@claim("attention-parameters", "Attention 768 wide has 2,359,296 parameters.")
+@claim("attention-parameters", "Attention of width 768 has 2,359,296 parameters.")
 def attention_parameters(
     build: Callable[[], nn.Module] = lambda: attention.MultiHeadAttention(
         768, 768, 1024, 0.1, num_heads=12
@@ -93,7 +93,7 @@ def attention_parameters(
     *,
     printed: int = 2_359_296,
 ) -> Finding:
-    """Counted in a built module. 4 × 768² leaves out the 768 biases of the output projection."""
+    """Counted in a module. 4 × 768² leaves out the 768 biases of the output projection."""
     module = build()
     count = sum(parameter.numel() for parameter in module.parameters())
     biases = sum(p.numel() for name, p in module.named_parameters() if name.endswith("bias"))
@@ -106,7 +106,7 @@ def attention_parameters(
 def medium_has_24_heads(
     printed: Mapping[str, int] = {"gpt2-medium": 24, "gpt2-large": 36},
 ) -> Finding:
-    """24 and 36 are their layers. Neither divides the width, so such a module cannot be built."""
+    """24 and 36 are the numbers of layers. Neither divides the width, so this cannot be built."""
     words, fits = [], True
     for name, heads in printed.items():
         config = find_config(name)
@@ -121,9 +121,9 @@ def medium_has_24_heads(
 
 @claim("gpt2-qkv-bias", "GPT-2 has no bias on queries, keys and values.")
 def gpt2_without_qkv_bias(qkv_bias: bool = False, *, released: int = 124_439_808) -> Finding:
-    """The parameters of the small size, beside those in the released file.
+    """The parameters of the small size, compared with those in the released file.
 
-    The book's default of False is a choice of its own; the real weights do not fit without.
+    The book's default of False is its own choice; the released weights do not fit without biases.
     """
     config = find_config("gpt2-small")
     config["qkv_bias"] = qkv_bias
@@ -138,9 +138,9 @@ def heads_of_256(
         attention.MultiHeadAttention(256, d_out, 16, 0.0, heads).head_dim
     ),
 ) -> Finding:
-    """Modules with d_in 256 are built with d_out 256 and with d_out 768.
+    """Modules with d_in 256, built with d_out 256 and with d_out 768.
 
-    head_dim is d_out / heads; d_in has no part in it. 256 / 12 is not whole.
+    head_dim is d_out / heads and does not depend on d_in. 256 / 12 is not an integer.
     """
     found: dict[int, int | str] = {}
     for d_out in (256, 768):

@@ -1,8 +1,8 @@
-"""Claims about what heads do, examined in the small model that comes with Clearhead.
+"""Claims about what heads do, tested on the small model that comes with Clearhead.
 
 It was trained on sentences whose relations are known (`lab/grammar.py`); `clearhead heads` shows
-its heads in full. One small model proves nothing about large ones. It does show what a claim would
-have to mean, and a claim that fails here is not a law.
+its heads in full. One small model proves nothing about large ones. But it shows what a claim would
+have to mean, and a claim that fails here is not a general law.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,20 +14,21 @@ from torch import Tensor
 
 from clearhead.gpt2.model import GPT2
 from clearhead.lab import grammar
-from clearhead.lab.ablation import Place, head_means, projections, without
+from clearhead.lab.ablation import Head, head_means, projections, without
 from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if
-from clearhead.lab.head_report import Estimate, estimate, measure
-from clearhead.lab.relations import Examples, encode, readers
+from clearhead.lab.grammar_readers import WordReader
+from clearhead.lab.grammar_training import write_rows
+from clearhead.lab.head_scores import Estimate, estimate, measure
+from clearhead.lab.relations import Examples, encode
 from clearhead.masks import Mask
-from clearhead.models.trained_model import shipped
+from clearhead.models.shipped_models import load_shipped as shipped
 from clearhead.tokenizers import WordTokenizer
-from clearhead.training.loop import write_rows
 from clearhead.watcher import watch
 
 Trained = tuple[GPT2, WordTokenizer]
-SEED = 7_000_007  # of the sentences; training and its tests have others
-CUT = 12  # tokens of each sentence, where all have to be equally long
-FAR = 5  # so many words back is far
+SEED = 7_000_007  # of the sentences; training and its evaluation use others
+CUT = 12  # tokens per sentence, where all must have the same length
+FAR = 5  # words at this distance or more are far
 
 
 def maps(model: GPT2, ids: Tensor) -> Tensor:
@@ -38,7 +39,7 @@ def maps(model: GPT2, ids: Tensor) -> Tensor:
 
 
 def equally_long(tokens: WordTokenizer, count: int) -> Tensor:
-    """The beginnings of fresh sentences of the kind that it was trained on, (count, CUT)."""
+    """The beginnings of new sentences from the training distribution, (count, CUT)."""
     start = tokens.encode("<|endoftext|>")
     found = (
         start + tokens.encode(" ".join(sentence.words))
@@ -50,12 +51,11 @@ def equally_long(tokens: WordTokenizer, count: int) -> Tensor:
 
 def labelled(model: Trained, relation: str, count: int) -> Examples:
     """Sentences with this relation, as the model's tokens."""
-    pairs = grammar.labelled(relation, count, seed=SEED)
-    return encode(readers(*model)[0], pairs, model[1].vocab_size)
+    return encode(WordReader(*model), grammar.labelled(relation, count, seed=SEED))
 
 
 def best_on_one_half(weight: Tensor) -> tuple[int, Estimate]:
-    """The head (of columns) with most weight in even rows, and its weight in odd rows."""
+    """The head (column) with most weight in even rows, and its weight in odd rows."""
     head = int(weight[::2].mean(0).argmax())
     return head, estimate(weight[1::2, head])
 
@@ -65,20 +65,18 @@ def _interval(value: Estimate) -> str:
 
 
 def _relation(relation: str, model: Trained, quick: bool) -> Finding:
-    """Whether a head looks at the labelled word, and whether the model needs that head.
+    """Whether a head attends to the labelled word, and whether the model needs that head.
 
-    It looks if its weight on the word is twice that on the distractor, twice an even share and
-    twice what the best head of an untrained model gives. It is needed if the accuracy without it
-    falls by five points.
+    It attends if its weight on the word is twice that on the distractor, twice a uniform share and
+    twice that of the best head of an untrained model. It is needed if the accuracy falls by five
+    points without it.
     """
-    reader, untrained = readers(*model)
-    count = 100 if quick else 600
+    reader = WordReader(*model)
     report = measure(
         reader,
-        model[1].vocab_size,
-        sentences=count,
+        sentences=100 if quick else 600,
         relations=[relation],
-        untrained=untrained,
+        untrained=reader.untrained(),
         seed=SEED,
     )
     score = report[relation]
@@ -88,7 +86,7 @@ def _relation(relation: str, model: Trained, quick: bool) -> Finding:
     lost = best.without["mean"]
     figure = (
         f"the best head puts {best.key.mean:.2f} on it and {best.distractor.mean:.2f} on the word "
-        f"that could be taken for it (even share {score.uniform:.2f}, untrained "
+        f"that could be mistaken for it (uniform share {score.uniform:.2f}, untrained "
         f"{score.untrained:.2f}); without it the accuracy falls by {100 * lost.mean:.0f} points"
     )
     spread = (
@@ -99,72 +97,72 @@ def _relation(relation: str, model: Trained, quick: bool) -> Finding:
     if best.key.low < 2 * max(best.distractor.mean, score.uniform, score.untrained):
         return does_not_hold(figure, spread, **numbers)
     if lost.mean < 0.05:
-        return holds_if("looking is enough: the model can do without", figure, spread, **numbers)
+        return holds_if("the model need not depend on it", figure, spread, **numbers)
     return holds(figure, spread, **numbers)
 
 
-@claim("head-subject-verb", "A head learns to look from the verb to its subject.")
+@claim("head-subject-verb", "A head learns to attend from the verb to its subject.")
 def head_subject_verb(
     model: Callable[[], Trained] = shipped, *, quick: bool = False, seed: int = SEED
 ) -> Finding:
-    """Sentences in which a noun of the other number stands between: "the cat near the dogs sleeps".
+    """Sentences with a noun of the other number in between: "the cat near the dogs sleeps".
 
-    A causal model must know the number at the word before the verb, so that is where it is asked.
+    A causal model must know the number at the word before the verb, so attention is measured there.
     The head is chosen in one half of the sentences and measured in the other. Which head it is
-    changes with the seed of the training: there is no "head 1".
+    changes with the training seed.
     """
     return _relation("subject", model(), quick)
 
 
-@claim("head-pronoun", "A head learns to look from a pronoun to what it stands for.")
+@claim("head-pronoun", "A head learns to attend from a pronoun to its referent.")
 def head_pronoun(
     model: Callable[[], Trained] = shipped, *, quick: bool = False, seed: int = SEED
 ) -> Finding:
-    """Sentences with two candidates for he, she, it or they, measured as for the subject."""
+    """Sentences with two candidates for he, she, it or they; measured as for the subject."""
     return _relation("pronoun", model(), quick)
 
 
-@claim("head-adjective-noun", "A head learns to look from a noun to its adjective.")
+@claim("head-adjective-noun", "A head learns to attend from a noun to its adjective.")
 def head_adjective_noun(
     model: Callable[[], Trained] = shipped, *, quick: bool = False, seed: int = SEED
 ) -> Finding:
-    """Nouns with two adjectives, the first of which says what they can be; as for the subject."""
+    """Nouns with two adjectives, the first of which limits the noun; measured the same way."""
     return _relation("adjective", model(), quick)
 
 
-@claim("head-adjacent-words", "A head learns to look at the word before.")
+@claim("head-adjacent-words", "A head learns to attend to the previous word.")
 def head_adjacent_words(model: Callable[[], Trained] = shipped, *, seed: int = SEED) -> Finding:
-    """The weight on the word before, over all words of 200 sentences; 0.75 would be such a head.
+    """The weight on the previous word, over all words of 200 sentences; such a head exceeds 0.75.
 
-    Heads use the word before where it helps. Few look there whatever the word is.
+    Heads use the previous word where it helps. Few attend to it whatever the word is.
     """
     trained, tokens = model()
     weights = maps(trained, equally_long(tokens, 200))
     here = torch.arange(2, CUT)
     _, best = best_on_one_half(weights[:, :, here, here - 1].mean(-1))
     even = (1 / (here + 1)).mean().item()
-    figure = f"the best head puts {best.mean:.2f} on the word before (even share {even:.2f})"
+    figure = f"the best head puts {best.mean:.2f} on the previous word (uniform share {even:.2f})"
     spread = f"95 % interval {_interval(best)}, {best.count} sentences"
     verdict = holds if best.low > 0.75 else does_not_hold
     return verdict(figure, spread, weight=best.mean, even=even)
 
 
-@claim("head-long-range", "A head learns to look far back.")
+@claim("head-long-range", "A head learns to attend far back.")
 def head_long_range(
     model: Callable[[], Trained] = shipped, *, quick: bool = False, seed: int = SEED
 ) -> Finding:
-    """The weight on words five and more back: in general, and where the subject is so far back.
+    """The weight on words at a distance of five or more: in general, and if the subject is there.
 
-    No head prefers far words as such, with one and a half times their even share. But the head that
-    finds subjects finds them at any distance.
+    No head prefers far words as such, with one and a half times their uniform share. But the head
+    that finds subjects finds them at any distance.
     """
     trained, tokens = model()
     ids = equally_long(tokens, 200)
-    place = torch.arange(CUT)
-    far = (place[:, None] - place >= FAR) & (place > 0)  # the first token is no word
+    position = torch.arange(CUT)
+    far = (position[:, None] - position >= FAR) & (position > 0)  # the first token is not a word
     rows = maps(trained, ids)[:, :, 8:] * far[8:]
     _, general = best_on_one_half(rows.sum(-1).mean(-1))
-    even = (far[8:].sum(-1) / (place[8:] + 1)).mean().item()
+    even = (far[8:].sum(-1) / (position[8:] + 1)).mean().item()
 
     examples = labelled((trained, tokens), "subject", 100 if quick else 600)
     here = torch.arange(len(examples))
@@ -173,34 +171,34 @@ def head_long_range(
     distance = examples.query - examples.key.int().argmax(1)
     near, distant = on_key[distance < FAR, head].mean(), estimate(on_key[distance >= FAR, head])
     figure = (
-        f"the best head puts {general.mean:.2f} on far words (even share {even:.2f}); the head of "
-        f"subjects puts {distant.mean:.2f} on a far one, {near:.2f} on a near one"
+        f"the best head puts {general.mean:.2f} on far words (uniform share {even:.2f}); the "
+        f"subject head puts {distant.mean:.2f} on a far subject, {near:.2f} on a near one"
     )
     spread = f"95 % intervals {_interval(general)}, {_interval(distant)}; {distant.count} sentences"
     if general.low > 1.5 * even:
         return holds(figure, spread, general=general.mean, distant=distant.mean)
     if distant.low > 0.4 and distant.mean > 0.8 * near:
-        condition = "what it looks for is there"
+        condition = "the word that it looks for is there"
         return holds_if(condition, figure, spread, general=general.mean, distant=distant.mean)
     return does_not_hold(figure, spread, general=general.mean, distant=distant.mean)
 
 
-@claim("head-position", "A head learns to look at a place, whatever the words are.")
+@claim("head-position", "A head learns to attend to a position, whatever the words are.")
 def head_position(model: Callable[[], Trained] = shipped, *, seed: int = SEED) -> Finding:
-    """How much of a head's map is the same in all sentences: the map of its means, squared.
+    """How much of a head's map is the same in all sentences: the share explained by its mean.
 
-    What all heads have in common, an even share for everybody, is taken away first. 0.75 would be
-    such a head, if it differs from an even share by a fifth of the weight.
+    Uniform attention, which all heads have in common, is subtracted first. Such a head exceeds
+    0.75, and differs from uniform attention in at least a fifth of its weight.
     """
     trained, tokens = model()
     weights = maps(trained, equally_long(tokens, 200))
     even = torch.ones(CUT, CUT).tril() / torch.arange(1, CUT + 1)[:, None]
     own = weights - even
-    moved = own.abs().sum(-1).mean((0, 2)) / 2  # the share of the weight that is not even
+    moved = own.abs().sum(-1).mean((0, 2)) / 2  # the share of the weight that is not uniform
     same = own.mean(0).square().sum((-2, -1)) / own.square().mean(0).sum((-2, -1))
     same = same.masked_fill(moved < 0.2, 0.0)
     best = int(same.argmax())
-    figure = f"the place explains {same[best]:.2f} of the most regular head's map"
+    figure = f"the position explains {same[best]:.2f} of the most regular head's map"
     spread = f"{same.min():.2f} to {same.max():.2f} over {len(same)} heads, 200 sentences"
     verdict = holds if same[best] > 0.75 else does_not_hold
     return verdict(figure, spread, explained=same.tolist())
@@ -214,10 +212,10 @@ def _loss(model: GPT2, ids: Tensor) -> float:
 
 @claim("removing-heads", "Most heads can be removed without harm.")
 def heads_can_be_removed(model: Callable[[], Trained] = shipped, *, seed: int = SEED) -> Finding:
-    """Each head is replaced by its mean; no harm is a loss that rises by less than 0.01.
+    """Each head is replaced by its mean output; no harm means a loss less than 0.01 higher.
 
-    Then all heads whose removal did no harm are removed at once: heads that stand in for each other
-    are not missed alone, and are missed together.
+    Then all heads whose removal did no harm are removed together: heads that can replace each other
+    are not missed one at a time, but they are missed together.
     """
     trained, _ = model()
     ids = write_rows(200, 32, seed=SEED).ids
@@ -229,7 +227,7 @@ def heads_can_be_removed(model: Callable[[], Trained] = shipped, *, seed: int = 
     everywhere = torch.ones_like(ids[:, :-1], dtype=torch.bool)
     means = head_means(found, lambda: trained.hidden(ids[:, :-1]), everywhere)
 
-    def rise(heads: Sequence[Place]) -> float:
+    def rise(heads: Sequence[Head]) -> float:
         with without(found, heads, sizes, means):
             return _loss(trained, ids) - whole
 
@@ -253,7 +251,7 @@ def heads_can_be_removed(model: Callable[[], Trained] = shipped, *, seed: int = 
 def effect_of_hiding(model: GPT2, examples: Examples) -> Tensor:
     """How much the answer changes when a token is hidden from all others, (batch, tokens).
 
-    The answer is by how much the right word beats the best wrong one.
+    The answer is the margin of the right word over the best wrong one, in logits.
     """
     batch, tokens = examples.ids.shape
     here = torch.arange(batch)
@@ -279,10 +277,11 @@ def effect_of_hiding(model: GPT2, examples: Examples) -> Tensor:
 def attention_explains(
     model: Callable[[], Trained] = shipped, *, quick: bool = False, seed: int = SEED
 ) -> Finding:
-    """Weights from the place of the answer, beside what happens when each word is hidden.
+    """The weights at the position of the answer, compared with the effect of hiding each word.
 
     The weights are the mean over all heads and layers. Their order is compared with the order of
-    the effects (Spearman's rank correlation in each sentence), and their first with the first.
+    the effects (Spearman's rank correlation per sentence), and the largest weight with the largest
+    effect.
     """
     trained, tokens = model()
     orders, hits = [], []
@@ -292,14 +291,14 @@ def attention_explains(
         weights = maps(trained, examples.ids)[here, :, examples.query].mean(1)
         effects = effect_of_hiding(trained, examples)
         for row, end in enumerate(examples.query.tolist()):
-            weight, effect = weights[row, :end], effects[row, :end]  # all but the place itself
+            weight, effect = weights[row, :end], effects[row, :end]  # all but the query itself
             ranks = torch.stack([weight.argsort().argsort(), effect.argsort().argsort()])
             orders.append(torch.corrcoef(ranks.double())[0, 1])
             hits.append((weight.argmax() == effect.argmax()).double())
     order, hit = estimate(torch.stack(orders)), estimate(torch.stack(hits))
     figure = (
-        f"rank correlation {order.mean:.2f}; the word with most weight is the one with most effect "
-        f"in {hit.mean:.0%} of the sentences"
+        f"rank correlation {order.mean:.2f}; the word with the largest weight has the largest "
+        f"effect in {hit.mean:.0%} of the sentences"
     )
     spread = f"95 % intervals {_interval(order)}, {_interval(hit)}; {hit.count} sentences"
     if order.low > 0.8 and hit.low > 0.9:

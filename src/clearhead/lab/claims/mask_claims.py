@@ -1,5 +1,6 @@
-"""Claims about masks: where they belong, what they cost, and what -1e9 does."""
+"""Claims about masks: when to apply them, what they prevent, and what -1e9 does."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,7 +12,7 @@ from clearhead.kernels import attend
 from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if, short
 from clearhead.masks import Mask
 
-EQUAL = 1e-9  # float64 numbers that should be the same differ by less
+EQUAL = 1e-9  # float64 numbers that should be equal differ by less
 
 
 def _future(tokens: int) -> Tensor:
@@ -19,9 +20,9 @@ def _future(tokens: int) -> Tensor:
     return torch.ones(tokens, tokens, dtype=torch.bool).triu(diagonal=1)
 
 
-@claim("mask-and-scaling", "Masking before or after scaling gives the same.")
+@claim("mask-and-scaling", "Masking before or after scaling gives the same result.")
 def mask_before_or_after_scaling(fill: float = -torch.inf, *, seed: int = 0) -> Finding:
-    """Both orders on the same scores, with -inf and with -1e9 as what is filled in.
+    """Both orders on the same scores, masked with -inf and with -1e9.
 
     -inf / √d_k is -inf. A finite number shrinks: -1e9 / 8 is still far below every score, -20 / 8
     is not.
@@ -48,15 +49,15 @@ def _cut_off(weights: Tensor, future: Tensor) -> Tensor:
     return weights.masked_fill(future, 0.0)
 
 
-@claim("mask-after-softmax", "Masking after softmax gives the same as masking before it.")
+@claim("mask-after-softmax", "Masking after softmax gives the same result as masking before it.")
 def mask_after_softmax(
     mask: Callable[[Tensor, Tensor], Tensor] = _cut_off, *, seed: int = 0
 ) -> Finding:
     """Weights set to zero after softmax, then also divided by their new sum.
 
-    Softmax has divided by a sum in which the hidden scores took part. So the rows no longer sum to
-    one, and a later token still changes an earlier output: through that sum. Dividing each row by
-    what is left of it mends both.
+    Softmax divides by a sum that includes the hidden scores. So the rows do not sum to one, and a
+    later token still changes an earlier output: through that sum. Dividing each row by its new sum
+    fixes both.
     """
     torch.manual_seed(seed)
     scores = torch.randn(4, 12, 32, 32, dtype=torch.float64)
@@ -68,16 +69,18 @@ def mask_after_softmax(
     changed[..., -1] += 3.0  # the last token's key, which only the last query may see
     leak = (mask(torch.softmax(changed, dim=-1), future) - late)[..., :-1, :].abs().max().item()
     gap = (late - right).abs().max().item()
-    mended = (late / sums[..., None] - right).abs().max().item()
+    divided = (late / sums[..., None] - right).abs().max().item()
     figure = (
-        f"weights off by up to {short(gap)}, rows sum to {sums.min():.2f} and more, a later token "
-        f"changes an earlier weight by {short(leak)}; divided by their sums: off by {short(mended)}"
+        f"weights off by up to {short(gap)}, rows sum to {sums.min():.2f} or more, a later token "
+        f"changes an earlier weight by {short(leak)}; divided by their sums, they are off by "
+        f"{short(divided)}"
     )
     spread = "over 49,152 weights"
-    numbers = {"gap": gap, "smallest_sum": sums.min().item(), "leak": leak, "mended": mended}
+    # "mended" is a key of the first edition's JSON, which programs may read.
+    numbers = {"gap": gap, "smallest_sum": sums.min().item(), "leak": leak, "mended": divided}
     if gap < EQUAL:
         return holds(f"largest difference {short(gap)}", spread, **numbers)
-    if mended < EQUAL:
+    if divided < EQUAL:
         return holds_if("each row is divided by its sum again", figure, spread, **numbers)
     return does_not_hold(figure, spread, **numbers)
 
@@ -86,36 +89,36 @@ def _causal(tokens: int) -> nn.Module:
     return ladder.MultiHeadAttention(16, 16, tokens, 0.0, num_heads=4)
 
 
-@claim("mask-future", "With the causal mask no output depends on a later token.")
+@claim("mask-future", "With the causal mask, no output depends on a later token.")
 def mask_hides_the_future(
     build: Callable[[int], nn.Module] = _causal, *, seeds: Sequence[int] = range(10)
 ) -> Finding:
-    """One token is replaced by another; the outputs before it must not move by a single bit."""
+    """One token is replaced by another; the outputs before it must not change by a single bit."""
     moved, later = 0.0, []
     for seed in seeds:
         torch.manual_seed(seed)
         attention = build(20).double()
         x = torch.randn(1, 20, 16, dtype=torch.float64)
-        place = int(torch.randint(1, 20, ()))
+        position = int(torch.randint(1, 20, ()))
         changed = x.clone()
-        changed[:, place] = torch.randn(16, dtype=torch.float64)
+        changed[:, position] = torch.randn(16, dtype=torch.float64)
         with torch.no_grad():
             change = (attention(changed) - attention(x)).abs()
-        moved = max(moved, change[:, :place].max().item())
-        later.append(change[:, place:].max().item())
-    figure = f"earlier outputs move by {short(moved)}, the others by {short(min(later))} and more"
-    spread = f"the largest over {len(seeds)} seeds, each with its own module and place"
+        moved = max(moved, change[:, :position].max().item())
+        later.append(change[:, position:].max().item())
+    figure = f"earlier outputs change by {short(moved)}, the others by {short(min(later))} or more"
+    spread = f"the largest over {len(seeds)} seeds, each with its own module and position"
     verdict = does_not_hold if moved > 0 else holds
     return verdict(figure, spread, moved=moved, later=later)
 
 
 @claim("minus-1e9", "-1e9 is as good as -inf.")
 def minus_1e9(fill: float = -1e9, *, seed: int = 0) -> Finding:
-    """Against -inf: ordinary rows in float32, the same in float16, and a row that is all hidden.
+    """Compared with -inf: ordinary rows in float32, in float16, and a row with all keys hidden.
 
-    float16 ends at 65,504, and PyTorch refuses to fill in more. In a row where everything is hidden
-    the scores are all the same -1e9, so softmax spreads the weight evenly over what was to be
-    hidden; -inf gives NaN there, which at least is noticed.
+    The largest float16 is 65,504, and PyTorch refuses to mask with a larger number. In a row with
+    all keys hidden, all scores are -1e9, so softmax spreads the weight evenly over keys that should
+    be hidden. -inf gives NaN there, which at least gets noticed.
     """
     torch.manual_seed(seed)
     scores, future = torch.randn(4, 12, 32, 32), _future(32)
@@ -139,7 +142,7 @@ def minus_1e9(fill: float = -1e9, *, seed: int = 0) -> Finding:
     numbers = {"gap": gap, "float16": half, "largest_weight_in_hidden_row": str(empty)}
     if gap > EQUAL:
         return does_not_hold(figure, spread, **numbers)
-    if half != "works" or empty == empty:  # only NaN is not equal to itself
+    if half != "works" or not math.isnan(empty):
         condition = "the numbers are not float16 and every row keeps a key"
         return holds_if(condition, figure, spread, **numbers)
     return holds(figure, spread, **numbers)
@@ -166,12 +169,12 @@ WAYS: dict[str, Way] = {
 }
 
 
-@claim("fully-masked-row", "A query that may look at nothing gets NaN.")
+@claim("fully-masked-row", "A query that may attend to nothing gets NaN.")
 def fully_masked_row(ways: dict[str, Way] = WAYS, *, seed: int = 0) -> Finding:
-    """One query of five sees no key: its output, and the gradient when a loss ignores that output.
+    """One query of five sees no key: its output, and the gradient of a loss that ignores it.
 
-    Softmax of nothing but -inf is 0 / 0. One such row, from padding for instance, makes the
-    gradient of all values NaN, even if the loss leaves its output out: NaN × 0 is NaN.
+    Softmax of a row of -inf is 0 / 0. One such row, for instance from padding, makes the gradient
+    of all values NaN even if the loss ignores its output, because NaN × 0 is NaN.
     """
     torch.manual_seed(seed)
     visible = torch.ones(5, 5, dtype=torch.bool).tril()
@@ -186,10 +189,10 @@ def fully_masked_row(ways: dict[str, Way] = WAYS, *, seed: int = 0) -> Finding:
         what = "NaN" if row.isnan().any() else "zeros" if not row.any() else "numbers"
         found[name] = what + (", gradients NaN" if gradient.isnan().any() else "")
     figure = "; ".join(f"{name}: {what}" for name, what in found.items())
-    spread = f"{len(found)} ways, nothing random in which of them fail"
+    spread = f"{len(found)} implementations; which of them fail is not random"
     nan = [name for name, what in found.items() if what.startswith("NaN")]
     if len(nan) == len(found):
         return holds(figure, spread, **found)
     if nan:
-        return holds_if(f"it is done by {' or '.join(nan)}", figure, spread, **found)
+        return holds_if(f"computed by {' or '.join(nan)}", figure, spread, **found)
     return does_not_hold(figure, spread, **found)

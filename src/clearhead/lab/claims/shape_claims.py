@@ -1,4 +1,4 @@
-"""Claims about shapes and memory layout, and about which error comes when they do not fit."""
+"""Claims about shapes and memory layout, and about the errors when they do not fit."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from clearhead import attention, ladder
 from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if
 
-EXACT = "exact: nothing in it is random"
+EXACT = "exact: nothing is random"
 
 
 @claim("same-shape", "The output of attention has the shape of its input.")
@@ -17,7 +17,7 @@ def same_shape(
         d_in, d_out, 10, 0.0, num_heads=4
     ),
 ) -> Finding:
-    """Modules with d_out equal to d_in and with another d_out."""
+    """Modules with d_out equal to d_in, and with other values of d_out."""
     shapes = {}
     for d_in, d_out in ((24, 24), (24, 32), (24, 8)):
         x = torch.zeros(2, 10, d_in)
@@ -39,8 +39,8 @@ def _layouts() -> list[Tensor]:
     turned = []
     for order in orders:
         sizes = [0, 0, 0]
-        for place, axis in enumerate(order):
-            sizes[axis] = (4, 6, 8)[place]
+        for index, axis in enumerate(order):
+            sizes[axis] = (4, 6, 8)[index]
         turned.append(torch.arange(192).view(sizes).permute(order))
     sliced = [torch.arange(384).view(4, 6, 16)[..., ::2], torch.arange(384).view(4, 12, 8)[:, :6]]
     return [*turned, *sliced, torch.arange(48).view(1, 6, 8).expand(4, 6, 8)]
@@ -52,8 +52,8 @@ def view_never_copies(
 ) -> Finding:
     """Nine layouts of a (4, 6, 8) tensor, each viewed in six shapes: same memory, copy, or error?
 
-    A view is the same numbers with other strides. Where no strides can do it, `.view` raises;
-    `.reshape` makes a copy there, silently.
+    A view is the same memory with other strides. Where no strides can express the shape, `.view`
+    raises an error and `.reshape` silently copies.
     """
     shared = copied = raised = 0
     for x in _layouts():
@@ -77,8 +77,8 @@ def contiguous_is_needed(
 ) -> Finding:
     """The heads of a context (batch, heads, tokens, head_dim) are merged without it.
 
-    After the transpose the numbers of one token lie apart, so `.view` raises. With one head or one
-    token nothing lies apart. `.reshape` and `.flatten` copy by themselves where they must.
+    After the transpose, the numbers of one token are not adjacent in memory, so `.view` raises.
+    With one head or one token they are. `.reshape` and `.flatten` copy where they must.
     """
 
     def works(merge: Callable[[Tensor, tuple[int, ...]], Tensor], heads: int, tokens: int) -> bool:
@@ -105,7 +105,7 @@ def contiguous_is_needed(
 
 
 def _error(action: Callable[[], object]) -> str:
-    """The kind of error that this raises."""
+    """The name of the error that an action raises."""
     try:
         action()
     except Exception as error:
@@ -114,7 +114,7 @@ def _error(action: Callable[[], object]) -> str:
 
 
 class _BookMask(nn.Module):
-    """The causal part as notes write it, with no check of its own: the mask is cut to the input."""
+    """Causal attention as in many notes, without a check: the mask is sliced to the input."""
 
     future: Tensor
 
@@ -130,10 +130,10 @@ class _BookMask(nn.Module):
 
 @claim("too-long", "Input longer than context_length raises IndexError.")
 def too_long_is_an_index_error(build: Callable[[int], nn.Module] = _BookMask) -> Finding:
-    """Nine tokens into attention made for six, as notes write it and as Clearhead has it.
+    """Nine tokens into attention built for six: as in many notes, and in Clearhead.
 
     A slice past the end is not an error in Python: mask[:9, :9] of a 6 × 6 mask is 6 × 6, and then
-    two shapes do not fit. Only a table of positions, asked for row 6 of 6, raises IndexError.
+    the shapes do not match. Only a position embedding, indexed with 6 of 6, raises IndexError.
     """
     long = torch.randn(1, 9, 4)
     module, table = build(6), nn.Embedding(6, 4)
@@ -150,14 +150,14 @@ def too_long_is_an_index_error(build: Callable[[int], nn.Module] = _BookMask) ->
 
 class _Forgetful(nn.Module):
     def __init__(self) -> None:
-        self.W_query = nn.Linear(4, 4)  # super().__init__() is forgotten, on purpose
+        self.W_query = nn.Linear(4, 4)  # without super().__init__(), on purpose
 
 
 @claim("no-super-init", "A missing super().__init__() raises RuntimeError.")
 def no_super_init_is_a_runtime_error(
     build: Callable[[], object] = _Forgetful,
 ) -> Finding:
-    """A module that assigns a layer before nn.Module has been set up."""
+    """A module that assigns a layer without calling nn.Module.__init__."""
     error = _error(build)
     return (holds if error == "RuntimeError" else does_not_hold)(error, EXACT, error=error)
 
@@ -171,11 +171,11 @@ def not_divisible_is_an_assertion_error(
         d_out, d_out, 16, 0.0, heads
     ),
 ) -> Finding:
-    """Clearhead's module, 1024 wide with 24 heads.
+    """Clearhead's module with d_out 1024 and 24 heads.
 
-    The book's class has an `assert` there, which `python -O` removes; then the module is built, and
-    fails later with a message about shapes. Code that catches AssertionError has to catch
-    ValueError after a move to Clearhead.
+    The book's class uses an `assert`, which `python -O` removes: the module is then built, and
+    fails later with a message about shapes. Code that catches AssertionError must catch ValueError
+    instead when it moves to Clearhead.
     """
     error = _error(lambda: build(1024, 24))
     return (holds if error == "AssertionError" else does_not_hold)(error, EXACT, error=error)

@@ -1,8 +1,8 @@
-"""Claims about training, each on a small model and data whose best possible result is known.
+"""Claims about training, each on a small model and on data with a known lowest possible loss.
 
-The data of the first two are random walks among a few symbols: which one comes next depends on the
-last one only, by a table of chances. Nobody who cannot see the future predicts better than somebody
-who knows that table; the loss of that somebody is the floor.
+The data of the first two are random walks over a few symbols: the next symbol depends only on the
+current one, by a table of transition probabilities. No model that cannot see the future can predict
+better than that table does; its loss is the floor.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from clearhead.attention import MultiHeadAttention
 from clearhead.embedding import Embedding
-from clearhead.gpt2.model import GPT2, TransformerBlock
+from clearhead.gpt2 import GPT2, TransformerBlock
 from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if
 
 SYMBOLS, LENGTH, WIDTH = 16, 12, 32
 
 
 def table_of_chances() -> Tensor:
-    """Row i: how likely each symbol is after symbol i."""
+    """Transition probabilities; row i is the distribution after symbol i."""
     return torch.softmax(2 * torch.randn(SYMBOLS, SYMBOLS), dim=-1)
 
 
@@ -34,12 +34,12 @@ def walks(chances: Tensor, count: int) -> Tensor:
 
 
 def floor(chances: Tensor, ids: Tensor) -> float:
-    """The loss of somebody who knows the table, on these walks."""
+    """The loss of the table itself on these walks."""
     return float(-chances[ids[:, :-1], ids[:, 1:]].log().mean())
 
 
 def small_model() -> GPT2:
-    """One layer with two heads and no dropout, from our own parts."""
+    """One layer with two heads and no dropout."""
     sizes = {"vocab_size": SYMBOLS, "context_length": LENGTH, "d_model": WIDTH}
     return GPT2({**sizes, "num_heads": 2, "num_layers": 1, "dropout": 0.0, "qkv_bias": False})
 
@@ -52,12 +52,12 @@ def attention_of(model: GPT2) -> MultiHeadAttention:
 
 
 def loss(model: GPT2, ids: Tensor) -> Tensor:
-    """The mean loss of predicting each next symbol."""
+    """The mean loss of predicting the next symbol."""
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
 def score(model: GPT2, ids: Tensor) -> float:
-    """The same as a number, with dropout off; the model goes on as it was."""
+    """The same as a number, in eval mode; the model's mode is restored."""
     training = model.training
     with torch.no_grad():
         found = loss(model.eval(), ids).item()
@@ -81,7 +81,7 @@ def _take_mask_off(attention: MultiHeadAttention) -> None:
 
 
 def _predict(chances: Tensor, change: Callable[[MultiHeadAttention], None] | None) -> GPT2:
-    """A model that has learned to predict, its attention changed before."""
+    """A model trained to predict, with its attention changed beforehand."""
     model = small_model()
     if change is not None:
         change(attention_of(model))
@@ -98,12 +98,12 @@ def mask_prevents_cheating(
 ) -> Finding:
     """Two models learn to predict the next symbol, one of them without the mask.
 
-    The next symbol is part of the input, one place to the right. Without the mask the loss falls
-    far below the floor, which nobody who predicts can reach. It is worth nothing: when the mask is
-    put back, as it must be where the next symbol does not exist yet, that model is worse than one
-    that knows nothing and guesses.
+    The next symbol is part of the input, one position to the right. Without the mask, the loss
+    falls far below the floor, which is impossible for a real prediction. The model is useless: with
+    the mask restored, as it must be when the next symbol does not exist yet, it is worse than a
+    uniform guess.
     """
-    masked, open_, put_back = [], [], []  # each one's loss, over the floor
+    masked, open_, put_back = [], [], []  # losses above the floor
     for seed in seeds[:1] if quick else seeds:
         torch.manual_seed(seed)
         chances = table_of_chances()
@@ -115,8 +115,8 @@ def mask_prevents_cheating(
         attention_of(model).causal = True
         put_back.append(score(model, new) - best)
     figure = (
-        f"loss over the floor: {mean(masked):+.2f} with the mask, {mean(open_):+.2f} without it, "
-        f"{mean(put_back):+.2f} when it is put back"
+        f"loss above the floor: {mean(masked):+.2f} with the mask, {mean(open_):+.2f} without it, "
+        f"{mean(put_back):+.2f} when it is restored"
     )
     spread = ", ".join(_range(losses) for losses in (masked, open_, put_back))
     verdict = holds if max(open_) < -0.2 and min(masked) > -0.05 else does_not_hold
@@ -129,7 +129,7 @@ def _range(numbers: Sequence[float]) -> str:
 
 
 def _learn_by_heart(few: Tensor, new: Tensor, dropout: float, seed: int) -> tuple[float, float]:
-    """A model sees a few walks again and again: its loss on new ones, at the end and at best."""
+    """Train on a few walks repeatedly; the loss on new ones, at the end and at its minimum."""
     torch.manual_seed(seed)
     model = small_model()
     attention_of(model).dropout.p = dropout
@@ -148,10 +148,10 @@ def _learn_by_heart(few: Tensor, new: Tensor, dropout: float, seed: int) -> tupl
 def dropout_prevents_overfitting(
     dropout: float = 0.1, *, quick: bool = False, seeds: Sequence[int] = (0, 1, 2, 3, 4)
 ) -> Finding:
-    """32 walks are learned by heart, with dropout and without; the loss on 256 new ones.
+    """A model memorises 32 walks, with dropout and without; the loss on 256 new ones.
 
-    Overfitting is the rise of that loss after its lowest point. Dropout on the weights lessens it.
-    Stopping at the lowest point helps far more.
+    Overfitting is the rise of that loss after its minimum. Dropout on the weights reduces it.
+    Stopping at the minimum helps far more.
     """
     gains, rises = [], []
     for seed in seeds[:3] if quick else seeds:
@@ -165,44 +165,45 @@ def dropout_prevents_overfitting(
     error = stdev(gains) / len(gains) ** 0.5
     figure = (
         f"dropout {dropout} lowers the loss on new data by {mean(gains):.2f}; it still rises by "
-        f"{mean(rises):.2f} after its lowest point"
+        f"{mean(rises):.2f} after its minimum"
     )
     spread = f"{_range(gains)}; {_range(rises)}; {len(gains)} seeds"
     if mean(gains) <= 2 * error:
         return does_not_hold(figure, spread, gains=gains, rises=rises)
     if max(rises) > 0.1:
-        return holds_if("lessening counts as preventing", figure, spread, gains=gains, rises=rises)
+        return holds_if("reducing counts as preventing", figure, spread, gains=gains, rises=rises)
     return holds(figure, spread, gains=gains, rises=rises)
 
 
 class Copier(nn.Module):
-    """One layer of attention that must copy what stands so many places back, each into its slot.
+    """One layer of attention that must copy the symbols at some distances, each into its slot.
 
     Args:
-        heads: How many heads share the width.
-        places: How many places back to look; one slot for each.
+        heads: The number of heads that share the width.
+        distances: How many positions back to read; one slot for each.
     """
 
-    def __init__(self, heads: int, places: Sequence[int]) -> None:
+    def __init__(self, heads: int, distances: Sequence[int]) -> None:
         super().__init__()
-        self.places = places
+        self.distances = distances
         self.embedding = Embedding(SYMBOLS, WIDTH, LENGTH)
         for table in self.embedding.parameters():
             nn.init.normal_(table)
         self.attention = MultiHeadAttention(WIDTH, WIDTH, LENGTH, 0.0, heads)
-        self.slots = nn.Linear(WIDTH, len(places) * SYMBOLS)
+        self.slots = nn.Linear(WIDTH, len(distances) * SYMBOLS)
 
     def answers(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (rows, symbols) and right symbols (rows,), of all tokens that have all answers."""
-        logits = self.slots(self.attention(self.embedding(ids)))[:, max(self.places) :]
-        right = [ids.roll(place, dims=1)[:, max(self.places) :] for place in self.places]
+        """Logits (rows, symbols) and symbols (rows,), for tokens far enough from the start."""
+        begin = max(self.distances)
+        logits = self.slots(self.attention(self.embedding(ids)))[:, begin:]
+        right = [ids.roll(distance, dims=1)[:, begin:] for distance in self.distances]
         return logits.reshape(-1, SYMBOLS), torch.stack(right, dim=-1).flatten()
 
 
-def copying_accuracy(heads: int, places: Sequence[int], seed: int) -> float:
-    """How much of random sequences a trained `Copier` copies rightly."""
+def copying_accuracy(heads: int, distances: Sequence[int], seed: int) -> float:
+    """The accuracy of a trained `Copier` on random sequences."""
     torch.manual_seed(seed)
-    model = Copier(heads, places)
+    model = Copier(heads, distances)
     fit(
         model,
         lambda step: F.cross_entropy(*model.answers(torch.randint(SYMBOLS, (64, LENGTH)))),
@@ -220,29 +221,30 @@ def more_heads_are_richer(
     quick: bool = False,
     seeds: Sequence[int] = (0, 1, 2),
 ) -> Finding:
-    """The same width in 1 to 16 heads: copy from one place back, and from four places at a time.
+    """The same width in 1 to 16 heads: copy from one position, and from four positions at once.
 
-    A head makes one weighted mean for each token. Who has to look at one place needs one head; who
-    must keep four places apart needs four. More than that brings nothing.
+    A head computes one weighted mean per token. Reading one position takes one head; keeping four
+    positions apart takes four. More heads than that add nothing.
     """
     counts = (1, 4) if quick else (1, 2, 4, 8, 16)
     tasks = {"one place": (3,), "four places": (1, 2, 3, 4)}
     found = {
         task: {
-            heads: [accuracy(heads, places, seed) for seed in (seeds[:1] if quick else seeds)]
+            heads: [accuracy(heads, distances, seed) for seed in (seeds[:1] if quick else seeds)]
             for heads in counts
         }
-        for task, places in tasks.items()
+        for task, distances in tasks.items()
     }
     figure = "; ".join(
-        f"{task}: " + ", ".join(f"{mean(of[heads]):.2f} with {heads}" for heads in counts)
+        f"{task.replace('place', 'position')}: "
+        + ", ".join(f"{mean(of[heads]):.2f} with {heads}" for heads in counts)
         for task, of in found.items()
     )
     widest = max(max(of[heads]) - min(of[heads]) for of in found.values() for heads in counts)
-    spread = f"accuracy, the same to {widest:.2f} over {len(found['one place'][1])} seeds"
+    spread = f"accuracies differ by at most {widest:.2f} over {len(found['one place'][1])} seeds"
     richer = [task for task, of in found.items() if min(of[4]) > max(of[1]) + 0.1]
     if len(richer) == len(found):
         return holds(figure, spread, **found)
     if richer:
-        return holds_if("the task needs several places at a time", figure, spread, **found)
+        return holds_if("the task needs several positions at once", figure, spread, **found)
     return does_not_hold(figure, spread, **found)

@@ -1,0 +1,317 @@
+"""Results -> docs/speed.md: the ratios that matter, on three screens. Details stay in the JSON."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.charts import OURS, TIE, Results, cases_of, charts
+from benchmarks.command import ratio_text
+
+BOOK, SDPA = "book's class (rung 4)", "separate QKV + SDPA"
+Case = dict[str, Any]
+
+_INTRODUCTION = f"""# Speed
+
+Equality first: a contestant that does not compute the same as the readable ladder is not timed.
+Contestants take turns in rounds, so that a busy machine slows all of them. Ratios are medians of
+per-round ratios, with a 95 % interval. Memory is the peak on top of weights, masks and input.
+**Bold** marks where ours takes more than {TIE} times as long as the fastest other contestant.
+
+Every figure on this page comes from a file in `benchmarks/results`, which also holds times,
+kernels, versions and the command. `make bench` measures everything again, `python -m benchmarks
+--list` shows the parts, and `python -m benchmarks.attention --help` (also `maps`, `generate`,
+`watch`, `view`) runs one. `python docs/generate.py` writes this page."""
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """All results files, by name without ".json"."""
+    files = sorted(folder.glob("*.json"))
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+
+
+def markdown(results: Results) -> str:
+    """The page."""
+    pictures = {chart.file: f"![{chart.alt}](charts/{chart.file})" for chart in charts(results)}
+    parts = [
+        _INTRODUCTION,
+        "## The module against the fastest other way to write it\n\n"
+        "Width 768, 12 heads, causal. Our time as a multiple of the fastest of nine others (the "
+        "book's class,\neinsum, `nn.MultiheadAttention`, SDPA with separate or fused projections, "
+        "Hugging Face's `GPT2Attention`,\nx-transformers, ...): below 1, ours is faster.",
+        *_module("cpu", results, pictures),
+        *_module("h200", results, pictures),
+        *_losses(results),
+        *_book(results),
+        pictures["memory-h200.svg"],
+        *_masks(results),
+        *_maps(results),
+        *_generate(results),
+        *_watch(results),
+        *_others(results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _module(place: str, results: Results, pictures: dict[str, str]) -> Iterator[str]:
+    cases = cases_of(place, results), cases_of(place, results, "compiled")
+    lengths = sorted({(case["tokens"], case["batch"]) for case in cases[0]})
+    rows: dict[str, dict[int, str]] = {}
+    for case in (*cases[0], *cases[1]):
+        name = f"{case['dtype']}, {_direction(case)}" + ", compiled" * bool(case.get("compiled"))
+        rows.setdefault(name, {})[case["tokens"]] = _bold(case)
+    found = next(results[name] for name in results if name.startswith(f"attention-{place}-sweep"))
+    yield f"{_machine(found)}:\n\n" + _table(
+        ["batch × tokens", *(f"{batch} × {tokens:,}" for tokens, batch in lengths)],
+        ([name, *(row.get(tokens, "") for tokens, _ in lengths)] for name, row in rows.items()),
+    )
+    yield pictures[f"ratio-{place}.svg"]
+
+
+def _losses(results: Results) -> Iterator[str]:
+    """Where ours is slower beyond doubt: the whole interval lies above `TIE`."""
+    cases = [
+        case
+        for name, found in results.items()
+        if found.get("benchmark") == "attention"
+        for case in found["cases"]
+        if case["section"] != "import" and case["ours_to_fastest_other"]
+    ]
+    above = [case for case in cases if case["ours_to_fastest_other"]["median"] > TIE]
+    certain = [c for c in above if c["ours_to_fastest_other"]["interval_95"][0] > TIE]
+    reasons: dict[str, list[str]] = {}
+    for case in certain:
+        best = case["ours_to_fastest_other"]
+        words = [
+            _where(case),
+            case["dtype"],
+            _direction(case),
+            f"{case['batch']} × {case['tokens']:,}",
+        ]
+        words += ["compiled"] if case.get("compiled") else []
+        words += [case["section"]] if case["section"] not in ("fused", "long") else []
+        reasons.setdefault(_why(case), []).append(f"{', '.join(words)} ({best['median']:.2f})")
+    yield (
+        "### Where we lose\n\n"
+        f"In {len(certain)} of {len(cases)} measured cases the whole interval lies above {TIE}:\n\n"
+        + "\n".join(f"- {why}: {'; '.join(where)}." for why, where in reasons.items())
+        + f"\n\nIn {len(above) - len(certain)} more, only the median does."
+    )
+
+
+def _why(case: Case) -> str:
+    """What the measurement itself says about the reason."""
+    rows = {row["name"]: row for row in case["rows"]}
+    best = rows[case["ours_to_fastest_other"]["name"]]
+    ours = next(row for row in case["rows"] if row["ours"])
+    if best["kernel"] != ours["kernel"]:
+        theirs, own = (row["kernel"].removeprefix("aten.") for row in (best, ours))
+        return f"Another kernel (`{theirs}` instead of `{own}`)"
+    if case["section"] in ("window", "padding"):
+        return "The same kernel; the other keeps a dense mask between calls, ours is given a `Mask`"
+    if best["name"].startswith(("fused QKV", "transformers")):
+        return (
+            "The same kernel; the other projects with one matrix, ours with three, as in the book"
+        )
+    return "The same kernel; the difference is in the code around it"
+
+
+def _book(results: Results) -> Iterator[str]:
+    """The book's class, which is where most readers start."""
+    cpu = [c for c in cases_of("cpu", results) if c["dtype"] == "float32" and c["tokens"] >= 2048]
+    gpu = [c for c in cases_of("h200", results) if c["dtype"] == "bfloat16"]
+    rows: dict[str, list[str]] = {}
+    for case in (*results["attention-cpu-8x1024"]["cases"], *cpu, *gpu):
+        title = f"{_where(case)}, {case['dtype']}, {case['batch']} × {case['tokens']:,}"
+        book, ours = (
+            next(row for row in case["rows"] if row["name"] == one) for one in (BOOK, OURS)
+        )
+        if book["status"] == "timed":
+            cells = [ratio_text(book["ratio_to_ours"], 1), f"{_mib(ours)}, {_mib(book)}"]
+        else:
+            need = book["note"].partition(";")[0].removeprefix("would need ")
+            cells = ["not run", f"{_mib(ours)}, {need}"]
+        rows.setdefault(title, []).extend(cells)
+    memory = "memory: ours, book's"
+    heads = ["", "forward", memory, "forward + backward", memory]
+    yield (
+        "## Against the book's class\n\n"
+        "Its time as a multiple of ours. Not run: it would need more than the 4 GiB that a "
+        "contestant gets on the CPU,\nor than the GPU has.\n\n"
+        + _table(heads, ([title, *cells] for title, cells in rows.items()))
+    )
+
+
+def _masks(results: Results) -> Iterator[str]:
+    """Dropout, windows and padding, for which SDPA needs tokens × tokens on the CPU."""
+    rows: dict[str, list[str]] = {}
+    for place in ("cpu", "h200"):
+        for name in ("dropout", "window-padding"):
+            for case in results[f"attention-{place}-{name}"]["cases"]:
+                ours, sdpa = (
+                    next(row for row in case["rows"] if row["name"] == one) for one in (OURS, SDPA)
+                )
+                kind = {"dropout": "dropout 0.1", "window": "window of 256"}.get(
+                    case["section"], "a quarter padding"
+                )
+                title = f"{kind}, {case['batch']} × {case['tokens']:,}, {_direction(case)}"
+                cells = [_bold(case), f"{_mib(ours)}, {_mib(sdpa)}"]
+                rows.setdefault(title, []).extend(cells)
+    heads = ["", "CPU, float32", "memory: ours, SDPA", "H200, bfloat16", "memory: ours, SDPA"]
+    long = next(c for c in results["attention-cpu-long"]["cases"] if not c["dropout"])
+    yield (
+        "## Dropout, windows and padding\n\n"
+        "Our time as a multiple of the fastest other's (SDPA; with dropout also the book's class). "
+        "On the CPU, PyTorch's\nkernel builds tokens × tokens for dropout, and needs windows and "
+        "padding as a mask of that size.\n\n"
+        + _table(heads, ([title, *cells] for title, cells in rows.items()))
+        + "\n\nAt 16,384 tokens on the CPU, forward: "
+        f"{ratio_text(long['ours_to_fastest_other'])} × SDPA's time; the book's class would need "
+        f"{long['book_weights_mib']:,.0f} MiB for its weights alone."
+    )
+
+
+def _maps(results: Results) -> Iterator[str]:
+    rows, notes = [], []
+    files = [found for name, found in results.items() if name.startswith("maps-")]
+    for found in sorted(files, key=lambda found: found["cases"][0]["tokens"]):
+        for case in found["cases"]:
+            by_name = {row["name"]: row for row in case["rows"]}
+            peak = case.get("peak_gib")
+            rows.append(
+                [
+                    f"{_short(found)}, {found['dtype']}, {case['tokens']:,} tokens",
+                    ratio_text(by_name["summary, log-sum-exp given"]["ratio_to_ours"]),
+                    ratio_text(by_name["summary, log-sum-exp inside"]["ratio_to_ours"]),
+                    f"{peak['in_all']:.1f} GiB, of which inputs "
+                    f"{peak['of_it_q_k_v_and_log_sum_exp']:.1f}"
+                    if peak
+                    else "",
+                ]
+            )
+        if dense := found.get("dense_weights"):
+            fits = max(row["tokens"] for row in dense if row["fits"])
+            fails = min(row["tokens"] for row in dense if not row["fits"])
+            notes.append(
+                f"\n\nDense weights, as eager code builds them, fit at {fits:,} tokens and not at "
+                f"{fails:,} ({_short(found)})."
+            )
+    yield (
+        "## Maps\n\n"
+        "Entropy, received, a 256 × 256 thumbnail and previous of a whole map (causal, 12 heads × "
+        "64), as a\nmultiple of one fused forward pass (cuDNN on the GPU), with the log-sum-exp "
+        "given by a forward pass or\ncomputed inside.\n\n"
+        + _table(["", "log-sum-exp given", "computed inside", "peak memory"], rows)
+        + "".join(notes)
+    )
+
+
+def _generate(results: Results) -> Iterator[str]:
+    heads, notes = [""], []
+    rows: dict[str, dict[str, str]] = {}
+    for name in ("generate-cpu", "generate-h200"):
+        found = results[name]
+        for case in found["cases"]:
+            heads.append(f"{_short(found)}, {found['dtype']}, batch {case['batch']}")
+            for row in case["rows"]:
+                ratio = ratio_text(row["ratio_to_ours"])
+                text = f"{row['tokens_per_second']:,.0f}" + (f"; {ratio}" if ratio else "")
+                rows.setdefault(row["name"], {})[heads[-1]] = text
+        limit = found["floor"]["tokens_per_second_batch_1"]
+        prefill = found["prefill"]["rows"][1]["ratio_to_ours"]
+        notes.append(
+            f"{_short(found)}: memory bandwidth allows at most {limit:,.0f} tokens per second at "
+            f"batch 1; for a prompt of {found['prefill']['tokens']:,} tokens, Hugging Face takes "
+            f"{ratio_text(prefill)} × our time."
+        )
+    yield (
+        "## Generation\n\n"
+        "GPT-2 small, greedy, prompt included: tokens per second, and time as a multiple of ours. "
+        f"{results['generate-cpu']['tokens']} new\ntokens on the CPU, "
+        f"{results['generate-h200']['tokens']} on the GPU. In float32 all tokens equal Hugging "
+        "Face's; in bfloat16 texts diverge at near\nties, and each token is checked against "
+        "float32.\n\n"
+        + _table(
+            heads,
+            ([name, *(row.get(head, "") for head in heads[1:])] for name, row in rows.items()),
+        )
+        + "\n\n"
+        + "\n".join(notes)
+    )
+
+
+def _watch(results: Results) -> Iterator[str]:
+    heads = [""]
+    rows: dict[tuple[int, int], dict[str, str]] = {}
+    for name in ("watch-cpu", "watch-h200", "watch-h200-gpt2-xl"):
+        found = results[name]
+        model = "GPT-2 XL" if name.endswith("-xl") else "GPT-2"
+        heads.append(f"{model}, {_short(found)}, {found['dtype']}")
+        for case in found["cases"]:
+            ratio = case.get("watched_in_python_over_plain") or case["watched_over_plain"]
+            row = rows.setdefault((case["batch"], case["tokens"]), {})
+            row[heads[-1]] = f"{ratio_text(ratio)} of {case['plain_ms']:,.1f} ms"
+    note = (
+        " The H200\nfiles were measured with the first edition, which also had a compiled recorder "
+        "(`watched_over_plain` in these\nfiles); it no longer exists. The ratios below are those "
+        "of its recorder in Python\n(`watched_in_python_over_plain`)."
+    )
+    compiled = any(found.get("recorder") == "C++" for found in results.values())
+    table = (
+        [f"{batch} × {tokens:,}", *(row.get(head, "") for head in heads[1:])]
+        for (batch, tokens), row in sorted(rows.items())
+    )
+    yield (
+        "## Watching a model\n\n"
+        "A forward pass inside `watch()` as a multiple of the same one without it; outputs are "
+        "equal bit for bit." + note * compiled + "\n\n" + _table(heads, table)
+    )
+
+
+def _others(results: Results) -> Iterator[str]:
+    view = results["view-cpu-32768"]
+    tiles = view["tiles_one_by_one_ms"]
+    importing = results["import-cpu"]["cases"][0]["ours_to_fastest_other"]
+    yield (
+        "## The viewer, and importing\n\n"
+        f"The viewer on {view['tokens']:,} tokens and {view['heads']} heads (CPU): the first "
+        f"picture after {view['first_picture_s']} s, all after\n{view['all_pictures_s']} s; a tile "
+        f"takes {tiles['median']} ms (95th percentile {tiles['p95']} ms). "
+        "`from clearhead import MultiHeadAttention` takes\n"
+        f"{ratio_text(importing)} times as long as `import torch`."
+    )
+
+
+def _where(case: Case) -> str:
+    return "CPU" if case["device"] == "cpu" else "H200"
+
+
+def _direction(case: Case) -> str:
+    return str(case["direction"]).replace("+", " + ")
+
+
+def _bold(case: Case) -> str:
+    best = case["ours_to_fastest_other"]
+    text = ratio_text(best)
+    return f"**{text}**" if best and best["median"] > TIE else text
+
+
+def _mib(row: dict[str, Any]) -> str:
+    peak = row.get("peak_extra_mib")
+    return "" if peak is None else f"{peak:,.0f} MiB"
+
+
+def _short(found: dict[str, Any]) -> str:
+    gpu = found.get("gpu") or found["machine"].get("gpu")
+    return str(gpu).removeprefix("NVIDIA ") if gpu else f"{found['machine']['cores']} CPU cores"
+
+
+def _machine(found: dict[str, Any]) -> str:
+    machine = found["machine"]
+    where = machine.get("gpu") or f"{machine['cpu']}, {machine['cores']} cores"
+    return f"{where}, torch {found['versions']['torch']}, {found['date'][:10]}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in lines)

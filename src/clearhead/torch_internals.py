@@ -1,0 +1,105 @@
+"""The only file that uses private PyTorch names.
+
+Each name is wrapped in a function that looks it up when called, so importing Clearhead depends on
+none of them. A PyTorch release may rename or remove any of them; each function then falls back as
+its docstring says, and `tests/test_torch_internals.py` removes each name to test that. All were
+tried with PyTorch 2.11 and 2.13.
+
+Names that are not here because a public function does the same: `torch.jit.is_tracing`,
+`torch.overrides.has_torch_function` (is a TorchFunctionMode active?) and
+`Tensor.untyped_storage` (is this a wrapper of `torch.func`? see `validation.is_wrapped`).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+
+def cpu_flash_attention() -> Callable[..., tuple[Tensor, Tensor]] | None:
+    """The operator behind `scaled_dot_product_attention` on the CPU.
+
+    Called directly, it also returns each row's log-sum-exp, which `AttentionMap` and the backward
+    pass of `kernel="blocked"` need.
+
+    Without it: None. `kernel="blocked"` then computes its blocks with matrix products (the same
+    result, more slowly), and `kernel="sdpa"` returns no log-sum-exp, so maps compute it themselves.
+    """
+    return getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+def cpu_flash_attention_backward() -> Callable[..., Any] | None:
+    """The backward operator of `cpu_flash_attention`.
+
+    Without it: None, and `kernel="blocked"` computes its gradients with matrix products.
+    """
+    return getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+
+
+def version(tensor: Tensor) -> int | None:
+    """The tensor's version counter, which every in-place change increments.
+
+    `kernel="sdpa"` uses it to reuse a mask built for the previous layer only if nobody has changed
+    its tensors since. Tensors created in inference mode have no counter.
+
+    Without it, and for inference tensors: None. Masks that hold tensors are then built again for
+    every call.
+    """
+    if tensor.is_inference():
+        return None
+    return getattr(tensor, "_version", None)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling the module runs forward hooks: its own, or those for all modules.
+
+    Fast decoding of GPT-2 computes without calling the submodules, so it must not run if somebody
+    has attached a hook to one of them.
+
+    Without it: True. Decoding then calls the modules, which is correct with and without hooks.
+    """
+    hooks = [
+        getattr(owner, name, None)
+        for owner, name in (
+            (module, "_forward_hooks"),
+            (module, "_forward_pre_hooks"),
+            (nn.modules.module, "_global_forward_hooks"),
+            (nn.modules.module, "_global_forward_pre_hooks"),
+        )
+    ]
+    return any(found is None or len(found) > 0 for found in hooks)
+
+
+def in_dispatch_mode() -> bool:
+    """Whether a TorchDispatchMode is active, such as `FlopCounterMode`.
+
+    Fast decoding of GPT-2 replays graphs and writes into buffers, which such a mode would not see.
+
+    Without it: False. Fast decoding then runs, and the mode sees other operators than the modules
+    would run. The result is the same.
+    """
+    depth = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    return depth is not None and depth() > 0
+
+
+@contextmanager
+def ring_rotation(method: Literal["alltoall", "allgather"]) -> Iterator[None]:
+    """How PyTorch's ring attention passes keys and values on, for the duration of a block.
+
+    PyTorch's default, "allgather", gathers all blocks on every rank. "alltoall" sends one block at
+    a time, which is what saves memory.
+
+    Without it: PyTorch's default. The result is the same; the memory is not saved.
+    """
+    try:
+        from torch.distributed.tensor.experimental._attention import set_rotate_method
+    except ImportError:
+        yield
+        return
+    set_rotate_method(method)
+    try:
+        yield
+    finally:
+        set_rotate_method("allgather")

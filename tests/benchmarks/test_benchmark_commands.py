@@ -1,0 +1,244 @@
+"""Each benchmark runs from its command line and refuses wrong settings; `python -m benchmarks`."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import __main__ as run_all
+from benchmarks import attention, command, generate, maps, view, watch
+from clearhead.gpt2 import GPT2
+
+# x-transformers still uses torch.jit.script.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+
+TINY = {
+    "vocab_size": 101,
+    "context_length": 48,
+    "d_model": 24,
+    "num_heads": 3,
+    "num_layers": 2,
+    "dropout": 0.1,
+    "qkv_bias": True,
+}
+SCHEMA = {"schema", "benchmark", "date", "machine", "versions", "commit"}
+
+
+def say(text):
+    pass
+
+
+@pytest.fixture
+def _tiny_model(monkeypatch):
+    """GPT-2 small becomes a tiny model, and memory bandwidth is not measured."""
+    monkeypatch.setattr(generate, "find_config", lambda size: dict(TINY))
+    monkeypatch.setattr(watch, "find_config", lambda size: dict(TINY))
+    monkeypatch.setattr(generate, "bandwidth", lambda device: 1e9)
+
+
+COMMANDS = {
+    "attention": (attention.main, ["--only", "window", "padding"], "x our time"),
+    "maps": (maps.main, [], "x the forward pass"),
+    "generate": (generate.main, [], "tokens per second"),
+    "watch": (watch.main, [], "times that"),
+    "view": (view.main, [], "first picture after"),
+}
+
+
+@pytest.mark.usefixtures("_tiny_model")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_prints_and_writes_the_results(name, tmp_path, capsys):
+    main, options, words = COMMANDS[name]
+    out = tmp_path / "found.json"
+    main([*options, "--quick", "--out", str(out)])
+    assert words in capsys.readouterr().out
+    found = json.loads(out.read_text())
+    assert SCHEMA | {"device", "dtype", "settings", "command"} <= found.keys()
+    assert (found["schema"], found["benchmark"]) == (1, name)
+    assert found["command"].startswith(f"python -m benchmarks.{name} ")
+    assert found["machine"]["threads"] == torch.get_num_threads()
+    assert found["versions"]["torch"] == torch.__version__
+    for case in found.get("cases", ()):
+        for row in case.get("rows", ()):
+            assert row["status"] == "timed", row
+
+
+@pytest.mark.parametrize(
+    ("main", "options", "message"),
+    [
+        (attention.main, "--shape 8,1024,768", "expected batch,tokens,d_model,heads"),
+        (attention.main, "--shape 1,8,10,3", "heads dividing d_model, got 1,8,10,3"),
+        (attention.main, "--only fast", "invalid choice: 'fast'"),
+        (attention.main, "--rounds 0", "expected a whole number above 0"),
+        (maps.main, "--dense", "needs --device cuda"),
+        (maps.main, "--out none/a.json", "there is no folder none"),
+        (maps.main, "--out .", "expected the name of a file"),
+        (generate.main, "--tokens 1000", "exceed the context of 1024"),
+        (generate.main, "--size gpt3", "invalid choice: 'gpt3'"),
+        (view.main, "--dtype bfloat16", "only cpu and float32 are supported"),
+        (run_all.main, "--only speed --list", "expected parts among sweep-float32"),
+        (run_all.main, "--quick", "choose another folder with --out"),
+        (run_all.main, f"--out {__file__}", "expected a folder"),
+    ],
+)
+def test_wrong_options_are_explained(main, options, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(options.split())
+    assert end.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("main", [maps.main, run_all.main])
+def test_cuda_where_there_is_none(main, capsys):
+    with pytest.raises(SystemExit):
+        main(["--device", "cuda"])
+    assert "torch finds no CUDA device" in capsys.readouterr().err
+
+
+# Generation.
+
+
+@pytest.mark.usefixtures("_tiny_model")
+@pytest.mark.parametrize(("dtype", "words"), [("float32", "of 5 tokens"), ("bfloat16", "off by")])
+def test_generation_that_differs_is_not_timed(monkeypatch, dtype, words):
+    settings = generate.Settings(batch=(1,), dtype=dtype, tokens=5, rounds=1, prefill=0)
+    rows = generate.measure(settings, say)["cases"][0]["rows"]
+    assert {row["status"] for row in rows} == {"timed"}
+    right = GPT2.generate
+
+    def wrong(self, ids, new, *, cache=True):
+        found = right(self, ids, new, cache=cache)
+        if cache:
+            found[0, -2] = (found[0, -2] + 50) % 101
+        return found
+
+    monkeypatch.setattr(GPT2, "generate", wrong)
+    found = generate.measure(settings, say)
+    ours, theirs, plain = found["cases"][0]["rows"]
+    assert ours["status"] == "different"
+    assert words in ours["note"]
+    assert theirs["status"] == plain["status"] == "timed"
+    assert any("computes something else" in line for line in generate.lines(found))
+
+
+@pytest.mark.usefixtures("_tiny_model")
+def test_without_transformers_ours_is_measured_alone(monkeypatch):
+    monkeypatch.setattr(generate, "hugging_face", lambda ours: None)
+    found = generate.measure(generate.Settings(batch=(1,), tokens=5, prefill=40, rounds=1), say)
+    ours, theirs, _ = found["cases"][0]["rows"]
+    assert ours["status"] == "timed"
+    assert theirs["note"] == "transformers is not installed"
+    assert found["prefill"]["rows"][1]["status"] == "not run"
+
+
+def test_bytes_read_per_token():
+    model = GPT2(TINY)
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    assert generate.weight_bytes(model) == 4 * (whole - 48 * 24)
+    assert generate.weight_bytes(GPT2(TINY, tied=False).double()) == 8 * (whole - 48 * 24)
+    assert 1e8 < generate.bandwidth("cpu", runs=1) < 1e13
+
+
+@pytest.mark.usefixtures("_tiny_model")
+def test_watch_that_changes_the_output_is_not_timed(monkeypatch):
+    class Changing:
+        def __init__(self, model):
+            self.norm = model.ln_f
+
+        def __enter__(self):
+            self.norm.bias.data += 1
+
+        def __exit__(self, *_):
+            self.norm.bias.data -= 1
+
+    monkeypatch.setattr(watch, "watch", Changing)
+    found = watch.measure(watch.Settings(shape=((1, 8),), rounds=1, layers=1), say)
+    case = found["cases"][0]
+    assert not case["equal_bit_for_bit"]
+    assert case["watched_over_plain"] is None
+    assert any("192 of 192 numbers differ" in line for line in watch.lines(found))
+
+
+# All of them.
+
+
+def part(name, minutes=1.0, error=None, ran=None):
+    def measure(settings, say):
+        if error is not None:
+            raise error
+        if ran is not None:
+            ran.append(settings.seconds)
+        return {"schema": 1}
+
+    return run_all.Part(name, f"{name}.json", minutes, measure, command.Settings())
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ModuleNotFoundError("no", name="x_y"), "needs x_y, which is not installed: pip install"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory"),
+        (RuntimeError("first line\nsecond"), "RuntimeError: first line"),
+    ],
+)
+def test_a_part_that_fails_is_reported_and_the_others_run(
+    monkeypatch, tmp_path, capsys, error, words
+):
+    parts = [part("a"), part("b", error=error), part("c")]
+    monkeypatch.setattr(run_all, "parts_for", lambda device: parts)
+    with pytest.raises(SystemExit) as end:
+        run_all.main(["--out", str(tmp_path)])
+    assert end.value.code == 1
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.json", "c.json"]
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert written == {
+        "schema": 1,
+        "part": "a",
+        "command": f"python -m benchmarks --out {tmp_path}",
+    }
+    assert f"b: {words}" in capsys.readouterr().out
+
+
+def test_ctrl_c_loses_only_the_part_in_progress(monkeypatch, tmp_path):
+    parts = [part("a"), part("b", error=KeyboardInterrupt()), part("c")]
+    monkeypatch.setattr(run_all, "parts_for", lambda device: parts)
+    with pytest.raises(SystemExit) as end:
+        run_all.main(["--out", str(tmp_path)])
+    assert end.value.code == 130
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_list_only_and_skip(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(run_all, "parts_for", lambda device: [part("a"), part("b"), part("c")])
+    run_all.main(["--list", "--skip", "b", "--out", str(tmp_path)])
+    assert "2 parts, about 2 minutes" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    run_all.main(["--only", "b", "--out", str(tmp_path)])
+    assert [file.name for file in tmp_path.iterdir()] == ["b.json"]
+
+
+def test_parts_share_the_time_in_proportion(monkeypatch, tmp_path):
+    ran: list[float] = []
+    monkeypatch.setattr(time, "monotonic", lambda: 60.0 * len(ran))
+    parts = [part(name, minutes, ran=ran) for name, minutes in (("a", 1), ("b", 2), ("c", 3))]
+    parts = [replace(p, settings=command.Settings(seconds=1e9)) for p in parts]
+    run_all.run_all(parts, tmp_path, minutes=12)
+    assert ran == pytest.approx([60 * share / 2 for share in (12 / 6, 11 * 2 / 5, 10)])
+
+
+def test_every_part_has_its_own_file_and_a_quick_form():
+    for device, gpu in (("cpu", None), ("cuda", "NVIDIA H200")):
+        parts = run_all.parts_for(device, gpu)
+        assert len({p.name for p in parts}) == len({p.file for p in parts}) == len(parts)
+        assert all(p.settings.device == device for p in parts)
+        for p in parts:
+            quick = p.settings.quick()
+            assert type(quick) is type(p.settings)
+            assert quick != p.settings
+            if isinstance(quick, attention.Settings):
+                assert max(case.tokens for case in quick.cases() or [view.Settings(tokens=1)]) < 99
+    committed = {file.name for file in run_all.RESULTS.glob("*.json")}
+    assert {p.file for p in parts} <= committed, "every part has been measured"

@@ -1,0 +1,213 @@
+"""The equality gate: every contestant passes, and planted mistakes are found and not timed."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks import attention, cases, equality
+from benchmarks.cases import Case
+from benchmarks.contestants import (
+    BOOK,
+    CONTESTANTS,
+    Implementation,
+    SdpaAttention,
+    contestants_for,
+    find,
+)
+
+# x-transformers still uses torch.jit.script.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+
+SDPA, OURS = find("separate QKV + SDPA"), find("clearhead")
+# No two sizes are equal; 300 × 300 is large enough that ours leaves SDPA for masks it cannot say.
+TINY = Case("fused", batch=3, tokens=11, d_model=20, heads=4, direction="forward+backward")
+CASES = {
+    "forward": replace(TINY, direction="forward"),
+    "forward+backward": TINY,
+    "float64": replace(TINY, dtype="float64"),
+    "bfloat16": replace(TINY, dtype="bfloat16"),
+    "dropout": replace(TINY, section="dropout", dropout=0.1),
+    "window": replace(TINY, section="window", window=5),
+    "padding": replace(TINY, section="padding", padding=4),
+    "window, blocked": replace(TINY, section="window", tokens=300, window=37),
+    "padding, blocked": replace(TINY, section="padding", tokens=300, padding=75),
+    "long": replace(TINY, section="long", direction="forward", tokens=300),
+    "long, dropout": replace(TINY, section="long", direction="forward", tokens=300, dropout=0.1),
+    "long, backward": replace(TINY, section="long", tokens=300),
+    "long, bfloat16": replace(TINY, section="long", tokens=300, dtype="bfloat16"),
+}
+FAST = attention.Settings(rounds=1, memory=False)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_contestant_passes_the_gate(name):
+    case = CASES[name]
+    reference = equality.Reference(case)
+    for contestant in contestants_for(case):
+        assert contestant.installed, contestant.name
+        gap = reference.gap(contestant, contestant.module(case))
+        assert not isinstance(gap, str), (contestant.name, gap)
+        assert gap <= equality.TOLERANCES[case.dtype], contestant.name
+
+
+def test_contestants_are_registered_once():
+    names = [one.name for one in CONTESTANTS]
+    assert len(names) == len(set(names)) == 10
+    assert [one.name for one in CONTESTANTS if one.ours] == ["clearhead"]
+    with_sections = {section for one in CONTESTANTS for section in one.sections}
+    assert with_sections == {*attention.SECTIONS, "compiled", "long dropout"} - {"import"}
+
+
+class Planted(SdpaAttention):
+    """Right, but for one mistake."""
+
+    def __init__(self, source, case, mistake):
+        super().__init__(source, case, fused=False)
+        self.mistake = mistake
+
+    def forward(self, x):
+        order = [1, 0, 2] if self.mistake == "swapped" else [0, 1, 2]
+        q, k, v = (
+            self.projections[i](x).unflatten(2, (self.heads, -1)).transpose(1, 2) for i in order
+        )
+        if self.mistake == "detached" or (self.mistake == "dropout gradient" and self.training):
+            k = k.detach()
+        scale = x.shape[-1] ** -0.5 if self.mistake == "scale" else None
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=self.mistake != "future", scale=scale
+        )
+        if "dropout" in self.mistake and self.training:  # the outputs stand in for the weights
+            out = F.dropout(out, self.dropout)
+        if self.mistake == "dropout" and self.training:
+            out = out * (1 - self.dropout)
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        return out * math.nan if self.mistake == "nan" else out
+
+
+def planted(mistake):
+    return Implementation(mistake, lambda source, case: Planted(source, case, mistake))
+
+
+@pytest.mark.parametrize(
+    ("name", "mistakes"),
+    [
+        ("forward+backward", ["none", "scale", "future", "swapped", "detached", "nan"]),
+        ("dropout", ["right dropout", "dropout", "dropout gradient"]),
+        ("long, backward", ["none", "scale", "future", "swapped", "detached", "nan"]),
+        ("long, bfloat16", ["none", "scale", "future", "swapped", "detached", "nan"]),
+    ],
+)
+def test_a_planted_mistake_is_named_and_not_timed(name, mistakes):
+    """The first of each list is no mistake, and must pass."""
+    wrong = [
+        Implementation(
+            mistake, lambda source, case, mistake=mistake: Planted(source, case, mistake)
+        )
+        for mistake in mistakes
+    ]
+    found = attention.measure_case(CASES[name], FAST, [*wrong, OURS])
+    json.dumps(found, allow_nan=False)
+    right, *different, ours = found["rows"]
+    assert right["status"] == ours["status"] == "timed"
+    for row in different:
+        assert row["status"] == "different", row
+        assert row["note"].startswith("computes something else")
+        assert ("standard errors" in row["note"]) == ("dropout" in row["name"])
+        assert "median_ms" not in row
+    sampled = name.startswith("long")
+    assert found["rows_checked"] == (equality.ROWS_CHECKED if sampled else None)
+
+
+def test_what_is_lost_through_the_keys_does_not_hide_behind_the_rows_own_gradient():
+    """At 1,500 tokens the largest gradients are the rows' own; keys without one must still show."""
+    case = replace(CASES["long, bfloat16"], batch=1, tokens=1500)
+    reference = equality.Reference(case)
+    module = planted("detached").module(case)
+    found = equality.answers(module, reference.x, reference.gradient, case, reference.rows)
+    _, own, others, _ = (
+        equality.relative_gap([one], [other])
+        for one, other in zip(found, reference.answers(), strict=True)
+    )
+    assert others > 10 * equality.TOLERANCES["bfloat16"]
+    assert others > 2 * own
+
+
+@pytest.mark.parametrize("name", ["forward+backward", "float64", "window", "padding"])
+def test_too_large_a_reference_is_replaced_by_rows(name, monkeypatch):
+    """The same verdict, and the rows of the dense reference."""
+    case = replace(CASES[name], tokens=97)
+    dense = equality.Reference(case)
+    assert dense.rows is None
+    monkeypatch.setattr(equality, "LARGEST_REFERENCE", 0)
+    reference = equality.Reference(case)
+    assert reference.rows is not None
+    assert reference.rows[0] == case.padding
+    torch.testing.assert_close(
+        reference.answers()[0].to(case.torch_dtype()),
+        dense.answers()[0][:, reference.rows - case.padding].to(case.torch_dtype()),
+    )
+    for contestant in contestants_for(case):
+        assert reference.gap(contestant, contestant.module(case)) <= equality.TOLERANCES[case.dtype]
+
+
+def test_the_gradient_of_rows_is_the_ladders():
+    case = replace(CASES["long, backward"], dtype="float64")
+    reference = equality.Reference(case)
+    rows = reference.rows
+    assert rows is not None
+    only_rows = torch.zeros_like(reference.gradient)
+    only_rows[:, rows] = reference.gradient[:, rows]
+    book = BOOK.module(replace(case, section="fused"))
+    output, x_gradient, norm = equality.answers(book, reference.x, only_rows, case)
+    others = [i for i in range(case.tokens) if i not in rows.tolist()]
+    expected = [output[:, rows], x_gradient[:, rows], x_gradient[:, others], norm]
+    torch.testing.assert_close(reference.answers(), expected)
+
+
+def test_dropout_that_never_drops_is_found():
+    case = CASES["dropout"]
+    assert equality.dropout_error(planted("none"), case) == math.inf
+    assert equality.dropout_error(OURS, case) < equality.MOST_STANDARD_ERRORS
+
+
+def test_hidden_is_what_the_names_say():
+    hidden = Case("window", 1, 4, 4, 1, window=2, padding=1).hidden()
+    assert hidden is not None
+    assert hidden[0, 0].int().tolist() == [[1, 1, 1, 1], [1, 0, 1, 1], [1, 0, 0, 1], [1, 1, 0, 0]]
+    assert TINY.hidden() is None
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_rows_by_hand_are_the_ladders_rows(biases):
+    case = replace(CASES["long"], dtype="float64")
+    reference = equality.Reference(case)
+    rows = reference.rows
+    assert rows is not None
+    assert rows[0] == 0
+    assert rows[-1] == case.tokens - 1
+    expected = equality.Reference(replace(case, section="fused")).answers(biases)[0]
+    torch.testing.assert_close(reference.answers(biases)[0], expected[:, rows])
+
+
+def test_relative_gap_keeps_nan_and_refuses_other_shapes():
+    one = torch.tensor([1.0, 4.0])
+    assert equality.relative_gap([one], [torch.tensor([1.0, 2.0])]) == 1.0
+    assert math.isnan(equality.relative_gap([one, one * math.nan], [one, one]))
+    with pytest.raises(ValueError, match=r"expected \(2,\), got \(1,\)"):
+        equality.relative_gap([one[:1]], [one])
+
+
+def test_which_kernel_really_ran():
+    def kernel(contestant, case):
+        run = cases.make_run(contestant.module(case), *cases.make_input(case), case)
+        return attention.kernel_of(run)
+
+    fused = "aten._scaled_dot_product_flash_attention_for_cpu"
+    assert kernel(BOOK, TINY) == "aten._softmax"
+    assert kernel(OURS, TINY) == fused
+    assert kernel(OURS, CASES["window, blocked"]) == "clearhead.blocked_attention"
+    assert kernel(SDPA, CASES["dropout"]) == "aten._safe_softmax"
