@@ -308,6 +308,10 @@ def test_statistics_equal_those_of_the_dense_weights(case, data):
                 expected[b, :, i] = weights[b, :, i, here - 1]
     close(found.previous, expected)
     close(found.relation, weights[:, :, pairs[:, 0], pairs[:, 1]])
+    other = pairs[torch.randperm(7)]
+    both = m.relation(torch.stack([pairs, other]))
+    close(both[0], weights[0][:, pairs[:, 0], pairs[:, 1]])
+    close(both[1], weights[1][:, other[:, 0], other[:, 1]])
 
 
 @given(maps(self_attention=True), st.integers(1, 6), st.data())
@@ -650,7 +654,9 @@ def test_lists_do_as_well_as_tensors():
     close(m.relation([(1, 0), (3, 2)]), m.relation(torch.tensor([(1, 0), (3, 2)])))
     with pytest.raises(ShapeError, match="ids: expected integers, as a tensor or as lists"):
         m.same_token([[5, 6], [5]])
-    with pytest.raises(ShapeError, match=r"pairs: expected \(pairs, 2\), got \(2\)"):
+    with pytest.raises(
+        ShapeError, match=r"pairs: expected \(pairs, 2\) or \(batch=1, pairs, 2\), got \(2\)"
+    ):
         m.relation([1, 0])
 
 

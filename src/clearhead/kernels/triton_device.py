@@ -1,22 +1,22 @@
-"""The device code of `triton_statistics`, whose formulas these kernels compute.
+"""The Triton kernels of `triton_statistics`, which states the formulas they compute.
 
 A program owns a chunk of queries and streams the keys it may see past them, a tile at a time: a
 matrix product, then for each pair one multiply-add for the exponent t = log2 P, one exp2, one
 multiply-add for the entropy and one addition for the column sums. The exponential is the floor (16
-a clock on a Hopper multiprocessor), so the rest must keep out of its way:
+per clock on a Hopper multiprocessor), so the rest must stay cheap:
 
 - Sums within a thread are cheap, sums across threads are not. `_by_lane` and `_halves` regroup a
   tile so that Triton adds up only what one thread holds of it, in the layout that Hopper's matrix
   instruction leaves; that is speed alone, any layout gives the same sums. What remains is added
   across threads once a program for the entropy, and once a tile of keys for the column sums, after
-  all tiles of queries have gone into them.
+  all tiles of queries have been added.
 - A chunk never crosses a row of the thumbnail, so a cell is a sum of column sums: nothing per pair.
 - Rows that do not count (past the end, or with nothing to see) get an exponent near -1e30. It is
   finite, so that 0 * t is 0 and not NaN, and no full tile needs a mask.
 - Only the tiles that cross the diagonal, the window's edge or the end of the keys are masked.
 """
 
-# Device code speaks in Triton's own types, which mypy knows nothing of.
+# Device code uses Triton's own types, which mypy does not know.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 # mypy: disable-error-code="assignment,attr-defined"
 

@@ -1,8 +1,8 @@
 """Statistics over the attention weights on CUDA, streamed by Triton: n x n is never built.
 
-With s_ij = scale * q_i . k_j and lse_i = log sum_j exp(s_ij) over the keys that query i may see,
+With s_ij = scale * q_i . k_j and lse_i = log sum_j exp(s_ij) over the keys visible to query i,
 
-    P_ij         = exp(s_ij - lse_i)              0 where i may not see j
+    P_ij         = exp(s_ij - lse_i)              0 where key j is hidden from query i
     entropy_i    = sum_j P_ij * (lse_i - s_ij)    in nats; unlike lse_i - sum_j P_ij s_ij, no
                                                   large term cancels another
     received_j   = sum_i P_ij
@@ -12,7 +12,7 @@ Scores are as exact as the matrix units add them up in float32, the same as a fu
 `received` and `thumbnail` are gathered by atomic additions, in float64: their order, which changes
 from run to run, then hardly ever shows in the float32 that is returned.
 
-How the work is done on the device stands in `triton_device`; here it is checked and launched.
+This file checks the arguments and launches the kernels, which are in `triton_device`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PRECISION = "ieee"  # of float32 products
 def _tiling(q: Tensor, rows: int) -> dict[str, int]:
     """How many tiles of queries a program owns, and how large they and the tiles of keys are."""
     batch, heads, n_q, head_dim = q.shape
-    if q.dtype == torch.float32:  # its products run on slower units and take twice the room
+    if q.dtype == torch.float32:  # its products run on slower units and take twice the memory
         return {"TILES": 1, "KEYS": 32, "STAGES": 1}
     tiles = 4 if head_dim <= 64 else 2
     # The more tiles, the fewer sums across threads; but a chunk must not outgrow a row of the
@@ -73,12 +73,12 @@ def _check(
     if q.shape[3] not in HEAD_DIMS:
         raise ValueError(
             f"the Triton statistics take a head_dim of {', '.join(map(str, HEAD_DIMS))}, got "
-            f"{q.shape[3]}. Use the blocked torch statistics for other sizes."
+            f"{q.shape[3]}. Use the torch statistics (tile_loop) for other sizes."
         )
     if q.dtype != k.dtype or q.dtype not in DTYPES:
         raise ValueError(
             "the Triton statistics take q and k in one dtype of bfloat16, float16 and float32, got "
-            f"{q.dtype} and {k.dtype}. Use the blocked torch statistics for float64."
+            f"{q.dtype} and {k.dtype}. Use the torch statistics (tile_loop) for float64."
         )
     if not scale > 0:
         raise ValueError(f"scale must be positive, got {scale}.")
@@ -161,7 +161,7 @@ def log_sum_exp(
 ) -> Tensor:
     """The log-sum-exp of each query's visible scores, in nats: (batch, heads, queries) float32.
 
-    -inf where a query sees nothing. The arguments are those of `statistics`.
+    -inf where a query attends to nothing. The arguments are those of `statistics`.
     """
     arguments = _arguments(q, k, scale, causal, causal_offset, window, key_valid)
     lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
@@ -188,7 +188,7 @@ def statistics(
     Args:
         q: Queries, (batch, heads, queries, head_dim).
         k: Keys, (batch, kv_heads, keys, head_dim); heads is a multiple of kv_heads.
-        lse: Log-sum-exp of each row in nats, (batch, heads, queries); computed when None.
+        lse: The log-sum-exp of each row in nats, (batch, heads, queries); computed if None.
         scale: Factor on q . k, positive.
         causal: Whether query i sees keys j <= i + causal_offset only.
         causal_offset: Where the diagonal begins; None aligns it to the end, keys - queries.
@@ -202,7 +202,7 @@ def statistics(
             j * cols // keys == col.
 
     Returns:
-        The tensors asked for, float32. A query that sees nothing has no weights: entropy 0.
+        The requested tensors in float32. A query that attends to nothing has entropy 0.
     """
     arguments = _arguments(q, k, scale, causal, causal_offset, window, key_valid)
     if lse is not None and lse.shape != q.shape[:3]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Token ids or pairs, as a tensor or as lists.
 _Ids = Int[Tensor, "batch keys"] | Sequence[Sequence[int]]
-_Pairs = Int[Tensor, "pairs 2"] | Sequence[Sequence[int]]
+_Pairs = Int[Tensor, "*batch pairs 2"] | Sequence[Sequence[int]]
 
 _T = TypeVar("_T")
 
@@ -382,7 +382,7 @@ class AttentionMap:
         return _present(self.summary(induction=ids).induction)
 
     def relation(self, pairs: _Pairs) -> Float[Tensor, "batch heads pairs"]:
-        """The weights at labelled (query, key) pairs."""
+        """The weights at labelled (query, key) pairs: (pairs, 2), or others in each sequence."""
         return _present(self.summary(relation=pairs).relation)
 
     def summary(

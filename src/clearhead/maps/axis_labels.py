@@ -6,7 +6,7 @@ from clearhead.validation import ShapeError
 
 
 def check_labels(
-    name: str, labels: Sequence[str], counts: Collection[int], what: str = "token"
+    name: str, labels: Sequence[object], counts: Collection[int], what: str = "token"
 ) -> None:
     """Raise ShapeError unless `labels` is a list with one label per token.
 

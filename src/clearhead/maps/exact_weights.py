@@ -100,22 +100,26 @@ def lse_at(s: Scores, b: int, h: int, rows: Tensor) -> Float[Tensor, " rows"]:
 
 
 def weights_at_pairs(
-    s: Scores, rows: Int[Tensor, "batch pairs"], cols: Int[Tensor, "batch pairs"]
+    s: Scores,
+    rows: Int[Tensor, "batch pairs"],
+    cols: Int[Tensor, "batch pairs"],
+    dtype: torch.dtype = torch.float64,
 ) -> Float[Tensor, "batch heads pairs"]:
     """The weights at (rows[b, p], cols[b, p]) of every head: one dot product per pair.
 
-    `s.lse` must be known.
+    `s.lse` must be known. The products are computed in `dtype`.
     """
     batch, heads, queries, keys = s.shape
     some = max(1, _AT_ONCE // max(1, batch * heads * s.queries.shape[3]))
     if rows.shape[1] > some:
         parts = zip(torch.split(rows, some, 1), torch.split(cols, some, 1), strict=True)
-        return torch.cat([weights_at_pairs(s, *part) for part in parts], 2)
+        return torch.cat([weights_at_pairs(s, *part, dtype) for part in parts], 2)
     assert s.lse is not None
     b = torch.arange(batch, device=s.device)[:, None]
-    q = s.queries[b, :, rows].double()  # (batch, pairs, heads, head_dim)
-    k = s.keys[b, :, cols].double().repeat_interleave(s.group, 2)
-    lse = s.lse.double().gather(2, rows[:, None].expand(-1, heads, -1))
+    q = s.queries[b, :, rows].to(dtype)  # (batch, pairs, heads, head_dim)
+    k = s.keys[b, :, cols].to(dtype)
+    k = k if s.group == 1 else k.repeat_interleave(s.group, 2)
+    lse = s.lse.to(dtype).gather(2, rows[:, None].expand(-1, heads, -1))
     logs = (q * k).sum(-1).transpose(1, 2) * s.scale - lse
     where = (
         b[:, None],

@@ -137,6 +137,7 @@ class Statistic:
 class AtPairs(Statistic):
     """A statistic of the weights at chosen (query, key) pairs."""
 
+    exact = True  # whether to compute the products in float64
     rows: Int[Tensor, "batch pairs"]
     cols: Int[Tensor, "batch pairs"]
     weights: Float[Tensor, "batch heads pairs"]
@@ -168,7 +169,12 @@ def summarise(
         tile_loop.stream(scores, readers, on_progress)
     for statistic in asked.values():
         if isinstance(statistic, AtPairs):
-            statistic.weights = weights_at_pairs(scores, statistic.rows, statistic.cols)
+            statistic.weights = weights_at_pairs(
+                scores,
+                statistic.rows,
+                statistic.cols,
+                torch.float64 if statistic.exact else scores.sum_dtype,
+            )
     return _summary({name: fast[name] if name in fast else s.result() for name, s in asked.items()})
 
 
@@ -404,6 +410,8 @@ class Sink(AtPairs, name="sink"):
 class Previous(AtPairs, name="previous"):
     """The weight of each row on the token before it; NaN where there is none."""
 
+    exact = False  # one pair for every query: float64 would take four times as long
+
     def __init__(self, layout: Layout, argument: bool) -> None:
         super().__init__(layout, argument)
         batch, _, queries, keys = layout.shape
@@ -418,12 +426,15 @@ class Previous(AtPairs, name="previous"):
 
 
 class Relation(AtPairs, name="relation"):
-    """The weights at labelled (query, key) pairs."""
+    """The weights at labelled (query, key) pairs, the same or others in each sequence."""
 
     def __init__(self, layout: Layout, argument: Tensor | Sequence[Sequence[int]]) -> None:
         super().__init__(layout, argument)
         pairs = as_tensor("pairs", argument, layout.device)
-        if pairs.ndim != 2 or pairs.shape[1] != 2:
-            raise ShapeError(f"pairs: expected (pairs, 2), got {describe(pairs)}.")
-        self.rows = pairs[:, 0].expand(layout.shape[0], -1)
-        self.cols = pairs[:, 1].expand(layout.shape[0], -1)
+        batch = layout.shape[0]
+        same = pairs.ndim == 2 and pairs.shape[1] == 2
+        if not same and not (pairs.ndim == 3 and pairs.shape[::2] == (batch, 2)):
+            raise ShapeError(
+                f"pairs: expected (pairs, 2) or (batch={batch}, pairs, 2), got {describe(pairs)}."
+            )
+        self.rows, self.cols = pairs.expand(batch, -1, -1).unbind(-1)
