@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import transformers
 
 from clearhead import GPT2, GPT2Tokenizer, watch
-from clearhead.models import text_stream
 from clearhead.watcher import one_text
 from gpt2_others import TINY, randomize
 
@@ -99,31 +97,6 @@ def test_a_model_without_a_tokenizer(tmp_path, run):
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     assert "the tokenizer cannot be loaded" in run("--model", tmp_path, "The cat")[2]
     assert "TEXT is empty" in run("--model", tmp_path, "")[2]
-
-
-def test_the_tokenizer_in_the_folder_is_used(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {"<end>": 0, "the": 1, "cat": 2}
-    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<end>"))
-    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>")
-    theirs.save_pretrained(tmp_path)
-    found, end = text_stream.find_tokenizer(tmp_path, 3)
-    assert found.encode("the cat") == [1, 2]
-    assert found.decode([1, 2]) == "the cat"
-    assert end == 0
-
-
-def test_characters_are_never_split():
-    tokenizer = GPT2Tokenizer()
-    text = "naïve 猫 🦜 end 𝄞"
-    characters = text_stream.Characters(tokenizer)
-    pieces = [characters.add(token) for token in tokenizer.encode(text)]
-    assert "".join(pieces) + characters.rest() == text
-    assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
-    cut = tokenizer.encode("猫")[:-1]
-    assert [characters.add(token) for token in cut] == [""] * len(cut)
-    assert characters.rest() == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_the_attention_of_each_new_token_is_that_of_the_whole_text():

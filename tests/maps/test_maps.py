@@ -360,6 +360,7 @@ def test_methods_give_what_summary_gives():
     assert repr(m.summary(entropy=True)) == "Summary(entropy)"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off on CUDA")
 @pytest.mark.parametrize("name", ["none", "causal", "start", "window", "left", "padding"])
 def test_triton_gives_the_same_statistics(name, monkeypatch):
     """What CUDA uses, in Triton's interpreter; other masks and sizes stay with plain torch."""

@@ -274,5 +274,5 @@ def test_text_and_relations_agree_about_the_tokenizer(folder, run):
     assert run("heads", "--model", folder, TEXT)[0] == 0
     status, _, err = run("heads", "--model", folder, "--relations")
     assert status == 2
-    assert "small: known relations need a tokenizer that says which characters" in err
-    assert "A TEXT of yours is read without it." in err
+    assert "small: --relations needs a fast tokenizer, which gives the character offsets" in err
+    assert "give a TEXT instead" in err

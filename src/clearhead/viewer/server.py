@@ -64,7 +64,7 @@ class View:
             limit_concurrency=_MOST_CONNECTIONS,
             timeout_graceful_shutdown=2,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
         self._thread = threading.Thread(
             target=self._server.run, args=([self._socket],), name="clearhead view", daemon=True
         )
@@ -114,6 +114,18 @@ def open_browser(url: str) -> None:
     screen = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     if screen or sys.platform in ("darwin", "win32"):
         webbrowser.open(url)
+
+
+class _Server(uvicorn.Server):
+    """Closes the sockets of all connections before its event loop ends."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Abort what is left after the graceful shutdown."""
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, H11Protocol):
+                connection.transport.abort()
+        await asyncio.sleep(0)  # the loop closes a socket one turn after its transport
 
 
 class _TimeLimited(H11Protocol):
