@@ -242,13 +242,12 @@ def test_the_tree_in_the_docs_is_the_folder():
 
 
 def test_the_files_that_the_docs_name_exist():
-    """Every path in backquotes with a slash, or with .py at its end."""
+    """Every path in backquotes with a slash, or with .py, .js or .css at its end."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    named = re.findall(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.py)`", text)
+    named = re.findall(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:py|js|css))`", text)
     assert len(named) > 20
-    missing = [
-        name for name in named if not any((base / name).exists() for base in (ROOT, PACKAGE))
-    ]
+    bases = (ROOT, PACKAGE, PACKAGE / "drawing" / "assets")
+    missing = [name for name in named if not any((base / name).exists() for base in bases)]
     assert missing == []
 
 

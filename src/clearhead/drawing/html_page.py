@@ -36,9 +36,10 @@ FEW_CELLS = 2**16  # up to this many, numbers are stored in float32
 
 # In the order in which the page runs them.
 _SCRIPTS = (
-    *("data.js", "state.js", "controls.js", "pens.js", "grid.js"),
-    *("heads.js", "matrix.js", "sentence.js", "boxes.js", "lessons.js", "steps.js"),
-    *("download.js", "app.js"),
+    *("page_data.js", "selection.js", "controls.js", "pens.js", "matrix_drawing.js"),
+    *("heads_view.js", "matrix_view.js", "sentence_view.js"),
+    *("step_parts.js", "step_texts.js", "steps_view.js"),
+    *("download.js", "page.js"),
 )
 
 
