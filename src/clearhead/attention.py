@@ -185,7 +185,8 @@ class MultiHeadAttention(nn.Module):
         """Steps 1 to 3: queries, keys and values (batch, heads, tokens, head_dim), and the mask."""
         self._check(x, context, mask, cache)
         if self.packed:
-            queries, keys, values = map(self._split, self.qkv(x).split(self._widths(), dim=-1))
+            heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+            queries, keys, values = self._split(self.qkv(x)).split_with_sizes(heads, 1)
         else:
             source = x if context is None else context
             queries = self._split(self.W_query(x))
@@ -214,15 +215,13 @@ class MultiHeadAttention(nn.Module):
 
     def mask_for(self, mask: Mask | None = None) -> Mask | None:
         """The module's causality and window, combined with `mask`."""
-        parts = [_CAUSAL] if self.causal else []
+        own = _CAUSAL if self.causal else None
         if self.window is not None:
-            parts.append(Mask.window(self.window, 0 if self.causal else self.window - 1))
-        if mask is not None:
-            parts.append(mask)
-        combined = None
-        for part in parts:
-            combined = part if combined is None else combined & part
-        return combined
+            window = Mask.window(self.window, 0 if self.causal else self.window - 1)
+            own = window if own is None else own & window
+        if own is None or mask is None:
+            return own if mask is None else mask
+        return own & mask
 
     def new_cache(
         self, batch: int, capacity: int | None = None, *, static: bool = False
