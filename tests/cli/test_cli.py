@@ -409,7 +409,7 @@ def test_only_the_file_of_the_command_is_imported(command):
     done = subprocess.run(
         [sys.executable, "-c", program, command], capture_output=True, text=True, check=True
     )
-    assert set(done.stdout.split()) - {"clearhead.cli.progress"} == {f"clearhead.cli.{command}"}
+    assert set(done.stdout.split()) - {"clearhead.cli.shared"} == {f"clearhead.cli.{command}"}
 
 
 def test_terminal_without_unicode():
