@@ -9,8 +9,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from clearhead.cli.shared import GPT2Option
-
 EXAMPLE = 'clearhead explain "the cat sat on the mat" --query sat'
 _SEED = 123
 Variant = Literal["simplified", "self", "causal", "wrapper", "multihead", "encoder"]
@@ -60,7 +58,16 @@ def explain(
     tokenizer: Annotated[
         TokenizerName, typer.Option(help="Whole words, or GPT-2's byte pairs.")
     ] = "word",
-    model: GPT2Option = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR_OR_NAME",
+            help="Show a layer of this GPT-2: a folder, a file, a name on the hub, or the output "
+            "of `clearhead train`. "
+            "[default: the small trained model that comes with Clearhead]",
+            show_default=False,
+        ),
+    ] = None,
     layer: Annotated[
         int | None,
         typer.Option(
