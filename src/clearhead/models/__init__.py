@@ -22,8 +22,9 @@ from clearhead.gpt2.weight_files import read_json
 from clearhead.models import hugging_face
 from clearhead.models.loaded_model import LoadedModel
 from clearhead.models.shipped_models import SHIPPED, SHIPPED_NAME, load_shipped
-from clearhead.models.text_readers import GPT2_VOCAB_SIZE, WordTextReader, find_reader
+from clearhead.models.text_readers import WordTextReader, find_reader
 from clearhead.models.trained_model import load_model, trained_file
+from clearhead.tokenizers.gpt2_tokenizer import GPT2_VOCAB_SIZE
 
 __all__ = ["LoadedModel", "find_model"]
 

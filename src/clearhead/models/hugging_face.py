@@ -85,7 +85,7 @@ def _check_cost(folder: Path, config: Any) -> None:
             count += len(opened.keys())
     layers = getattr(config, "num_hidden_layers", None)
     if isinstance(layers, int) and layers > count:
-        raise ValueError(f"config.json says {layers:,} layers, but the files have {count} tensors.")
+        raise ValueError(f"config.json has {layers:,} layers, but the files have {count} tensors.")
     model = without_numbers(
         lambda: transformers.AutoModel.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]  # theirs
     )

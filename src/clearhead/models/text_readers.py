@@ -20,12 +20,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from clearhead.tokenizers import END_OF_TEXT, UNKNOWN, GPT2Tokenizer, WordTokenizer
+from clearhead.tokenizers.gpt2_tokenizer import GPT2_VOCAB_SIZE
 
-GPT2_VOCAB_SIZE = 50257
 # On the hub, under any owner's name.
 _GPT2_NAMES = ("gpt2", "gpt2-small", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.bpe", "merges.txt", "encoder.json")
-_MAX_UNKNOWN = 0.5  # of the words; beyond it, a map says nothing about the text
+_MAX_UNKNOWN = 0.5  # of the words; beyond it, a map shows little about the text
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _MAX_PIECES = 4  # per character: UTF-8 takes up to four bytes
 
@@ -123,13 +123,13 @@ class WordTextReader:
             some = ", ".join(different[:5]) + (", ..." if len(different) > 5 else "")
             raise ValueError(
                 f"TEXT: of its {count} words, {len(unknown)} are not among the {size} English "
-                f"words of the lab's model ({some}), so its attention would say nothing about "
+                f"words of this model ({some}), so its attention would say nothing about "
                 "them.\n  Use another model: --model DIR_OR_NAME. For any words, with random "
                 "weights: clearhead explain --untrained."
             )
         are = "is" if len(different) == 1 else "are"
         return (
-            f"{', '.join(different)} {are} not among the {size} words of the lab's model, which "
+            f"{', '.join(different)} {are} not among the {size} words of this model, which "
             f"reads {UNKNOWN} instead."
         )
 

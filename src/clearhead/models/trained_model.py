@@ -1,6 +1,6 @@
 """The files that `clearhead train` writes: the trained model, and the checkpoint of a run.
 
-Both are safetensors files whose metadata says what is in them, so that one file is enough.
+Both are safetensors files whose metadata describes the content, so that one file is enough.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def load_model(file: Path) -> tuple[GPT2, WordTokenizer]:
     # RuntimeError: sizes that torch cannot represent, or JSON that is nested too deeply.
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"{file}: the description of its model makes no sense "
+            f"{file}: the description of its model is not valid "
             f"({type(error).__name__}: {error}).\n"
             "  The file was changed after `clearhead train` wrote it. Train the model again."
         ) from None
@@ -116,7 +116,7 @@ def trained_file(path: str | Path) -> Path | None:
         folders = ", ".join(str(file.parent) for file in done)
         raise ValueError(
             f"{path}: a run of `clearhead train` with {len(done)} models.\n"
-            f"  Give one of them: {folders}."
+            f"  Pass one of them: {folders}."
         )
     begun = [file for file in sorted(path.glob(f"seed-*/{CHECKPOINT}")) if read_about(file)]
     if not done and begun:

@@ -22,7 +22,7 @@ _MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726ad
 _VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 # The same two files under OpenAI's names and under Hugging Face's.
 _FILE_NAMES = (("vocab.bpe", "encoder.json"), ("merges.txt", "vocab.json"))
-_GPT2_VOCAB_SIZE = 50257
+GPT2_VOCAB_SIZE = 50257
 
 
 class GPT2Tokenizer:
@@ -201,6 +201,6 @@ def _read_gpt2(merges: Path, vocab: Path) -> tiktoken.Encoding:
         name="gpt2",
         pat_str=r50k_pat_str,
         mergeable_ranks=ranks,
-        special_tokens={END_OF_TEXT: _GPT2_VOCAB_SIZE - 1},
-        explicit_n_vocab=_GPT2_VOCAB_SIZE,
+        special_tokens={END_OF_TEXT: GPT2_VOCAB_SIZE - 1},
+        explicit_n_vocab=GPT2_VOCAB_SIZE,
     )
