@@ -1,4 +1,4 @@
-"""`clearhead check`: name the mistake in a file, a class or a folder of submissions."""
+"""`clearhead check`: name the mistakes in a file, a class or a folder of submissions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check(
         typer.Option(metavar="FILE", help="Write an adapter template for the class."),
     ] = None,
 ) -> int:
-    """Name the mistake in anyone's attention code.
+    """Find and name the mistakes in attention code.
 
     The file runs in a separate process. The exit status is 0 if all is correct, 1 if something
     is wrong, 2 if something could not be run or judged.

@@ -26,7 +26,7 @@ def export(
         bool, typer.Option("--verbose", help="Also show the warnings of torch's exporter.")
     ] = False,
 ) -> None:
-    """Write a model as ONNX or for torch.export, and compare.
+    """Export a model to ONNX or torch.export, and check the file.
 
     One graph serves all batch sizes and lengths. The ONNX file uses standard operators only; the
     weights of a large model are stored beside it in OUT.data.

@@ -38,8 +38,8 @@ def generate(
         float | None,
         typer.Option(
             metavar="T",
-            help="Sample tokens at this temperature: 1 follows the model's probabilities, lower "
-            "is safer, higher is wilder. "
+            help="Sample tokens at this temperature: 1 uses the model's probabilities, lower "
+            "values favour likely tokens, higher values favour unlikely ones. "
             "[default: always the most likely token; 1 with --top-k or --top-p]",
         ),
     ] = None,
@@ -67,8 +67,8 @@ def generate(
             "--show-attention",
             help="For each new token, print to stderr which tokens received the most attention "
             "when it was chosen, averaged over the heads of one layer. This shows where one layer "
-            "attends, not why the token was chosen. In any text, the first token receives much of "
-            "it.",
+            "attends, not why the token was chosen. The first token of any text "
+            "receives much of the attention.",
         ),
     ] = False,
     layer: Annotated[

@@ -47,7 +47,7 @@ def info(
         typer.Option(help="The data type of weights and activations."),
     ] = "float32",
 ) -> None:
-    """Count the cost of a model: parameters, memory, operations."""
+    """Compute the cost of a model: parameters, memory, operations."""
     from clearhead import drawing
     from clearhead.configs import GPT2_CONFIGS, config_name, find_config
 
@@ -97,7 +97,7 @@ def _compare(
         drawing.FittingTable(bill_head, bill, drop=[5, 2, 4, 1]),
         *map(Text, _beyond(sizes, tokens)),
         Text("n × n: the attention matrices of all layers, if they were built."),
-        Text("ours: what a fused forward pass keeps instead, one number per row."),
+        Text("ours: what a fused forward pass stores instead, one number per row."),
     )
 
 

@@ -96,7 +96,7 @@ def draw_query(example: Example, index: int, remark: str | None) -> RenderableTy
         *([Text(f"Note: {remark}")] if remark else []),
         Text(),
         one_query.draw_query(example.trace, index, limit=SHOWN),
-        Text("All tokens at once give the same numbers:\n"),
+        Text("Computed for all tokens at once, the numbers are the same:\n"),
         draw_result(example),
     )
 

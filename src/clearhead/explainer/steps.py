@@ -151,7 +151,7 @@ def hidden_keys(module: Attention, x: Tensor, source: Tensor, mask: Mask | Tenso
         mask: The user's mask, for the forms that take one.
 
     Raises:
-        ValueError: the paper's form would give NaN because some queries may attend to nothing.
+        ValueError: The paper's form would give NaN because some queries may attend to nothing.
     """
     if module is ladder.simplified_attention or isinstance(module, ladder.SelfAttention):
         return Hidden()
@@ -283,7 +283,7 @@ class _Computation:
         self.add("1", "PROJECT", ", ".join(calls), self._projection(bias), "x", made, code)
 
     def project_each_head(self) -> None:
-        """The wrapper's heads project by themselves; the results are stacked."""
+        """Each head of the wrapper has its own projections; the results are stacked."""
         made, code = {}, []
         for role, linear in zip(_OPERANDS, self.linears, strict=False):
             each = [getattr(head, linear)(self.tensors["x"]) for head in self.module.heads]

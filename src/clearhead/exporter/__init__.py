@@ -98,15 +98,15 @@ def export(
         (['x'], 0.0)
     """
     path = Path(path)
-    write = {".onnx": _write_onnx, ".pt2": _write_pt2}.get(path.suffix)
-    if write is None:
+    onnx = path.suffix == ".onnx"
+    if not onnx and path.suffix != ".pt2":
         raise ValueError(
             f"path: expected a name that ends in .onnx or .pt2, got {path.name!r}.\n"
             "  onnxruntime and others read .onnx, torch.export.load reads .pt2."
         )
     check_place(path)
     form = graph(module, what)
-    if path.suffix == ".onnx":
+    if onnx:
         missing = [name for name in ("onnx", "onnxscript") if not importlib.util.find_spec(name)]
         if missing:
             raise ModuleNotFoundError(
@@ -118,11 +118,14 @@ def export(
         with _quiet_exporter(verbose), torch.no_grad():
             program = _trace(form)
             say(f"writing {path.name}")
-            write(program, form, draft, module)
+            if onnx:
+                _write_onnx(program, form, draft, module)
+            else:
+                torch.export.save(program, draft)
             sizes = _sizes(form)
             gap = None
-            if path.suffix == ".pt2" or importlib.util.find_spec("onnxruntime") is not None:
-                run = _onnx_runner(draft, form) if path.suffix == ".onnx" else _pt2_runner(draft)
+            if not onnx or importlib.util.find_spec("onnxruntime") is not None:
+                run = _onnx_runner(draft, form) if onnx else _pt2_runner(draft)
                 gap = _compare(form, run, sizes, say)
         # The weights of a large model are in files beside the graph: move them first.
         for part in set(draft.parent.iterdir()) - {draft}:
@@ -164,12 +167,6 @@ def _write_onnx(
         about["config"] = module.config
     model.metadata_props["clearhead"] = json.dumps(about)
     written.save(path)
-
-
-def _write_pt2(
-    program: torch.export.ExportedProgram, form: Graph, path: Path, module: nn.Module
-) -> None:
-    torch.export.save(program, path)
 
 
 def _sizes(form: Graph) -> list[tuple[int, int, int]]:

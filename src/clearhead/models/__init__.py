@@ -46,7 +46,7 @@ def find_model(
         device: Where the weights go; checkpoints of other architectures stay on the CPU.
 
     Raises:
-        ValueError: the model is missing, damaged or not supported.
+        ValueError: The model is missing, damaged or not supported.
 
     >>> loaded = find_model("grammar")
     >>> loaded.read("The blue cat sat").labels

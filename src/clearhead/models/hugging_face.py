@@ -26,7 +26,7 @@ def load(folder: str | Path) -> LoadedModel:
         folder: Where `save_pretrained` wrote the model, as safetensors, and its tokenizer.
 
     Raises:
-        ValueError: the folder is incomplete, or transformers cannot load it.
+        ValueError: The folder is incomplete, or transformers cannot load it.
     """
     folder = Path(folder)
     _check(folder)

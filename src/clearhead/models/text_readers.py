@@ -99,7 +99,7 @@ class WordTextReader:
         """Text to token ids and labels.
 
         Raises:
-            ValueError: more than half of the words are outside the vocabulary.
+            ValueError: More than half of the words are outside the vocabulary.
         """
         unknown_id = self.tokenizer.encode(UNKNOWN)[0]
         text = " ".join(text.split())
@@ -194,7 +194,7 @@ def find_reader(path_or_name: str | Path, vocab_size: int) -> TextReader:
         vocab_size: The size of the model's vocabulary.
 
     Raises:
-        ValueError: the tokenizer cannot be loaded, or does not fit the model.
+        ValueError: The tokenizer cannot be loaded, or does not fit the model.
     """
     path = Path(path_or_name)
     folder = path if path.is_dir() else path.parent if path.is_file() else None

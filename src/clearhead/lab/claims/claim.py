@@ -117,11 +117,6 @@ class Claim(Generic[Inputs]):
         """The file with the experiment, relative to the package: "lab/claims/mask_claims.py"."""
         return Path(inspect.getfile(self.experiment)).relative_to(_PACKAGE).as_posix()
 
-    @property
-    def line(self) -> int:
-        """The first line of the experiment in its file."""
-        return self.experiment.__code__.co_firstlineno
-
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self.experiment).parameters
 
