@@ -101,7 +101,7 @@ class EinsumAttention(nn.Module):
 
     def _project(self, x: Tensor, linear: Any) -> Tensor:
         weight = linear.weight.view(self.heads, -1, x.shape[-1])
-        bias = linear.bias.view(self.heads, 1, -1)
+        bias: Tensor = linear.bias.view(self.heads, 1, -1)
         return torch.einsum("bqc,hdc->bhqd", x, weight) + bias
 
 

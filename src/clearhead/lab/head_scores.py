@@ -315,7 +315,7 @@ def _by_value(examples: Examples) -> dict[str, Tensor]:
 
 
 def _chunks(examples: Examples) -> list[Examples]:
-    return [examples.select(rows) for rows in torch.arange(len(examples)).split(_CHUNK)]
+    return [examples.select(rows) for rows in torch.split(torch.arange(len(examples)), _CHUNK)]
 
 
 def _answers(reader: Reader, examples: Examples) -> Tensor | None:
