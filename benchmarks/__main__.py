@@ -7,7 +7,6 @@ machine meanwhile.
 
 import argparse
 import gc
-import math
 import shlex
 import sys
 import time
@@ -112,30 +111,24 @@ def _cuda_parts(where: str) -> Iterator[Part]:
     yield Part("maps-1048576", f"maps-{where}-1048576.json", 2.5, maps.measure, settings)
 
 
-def run_all(
-    parts: Sequence[Part], out: Path, *, minutes: float = math.inf, about: str = ""
-) -> dict[str, str]:
+def run_all(parts: Sequence[Part], out: Path, *, about: str) -> dict[str, str]:
     """Run the parts and write the JSON of each when it is done.
 
     Args:
         parts: What to run.
         out: The folder for the files.
-        minutes: The time for all parts, shared in proportion to what they usually take.
         about: The command line, for the JSON.
 
     Returns:
         The names of the parts that failed, and why.
     """
     out.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + 60 * minutes
     failed = {}
     for number, part in enumerate(parts):
         say(f"[{number + 1}/{len(parts)}] {part.name}")
         started = time.monotonic()
-        share = part.minutes / sum(later.minutes for later in parts[number:])
-        settings = part.settings.within(max(0.0, end - started) / 60 * share)
         try:
-            found = part.measure(settings, lambda text: say(f"  {text}"))
+            found = part.measure(part.settings, lambda text: say(f"  {text}"))
         except Exception as error:
             traceback.print_exc()
             failed[part.name] = _reason(error)
@@ -164,17 +157,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=(__doc__ or "").partition("\n\n")[0],
-        epilog="Example: python -m benchmarks --only sweep-float32 maps --minutes 10 --out mine",
+        epilog="Example: python -m benchmarks --only sweep-float32 maps --out mine",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", nargs="+", metavar="PART", help="Run only these parts.")
     parser.add_argument("--skip", nargs="+", default=[], metavar="PART", help="Skip these parts.")
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=math.inf,
-        help="Time for all parts together. Each case still gets 5 to 9 rounds.",
-    )
     parser.add_argument("--quick", action="store_true", help="A trial with tiny sizes.")
     parser.add_argument("--list", action="store_true", help="List the parts and exit.")
     parser.add_argument("--out", type=Path, metavar="DIR", help="Where to write the JSON files.")
@@ -204,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     about = f"python -m benchmarks {shlex.join(argv)}".strip()
     try:
-        failed = run_all(parts, out, minutes=options.minutes, about=about)
+        failed = run_all(parts, out, about=about)
     except KeyboardInterrupt:
         say("Stopped. Files of the finished parts are kept.")
         sys.exit(130)

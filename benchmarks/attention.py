@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -74,10 +74,6 @@ class Settings(command.Settings):
     def quick(self) -> Self:
         """One tiny shape, one round, no memory."""
         return replace(self, shape=((2, 48, 24, 4),), rounds=1, memory=False)
-
-    def number_of_cases(self) -> int:
-        """Importing is a case as well."""
-        return len(self.cases()) + ("import" in self.only)
 
     def check(self) -> None:
         """Refuse shapes whose width cannot be split into heads."""
@@ -163,7 +159,7 @@ def measure_case(
                     row.note = "; ".join(filter(None, [row.note, reason]))
         found.append(command.row_as_json(row, **more))
     return {
-        **case.as_json(),
+        **asdict(case),
         "shape": list(case.shape),
         "book_weights_mib": case.map_mib(),
         "rows_checked": None if reference.rows is None else len(reference.rows),
@@ -175,7 +171,7 @@ def measure_case(
 def _enter(
     one: Implementation, case: Case, reference: Reference, budget: memory.Budget
 ) -> tuple[timing.Contestant, torch.nn.Module | None]:
-    """Build a contestant and compare it; one that cannot take part says why."""
+    """Build a contestant and compare it; one that cannot take part gets a note with the reason."""
     name = f"{one.name}, compiled" if case.compiled else one.name
 
     def not_run(why: str) -> tuple[timing.Contestant, None]:

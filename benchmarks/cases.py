@@ -6,8 +6,7 @@ scale or a swapped matrix shows.
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -76,10 +75,6 @@ class Case:
     def training(self) -> bool:
         """Whether the modules are timed in training mode."""
         return self.dropout > 0 or self.backward
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data, which `Case(**data)` accepts."""
-        return asdict(self)
 
     def torch_dtype(self) -> torch.dtype:
         """The dtype as torch's object."""

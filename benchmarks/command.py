@@ -70,18 +70,9 @@ class Settings:
     rounds: int = option(9, "Interleaved rounds per case.", type=positive)
     seconds: float = option(60.0, "End a case after this time, once it had 5 to 9 rounds.")
 
-    def number_of_cases(self) -> int:
-        """How many cases share the time."""
-        return 1
-
     def quick(self) -> Self:
         """Tiny sizes and one round: shows that the benchmark works, measures nothing."""
         raise NotImplementedError
-
-    def within(self, minutes: float) -> Self:
-        """Settings that end after about this time. Half of it is for the rounds."""
-        share = 60 * minutes / self.number_of_cases() / 2
-        return dataclasses.replace(self, seconds=max(1.0, min(self.seconds, share)))
 
     def check(self) -> None:
         """Raise ValueError if these settings cannot be measured here."""

@@ -29,7 +29,7 @@ class Implementation:
     Args:
         name: Its name in tables and results.
         build: Builds the module from the weights.
-        sections: The sections of the benchmark it takes part in; "compiled" stands for the compiled
+        sections: The sections of the benchmark it takes part in; "compiled" means the compiled
             form of "fused".
         package: The module it imports besides torch.
         biases: Whether it has biases. If not, it is compared with biases of zero.
@@ -99,11 +99,9 @@ class EinsumAttention(nn.Module):
         weight = self.out_proj.weight.view(x.shape[-1], self.heads, -1)
         return torch.einsum("bhqd,chd->bqc", context, weight) + self.out_proj.bias
 
-    def _project(self, x: Tensor, linear: nn.Module) -> Tensor:
-        if not isinstance(linear, nn.Linear):
-            raise TypeError(f"expected nn.Linear, got {type(linear).__name__}.")
+    def _project(self, x: Tensor, linear: Any) -> Tensor:
         weight = linear.weight.view(self.heads, -1, x.shape[-1])
-        bias = linear.bias.view(self.heads, 1, -1)
+        bias: Tensor = linear.bias.view(self.heads, 1, -1)
         return torch.einsum("bqc,hdc->bhqd", x, weight) + bias
 
 
@@ -361,12 +359,6 @@ def _future(case: Case) -> Tensor:
     return torch.ones(case.tokens, case.tokens, dtype=torch.bool).triu(1)
 
 
-def _bias(linear: nn.Linear) -> Tensor:
-    if linear.bias is None:
-        raise ValueError("the weights to copy must have biases; use make_weights.")
-    return linear.bias
-
-
 def _copy(linear: nn.Linear) -> nn.Linear:
     return _stack([linear])
 
@@ -377,5 +369,5 @@ def _stack(linears: list[nn.Linear]) -> nn.Linear:
     stacked = nn.Linear(linears[0].in_features, rows).to(linears[0].weight)
     with torch.no_grad():
         stacked.weight.copy_(torch.cat([linear.weight for linear in linears]))
-        stacked.bias.copy_(torch.cat([_bias(linear) for linear in linears]))
+        stacked.bias.copy_(torch.cat([linear.bias for linear in linears]))
     return stacked

@@ -11,6 +11,7 @@ bandwidth divided by the bytes of the weights, in tokens per second.
 
 import copy
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from benchmarks import command
 from benchmarks.command import Say, model_size, option, positive, row_as_json, row_line
 from clearhead import timing
 from clearhead.configs import find_config
-from clearhead.gpt2 import decoding, key_names
+from clearhead.gpt2 import decoding
 from clearhead.gpt2.model import GPT2
 
 # How far below the best logit a token may be, relative to the largest logit.
@@ -47,10 +48,6 @@ class Settings(command.Settings):
     def quick(self) -> Self:
         """One layer, two tokens."""
         return replace(self, batch=(1,), tokens=2, prefill=8, layers=1, rounds=1, compiled=False)
-
-    def number_of_cases(self) -> int:
-        """One case per batch size, and the prefill."""
-        return len(self.batch) + bool(self.prefill)
 
     def check(self) -> None:
         """Refuse lengths beyond the context of the model."""
@@ -201,22 +198,9 @@ def hugging_face(ours: GPT2) -> Any:
         import transformers
     except ImportError:
         return None
-    sizes = ours.config
-    config = transformers.GPT2Config(
-        vocab_size=sizes["vocab_size"],
-        n_positions=sizes["context_length"],
-        n_embd=sizes["d_model"],
-        n_head=sizes["num_heads"],
-        n_layer=sizes["num_layers"],
-    )
-    theirs: Any = transformers.GPT2LMHeadModel(config)
-    own = ours.state_dict()
-    state = {}
-    for name in key_names.table("hf", own):
-        joined = torch.cat([own[part] for part in name.ours])
-        state[f"transformer.{name.theirs}"] = joined.t() if name.transposed else joined
-    state["lm_head.weight"] = state["transformer.wte.weight"]
-    theirs.load_state_dict(state)
+    with tempfile.TemporaryDirectory() as folder:
+        ours.save_pretrained(folder)
+        theirs: Any = transformers.GPT2LMHeadModel.from_pretrained(folder)
     return theirs.eval().to(ours.embedding.token.weight)  # its device and dtype
 
 

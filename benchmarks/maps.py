@@ -2,7 +2,7 @@
 
 The contestants are the fused causal forward pass on the same q, k and v (on CUDA by cuDNN and by
 flash), and the summary (entropy, received, thumbnail and previous, in one pass) with the
-log-sum-exp given, as a forward pass gives it, and computed inside. Equality first: entropy,
+log-sum-exp given, as a forward pass returns it, and computed inside. Equality first: entropy,
 received and thumbnail are compared with float64 on sampled rows, keys and one cell of one head.
 """
 
@@ -38,10 +38,6 @@ class Settings(command.Settings):
     def quick(self) -> Self:
         """One tiny map."""
         return replace(self, tokens=(48,), heads=3, head_dim=8, rounds=1, dense=False)
-
-    def number_of_cases(self) -> int:
-        """One case per length."""
-        return len(self.tokens)
 
     def check(self) -> None:
         """Dense weights on the CPU would only make it swap."""

@@ -1,12 +1,12 @@
 """Memory: which contestants fit, and how much one run needs on top of weights, masks and input.
 
-On the CPU a contestant is measured in a process of its own. It runs once to load libraries and
-start threads. Then Linux is told to reset the peak of the resident size (write 5 to
-/proc/self/clear_refs), the contestant runs again, and the peak since then (VmHWM) minus the size
-before is the result. That includes scratch memory that torch's allocator does not count.
-MALLOC_MMAP_THRESHOLD_ makes the C library return freed tensors at once; otherwise the second run
-reuses what the first one freed. The result agrees with the sum of torch's own allocations to 0.1
-MiB. Systems without /proc/self/clear_refs get no figure.
+On the CPU each contestant is measured in a separate process. It runs once to load libraries and
+start threads. Writing 5 to /proc/self/clear_refs then resets the peak of the resident size, the
+contestant runs again, and the result is the peak since then (VmHWM) minus the size before. That
+includes scratch memory that torch's allocator does not count. MALLOC_MMAP_THRESHOLD_ makes the C
+library return freed tensors at once; otherwise the second run reuses what the first one freed. The
+result agrees with the sum of torch's own allocations to 0.1 MiB. Systems without
+/proc/self/clear_refs get no figure.
 
 These processes come from a fork server that has imported everything and computed nothing, so that
 torch is imported only once. On CUDA the figure is `torch.cuda.max_memory_allocated`.

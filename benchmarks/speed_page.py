@@ -100,7 +100,7 @@ def _losses(results: Results) -> Iterator[str]:
 
 
 def _why(case: Case) -> str:
-    """What the measurement itself says about the reason."""
+    """The reason, as far as the measurement shows it."""
     rows = {row["name"]: row for row in case["rows"]}
     best = rows[case["ours_to_fastest_other"]["name"]]
     ours = next(row for row in case["rows"] if row["ours"])

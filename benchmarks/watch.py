@@ -41,10 +41,6 @@ class Settings(command.Settings):
         """A tiny batch and one layer."""
         return replace(self, shape=((2, 16),), rounds=1, layers=1)
 
-    def number_of_cases(self) -> int:
-        """One case per shape."""
-        return len(self.shape)
-
 
 def measure(settings: Settings, say: Say) -> dict[str, Any]:
     """Run the benchmark; everything that was measured, as plain data."""

@@ -30,7 +30,7 @@ CHOSEN = (
 
 
 def make_card(run: Path, cpu_seconds: Sequence[float]) -> dict[str, Any]:
-    """What the card says, from the files of a run with one seed per entry of `cpu_seconds`."""
+    """The content of the card, from the files of a run with one seed per entry of `cpu_seconds`."""
     seeds = []
     for seed, seconds in enumerate(cpu_seconds):
         with safetensors.safe_open(run / f"seed-{seed}" / MODEL, framework="pt") as file:

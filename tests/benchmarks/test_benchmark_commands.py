@@ -1,8 +1,6 @@
 """Each benchmark runs from its command line and refuses wrong settings; `python -m benchmarks`."""
 
 import json
-import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -165,15 +163,13 @@ def test_watch_that_changes_the_output_is_not_timed(monkeypatch):
 # All of them.
 
 
-def part(name, minutes=1.0, error=None, ran=None):
+def part(name, error=None):
     def measure(settings, say):
         if error is not None:
             raise error
-        if ran is not None:
-            ran.append(settings.seconds)
         return {"schema": 1}
 
-    return run_all.Part(name, f"{name}.json", minutes, measure, command.Settings())
+    return run_all.Part(name, f"{name}.json", 1.0, measure, command.Settings())
 
 
 @pytest.mark.parametrize(
@@ -218,15 +214,6 @@ def test_list_only_and_skip(monkeypatch, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
     run_all.main(["--only", "b", "--out", str(tmp_path)])
     assert [file.name for file in tmp_path.iterdir()] == ["b.json"]
-
-
-def test_parts_share_the_time_in_proportion(monkeypatch, tmp_path):
-    ran: list[float] = []
-    monkeypatch.setattr(time, "monotonic", lambda: 60.0 * len(ran))
-    parts = [part(name, minutes, ran=ran) for name, minutes in (("a", 1), ("b", 2), ("c", 3))]
-    parts = [replace(p, settings=command.Settings(seconds=1e9)) for p in parts]
-    run_all.run_all(parts, tmp_path, minutes=12)
-    assert ran == pytest.approx([60 * share / 2 for share in (12 / 6, 11 * 2 / 5, 10)])
 
 
 def test_every_part_has_its_own_file_and_a_quick_form():

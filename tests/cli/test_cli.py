@@ -152,7 +152,7 @@ def test_the_program_of_the_trained_model_gives_its_numbers(ok, capsys):
 def test_words_outside_the_vocabulary_are_marked_and_noted(ok):
     out = ok("explain", "The blue cat sat on mary")
     assert "0 The  1 blue?  2 cat" in out
-    assert "Note: blue is not among the 256 words of the lab's model" in " ".join(out.split())
+    assert "Note: blue is not among the 256 words of this model" in " ".join(out.split())
     two = " ".join(ok("explain", "the blue cat sat on the blue green mat").split())
     assert "Note: blue, green are not among" in two
 
@@ -309,7 +309,7 @@ def test_hostile_text(ok):
         ),
         (
             ["explain", "quantum gravity is \x1b[31m hard"],
-            "are not among the 256 English words of the lab's model (quantum, gravity, ",
+            "are not among the 256 English words of this model (quantum, gravity, ",
         ),
         (
             ["explain", "cat" + " cat" * 64],
@@ -409,7 +409,7 @@ def test_only_the_file_of_the_command_is_imported(command):
     done = subprocess.run(
         [sys.executable, "-c", program, command], capture_output=True, text=True, check=True
     )
-    assert set(done.stdout.split()) - {"clearhead.cli.progress"} == {f"clearhead.cli.{command}"}
+    assert set(done.stdout.split()) - {"clearhead.cli.shared"} == {f"clearhead.cli.{command}"}
 
 
 def test_terminal_without_unicode():

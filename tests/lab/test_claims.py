@@ -257,7 +257,7 @@ def test_every_claim_explains_itself(name):
     assert (ROOT / "src" / "clearhead" / each.file).is_file()
     source = (ROOT / "src" / "clearhead" / each.file).read_text(encoding="utf-8")
     assert f"def {each.experiment.__name__}(" in source
-    begin = source.splitlines()[each.line - 1 :]
+    begin = source.splitlines()[each.experiment.__code__.co_firstlineno - 1 :]
     assert begin[0].startswith("@claim")
     body = source.split(f"def {each.experiment.__name__}(")[1].split("\n\n\n")[0]
     assert body.count("\n") < 60, "a student reads it in one go"

@@ -388,7 +388,7 @@ def test_a_trained_model_is_known_by_its_file(trained, tmp_path):
     assert trained_file(trained.parent) == file
     (other / "model.safetensors").write_bytes(file.read_bytes())
     with pytest.raises(
-        ValueError, match=r"with 2 models.\n  Give one of them: .*seed-0, .*seed-1\."
+        ValueError, match=r"with 2 models.\n  Pass one of them: .*seed-0, .*seed-1\."
     ):
         trained_file(trained.parent)
     for none in (tmp_path, tmp_path / "no", "gpt2", trained / "heads.json"):
@@ -451,7 +451,7 @@ def test_generate_without_a_model_writes_with_the_one_in_the_box(capsys):
     ids = tokens.encode("the blue cat sat")
     rest = tokens.decode([*ids, *model.stream(ids, 4)]).partition(" sat")[2]
     assert out == f"The blue cat sat{rest}\n"
-    assert "Note: blue is not among the 256 words of the lab's model" in err
+    assert "Note: blue is not among the 256 words of this model" in err
     with pytest.raises(SystemExit) as end:
         cli.main(["generate", "the cat. " * 20])  # 60 of the 64 places
     assert end.value.code == 0

@@ -762,7 +762,7 @@ def test_the_command_watches_a_checkpoint(folder, tmp_path, monkeypatch, capsys)
     assert asked["tokens"] == (["the", "cat", "sat", "on", "a", "mat"] * 20)[:64]
     assert asked["ids"].shape == (1, 64)
     assert (asked["port"], asked["browser"]) == (7, False)
-    note = "has 120 tokens, but the model supports 64: only the first 64 are used."
+    note = "has 120 tokens, but the model accepts 64: only the first 64 are used."
     assert note in capsys.readouterr().err
 
 

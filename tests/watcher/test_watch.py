@@ -1543,7 +1543,8 @@ def test_a_text_that_is_too_long(folder, run):
     status, out, err = run("--model", folder, "--json", "cat " * 100)
     assert status == 0
     assert json.loads(out)["tokens_used"] == 64
-    assert err == "Note: TEXT has 100 tokens and the model takes 64: the first 64 are used.\n"
+    note = "Note: the text has 100 tokens, but the model accepts 64: only the first 64 are used.\n"
+    assert err == note
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`clearhead check`: name the mistake in a file, a class or a folder of submissions."""
+"""`clearhead check`: name the mistakes in a file, a class or a folder of submissions."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ def check(
         typer.Option(
             "--csv",
             metavar="FILE",
-            help="Write one row per file, as each one finishes. Run it again to go on.",
+            help="Write one row per file as it finishes. Repeat the command to resume.",
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page to project.")
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a summary page to show in class."),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(metavar="N", min=1, max=64, help="How many files at a time.")
+        int,
+        typer.Option(metavar="N", min=1, max=64, help="The number of files to check at a time."),
     ] = 1,
     policy: Annotated[
         Path | None,
@@ -47,16 +49,16 @@ def check(
     ] = None,
     adapter: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="How to build and call a class of an unusual form."),
+        typer.Option(metavar="FILE", help="How to build and call a class with unusual arguments."),
     ] = None,
     write_adapter: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write such an adapter, from the class's own arguments."),
+        typer.Option(metavar="FILE", help="Write an adapter template for the class."),
     ] = None,
 ) -> int:
-    """Name the mistake in anyone's attention code.
+    """Find and name the mistakes in attention code.
 
-    The file runs in a process of its own. The exit status is 0 if all is correct, 1 if something
+    The file runs in a separate process. The exit status is 0 if all is correct, 1 if something
     is wrong, 2 if something could not be run or judged.
     """
     from clearhead.checker import runner

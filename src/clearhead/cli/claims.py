@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.atomic_files import check_place
-from clearhead.cli.progress import progress_bar
+from clearhead.cli.shared import INTERRUPTED, progress_bar
 
 if TYPE_CHECKING:
     from clearhead.lab.claims.claim import Claim
 
 EXAMPLE = "clearhead claims mask-after-softmax"
-_INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
 def claims(
@@ -82,7 +81,7 @@ def claims(
     else:
         measured = _measure(names, quick, out, resume)
         if measured is None:
-            return _INTERRUPTED
+            return INTERRUPTED
         results = [measured]
     found = results[0]
     if out is not None:

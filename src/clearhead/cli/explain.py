@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 EXAMPLE = 'clearhead explain "the cat sat on the mat" --query sat'
 _SEED = 123
-
-
-class Variant(StrEnum):
-    """The forms of attention, simplest first."""
-
-    SIMPLIFIED = "simplified"
-    SELF = "self"
-    CAUSAL = "causal"
-    WRAPPER = "wrapper"
-    MULTIHEAD = "multihead"
-    ENCODER = "encoder"
-
-
-class TokenizerName(StrEnum):
-    """How text is split into tokens."""
-
-    WORD = "word"
-    GPT2 = "gpt2"
+Variant = Literal["simplified", "self", "causal", "wrapper", "multihead", "encoder"]
+TokenizerName = Literal["word", "gpt2"]
 
 
 def explain(
@@ -37,7 +20,7 @@ def explain(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="The text. [default: the book's own example]",
+            help="The text. [default: the book's example]",
             show_default=False,
         ),
     ] = None,
@@ -74,13 +57,13 @@ def explain(
     ] = None,
     tokenizer: Annotated[
         TokenizerName, typer.Option(help="Whole words, or GPT-2's byte pairs.")
-    ] = TokenizerName.WORD,
+    ] = "word",
     model: Annotated[
         str | None,
         typer.Option(
             metavar="DIR_OR_NAME",
-            help="Show a layer of this GPT-2: a folder, a file, a name on the hub, or what "
-            "`clearhead train` wrote. "
+            help="Show a layer of this GPT-2: a folder, a file, a name on the hub, or the output "
+            "of `clearhead train`. "
             "[default: the small trained model that comes with Clearhead]",
             show_default=False,
         ),
@@ -124,7 +107,7 @@ def explain(
     from clearhead.explainer import examples, one_query, presentation
 
     given = None if text is None else " ".join(text)
-    random = untrained or seed != _SEED or tokenizer is not TokenizerName.WORD
+    random = untrained or seed != _SEED or tokenizer != "word"
     random = random or (variant, heads, d_model) != (None, None, None)
     if random and (model is not None or layer is not None):
         raise ValueError(
@@ -137,15 +120,15 @@ def explain(
         raise ValueError("--layer selects a layer of a model that reads TEXT: give a TEXT, too.")
     else:
         if given is None and variant is None:
-            variant = Variant.SIMPLIFIED
+            variant = "simplified"
             query = "journey" if query is None and step is None else query
         example = examples.untrained_example(
             given,
-            variant=(variant or Variant.MULTIHEAD).value,
+            variant=variant or "multihead",
             heads=heads,
             d_model=d_model,
             seed=seed,
-            tokenizer=tokenizer.value,
+            tokenizer=tokenizer,
         )
     index, remark = None, None
     if query is not None:

@@ -1,47 +1,32 @@
-"""`clearhead export`. Importing this file does not import torch."""
+"""`clearhead export`: write a model as ONNX or for torch.export."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from clearhead.atomic_files import check_place
+from clearhead.cli.shared import GPT2Option
 
 EXAMPLE = "clearhead export model.onnx"
-
-
-class What(StrEnum):
-    """The forms in which a model can be exported."""
-
-    MODEL = "model"
-    STEP = "step"
 
 
 def export(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="The file to write: .onnx, or .pt2 for torch.")
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR_OR_NAME",
-            help="A GPT-2: a folder, a file, a name on the hub, or a model from `clearhead train`. "
-            "[default: the small trained model that comes with Clearhead]",
-            show_default=False,
-        ),
-    ] = None,
+    model: GPT2Option = None,
     what: Annotated[
-        What,
+        Literal["model", "step"],
         typer.Option(
             help="All tokens at once, or only the new ones with earlier keys and values as inputs."
         ),
-    ] = What.MODEL,
+    ] = "model",
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Also show the warnings of torch's exporter.")
     ] = False,
 ) -> None:
-    """Write a model as ONNX or for torch.export, and compare.
+    """Export a model to ONNX or torch.export, and check the file.
 
     One graph serves all batch sizes and lengths. The ONNX file uses standard operators only; the
     weights of a large model are stored beside it in OUT.data.
@@ -60,11 +45,11 @@ def export(
         status.update(f"loading {model or 'the model that comes with Clearhead'}")
         loaded = find_model(model)
         try:
-            written = write(loaded.gpt2, out, what=what.value, say=status.update, verbose=verbose)
+            written = write(loaded.gpt2, out, what=what, say=status.update, verbose=verbose)
         except (ModuleNotFoundError, UnequalExport) as error:
             raise ValueError(str(error)) from error
     out_screen = drawing.console()
-    out_screen.print(f"{written.path}: {what.value}, dynamic batch and tokens", markup=False)
+    out_screen.print(f"{written.path}: {what}, dynamic batch and tokens", markup=False)
     out_screen.print(f"  in    {_list(written.inputs)}", markup=False)
     out_screen.print(f"  out   {_list(written.outputs)}", markup=False)
     if written.gap is None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead.cli.shared import INTERRUPTED, GPT2Option
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
     from clearhead.watcher.one_text import Looked
 
 EXAMPLE = 'clearhead generate "the cat sat" --top-p 0.9 --seed 1'
-_INTERRUPTED = 130  # what a shell reports after Ctrl-C
 _TOKENS = 50
 
 
@@ -23,15 +24,7 @@ def generate(
         list[str],
         typer.Argument(metavar="TEXT", help="The text to continue.", show_default=False),
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR_OR_NAME",
-            help="A GPT-2: a folder, a file, a name on the hub, or what `clearhead train` wrote. "
-            "[default: the small trained model that comes with Clearhead]",
-            show_default=False,
-        ),
-    ] = None,
+    model: GPT2Option = None,
     tokens: Annotated[
         int | None,
         typer.Option(
@@ -45,8 +38,8 @@ def generate(
         float | None,
         typer.Option(
             metavar="T",
-            help="Sample tokens at this temperature: 1 follows the model's probabilities, lower "
-            "is safer, higher is wilder. "
+            help="Sample tokens at this temperature: 1 uses the model's probabilities, lower "
+            "values favour likely tokens, higher values favour unlikely ones. "
             "[default: always the most likely token; 1 with --top-k or --top-p]",
         ),
     ] = None,
@@ -74,8 +67,8 @@ def generate(
             "--show-attention",
             help="For each new token, print to stderr which tokens received the most attention "
             "when it was chosen, averaged over the heads of one layer. This shows where one layer "
-            "attends, not why the token was chosen. In any text, the first token receives much of "
-            "it.",
+            "attends, not why the token was chosen. The first token of any text "
+            "receives much of the attention.",
         ),
     ] = False,
     layer: Annotated[
@@ -151,7 +144,7 @@ def _print(
             if token != reader.end:
                 pieces.append(characters.add(token))
     except KeyboardInterrupt:
-        status = _INTERRUPTED
+        status = INTERRUPTED
     _put("".join(pieces) + characters.rest() + "\n")
     return status
 
@@ -174,6 +167,6 @@ def _report(looks: Iterator[Looked], ids: list[int], reader: TextReader) -> Iter
             for position, share in zip(positions, shares, strict=True)
         ]
         new = drawing.visible(reader.decode([token]))
-        print(f"{new:>16}  looked at  {', '.join(words)}", file=sys.stderr, flush=True)
+        print(f"{new:>16}  attended to  {', '.join(words)}", file=sys.stderr, flush=True)
         ids.append(token)
         yield token

@@ -5,27 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from clearhead.atomic_files import beside, check_place
-from clearhead.cli.progress import progress_bar
+from clearhead.cli.shared import CheckpointOption, progress_bar, read_text, report_truncation
 
 EXAMPLE = 'clearhead heads "the cat sat on the mat" --layer "h.1.*" --sort previous'
-
-
-class Column(StrEnum):
-    """The numbers in the table of heads."""
-
-    ENTROPY = "entropy"
-    AWAY = "away"
-    PREVIOUS = "previous"
-    FIRST = "first"
-    SAME = "same"
-    INDUCTION = "induction"
+Column = Literal["entropy", "away", "previous", "first", "same", "induction"]
 
 
 def heads(
@@ -37,15 +26,7 @@ def heads(
             show_default=False,
         ),
     ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="A local Hugging Face checkpoint with its tokenizer, or the output of `clearhead "
-            "train`. [default: the small trained model that comes with Clearhead]",
-            show_default=False,
-        ),
-    ] = None,
+    model: CheckpointOption = None,
     relations: Annotated[
         bool,
         typer.Option(
@@ -113,14 +94,7 @@ def _text(words: Sequence[str] | None, file: Path | None) -> str:
             f"{message}.\n  To measure this model on sentences with known relations instead, "
             "use --relations."
         )
-    if file is None:
-        return " ".join(words or ())
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"--text {file}: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--text {file}: not text in UTF-8 (byte {error.start}).") from None
+    return " ".join(words or ()) if file is None else read_text(file)
 
 
 def _one_text(
@@ -147,14 +121,9 @@ def _one_text(
         progress.update(task, description="Measuring its heads", total=1.0)
         seen = see(loaded.network, ids, layers, name=loaded.name)
         table = seen.heads(ids, on_progress=lambda share: progress.update(task, completed=share))
-    table = table if sort is None else table.sorted(sort.value)
+    table = table if sort is None else table.sorted(sort)
     used = ids.shape[1]
-    if used < tokens:
-        print(
-            f"Note: TEXT has {tokens:,} tokens and the model takes {used:,}: "
-            f"the first {used:,} are used.",
-            file=sys.stderr,
-        )
+    report_truncation(tokens, used)
     if csv is not None:
         with beside(csv) as draft:
             draft.write_text(table.to_csv(), encoding="utf-8")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,15 +12,6 @@ if TYPE_CHECKING:
     from clearhead.configs import GPT2Config
 
 EXAMPLE = "clearhead info gpt2-medium --tokens 512 --dtype bfloat16"
-
-
-class Dtype(StrEnum):
-    """Number formats."""
-
-    FLOAT64 = "float64"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 def info(
@@ -52,9 +42,12 @@ def info(
         int | None,
         typer.Option(metavar="N", min=1, help="Tokens per sequence. [default: the context length]"),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option(help="The number format.")] = Dtype.FLOAT32,
+    dtype: Annotated[
+        Literal["float64", "float32", "bfloat16", "float16"],
+        typer.Option(help="The data type of weights and activations."),
+    ] = "float32",
 ) -> None:
-    """Count the cost of a model: parameters, memory, operations."""
+    """Compute the cost of a model: parameters, memory, operations."""
     from clearhead import drawing
     from clearhead.configs import GPT2_CONFIGS, config_name, find_config
 
@@ -63,7 +56,7 @@ def info(
     out = drawing.console()
     if name is None and not changed:
         configs = {each: find_config(each) for each in (*GPT2_CONFIGS, "gpt3")}
-        out.print(_compare(configs, batch, tokens, dtype.value))
+        out.print(_compare(configs, batch, tokens, dtype))
         return
     base = config_name(name or "gpt2-small")
     config = find_config(base)
@@ -73,7 +66,7 @@ def info(
         title = "your own size" if name is None else f"{base}, changed"
         rest = [f"{key} {config[key]}" for key in own if key not in changed]  # type: ignore[literal-required]  # as above
         title += f" (from {base}: {', '.join(rest)})" if rest else ""
-    out.print(_describe(title, config, batch, tokens, dtype.value))
+    out.print(_describe(title, config, batch, tokens, dtype))
 
 
 def _compare(
@@ -104,7 +97,7 @@ def _compare(
         drawing.FittingTable(bill_head, bill, drop=[5, 2, 4, 1]),
         *map(Text, _beyond(sizes, tokens)),
         Text("n × n: the attention matrices of all layers, if they were built."),
-        Text("ours: what a fused forward pass keeps instead, one number per row."),
+        Text("ours: what a fused forward pass stores instead, one number per row."),
     )
 
 

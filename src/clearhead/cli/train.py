@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead.atomic_files import check_folder
-from clearhead.cli.progress import progress_bar
+from clearhead.cli.shared import INTERRUPTED, progress_bar
 
 if TYPE_CHECKING:
     from clearhead.training.loop import Curve
 
 EXAMPLE = "clearhead train --seeds 3 --out my-lab"
-_INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
 def train(
@@ -56,7 +55,7 @@ def train(
         curves = _train_all(folders, steps, resume)
     except KeyboardInterrupt:
         print(_interrupted(out, folders, steps), file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     screen = drawing.console()
     screen.print(seed_runs.draw_summary(out, curves))
     picture = out / "training.svg"

@@ -1,4 +1,4 @@
-"""Examples: a text, the attention that it goes through, and the trace of it."""
+"""Examples: a text, the attention applied to it, and its trace."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_TOKENS = 1024  # the tokens × tokens tables of every step are kept
 
 @dataclass(frozen=True)
 class Example:
-    """A text that went through attention, and the script that does the same.
+    """A text with the trace of its attention, and the script that reproduces it.
 
     Attributes:
         text: The user's text, or the book's sentence.
@@ -71,7 +71,7 @@ def untrained_example(
     seed: int = 123,
     tokenizer: str = "word",
 ) -> Example:
-    """Send a text through one form of attention with random weights.
+    """Apply one form of attention with random weights to a text.
 
     Args:
         text: The text; None for the book's sentence and its vectors.
@@ -82,7 +82,7 @@ def untrained_example(
         tokenizer: "word" or "gpt2".
 
     Raises:
-        ValueError: the sizes do not fit the form, or the text is empty or too long.
+        ValueError: The sizes do not fit the form, or the text is empty or too long.
     """
     if variant in ONE_HEAD and heads not in (None, 1):
         raise ValueError(
@@ -133,7 +133,7 @@ def untrained_example(
 def model_example(
     text: str, *, model: str | Path | None = None, layer: int | None = None
 ) -> Example:
-    """Send a text through a trained model, and trace the attention of one layer.
+    """Run a trained model on a text, and trace the attention of one layer.
 
     Args:
         text: The text.
@@ -142,7 +142,7 @@ def model_example(
             one, or one from `clearhead train`), and the first layer of other models.
 
     Raises:
-        ValueError: the model or the layer does not exist, or the text is empty or too long.
+        ValueError: The model or the layer does not exist, or the text is empty or too long.
     """
     loaded = find_model(model)
     gpt2 = loaded.gpt2
@@ -236,7 +236,7 @@ def _book_d_out(variant: str, d_model: int | None) -> int:
 
 
 def _form(variant: str, d_in: int, d_out: int, tokens: int, heads: int) -> tuple[Attention, str]:
-    """The form of attention, and the line of Python that makes it."""
+    """The form of attention, and the line of Python that builds it."""
     if variant == "simplified":
         return ladder.simplified_attention, ""
     named: dict[str, Any] = {"context_length": tokens, "dropout": 0.0}

@@ -18,7 +18,7 @@ def find_query(tokens: Sequence[str], word: str) -> tuple[int, str | None]:
     """The token that a word, WORD:2 or a number refers to, and a remark if it is ambiguous.
 
     Raises:
-        ValueError: there is no such token.
+        ValueError: There is no such token.
 
     >>> find_query(["the", "cat", "sat", "on", "the", "mat"], "the:2")
     (4, None)

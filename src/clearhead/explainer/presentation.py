@@ -84,7 +84,8 @@ def draw_all(example: Example) -> RenderableType:
 def draw_chosen(example: Example, chosen: Sequence[Step]) -> RenderableType:
     """The header and the chosen steps; the script that computes them should follow."""
     return Group(
-        _draw_steps(example, chosen), Text("The PyTorch that gives these numbers, ready to run:")
+        _draw_steps(example, chosen),
+        Text("The PyTorch code that computes these numbers, ready to run:"),
     )
 
 
@@ -95,7 +96,7 @@ def draw_query(example: Example, index: int, remark: str | None) -> RenderableTy
         *([Text(f"Note: {remark}")] if remark else []),
         Text(),
         one_query.draw_query(example.trace, index, limit=SHOWN),
-        Text("All tokens at once give the same numbers:\n"),
+        Text("Computed for all tokens at once, the numbers are the same:\n"),
         draw_result(example),
     )
 
@@ -161,27 +162,22 @@ def to_json(example: Example, chosen: Sequence[Step], query: int | None) -> dict
         "notes": list(seen.notes),
         "x": {"shape": list(seen.x.shape), "values": _finite(seen.x.tolist())},
         "setup": example.setup,
-        "steps": [
-            {
-                "number": step.number,
-                "title": step.title,
-                "operation": step.operation,
-                "formula": step.formula,
-                "before": [list(dim) for dim in step.before],
-                "after": [list(dim) for dim in step.after],
-                "tensors": {
-                    name: {
-                        "dims": [list(dim) for dim in step.dims[name]],
-                        "shape": list(tensor.shape),
-                        "values": _finite(tensor.tolist()),
-                    }
-                    for name, tensor in step.tensors.items()
-                },
-                "code": step.code,
-            }
-            for step in chosen
-        ],
+        "steps": [_step_to_json(step) for step in chosen],
     }
+
+
+def _step_to_json(step: Step) -> dict[str, Any]:
+    described = step.to_json()
+    dims = described.pop("dims")
+    tensors = {
+        name: {
+            "dims": dims[name],
+            "shape": list(tensor.shape),
+            "values": _finite(tensor.tolist()),
+        }
+        for name, tensor in step.tensors.items()
+    }
+    return {**described, "after": [list(dim) for dim in step.after], "tensors": tensors}
 
 
 def _finite(values: Any) -> Any:

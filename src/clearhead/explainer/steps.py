@@ -14,7 +14,7 @@ shows only the steps it has:
     5 CONCAT       context_vec
     6 PROJECT      output
 
-The wrapper's step 1 gives queries_heads, keys_heads and values_heads at once. No code is shared
+The wrapper's step 1 computes queries_heads, keys_heads and values_heads at once. No code is shared
 with the modules being traced: a trace is evidence because two computations agree.
 """
 
@@ -73,6 +73,18 @@ class Step:
     dims: dict[str, Dims]
     tensors: dict[str, Tensor] = field(repr=False)
     code: str = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the tensors, as plain data."""
+        return {
+            "number": self.number,
+            "title": self.title,
+            "operation": self.operation,
+            "formula": self.formula,
+            "before": [list(dim) for dim in self.before],
+            "dims": {name: [list(dim) for dim in dims] for name, dims in self.dims.items()},
+            "code": self.code,
+        }
 
     @property
     def after(self) -> Dims:
@@ -139,7 +151,7 @@ def hidden_keys(module: Attention, x: Tensor, source: Tensor, mask: Mask | Tenso
         mask: The user's mask, for the forms that take one.
 
     Raises:
-        ValueError: the paper's form would give NaN because some queries may attend to nothing.
+        ValueError: The paper's form would give NaN because some queries may attend to nothing.
     """
     if module is ladder.simplified_attention or isinstance(module, ladder.SelfAttention):
         return Hidden()
@@ -233,17 +245,7 @@ class _Computation:
         made: Mapping[str, tuple[Tensor, Sequence[str]]],
         code: Sequence[str],
     ) -> None:
-        """Record a step.
-
-        Args:
-            number: See `Step`, as for the next three.
-            title: As above.
-            operation: As above.
-            formula: As above.
-            before: The name of the tensor that goes in.
-            made: Each tensor that comes out, with the names of its dimensions.
-            code: Lines of PyTorch.
-        """
+        """Record a `Step`; `made` has each output tensor with the names of its dimensions."""
         tensors = {name: tensor.detach() for name, (tensor, _) in made.items()}
         dims = {
             name: tuple(zip(names, tensor.shape, strict=True))
@@ -299,7 +301,7 @@ class _Computation:
         self.add("1", "PROJECT", "qkv(x).split", f"[Q K V] = x qkvᵀ{end}", "x", made, code)
 
     def project_each_head(self) -> None:
-        """The wrapper's heads project by themselves; the results are stacked."""
+        """Each head of the wrapper has its own projections; the results are stacked."""
         made, code = {}, []
         for role, linear in zip(_OPERANDS, self.linears, strict=False):
             each = [getattr(head, linear)(self.tensors["x"]) for head in self.module.heads]
@@ -336,7 +338,7 @@ class _Computation:
         self.add("2", "SPLIT", f".view{shape}", formula, "queries", made, code)
 
     def transpose(self) -> None:
-        """Heads before tokens, so that each head has a table of its own."""
+        """Heads before tokens, so that each head has its own table."""
         made, code = {}, []
         for role in _OPERANDS:
             name, tensor, (batch, tokens, heads, head_dim) = self.operand(role)
@@ -434,7 +436,7 @@ class _Computation:
         code.append(f"attn_weights = torch.softmax({last}, dim=-1)")
         if self.hidden.note is not None:
             weights = weights.nan_to_num(0.0)
-            code.append("attn_weights = attn_weights.nan_to_num(0.0)  # nothing to see gives zeros")
+            code.append("attn_weights = attn_weights.nan_to_num(0.0)  # no visible key: zeros")
         made["attn_weights"] = (weights, square)
         self.add("4c", "ATTENTION: softmax", operation, formula, name, made, code)
 

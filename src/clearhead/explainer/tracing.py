@@ -194,19 +194,7 @@ class Trace:
         for name, tensor in tensors.items():
             first = tensor[0] if tensor.ndim > 2 else tensor
             arrays[name] = first.detach().float().cpu().numpy()
-        texts: list[dict[str, Any]] = [
-            {
-                "number": step.number,
-                "title": step.title,
-                "operation": step.operation,
-                "formula": step.formula,
-                "before": [list(dim) for dim in step.before],
-                "dims": {name: [list(dim) for dim in dims] for name, dims in step.dims.items()},
-                "code": step.code,
-            }
-            for step in self.steps
-        ]
-        return Walk(texts, arrays, about)
+        return Walk([step.to_json() for step in self.steps], arrays, about)
 
     def save(
         self, path: str | os.PathLike[str], *, title: str | None = None, notes: Sequence[str] = ()

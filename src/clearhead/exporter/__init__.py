@@ -1,7 +1,7 @@
 """export(): a module -> one file that runs without Clearhead, in ONNX or PyTorch's .pt2 format.
 
-`graph.py` gives the module plain tensors as inputs and outputs; this file writes the graph, reads
-it back, and compares it with the module. Start with `export`.
+`graph.py` wraps the module so that inputs and outputs are plain tensors; this file writes the
+graph, reads it back, and compares it with the module. Start with `export`.
 """
 
 from __future__ import annotations
@@ -98,31 +98,37 @@ def export(
         (['x'], 0.0)
     """
     path = Path(path)
-    write = {".onnx": _write_onnx, ".pt2": _write_pt2}.get(path.suffix)
-    if write is None:
+    onnx = path.suffix == ".onnx"
+    if not onnx and path.suffix != ".pt2":
         raise ValueError(
             f"path: expected a name that ends in .onnx or .pt2, got {path.name!r}.\n"
             "  onnxruntime and others read .onnx, torch.export.load reads .pt2."
         )
     check_place(path)
     form = graph(module, what)
-    if path.suffix == ".onnx":
-        _need("onnx", "onnxscript")
+    if onnx:
+        missing = [name for name in ("onnx", "onnxscript") if not importlib.util.find_spec(name)]
+        if missing:
+            raise ModuleNotFoundError(
+                f"export to ONNX needs {' and '.join(missing)}.\n  pip install 'clearhead[onnx]'"
+            )
     say = say or (lambda text: None)
     with beside(path) as draft:
         say("tracing the module")
         with _quiet_exporter(verbose), torch.no_grad():
             program = _trace(form)
             say(f"writing {path.name}")
-            write(program, form, draft, module)
+            if onnx:
+                _write_onnx(program, form, draft, module)
+            else:
+                torch.export.save(program, draft)
             sizes = _sizes(form)
             gap = None
-            if path.suffix == ".pt2" or importlib.util.find_spec("onnxruntime") is not None:
-                run = _onnx_runner(draft, form) if path.suffix == ".onnx" else _pt2_runner(draft)
+            if not onnx or importlib.util.find_spec("onnxruntime") is not None:
+                run = _onnx_runner(draft, form) if onnx else _pt2_runner(draft)
                 gap = _compare(form, run, sizes, say)
-        for part in set(draft.parent.iterdir()) - {
-            draft
-        }:  # the weights of a large model, moved before the graph
+        # The weights of a large model are in files beside the graph: move them first.
+        for part in set(draft.parent.iterdir()) - {draft}:
             with beside(path.with_name(part.name)) as whole:
                 shutil.move(part, whole)
     return Exported(path, what, form.inputs, form.outputs, gap, sizes if gap is not None else [])
@@ -135,7 +141,7 @@ def _trace(form: Graph) -> torch.export.ExportedProgram:
         form.module, example, dynamic_shapes=form.dynamic_shapes, strict=False
     )
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # contains paths of this machine
+        node.meta.pop("stack_trace", None)  # contains paths on this machine
     return program
 
 
@@ -161,12 +167,6 @@ def _write_onnx(
         about["config"] = module.config
     model.metadata_props["clearhead"] = json.dumps(about)
     written.save(path)
-
-
-def _write_pt2(
-    program: torch.export.ExportedProgram, form: Graph, path: Path, module: nn.Module
-) -> None:
-    torch.export.save(program, path)
 
 
 def _sizes(form: Graph) -> list[tuple[int, int, int]]:
@@ -230,14 +230,6 @@ def _pt2_runner(path: Path) -> Callable[[tuple[Any, ...]], list[Tensor]]:
         return list(out) if isinstance(out, tuple) else [out]
 
     return run
-
-
-def _need(*packages: str) -> None:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ModuleNotFoundError(
-            f"export to ONNX needs {' and '.join(missing)}.\n  pip install 'clearhead[onnx]'"
-        )
 
 
 @contextmanager

@@ -6,10 +6,11 @@
 
 `choose` picks one for a model. On CUDA, `cuda_decoding.py` is faster.
 
-Where the time goes on a CPU: with one row, a matrix product only reads the weight, and the
-library's product of one row with a transposed matrix reads it at a third of the memory's speed. The
-same weight viewed as a stack of slices, (slices, outputs / slices, inputs), and multiplied as a
-batch of matrices, is read at nearly full speed by all threads. Being a view, it copies no weight.
+On a CPU, memory bandwidth limits the speed: with one row, a matrix product only reads the weight,
+and the library's product of one row with a transposed matrix reads it at a third of the memory's
+speed. The same weight viewed as a stack of slices, (slices, outputs / slices, inputs), and
+multiplied as a batch of matrices, is read at nearly full speed by all threads. Being a view, it
+copies no weight.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ class SlicedDecoder:
     """
 
     def __init__(self, model: Transformer, batch: int, capacity: int) -> None:
-        self.plain = ModuleDecoder(model, batch, capacity)
+        self.model = model
+        self.caches = model.new_caches(batch, capacity)
         self.layers = [_Layer(block) for block in model.blocks]  # type: ignore[arg-type]  # a ModuleList is not typed
         self.norm = model.norm
         self.head = _Product(model.head_weight, None)
@@ -137,9 +139,9 @@ class SlicedDecoder:
         self.width = ids.shape[1]
         if lengths is not None:
             self.padding = self.width - lengths
-            key = torch.arange(self.plain.caches[0].capacity)
+            key = torch.arange(self.caches[0].capacity)
             self.visible = (key >= self.padding[:, None])[:, None, None]  # (batch, 1, 1, capacity)
-        return prefill_caches(self.plain.model, ids, lengths, self.plain.caches)
+        return prefill_caches(self.model, ids, lengths, self.caches)
 
     @torch.inference_mode()
     def step(self, ids: Tensor) -> Tensor:
@@ -149,7 +151,7 @@ class SlicedDecoder:
         position = index if self.padding is None else index - self.padding
         x = F.embedding(ids, self.token) + self.positions[position]
         visible = None if self.visible is None else self.visible[..., :end]
-        for layer, cache in zip(self.layers, self.plain.caches, strict=True):
+        for layer, cache in zip(self.layers, self.caches, strict=True):
             normed = layer.norm1(x)
             split = (batch, self.heads, 1, -1)
             cache.keys[:, :, index] = layer.key(normed).view(split)[:, :, 0]

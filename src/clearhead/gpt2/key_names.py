@@ -138,25 +138,17 @@ def table(style: Style, ours: Mapping[str, object]) -> list[Name]:
     names = [Name(f"{token}.weight", ("embedding.token.weight",))]
     names.append(Name(f"{position}.weight", ("embedding.position.weight",)))
     weight, bias = ("scale", "shift") if style == "book" else ("weight", "bias")
-    layers = count_layers("ours", ours)
-    for number in range(layers):
+    for number in range(count_layers("ours", ours)):
         for theirs, parts, transposed in _BLOCK[style]:
-            normed = parts[0].startswith("norm")
-            path = f"{block}.{number}.{theirs}"
-            own = [f"blocks.{number}.{part}" for part in parts]
-            names.append(
-                Name(
-                    f"{path}.{weight if normed else 'weight'}",
-                    tuple(f"{part}.weight" for part in own),
-                    transposed,
+            suffixes = (weight, bias) if parts[0].startswith("norm") else ("weight", "bias")
+            for own, suffix in zip(("weight", "bias"), suffixes, strict=True):
+                names.append(
+                    Name(
+                        f"{block}.{number}.{theirs}.{suffix}",
+                        tuple(f"blocks.{number}.{part}.{own}" for part in parts),
+                        transposed and own == "weight",
+                    )
                 )
-            )
-            names.append(
-                Name(
-                    f"{path}.{bias if normed else 'bias'}",
-                    tuple(f"{part}.bias" for part in own),
-                )
-            )
     names.append(Name(f"{last}.{weight}", ("norm.weight",)))
     names.append(Name(f"{last}.{bias}", ("norm.bias",)))
     names.append(Name(f"{head}.weight", ("out_head.weight",)))

@@ -216,22 +216,23 @@ class Transformer(nn.Module):
         if lengths is None:
             return past, None
         batch, tokens = ids.shape
-        lengths = self._check_lengths(torch.as_tensor(lengths), batch, past + tokens)
+        lengths = torch.as_tensor(lengths)
+        _check_lengths(lengths, batch, past + tokens)
         lengths = lengths.to(ids.device)
         padding = past + tokens - lengths  # (batch,)
         return past - padding, Mask.padding(lengths, side="left")
 
-    def _check_lengths(self, lengths: Tensor, batch: int, seen: int | Tensor) -> Tensor:
-        if lengths.shape != (batch,) or lengths.is_floating_point():
-            raise ShapeError(
-                f"lengths: expected integers (batch={batch},), "
-                f"got {lengths.dtype} {tuple(lengths.shape)}."
+
+def _check_lengths(lengths: Tensor, batch: int, seen: int | Tensor) -> None:
+    if lengths.shape != (batch,) or lengths.is_floating_point():
+        raise ShapeError(
+            f"lengths: expected integers (batch={batch},), "
+            f"got {lengths.dtype} {tuple(lengths.shape)}."
+        )
+    if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = int(lengths.min()), int(lengths.max())
+        if low < 1 or high > int(seen):
+            raise ValueError(
+                f"lengths: expected 1 to {int(seen)} (the tokens seen so far), "
+                f"got {low if low < 1 else high}."
             )
-        if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = int(lengths.min()), int(lengths.max())
-            if low < 1 or high > int(seen):
-                raise ValueError(
-                    f"lengths: expected 1 to {int(seen)} (the tokens seen so far), "
-                    f"got {low if low < 1 else high}."
-                )
-        return lengths

@@ -177,7 +177,7 @@ class _Pickle:
             raise ValueError(
                 f"{self.path}: its tensors have {total:,} bytes, but the file has only {size:,}: "
                 "they repeat the same values.\n"
-                "  Save each with memory of its own: tensor.contiguous().clone()."
+                "  Save copies instead: tensor.contiguous().clone()."
             )
         return found
 
@@ -253,7 +253,7 @@ def _no_weights(present: list[str], others: list[str]) -> str:
 
 
 def _parts(index: Path) -> list[Path]:
-    """The files listed in an index, after checking that they hold what it says."""
+    """The files listed in an index, after checking that they hold the tensors it lists."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index}: expected a weight_map with the file of each tensor, got none.")

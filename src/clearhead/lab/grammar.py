@@ -1,4 +1,4 @@
-"""A grammar that writes sentences, labels the relations in them and knows their probabilities.
+"""A grammar that writes sentences, labels their relations and computes their probabilities.
 
 One class, `Writer`, does all three. It writes a sentence word by word, and every decision *is* the
 choice of the next word: nothing is decided that the words so far do not show. So there is exactly

@@ -60,7 +60,7 @@ class Reader(Protocol):
 
 
 class WordReader:
-    """A model with whole words as tokens: what `clearhead train` makes."""
+    """A model with whole words as tokens, as `clearhead train` trains it."""
 
     causal = True
 

@@ -134,7 +134,7 @@ def save_grids(report: HeadReport, path: Path) -> None:
     """Write a figure with one layers × heads grid per relation: attention on the key.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        ImportError: Matplotlib is not installed.
         ValueError: The file extension is not supported.
     """
     panels = []

@@ -315,8 +315,7 @@ def _by_value(examples: Examples) -> dict[str, Tensor]:
 
 
 def _chunks(examples: Examples) -> list[Examples]:
-    starts = range(0, len(examples), _CHUNK)
-    return [examples.select(range(i, min(i + _CHUNK, len(examples)))) for i in starts]
+    return [examples.select(rows) for rows in torch.split(torch.arange(len(examples)), _CHUNK)]
 
 
 def _answers(reader: Reader, examples: Examples) -> Tensor | None:

@@ -179,7 +179,7 @@ def save_curves(curves: Mapping[int, Curve], path: Path) -> None:
     """Write a figure of loss, floor and accuracy during training, by seed.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        ImportError: Matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 

@@ -22,8 +22,9 @@ from clearhead.gpt2.weight_files import read_json
 from clearhead.models import hugging_face
 from clearhead.models.loaded_model import LoadedModel
 from clearhead.models.shipped_models import SHIPPED, SHIPPED_NAME, load_shipped
-from clearhead.models.text_readers import GPT2_VOCAB_SIZE, WordTextReader, find_reader
+from clearhead.models.text_readers import WordTextReader, find_reader
 from clearhead.models.trained_model import load_model, trained_file
+from clearhead.tokenizers.gpt2_tokenizer import GPT2_VOCAB_SIZE
 
 __all__ = ["LoadedModel", "find_model"]
 
@@ -45,7 +46,7 @@ def find_model(
         device: Where the weights go; checkpoints of other architectures stay on the CPU.
 
     Raises:
-        ValueError: the model is missing, damaged or not supported.
+        ValueError: The model is missing, damaged or not supported.
 
     >>> loaded = find_model("grammar")
     >>> loaded.read("The blue cat sat").labels

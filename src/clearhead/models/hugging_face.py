@@ -26,7 +26,7 @@ def load(folder: str | Path) -> LoadedModel:
         folder: Where `save_pretrained` wrote the model, as safetensors, and its tokenizer.
 
     Raises:
-        ValueError: the folder is incomplete, or transformers cannot load it.
+        ValueError: The folder is incomplete, or transformers cannot load it.
     """
     folder = Path(folder)
     _check(folder)
@@ -85,7 +85,7 @@ def _check_cost(folder: Path, config: Any) -> None:
             count += len(opened.keys())
     layers = getattr(config, "num_hidden_layers", None)
     if isinstance(layers, int) and layers > count:
-        raise ValueError(f"config.json says {layers:,} layers, but the files have {count} tensors.")
+        raise ValueError(f"config.json has {layers:,} layers, but the files have {count} tensors.")
     model = without_numbers(
         lambda: transformers.AutoModel.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]  # theirs
     )

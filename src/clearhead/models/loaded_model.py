@@ -34,7 +34,7 @@ class LoadedModel:
         """Text to token ids and back.
 
         Raises:
-            ValueError: the model's tokenizer is missing, or does not fit the model.
+            ValueError: The model's tokenizer is missing, or does not fit the model.
         """
         return self.find_reader()
 
@@ -42,7 +42,7 @@ class LoadedModel:
         """Token ids and labels of a text.
 
         Raises:
-            ValueError: the text has no tokens.
+            ValueError: The text has no tokens.
         """
         reading = self.reader.read(text)
         if not reading.ids:

@@ -1,7 +1,7 @@
 """The models that come with Clearhead: their names, their files and their cards.
 
-Each has a folder of its name with four files: `model.safetensors`, `card.json` (how it was trained
-and what it reaches), `card.md` (the same to read) and `heads.json` (what its heads do, measured).
+Each has a folder with its name and four files: `model.safetensors`, `card.json` (how it was trained
+and what it reaches), `card.md` (the same as text) and `heads.json` (what its heads do, measured).
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from clearhead.tokenizers import END_OF_TEXT, UNKNOWN, GPT2Tokenizer, WordTokenizer
+from clearhead.tokenizers.gpt2_tokenizer import GPT2_VOCAB_SIZE
 
-GPT2_VOCAB_SIZE = 50257
 # On the hub, under any owner's name.
 _GPT2_NAMES = ("gpt2", "gpt2-small", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.bpe", "merges.txt", "encoder.json")
-_MAX_UNKNOWN = 0.5  # of the words; beyond it, a map says nothing about the text
+_MAX_UNKNOWN = 0.5  # of the words; beyond it, a map shows little about the text
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 _MAX_PIECES = 4  # per character: UTF-8 takes up to four bytes
 
@@ -99,7 +99,7 @@ class WordTextReader:
         """Text to token ids and labels.
 
         Raises:
-            ValueError: more than half of the words are outside the vocabulary.
+            ValueError: More than half of the words are outside the vocabulary.
         """
         unknown_id = self.tokenizer.encode(UNKNOWN)[0]
         text = " ".join(text.split())
@@ -123,13 +123,13 @@ class WordTextReader:
             some = ", ".join(different[:5]) + (", ..." if len(different) > 5 else "")
             raise ValueError(
                 f"TEXT: of its {count} words, {len(unknown)} are not among the {size} English "
-                f"words of the lab's model ({some}), so its attention would say nothing about "
+                f"words of this model ({some}), so its attention would say nothing about "
                 "them.\n  Use another model: --model DIR_OR_NAME. For any words, with random "
                 "weights: clearhead explain --untrained."
             )
         are = "is" if len(different) == 1 else "are"
         return (
-            f"{', '.join(different)} {are} not among the {size} words of the lab's model, which "
+            f"{', '.join(different)} {are} not among the {size} words of this model, which "
             f"reads {UNKNOWN} instead."
         )
 
@@ -194,7 +194,7 @@ def find_reader(path_or_name: str | Path, vocab_size: int) -> TextReader:
         vocab_size: The size of the model's vocabulary.
 
     Raises:
-        ValueError: the tokenizer cannot be loaded, or does not fit the model.
+        ValueError: The tokenizer cannot be loaded, or does not fit the model.
     """
     path = Path(path_or_name)
     folder = path if path.is_dir() else path.parent if path.is_file() else None

@@ -1,6 +1,6 @@
 """The files that `clearhead train` writes: the trained model, and the checkpoint of a run.
 
-Both are safetensors files whose metadata says what is in them, so that one file is enough.
+Both are safetensors files whose metadata describes the content, so that one file is enough.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def load_model(file: Path) -> tuple[GPT2, WordTokenizer]:
     """The model that `save_model` wrote, in eval mode, and its tokenizer.
 
     Raises:
-        ValueError: the file is damaged, or was not written by `clearhead train`.
+        ValueError: The file is damaged, or was not written by `clearhead train`.
     """
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
@@ -67,7 +67,7 @@ def load_model(file: Path) -> tuple[GPT2, WordTokenizer]:
     # RuntimeError: sizes that torch cannot represent, or JSON that is nested too deeply.
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"{file}: the description of its model makes no sense "
+            f"{file}: the description of its model is not valid "
             f"({type(error).__name__}: {error}).\n"
             "  The file was changed after `clearhead train` wrote it. Train the model again."
         ) from None
@@ -100,7 +100,7 @@ def trained_file(path: str | Path) -> Path | None:
         path: The file, the folder of a seed, or the folder of a run with one seed.
 
     Raises:
-        ValueError: the run has several models, or is not finished.
+        ValueError: The run has several models, or is not finished.
     """
     path = Path(path).expanduser()
     if path.is_file():
@@ -109,26 +109,28 @@ def trained_file(path: str | Path) -> Path | None:
         return path if _is_trained(path) else None
     if (path / MODEL).is_file():
         return path / MODEL if _is_trained(path / MODEL) else None
-    if read_about(path / CHECKPOINT) is not None:
-        raise ValueError(_unfinished(path / CHECKPOINT))
+    if (about := read_about(path / CHECKPOINT)) is not None:
+        raise ValueError(_unfinished(path, about))
     done = [file for file in sorted(path.glob(f"seed-*/{MODEL}")) if _is_trained(file)]
     if len(done) > 1:
         folders = ", ".join(str(file.parent) for file in done)
         raise ValueError(
             f"{path}: a run of `clearhead train` with {len(done)} models.\n"
-            f"  Give one of them: {folders}."
+            f"  Pass one of them: {folders}."
         )
-    begun = [file for file in sorted(path.glob(f"seed-*/{CHECKPOINT}")) if read_about(file)]
-    if not done and begun:
-        raise ValueError(_unfinished(begun[0]))
-    return done[0] if done else None
+    if done:
+        return done[0]
+    for file in sorted(path.glob(f"seed-*/{CHECKPOINT}")):
+        if (about := read_about(file)) is not None:
+            raise ValueError(_unfinished(file.parent, about))
+    return None
 
 
 def load_trained(path: str | Path) -> tuple[GPT2, WordTokenizer]:
     """The model that `clearhead train` wrote under this path, and its tokenizer.
 
     Raises:
-        ValueError: there is no such model, or see `trained_file` and `load_model`.
+        ValueError: There is no such model, or see `trained_file` and `load_model`.
     """
     path = Path(path).expanduser()
     return load_model(trained_file(path) or (path / MODEL if path.is_dir() else path))
@@ -155,11 +157,8 @@ def _is_trained(file: Path) -> bool:
         return False
 
 
-def _unfinished(checkpoint: Path) -> str:
-    about = read_about(checkpoint)
-    assert about is not None
+def _unfinished(folder: Path, about: dict[str, Any]) -> str:
     settings, looks = about["settings"], about["looks"]
-    folder = checkpoint.parent
     return (
         f"{folder}: a run of `clearhead train` that is not finished: step {looks[-1]['step']:,} of "
         f"{settings['steps']:,}.\n  Finish it: clearhead train --seeds {settings['seed'] + 1} "

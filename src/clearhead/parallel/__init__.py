@@ -1,4 +1,4 @@
-"""Plans for several processes, applied to a module from outside; the module does not know of them.
+"""Plans for several processes, applied to a module from outside; the module itself is unchanged.
 
     tensor_parallel   each rank has some of the heads of every layer, and all tokens
     context_parallel  each rank has some of the tokens of one sequence, and all heads

@@ -15,8 +15,10 @@ attention later rows have more work, so there are two ways to assign chunks of t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 from typing import Any, Literal
 
 import torch
@@ -61,8 +63,8 @@ def context_parallel(
 
     Args:
         mesh: A one-dimensional mesh, such as `init_device_mesh("cuda", (8,))`.
-        how: "ring" uses PyTorch's ring attention, or raises and says why it cannot; "gather" uses
-            an all-gather; "auto" uses the ring where it is supported.
+        how: "ring" uses PyTorch's ring attention, or raises an error that says why it cannot;
+            "gather" uses an all-gather; "auto" uses the ring where it is supported.
         balanced: Whether each rank gets an early and a late part of the sequence. The ring needs
             it.
     """
@@ -262,9 +264,7 @@ def _visible(
     parts = [Mask.causal()] if band["causal"] else []
     parts += [Mask.window(band["window"])] if band["window"] is not None else []
     parts += [Mask.padding(band["key_valid"][:, :end])] if band["key_valid"] is not None else []
-    combined = None
-    for each in parts:
-        combined = each if combined is None else combined & each
+    combined = reduce(operator.and_, parts) if parts else None
     return keys[:, :, :end], values[:, :, :end], combined
 
 

@@ -22,7 +22,7 @@ _MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726ad
 _VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 # The same two files under OpenAI's names and under Hugging Face's.
 _FILE_NAMES = (("vocab.bpe", "encoder.json"), ("merges.txt", "vocab.json"))
-_GPT2_VOCAB_SIZE = 50257
+GPT2_VOCAB_SIZE = 50257
 
 
 class GPT2Tokenizer:
@@ -37,14 +37,14 @@ class GPT2Tokenizer:
     Files from a folder or a package must have the sha256 of the files that OpenAI released.
 
     Args:
-        path: a folder with ``vocab.bpe`` and ``encoder.json``, or with ``merges.txt`` and
+        path: A folder with ``vocab.bpe`` and ``encoder.json``, or with ``merges.txt`` and
             ``vocab.json``, which are Hugging Face's names for the same two files.
 
     Attributes:
-        source: where the vocabulary came from, for messages.
+        source: Where the vocabulary came from, for messages.
 
     Raises:
-        ValueError: no vocabulary was found, or a file is not the one that OpenAI released.
+        ValueError: No vocabulary was found, or a file is not the one that OpenAI released.
 
     Example:
         >>> tokenizer = GPT2Tokenizer()
@@ -73,8 +73,8 @@ class GPT2Tokenizer:
         """Text to ids.
 
         Args:
-            text: any text.
-            allow_special: read ``<|endoftext|>`` in the text as the special token 50256, as the
+            text: Any text.
+            allow_special: Read ``<|endoftext|>`` in the text as the special token 50256, as the
                 book does. False reads it as ordinary characters, which is safer for untrusted
                 text.
 
@@ -93,14 +93,14 @@ class GPT2Tokenizer:
         """Ids to text.
 
         Args:
-            ids: integers from 0 to 50256, as a list or a one-dimensional tensor.
+            ids: Integers from 0 to 50256, as a list or a one-dimensional tensor.
 
         Returns:
             The text. A token can be part of a character; an incomplete character is decoded as
             the replacement character, U+FFFD.
 
         Raises:
-            ValueError: an id is out of range.
+            ValueError: An id is out of range.
 
         Example:
             >>> GPT2Tokenizer().decode([15496, 11, 995])
@@ -112,8 +112,8 @@ class GPT2Tokenizer:
         r"""The tokens of a text as strings, one per id of `encode`.
 
         Args:
-            text: any text.
-            allow_special: as in `encode`.
+            text: Any text.
+            allow_special: As in `encode`.
 
         Returns:
             The text of each token. Bytes of incomplete characters are escaped.
@@ -201,6 +201,6 @@ def _read_gpt2(merges: Path, vocab: Path) -> tiktoken.Encoding:
         name="gpt2",
         pat_str=r50k_pat_str,
         mergeable_ranks=ranks,
-        special_tokens={END_OF_TEXT: _GPT2_VOCAB_SIZE - 1},
-        explicit_n_vocab=_GPT2_VOCAB_SIZE,
+        special_tokens={END_OF_TEXT: GPT2_VOCAB_SIZE - 1},
+        explicit_n_vocab=GPT2_VOCAB_SIZE,
     )

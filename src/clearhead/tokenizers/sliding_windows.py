@@ -20,13 +20,13 @@ class SlidingWindowDataset(Dataset[tuple[Tensor, Tensor]]):
     the ids one position later. A remainder that does not fill a window is dropped.
 
     Args:
-        ids: the text's token ids, as a list or a one-dimensional tensor of integers.
-        context_length: ids per window.
-        stride: the distance between window starts; ``context_length`` for no overlap.
+        ids: The text's token ids, as a list or a one-dimensional tensor of integers.
+        context_length: The number of ids per window.
+        stride: The distance between window starts; ``context_length`` for no overlap.
 
     Raises:
-        ShapeError: ids is not one-dimensional, or has no integer dtype.
-        ValueError: the text is too short, or a size is not positive.
+        ShapeError: `ids` is not one-dimensional, or has no integer dtype.
+        ValueError: The text is too short, or a size is not positive.
 
     Example:
         >>> inputs, targets = SlidingWindowDataset([5, 6, 7, 8, 9], context_length=3, stride=1)[0]

@@ -31,11 +31,11 @@ class WordTokenizer:
     without spaces between words, tokens become very long: use `GPT2Tokenizer` instead.
 
     Args:
-        vocab: the tokens; the index in the list is the id. ``<unk>``, ``<|endoftext|>`` and
+        vocab: The tokens; the index in the list is the id. ``<unk>``, ``<|endoftext|>`` and
             ``<|nospace|>`` are appended if they are missing.
 
     Raises:
-        ValueError: a token occurs twice, or is empty.
+        ValueError: A token occurs twice, or is empty.
 
     Example:
         >>> tokenizer = WordTokenizer.from_text("the cat sat on the mat")
@@ -70,7 +70,7 @@ class WordTokenizer:
         """Build the vocabulary from a text: its distinct tokens, sorted.
 
         Args:
-            text: the text whose words become the vocabulary.
+            text: The text whose words become the vocabulary.
 
         Returns:
             A tokenizer that encodes this text without ``<unk>``.
@@ -96,8 +96,8 @@ class WordTokenizer:
         """Text to ids; a token outside the vocabulary becomes ``<unk>``.
 
         Args:
-            text: any text.
-            allow_special: read ``<|endoftext|>`` in the text as the special token. False reads it
+            text: Any text.
+            allow_special: Read ``<|endoftext|>`` in the text as the special token. False reads it
                 as ordinary characters, which is safer for untrusted text.
 
         Returns:
@@ -115,13 +115,13 @@ class WordTokenizer:
         """Ids to text.
 
         Args:
-            ids: integers from 0 to ``vocab_size - 1``, as a list or a one-dimensional tensor.
+            ids: Integers from 0 to ``vocab_size - 1``, as a list or a one-dimensional tensor.
 
         Returns:
             The text, with ``<unk>`` for unknown words.
 
         Raises:
-            ValueError: an id is out of range.
+            ValueError: An id is out of range.
 
         Example:
             >>> WordTokenizer(["cat", "mat", "."]).decode([0, 1, 2])
@@ -140,8 +140,8 @@ class WordTokenizer:
         """The tokens of a text as strings, one per id of `encode`.
 
         Args:
-            text: any text.
-            allow_special: as in `encode`.
+            text: Any text.
+            allow_special: As in `encode`.
 
         Returns:
             The tokens as a model sees them: ``<unk>`` for tokens outside the vocabulary.

@@ -113,5 +113,5 @@ def _claim_folder(file: Path, settings: Settings) -> None:
 
 
 def _lost_a_rank(error: RuntimeError) -> bool:
-    """Whether an error says that the connection to another rank is lost."""
+    """Whether an error means that the connection to another rank is lost."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)

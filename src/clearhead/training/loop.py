@@ -26,7 +26,7 @@ from clearhead.models.trained_model import CHECKPOINT, METADATA, write_safetenso
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a model is trained. A task may extend it with settings of its own.
+    """How a model is trained. A task may add its own settings.
 
     Attributes:
         seed: Determines the initial weights and the order of the data.
@@ -217,7 +217,7 @@ def load_checkpoint(
     """
     about, tensors = _read(file)
     check_settings(file, about["settings"], settings)
-    # Sums are split among the threads, so another number of threads gives other last digits.
+    # Sums are split among the threads, so the last digits depend on the number of threads.
     torch.set_num_threads(about["threads"])
     model.load_state_dict(_below("model.", tensors))
     state: dict[int, dict[str, Tensor]] = {}

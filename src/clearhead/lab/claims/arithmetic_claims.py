@@ -8,9 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead import ladder
-from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if, short
-
-EQUAL = 1e-9  # float64 numbers that should be equal differ by less
+from clearhead.lab.claims.claim import EQUAL, Finding, claim, does_not_hold, holds, holds_if, short
 
 
 def _gap(found: Tensor, wanted: Tensor) -> float:

@@ -9,6 +9,8 @@ from typing import Any, Generic, Literal, ParamSpec
 Verdict = Literal["holds", "holds if", "does not hold"]
 Inputs = ParamSpec("Inputs")
 
+EQUAL = 1e-9  # float64 numbers that should be equal differ by less
+EXACT = "exact: nothing is random"
 _PACKAGE = Path(__file__).parents[2]
 
 
@@ -44,7 +46,7 @@ class Finding:
 
 
 def holds(figure: str, spread: str, **numbers: Any) -> Finding:
-    """The claim is true as it stands."""
+    """The claim is true without a condition."""
     return Finding("holds", figure, spread, numbers=numbers)
 
 
@@ -76,7 +78,7 @@ class Claim(Generic[Inputs]):
     Args:
         name: Its id on the command line.
         says: The claim, one sentence.
-        experiment: The function. Its docstring says how it measures, and explains the result.
+        experiment: The function. Its docstring describes the measurement and explains the result.
         timed: Whether the verdict depends on timing, and so on the machine.
     """
 
@@ -114,11 +116,6 @@ class Claim(Generic[Inputs]):
     def file(self) -> str:
         """The file with the experiment, relative to the package: "lab/claims/mask_claims.py"."""
         return Path(inspect.getfile(self.experiment)).relative_to(_PACKAGE).as_posix()
-
-    @property
-    def line(self) -> int:
-        """The first line of the experiment in its file."""
-        return self.experiment.__code__.co_firstlineno
 
     def _parameters(self) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(self.experiment).parameters

@@ -8,21 +8,12 @@ from torch import nn
 
 from clearhead import attention, costs
 from clearhead.configs import GPT2_CONFIGS, find_config
-from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if
+from clearhead.explainer.examples import BOOK_VECTORS
+from clearhead.lab.claims.claim import EXACT, Finding, claim, does_not_hold, holds, holds_if
 
 Rows = Sequence[Sequence[float]]
 
-# "Your journey starts with one step": the book's six vectors.
-JOURNEY = (
-    (0.43, 0.15, 0.89),
-    (0.55, 0.87, 0.66),
-    (0.57, 0.85, 0.64),
-    (0.22, 0.58, 0.33),
-    (0.77, 0.25, 0.10),
-    (0.05, 0.80, 0.55),
-)
 SCORES = ((0.5, 0.7, 0.3, 0.9), (0.4, 0.6, 0.8, 0.2), (0.3, 0.5, 0.4, 0.7), (0.6, 0.4, 0.5, 0.8))
-EXACT = "exact: nothing is random"
 
 
 def _compare(printed: Rows, scores: Rows, digits: int = 2) -> Finding:
@@ -70,7 +61,7 @@ def journey_weights(printed: Sequence[float] = (0.14, 0.24, 0.23, 0.13, 0.11, 0.
 
     The fourth weight is .1240, which rounds to .12. The printed weights sum to 1.01.
     """
-    x = torch.tensor(JOURNEY, dtype=torch.float64)
+    x = torch.tensor(BOOK_VECTORS, dtype=torch.float64)
     return _compare([printed], [(x @ x[1]).tolist()])
 
 

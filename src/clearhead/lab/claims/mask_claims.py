@@ -9,10 +9,8 @@ from torch import Tensor, nn
 
 from clearhead import ladder
 from clearhead.kernels import attend
-from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if, short
+from clearhead.lab.claims.claim import EQUAL, Finding, claim, does_not_hold, holds, holds_if, short
 from clearhead.masks import Mask
-
-EQUAL = 1e-9  # float64 numbers that should be equal differ by less
 
 
 def _future(tokens: int) -> Tensor:

@@ -1,14 +1,13 @@
 """Claims about shapes and memory layout, and about the errors when they do not fit."""
 
 from collections.abc import Callable
+from itertools import permutations
 
 import torch
 from torch import Tensor, nn
 
 from clearhead import attention, ladder
-from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if
-
-EXACT = "exact: nothing is random"
+from clearhead.lab.claims.claim import EXACT, Finding, claim, does_not_hold, holds, holds_if
 
 
 @claim("same-shape", "The output of attention has the shape of its input.")
@@ -33,11 +32,8 @@ def same_shape(
 
 def _layouts() -> list[Tensor]:
     """A (4, 6, 8) tensor in many memory layouts: all orders of axes, slices, an expanded axis."""
-    orders = [
-        (i, j, k) for i in range(3) for j in range(3) for k in range(3) if {i, j, k} == {0, 1, 2}
-    ]
     turned = []
-    for order in orders:
+    for order in permutations(range(3)):
         sizes = [0, 0, 0]
         for index, axis in enumerate(order):
             sizes[axis] = (4, 6, 8)[index]
