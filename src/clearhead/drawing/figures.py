@@ -1,6 +1,6 @@
 r"""Arrays and labels -> figures for papers, drawn with matplotlib: vector, labelled, reproducible.
 
-The same array gives the same file, byte for byte: no dates and no random names. Labels are
+The same array always yields the same file, byte for byte: no dates and no random names. Labels are
 literal (`$x$` is not a formula), and a character without a glyph becomes an escape (`\u4e2d`).
 matplotlib is imported when the first figure is drawn.
 """
@@ -101,7 +101,7 @@ def figure(
     """A figure of one panel, or of several in a grid with a shared colour scale.
 
     With many rows, the scale ends at a value that a quarter of the rows exceed, as on a page (see
-    `palette.MANY_ROWS`). The colour bar says so.
+    `palette.MANY_ROWS`). The colour bar is labelled accordingly.
 
     Args:
         panels: What to draw, row by row.
@@ -116,7 +116,7 @@ def figure(
     from matplotlib.figure import Figure
 
     if not panels:
-        raise ValueError("panels: expected at least one, got none: there is nothing to draw.")
+        raise ValueError("panels: expected at least one, got none.")
     wide = wide or (4 if 6 < len(panels) <= 16 else math.ceil(math.sqrt(len(panels))))
     high = math.ceil(len(panels) / wide)
     width, height = _size(panels, wide)
@@ -180,8 +180,8 @@ def draw(
         panel: What to draw.
         top: The value of the brightest colour; by default chosen as in `figure`.
         log: Use a logarithmic colour scale.
-        alone: Whether there is room for many labels, and for numbers in the cells.
-        vector: Draw each cell of a small array as a shape of its own.
+        alone: Whether the panel has room for many labels, and for numbers in the cells.
+        vector: Draw each cell of a small array as a separate shape.
         dots: The minimum number of pixels per side, if the array is drawn as an image.
 
     Returns:
@@ -255,7 +255,7 @@ def page_figure(page: Page, *, title: str = "") -> Figure:
 
 
 def write(made: Figure, path: str | os.PathLike[str]) -> None:
-    """Write a figure to an SVG, PNG or PDF file. The same figure gives the same bytes."""
+    """Write a figure to an SVG, PNG or PDF file. The same figure always yields the same bytes."""
     path = Path(path)
     check_path(path)
     import matplotlib as mpl
@@ -290,7 +290,7 @@ def check_path(path: Path, suffixes: Sequence[str] = SUFFIXES) -> None:
 
 def _need_matplotlib() -> None:
     try:
-        import matplotlib  # noqa: F401  # only to see whether it is installed
+        import matplotlib  # noqa: F401  # only to check that it is installed
     except ImportError:
         raise ImportError(
             "Figures need matplotlib, which is not installed.\n"
@@ -331,7 +331,7 @@ def _largest(panels: Sequence[Panel]) -> float:
 
 
 def _top(panels: Sequence[Panel]) -> float:
-    """The value of the brightest colour: see `palette.MANY_ROWS`, and `brightest` in grid.js."""
+    """The value of the brightest colour, as `brightest` in matrix_drawing.js computes it."""
     tops = []
     for values in map(_shown, panels):
         bests = sorted(values[values.count(1) > 1].max(1).filled(0.0).tolist())
