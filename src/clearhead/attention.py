@@ -1,7 +1,7 @@
 """MultiHeadAttention, the fast module: the book's constructor on fused kernels, memory O(tokens).
 
-It computes the same function as `ladder.MultiHeadAttention`; `tests/test_attention.py` proves it.
-In addition it supports fewer key heads than query heads (GQA, MQA), windows, rotary positions,
+It computes the same function as `ladder.MultiHeadAttention`, which `tests/test_attention.py`
+verifies. It also supports fewer key heads than query heads (GQA, MQA), windows, rotary positions,
 normalised queries and keys, cross-attention, padding, and a cache for token-by-token decoding.
 """
 
@@ -36,7 +36,7 @@ class MultiHeadAttention(nn.Module):
     Args:
         d_in: The width of the input vectors.
         d_out: The width of the output: heads × head_dim.
-        context_length: The maximum number of tokens. It costs no memory.
+        context_length: The maximum number of tokens. A large value takes no extra memory.
         dropout: The probability of dropping an attention weight during training.
         num_heads: The number of heads; must divide d_out.
         qkv_bias: Whether W_query, W_key and W_value have a bias, as in GPT-2.
@@ -121,7 +121,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "batch tokens d_out"]:
-        """Context vectors.
+        """Compute the context vectors.
 
         Args:
             x: The source of the queries, and of keys and values unless `context` is given.
@@ -179,8 +179,8 @@ class MultiHeadAttention(nn.Module):
         values = self._split(self.W_value(source))
         if self.qk_norm:
             queries, keys = _normalise(self.q_norm, queries), _normalise(self.k_norm, keys)
+        tokens = x.shape[1]
         if self.rope is not None:
-            tokens = x.shape[1]
             here = (
                 torch.arange(tokens, device=x.device) if cache is None else cache.positions(tokens)
             )
@@ -189,7 +189,6 @@ class MultiHeadAttention(nn.Module):
         combined = self.mask_for(mask)
         if cache is None:
             return queries, keys, values, combined
-        tokens = x.shape[1]
         if mask is not None:  # checked before anything is stored, so a failed call changes nothing
             mask.check(queries.shape[0], queries.shape[1], tokens, cache._keys_after(tokens))
         if cache.static:  # its keys span the whole capacity
@@ -283,19 +282,18 @@ class MultiHeadAttention(nn.Module):
         """The buffer that the book's class stores, 1 = hidden; computed on access."""
         size = (self.context_length, self.context_length)
         weight = self.W_query.weight
-        if not self.causal:
-            return torch.zeros(size, device=weight.device, dtype=weight.dtype)
-        return torch.ones(size, device=weight.device, dtype=weight.dtype).triu(diagonal=1)
+        hidden = torch.full(size, float(self.causal), device=weight.device, dtype=weight.dtype)
+        return hidden.triu(diagonal=1)
 
     def extra_repr(self) -> str:
-        """What `print(module)` shows besides the submodules."""
-        words = [f"heads={self.num_heads}", f"head_dim={self.head_dim}"]
-        words += [f"kv_heads={self.num_kv_heads}"] if self.num_kv_heads != self.num_heads else []
-        words += [f"context_length={self.context_length}", f"causal={self.causal}"]
-        words += [f"window={self.window}"] if self.window is not None else []
-        words += [str(self.rope)] if self.rope is not None else []
-        words += [f'kernel="{self.kernel}"'] if self.kernel != "auto" else []
-        return ", ".join(words)
+        """The options that `print(module)` shows."""
+        parts = [f"heads={self.num_heads}", f"head_dim={self.head_dim}"]
+        parts += [f"kv_heads={self.num_kv_heads}"] if self.num_kv_heads != self.num_heads else []
+        parts += [f"context_length={self.context_length}", f"causal={self.causal}"]
+        parts += [f"window={self.window}"] if self.window is not None else []
+        parts += [str(self.rope)] if self.rope is not None else []
+        parts += [f'kernel="{self.kernel}"'] if self.kernel != "auto" else []
+        return ", ".join(parts)
 
     def _split(self, x: Tensor) -> Tensor:
         """(batch, tokens, heads × head_dim) -> (batch, heads, tokens, head_dim), no copy."""
@@ -355,9 +353,9 @@ class MultiHeadAttention(nn.Module):
 
 
 def _any_weight(linear: nn.Module) -> Tensor | None:
-    """A floating-point weight, for its dtype and device.
+    """A floating-point weight, for its dtype and device, or None.
 
-    Adapters have their weights further down; quantised layers may have none.
+    An adapter has its weights in submodules; a quantised layer may have none.
     """
     weight = getattr(linear, "weight", None)
     if isinstance(weight, Tensor) and weight.is_floating_point():

@@ -69,15 +69,9 @@ _ALL = {**GPT2_CONFIGS, "gpt3": GPT3_CONFIG}
 
 
 def config_name(name: str) -> str:
-    """The canonical spelling of a model's name.
+    """The canonical spelling of a model's name: a key of ``GPT2_CONFIGS``, or ``"gpt3"``.
 
     Upper case, underscores and the spelling ``gpt-2`` are accepted; ``gpt2`` means ``gpt2-small``.
-
-    Args:
-        name: A model's name.
-
-    Returns:
-        One of the keys of ``GPT2_CONFIGS``, or ``"gpt3"``.
 
     Raises:
         ValueError: No model has this name; the message lists the known ones.
@@ -100,16 +94,10 @@ def config_name(name: str) -> str:
 
 
 def find_config(name: str) -> GPT2Config:
-    """The config of a model, by its name.
+    """The config of a model, as a new dictionary that may be modified.
 
     Args:
-        name: Such as ``gpt2-medium``; see `config_name` for the accepted spellings.
-
-    Returns:
-        A new dictionary, which may be modified.
-
-    Raises:
-        ValueError: No model has this name.
+        name: A name such as ``gpt2-medium``; see `config_name` for the accepted spellings.
 
     Example:
         >>> find_config("gpt2-medium")["num_heads"]
@@ -119,13 +107,10 @@ def find_config(name: str) -> GPT2Config:
 
 
 def read_config(config: Mapping[str, Any]) -> GPT2Config:
-    """A config with the keys of `GPT2Config`, whichever of the two spellings it uses.
+    """A new config with the keys of `GPT2Config`.
 
     Args:
         config: The keys of `GPT2Config`, or the book's (``emb_dim n_heads n_layers drop_rate``).
-
-    Returns:
-        A new dictionary with the keys of `GPT2Config`.
 
     Raises:
         ValueError: A key is missing, unknown, or given in both spellings.
@@ -165,14 +150,9 @@ def read_config(config: Mapping[str, Any]) -> GPT2Config:
 
 
 def explain_heads(d_model: int, num_heads: int) -> str | None:
-    """Why this number of heads does not fit this width, and which one would; for error messages.
+    """A sentence for error messages: why the width cannot be divided among so many heads.
 
-    Args:
-        d_model: The width that is divided among the heads.
-        num_heads: The number of heads.
-
-    Returns:
-        One sentence, or None if the number fits or either number is not positive.
+    None if it can, or if either number is not positive.
 
     Example:
         >>> explain_heads(1024, 24)

@@ -87,15 +87,12 @@ def parameters(config: GPT2Config, *, num_kv_heads: int | None = None) -> dict[s
 
     Args:
         config: The model's size, as in `clearhead.configs`.
-        num_kv_heads: Heads of keys and values, where fewer than the query heads share them.
+        num_kv_heads: The number of key and value heads, if it differs from the query heads.
 
     Returns:
         The parts ``token_embedding``, ``position_embedding``, ``attention``, ``feed_forward``,
         ``layer_norms`` and ``final_norm``, which add up to ``total``. ``attention_per_layer`` is
         one layer's share of ``attention`` and is not added again.
-
-    Raises:
-        ValueError: The heads do not divide the width.
 
     Example:
         >>> from clearhead.configs import find_config
@@ -127,7 +124,7 @@ def memory(
     dtype: str = "float32",
     num_kv_heads: int | None = None,
 ) -> Memory:
-    """How much memory a model needs, in MiB, and what the n x n maps would need.
+    """The memory that a model needs, and that its n x n maps would need.
 
     Args:
         config: The model's size, as in `clearhead.configs`.
@@ -136,13 +133,7 @@ def memory(
             ``context_length``, to compute the cost of a longer context; the position table counted
             under ``parameters`` keeps the size given in the config.
         dtype: ``float64``, ``float32``, ``bfloat16`` or ``float16``.
-        num_kv_heads: Heads of keys and values, where fewer than the query heads share them.
-
-    Returns:
-        A `Memory`.
-
-    Raises:
-        ValueError: a number is not positive, the dtype is unknown, or the heads do not fit.
+        num_kv_heads: The number of key and value heads, if it differs from the query heads.
 
     Example:
         >>> from clearhead.configs import find_config
@@ -186,14 +177,8 @@ def flops(
         config: The model's size, as in `clearhead.configs`.
         batch: The number of sequences.
         tokens: Their length; ``context_length`` if None.
-        num_kv_heads: Heads of keys and values, where fewer than the query heads share them. It
+        num_kv_heads: The number of key and value heads, if it differs from the query heads. It
             narrows the projections; the scores cost the same.
-
-    Returns:
-        A `Flops`; a multiply and an add count as two.
-
-    Raises:
-        ValueError: a number is not positive, or the heads do not fit.
 
     Example:
         >>> from clearhead.configs import find_config

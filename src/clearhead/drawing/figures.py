@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from clearhead.drawing.html_page import Page
+    from clearhead.drawing.html_page import Layer
 
 SUFFIXES = (".svg", ".png", ".pdf")
 
@@ -230,28 +230,16 @@ def draw(
     return image
 
 
-def page_figure(page: Page, *, title: str = "") -> Figure:
-    """A figure of the matrices of a page.
-
-    Args:
-        page: Its heads become panels: one row per layer, or a grid if there is only one layer.
-        title: The title of the figure.
-    """
-    several = len(page.layers) > 1
+def layer_figure(layer: Layer, *, title: str = "") -> Figure:
+    """A figure of a layer of a page: one panel per head."""
+    rows = Axis("query", len(layer.rows), layer.rows)
+    columns = Axis("key", len(layer.columns), layer.columns)
+    hidden = [None] * len(layer.heads) if layer.hidden is None else layer.hidden
     panels = [
-        Panel(
-            layer.weights[head],
-            Axis("query", len(layer.rows), layer.rows),
-            Axis("key", len(layer.columns), layer.columns),
-            None if layer.hidden is None else layer.hidden[head],
-            f"{layer.name} {number}" if several else f"head {number}",
-        )
-        for layer in page.layers
-        for head, number in enumerate(layer.heads)
+        Panel(weights, rows, columns, hides, f"head {number}")
+        for weights, hides, number in zip(layer.weights, hidden, layer.heads, strict=True)
     ]
-    alike = {len(layer.weights) for layer in page.layers}
-    wide = alike.pop() if several and len(alike) == 1 else None
-    return figure(panels, wide=wide, legend="attention weight", title=title)
+    return figure(panels, legend="attention weight", title=title)
 
 
 def write(made: Figure, path: str | os.PathLike[str]) -> None:

@@ -114,7 +114,7 @@ class Page:
         title: The title.
         layers: The matrices.
         notes: Notes at the bottom of the page.
-        walk: The steps of the computation, if there are any.
+        walk: The steps of the computation, or None.
         start: What the page shows first, with the names used in the fragment of its URL.
     """
 
@@ -170,7 +170,7 @@ class TooLarge(ValueError):
 
 
 def too_large_for_a_notebook(what: str, cells: int) -> str:
-    """The HTML for a notebook in place of a page that would make its file huge."""
+    """The HTML that a notebook shows instead of a page that would make its file huge."""
     return (
         f"<p>{html.escape(visible(what))}: {cells:,} weights, too many to keep in a notebook. "
         "Save them to a file instead: <code>.save(&quot;attention.html&quot;)</code></p>"

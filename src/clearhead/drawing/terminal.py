@@ -9,6 +9,7 @@ import io
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _ROW_LABEL_WIDTH = 12
 _COLUMN_LABEL_WIDTH = 10
 
+_literal_console = partial(Console, markup=False, emoji=False, highlight=False)
+
 
 def console(file: IO[str] | None = None, *, width: int | None = None) -> Console:
     """A console that prints text literally: no markup, no emoji codes.
@@ -36,14 +39,8 @@ def console(file: IO[str] | None = None, *, width: int | None = None) -> Console
         file: Where to print; standard output by default.
         width: Columns; by default the width of the window (in a pipe: `COLUMNS`, or 80).
     """
-    return Console(
-        file=file,
-        width=width,
-        color_system=None if os.environ.get("NO_COLOR") else "auto",
-        markup=False,
-        emoji=False,
-        highlight=False,
-    )
+    no_color = bool(os.environ.get("NO_COLOR"))
+    return _literal_console(file=file, width=width, color_system=None if no_color else "auto")
 
 
 def plain(renderable: RenderableType, *, width: int = 100) -> str:
@@ -53,15 +50,12 @@ def plain(renderable: RenderableType, *, width: int = 100) -> str:
     'cat'
     """
     file = io.StringIO()
-    Console(
+    _literal_console(
         file=file,
         width=width,
         color_system=None,
         force_terminal=False,
         force_jupyter=False,
-        markup=False,
-        emoji=False,
-        highlight=False,
         legacy_windows=False,
     ).print(renderable)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
@@ -73,16 +67,13 @@ def html(renderable: RenderableType, *, width: int = 100) -> str:
     >>> "&lt;b&gt;" in html(Text("<b>"))
     True
     """
-    recorder = Console(
+    recorder = _literal_console(
         file=io.StringIO(),
         width=width,
         record=True,
         color_system="truecolor",
         force_terminal=True,
         force_jupyter=False,
-        markup=False,
-        emoji=False,
-        highlight=False,
         legacy_windows=False,
         _environ={},  # a notebook has colours, even if NO_COLOR is set for the terminal
     )

@@ -1,9 +1,8 @@
-"""`Mask`, and below it the kinds of mask: a band, padding, any matrix, or two masks joined."""
+"""`Mask`, and the kinds of mask: a band, padding, any matrix, or two masks joined."""
 
 # ruff: noqa: D102  # the methods of the kinds are documented in Mask
 
 import ast
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -45,8 +44,7 @@ class Mask:
         Args:
             align: How queries and keys line up if their numbers differ. "end": the last query is
                 at the last key, as when decoding with a cache. "start": the first query is at the
-                first key, which is what `is_causal=True` means in
-                `scaled_dot_product_attention`.
+                first key, as with `is_causal=True` in `scaled_dot_product_attention`.
         """
         _check_align(align)
         return Band(None, 0, align)
@@ -152,7 +150,7 @@ class Mask:
         return slice(0, keys)
 
     def is_start_causal(self, queries: int, keys: int) -> bool:
-        """Whether SDPA's `is_causal=True` means exactly this mask at this size."""
+        """Whether this mask, at this size, equals SDPA's `is_causal=True`."""
         return False
 
     def is_same_for_all_queries(self, queries: int, keys: int) -> bool:
@@ -160,7 +158,7 @@ class Mask:
         return False
 
     def is_never_empty(self, queries: int, keys: int) -> bool:
-        """Whether every query is known to attend to at least one key (its own, in a band)."""
+        """Whether every query is certain to attend to at least one key (its own, in a band)."""
         return False
 
     def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
@@ -217,7 +215,7 @@ class Mask:
         return tile.expand(-1, -1, queries, keys)
 
     def problem(self, queries: int, keys: int) -> str | None:
-        """What looks wrong with this mask at this size, or None. Builds the whole matrix."""
+        """A likely mistake in this mask at this size, or None. Builds the whole matrix."""
         visible = self.dense(queries, keys)
         empty = ~visible.any(-1)
         if not empty.any():
@@ -499,7 +497,9 @@ class Pair(Mask):
     left: Mask
     right: Mask
     name: ClassVar[str]
-    join: ClassVar[Callable[[Tensor, Tensor], Tensor]]
+
+    def _join(self, left: Tensor, right: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def _natural_size(self) -> tuple[int | None, int | None]:
         a, b = self.left._natural_size(), self.right._natural_size()
@@ -526,18 +526,20 @@ class Pair(Mask):
 
     def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
         left = self.left.over(queries, seen, capacity)
-        return self.join(left, self.right.over(queries, seen, capacity))
+        return self._join(left, self.right.over(queries, seen, capacity))
 
     def _mask_mod(self, queries: int, keys: int) -> MaskMod:
         left, right = self.left._mask_mod(queries, keys), self.right._mask_mod(queries, keys)
-        return lambda b, h, q, k: self.join(left(b, h, q, k), right(b, h, q, k))
+        return lambda b, h, q, k: self._join(left(b, h, q, k), right(b, h, q, k))
 
 
 class Both(Pair):
     """Visible where both allow it."""
 
     name = "both"
-    join = operator.and_
+
+    def _join(self, left: Tensor, right: Tensor) -> Tensor:
+        return left & right
 
     def parts(self) -> list[Mask]:
         return self.left.parts() + self.right.parts()
@@ -561,7 +563,9 @@ class Either(Pair):
     """Visible where either allows it."""
 
     name = "either"
-    join = operator.or_
+
+    def _join(self, left: Tensor, right: Tensor) -> Tensor:
+        return left | right
 
     def reach(self, rows: slice, queries: int, keys: int) -> slice:
         a, b = self.left.reach(rows, queries, keys), self.right.reach(rows, queries, keys)
