@@ -82,7 +82,7 @@ class Scores:
         return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in parts)
 
     def resolve_saturated(self) -> "Scores":
-        """Make rows uniform whose bias is so low that adding it swallows their scores.
+        """Make the rows uniform whose bias is so low that it swallows their scores.
 
         Some models hide a key with the most negative number of a dtype. If they hide a whole row
         that way, rounding removes its scores, and softmax gives all its keys the same weight. This
@@ -140,7 +140,7 @@ class Scores:
             visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
             if self.bias is not None:
                 here = rows if self.bias.shape[2] > 1 else slice(None)
-                # The most negative number of a small dtype lies above HIDDEN and hides as well.
+                # The most negative number of a small dtype lies above HIDDEN, and also hides.
                 lowest = max(HIDDEN, torch.finfo(self.bias.dtype).min)
                 visible = self.bias[:, :, here] > lowest
                 if self.saturated is not None:

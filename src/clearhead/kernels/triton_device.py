@@ -32,7 +32,7 @@ LOG2_E = tl.constexpr(1.4426950216293335)  # log2(e) in float32
 # fmt: off
 @triton.jit
 def _by_lane(x, QUERIES: tl.constexpr, KEYS: tl.constexpr):
-    """(queries, keys) -> (queries, 4, keys / 4): the last axis is what one of four lanes holds."""
+    """(queries, keys) -> (queries, 4, keys / 4): each of four lanes holds one part."""
     x = x.reshape(QUERIES, KEYS // 8, 4, 2).permute(0, 2, 1, 3)
     return x.reshape(QUERIES, 4, KEYS // 4)
 

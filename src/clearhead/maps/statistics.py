@@ -1,9 +1,9 @@
 """The statistics of a map. To add one, write its class here: it registers itself under its name.
 
 `AttentionMap.summary(name=argument)` looks the name up and creates the class with a `Layout` and
-the argument. A `Statistic` then gathers what it needs from the tiles of the weights, all statistics
-in one pass; an `AtPairs` names the (query, key) pairs whose weights it needs, and no tile is
-computed for it. `AttentionMap` has methods for the usual ones.
+the argument. A `Statistic` then reads the tiles of the weights, all statistics in one pass. An
+`AtPairs` lists the (query, key) pairs whose weights it needs, and needs no tiles. The usual
+statistics are also methods of `AttentionMap`.
 """
 
 # ruff: noqa: D102  # the methods of the statistics are documented in Statistic

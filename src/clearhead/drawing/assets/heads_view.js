@@ -1,4 +1,4 @@
-// Heads: a small picture of every head, and what it does.
+// Heads: a small picture of every head, and the name of its pattern.
 
 const SORTS = {
   model: ["as in the model", null],
@@ -25,7 +25,7 @@ function thumbnail(from, head) {
     counts[at] += 1;
   });
   for (let i = 0; i < sums.length; i++) sums[i] = counts[i] ? sums[i] / counts[i] : NaN;
-  // The first query of a causal map sees only itself. Its weight of 1 must not make the rest dark.
+  // The first query of a causal map attends only to itself. Its weight of 1 must not make the rest dark.
   const seen = sums.filter((mean) => mean > 0).sort();
   const top = seen[Math.floor(seen.length * (seen.length > 200 ? 0.98 : 1)) - (seen.length > 200 ? 0 : 1)] || 0;
   return { weights: sums, width: wide, height: high, top };

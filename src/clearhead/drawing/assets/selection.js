@@ -57,7 +57,7 @@ function write() {
   try {
     history.replaceState(null, "", `#${params}`);
   } catch {
-    // The frame in a notebook has no URL of its own. Everything else works there.
+    // The frame in a notebook has no separate URL. Everything else works there.
   }
 }
 

@@ -1,6 +1,6 @@
 // Sentence: the tokens in a line. Point to one to see what it attends to, or what attends to it.
 
-const CURVES = 24; // maximum tokens with curves: between more, curves are a tangle
+const CURVES = 24; // maximum tokens with curves; with more, they become a tangle
 const SPACE = "\u00a0";
 
 const sentenceView = {
