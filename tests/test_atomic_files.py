@@ -1,4 +1,4 @@
-"""Writing files: what stands at a path is replaced only if it is a file, and keeps its rights."""
+"""Writing files: only a regular file is replaced, and it keeps its owner and permissions."""
 
 import os
 import stat
