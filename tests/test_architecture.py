@@ -31,6 +31,7 @@ ORDER = [
     "kernels",
     "maps",
     "cache",
+    "checkpoint_keys",
     "attention",
     "watcher",
     "gpt2",

@@ -1,17 +1,18 @@
 """MultiHeadAttention, the fast module: the book's constructor on fused kernels, memory O(tokens).
 
-It computes the same function as `ladder.MultiHeadAttention`, which `tests/test_attention.py`
-verifies. It also supports fewer key heads than query heads (GQA, MQA), windows, rotary positions,
+It computes the same function as `ladder.MultiHeadAttention`; `tests/test_attention.py` proves it.
+In addition it supports fewer key heads than query heads (GQA, MQA), windows, rotary positions,
 normalised queries and keys, cross-attention, padding, and a cache for token-by-token decoding.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead import ladder
+from clearhead import checkpoint_keys, ladder
 from clearhead.cache import KVCache
 from clearhead.configs import GPT2_CONFIGS
 from clearhead.embedding import Rope
@@ -36,7 +37,7 @@ class MultiHeadAttention(nn.Module):
     Args:
         d_in: The width of the input vectors.
         d_out: The width of the output: heads × head_dim.
-        context_length: The maximum number of tokens. A large value takes no extra memory.
+        context_length: The maximum number of tokens. It costs no memory.
         dropout: The probability of dropping an attention weight during training.
         num_heads: The number of heads; must divide d_out.
         qkv_bias: Whether W_query, W_key and W_value have a bias, as in GPT-2.
@@ -46,6 +47,9 @@ class MultiHeadAttention(nn.Module):
             it extends equally far in both directions.
         rope: Rotary positions, or None.
         qk_norm: Whether queries and keys are RMS-normalised over head_dim.
+        packed: Whether one linear layer, `qkv`, computes queries, keys and values. It is faster for
+            small batches on a GPU, and supports self-attention only. By default there are three, as
+            in the book: W_query, W_key and W_value. Either form loads checkpoints of the other.
         kernel: "auto", or the name of the kernel that must run.
 
     >>> attention = MultiHeadAttention(768, 768, 1024, 0.1, num_heads=12).eval()
@@ -67,6 +71,7 @@ class MultiHeadAttention(nn.Module):
         window: int | None = None,
         rope: Rope | None = None,
         qk_norm: bool = False,
+        packed: bool = False,
         kernel: Kernel = "auto",
     ) -> None:
         super().__init__()
@@ -102,16 +107,20 @@ class MultiHeadAttention(nn.Module):
         self.window = window
         self.rope = rope
         self.qk_norm = qk_norm
+        self.packed = packed
         self.kernel: Kernel = kernel
-        d_kv = num_kv_heads * self.head_dim
-        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.W_key = nn.Linear(d_in, d_kv, bias=qkv_bias)
-        self.W_value = nn.Linear(d_in, d_kv, bias=qkv_bias)
+        # Created in the book's order, so that one seed gives the book's weights in both forms.
+        layers = [nn.Linear(d_in, width, bias=qkv_bias) for width in self._widths()]
+        if packed:
+            self.qkv = _packed_linear(layers)
+        else:
+            self.W_query, self.W_key, self.W_value = layers
         self.out_proj = nn.Linear(d_out, d_out)
         self.dropout = nn.Dropout(dropout)
         if qk_norm:
             self.q_norm = nn.RMSNorm(self.head_dim)
             self.k_norm = nn.RMSNorm(self.head_dim)
+        self.register_load_state_dict_pre_hook(self._rename_keys)  # type: ignore[no-untyped-call]  # torch is untyped here
 
     def forward(
         self,
@@ -121,7 +130,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask | None = None,
         cache: KVCache | None = None,
     ) -> Float[Tensor, "batch tokens d_out"]:
-        """Compute the context vectors.
+        """Context vectors.
 
         Args:
             x: The source of the queries, and of keys and values unless `context` is given.
@@ -158,6 +167,8 @@ class MultiHeadAttention(nn.Module):
         )
         if cache is not None:  # later calls overwrite its memory
             keys = keys.clone()
+        elif self.packed and detach:  # views would keep the values in memory
+            queries, keys = queries.clone(), keys.clone()
         if torch.compiler.is_compiling():  # a compiled graph cannot return these views
             queries, keys = queries.contiguous(), keys.contiguous()
         weights = AttentionMap(queries, keys, combined, lse=lse if detach else None, detach=detach)
@@ -173,14 +184,18 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
         """Steps 1 to 3: queries, keys and values (batch, heads, tokens, head_dim), and the mask."""
         self._check(x, context, mask, cache)
-        source = x if context is None else context
-        queries = self._split(self.W_query(x))
-        keys = self._split(self.W_key(source))
-        values = self._split(self.W_value(source))
+        if self.packed:
+            heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+            queries, keys, values = self._split(self.qkv(x)).split_with_sizes(heads, 1)
+        else:
+            source = x if context is None else context
+            queries = self._split(self.W_query(x))
+            keys = self._split(self.W_key(source))
+            values = self._split(self.W_value(source))
         if self.qk_norm:
             queries, keys = _normalise(self.q_norm, queries), _normalise(self.k_norm, keys)
-        tokens = x.shape[1]
         if self.rope is not None:
+            tokens = x.shape[1]
             here = (
                 torch.arange(tokens, device=x.device) if cache is None else cache.positions(tokens)
             )
@@ -189,6 +204,7 @@ class MultiHeadAttention(nn.Module):
         combined = self.mask_for(mask)
         if cache is None:
             return queries, keys, values, combined
+        tokens = x.shape[1]
         if mask is not None:  # checked before anything is stored, so a failed call changes nothing
             mask.check(queries.shape[0], queries.shape[1], tokens, cache._keys_after(tokens))
         if cache.static:  # its keys span the whole capacity
@@ -199,21 +215,19 @@ class MultiHeadAttention(nn.Module):
 
     def mask_for(self, mask: Mask | None = None) -> Mask | None:
         """The module's causality and window, combined with `mask`."""
-        parts = [_CAUSAL] if self.causal else []
+        own = _CAUSAL if self.causal else None
         if self.window is not None:
-            parts.append(Mask.window(self.window, 0 if self.causal else self.window - 1))
-        if mask is not None:
-            parts.append(mask)
-        combined = None
-        for part in parts:
-            combined = part if combined is None else combined & part
-        return combined
+            window = Mask.window(self.window, 0 if self.causal else self.window - 1)
+            own = window if own is None else own & window
+        if own is None or mask is None:
+            return own if mask is None else mask
+        return own & mask
 
     def new_cache(
         self, batch: int, capacity: int | None = None, *, static: bool = False
     ) -> KVCache:
         """An empty cache for this module; `capacity` is context_length by default."""
-        weight = _any_weight(self.W_key)
+        weight = self._projection_weight()
         return KVCache(
             batch,
             self.num_kv_heads,
@@ -243,7 +257,7 @@ class MultiHeadAttention(nn.Module):
 
     @classmethod
     def from_ladder(
-        cls, plain: ladder.MultiHeadAttention, *, kernel: Kernel = "auto"
+        cls, plain: ladder.MultiHeadAttention, *, packed: bool = False, kernel: Kernel = "auto"
     ) -> "MultiHeadAttention":
         """The same function as the readable form, with its weights and mode."""
         fast = cls(
@@ -253,10 +267,75 @@ class MultiHeadAttention(nn.Module):
             plain.dropout.p,
             plain.num_heads,
             qkv_bias=plain.W_query.bias is not None,
+            packed=packed,
             kernel=kernel,
         ).to(plain.W_query.weight)
         fast.load_state_dict(plain.state_dict())
         return fast.train(plain.training)
+
+    @classmethod
+    def from_torch(
+        cls,
+        module: nn.MultiheadAttention,
+        context_length: int,
+        *,
+        causal: bool = True,
+        packed: bool = False,
+        kernel: Kernel = "auto",
+    ) -> "MultiHeadAttention":
+        """The self-attention of PyTorch's module, with its weights and mode.
+
+        The input is (batch, tokens, d_in), whatever the module's `batch_first` is. Causality is an
+        argument here because PyTorch's module gets it with each call.
+
+        Raises:
+            ValueError: The module has an option that is not supported.
+        """
+        for option, present in {
+            f"kdim={module.kdim}": module.kdim != module.embed_dim,
+            f"vdim={module.vdim}": module.vdim != module.embed_dim,
+            "add_bias_kv=True": module.bias_k is not None,
+            "add_zero_attn=True": module.add_zero_attn,
+        }.items():
+            if present:
+                raise ValueError(f"nn.MultiheadAttention with {option} is not supported.")
+        fast = cls(
+            module.embed_dim,
+            module.embed_dim,
+            context_length,
+            module.dropout,
+            module.num_heads,
+            qkv_bias=module.in_proj_bias is not None,
+            causal=causal,
+            packed=packed,
+            kernel=kernel,
+        ).to(module.out_proj.weight)
+        state = module.state_dict()
+        state.setdefault("out_proj.bias", torch.zeros_like(fast.out_proj.bias))
+        fast.load_state_dict(state)
+        return fast.train(module.training)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """PyTorch's module with the same weights, `batch_first=True`; raises if it lacks an option.
+
+        A causal module becomes one to which the mask must be passed with each call:
+        `Mask.causal().to_nn_multihead(num_heads, tokens)`.
+        """
+        self._must_be_plain("nn.MultiheadAttention", causal=self.causal)
+        if self.d_in != self.d_out:
+            raise ValueError(
+                "nn.MultiheadAttention has one width for input and output: "
+                f"expected d_in = d_out, got {self.d_in} and {self.d_out}."
+            )
+        module = nn.MultiheadAttention(
+            self.d_out, self.num_heads, self.dropout.p, batch_first=True
+        ).to(self.out_proj.weight)
+        state = self.state_dict()
+        checkpoint_keys.rename(state, "", self._widths(), packed=True)
+        bias = state.pop("qkv.bias", torch.zeros_like(module.in_proj_bias))
+        state |= {"in_proj_weight": state.pop("qkv.weight"), "in_proj_bias": bias}
+        module.load_state_dict(state)
+        return module.train(self.training)
 
     def to_ladder(self) -> ladder.MultiHeadAttention:
         """The readable form with the same weights; raises if it does not support an option."""
@@ -267,33 +346,53 @@ class MultiHeadAttention(nn.Module):
             self.context_length,
             self.dropout.p,
             self.num_heads,
-            qkv_bias=self.W_query.bias is not None,
-        ).to(self.W_query.weight)
+            qkv_bias=(self.qkv if self.packed else self.W_query).bias is not None,
+        ).to(self.out_proj.weight)
         plain.load_state_dict(self.book_state_dict())
         return plain.train(self.training)
 
     def book_state_dict(self) -> dict[str, Tensor]:
-        """The state dict with the `mask` buffer that the book's class requires."""
+        """The state dict with the names and the `mask` buffer of the book's class."""
         self._must_be_plain("The book's class")
-        return {**self.state_dict(), "mask": self.mask}
+        state = self.state_dict()
+        checkpoint_keys.rename(state, "", self._widths(), packed=False)
+        return {**state, "mask": self.mask}
 
     @property
     def mask(self) -> Float[Tensor, "context_length context_length"]:
         """The buffer that the book's class stores, 1 = hidden; computed on access."""
         size = (self.context_length, self.context_length)
-        weight = self.W_query.weight
-        hidden = torch.full(size, float(self.causal), device=weight.device, dtype=weight.dtype)
-        return hidden.triu(diagonal=1)
+        weight = self.out_proj.weight
+        if not self.causal:
+            return torch.zeros(size, device=weight.device, dtype=weight.dtype)
+        return torch.ones(size, device=weight.device, dtype=weight.dtype).triu(diagonal=1)
 
     def extra_repr(self) -> str:
-        """The options that `print(module)` shows."""
-        parts = [f"heads={self.num_heads}", f"head_dim={self.head_dim}"]
-        parts += [f"kv_heads={self.num_kv_heads}"] if self.num_kv_heads != self.num_heads else []
-        parts += [f"context_length={self.context_length}", f"causal={self.causal}"]
-        parts += [f"window={self.window}"] if self.window is not None else []
-        parts += [str(self.rope)] if self.rope is not None else []
-        parts += [f'kernel="{self.kernel}"'] if self.kernel != "auto" else []
-        return ", ".join(parts)
+        """What `print(module)` shows besides the submodules."""
+        words = [f"heads={self.num_heads}", f"head_dim={self.head_dim}"]
+        words += [f"kv_heads={self.num_kv_heads}"] if self.num_kv_heads != self.num_heads else []
+        words += [f"context_length={self.context_length}", f"causal={self.causal}"]
+        words += [f"window={self.window}"] if self.window is not None else []
+        words += [str(self.rope)] if self.rope is not None else []
+        words += ["packed=True"] if self.packed else []
+        words += [f'kernel="{self.kernel}"'] if self.kernel != "auto" else []
+        return ", ".join(words)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("W_query", "W_key", "W_value") and self.__dict__.get("packed"):
+            raise AttributeError(
+                f"{name}: this module was built with packed=True and has one projection, `qkv`.\n"
+                "  Build it with packed=False and load this module's state_dict() into it."
+            )
+        return super().__getattr__(name)
+
+    def _widths(self) -> tuple[int, int, int]:
+        """The widths of queries, keys and values."""
+        d_kv = self.num_kv_heads * self.head_dim
+        return self.d_out, d_kv, d_kv
+
+    def _projection_weight(self) -> Tensor | None:
+        return _any_weight(self.qkv if self.packed else self.W_query)
 
     def _split(self, x: Tensor) -> Tensor:
         """(batch, tokens, heads × head_dim) -> (batch, heads, tokens, head_dim), no copy."""
@@ -311,7 +410,7 @@ class MultiHeadAttention(nn.Module):
     def _check(
         self, x: Tensor, context: Tensor | None, mask: Mask | None, cache: KVCache | None
     ) -> None:
-        check_vectors(x, self.d_in, _any_weight(self.W_query))
+        check_vectors(x, self.d_in, self._projection_weight())
         if cache is not None and (not self.causal or context is not None):
             raise ValueError(
                 "cache: only causal self-attention can be cached. Otherwise new tokens would "
@@ -320,6 +419,13 @@ class MultiHeadAttention(nn.Module):
         before = 0 if cache is None else cache._known()
         check_length(x.shape[1], self.context_length, before=before)
         if context is not None:
+            if isinstance(context, Mask):
+                raise TypeError("context: expected vectors, got a Mask.\n  Pass it as mask=...")
+            if self.packed:
+                raise ValueError(
+                    "context: a packed module computes queries, keys and values from one input.\n"
+                    "  Build it with packed=False for cross-attention."
+                )
             if self.causal:
                 raise ValueError(
                     "context: a causal module cannot attend to another sequence, whose positions "
@@ -334,28 +440,44 @@ class MultiHeadAttention(nn.Module):
         if mask is not None:
             as_mask(mask)
 
-    def _must_be_plain(self, who: str) -> None:
+    def _must_be_plain(self, who: str, *, causal: bool = True) -> None:
         extras = {
             f"num_kv_heads={self.num_kv_heads}": self.num_kv_heads != self.num_heads,
             f"window={self.window}": self.window is not None,
             f"rope={self.rope}": self.rope is not None,
             "qk_norm=True": self.qk_norm,
-            "causal=False": not self.causal,
+            f"causal={self.causal}": self.causal != causal,
         }
         for extra, present in extras.items():
             if present:
                 raise ValueError(f"{who} does not support {extra}.")
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Checkpoints of the book's class contain a mask; this module computes its own.
+    @staticmethod
+    def _rename_keys(
+        module: "MultiHeadAttention", state_dict: dict[str, Any], prefix: str, *args: Any
+    ) -> None:
+        """Before loading: rename other forms' keys, and drop the mask of the book's class."""
         state_dict.pop(prefix + "mask", None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        checkpoint_keys.rename(state_dict, prefix, module._widths(), packed=module.packed)
+
+
+def _packed_linear(layers: Sequence[nn.Linear]) -> nn.Linear:
+    """One layer that computes what these compute, side by side."""
+    width = sum(layer.out_features for layer in layers)
+    has_bias = layers[0].bias is not None
+    with torch.random.fork_rng(devices=[]):  # its own first weights are not used
+        packed = nn.Linear(layers[0].in_features, width, bias=has_bias)
+    with torch.no_grad():
+        packed.weight.copy_(torch.cat([layer.weight for layer in layers]))
+        if has_bias:
+            packed.bias.copy_(torch.cat([layer.bias for layer in layers]))
+    return packed
 
 
 def _any_weight(linear: nn.Module) -> Tensor | None:
-    """A floating-point weight, for its dtype and device, or None.
+    """A floating-point weight, for its dtype and device.
 
-    An adapter has its weights in submodules; a quantised layer may have none.
+    Adapters have their weights further down; quantised layers may have none.
     """
     weight = getattr(linear, "weight", None)
     if isinstance(weight, Tensor) and weight.is_floating_point():

@@ -268,6 +268,9 @@ class _Computation:
         """Queries, keys and values: one linear layer each."""
         kv_heads = getattr(self.module, "num_kv_heads", None)
         grouped = kv_heads is not None and kv_heads != self.module.num_heads
+        if getattr(self.module, "packed", False):
+            self._project_packed(grouped)
+            return
         sources = ("x", self.source, self.source)
         made, code, calls = {}, [], []
         for role, linear, source in zip(_OPERANDS, self.linears, sources, strict=False):
@@ -279,6 +282,21 @@ class _Computation:
             code.append(f"{role} = module.{calls[-1]}")
         bias = getattr(self.module, self.linears[0]).bias is not None
         self.add("1", "PROJECT", ", ".join(calls), self._projection(bias), "x", made, code)
+
+    def _project_packed(self, grouped: bool) -> None:
+        """Queries, keys and values side by side: one linear layer for all three."""
+        d_kv = self.module.num_kv_heads * self.module.head_dim
+        widths = [self.module.d_out, d_kv, d_kv]
+        parts = self.module.qkv(self.tensors["x"]).split(widths, dim=-1)
+        d_kv_name = "kv_heads*head_dim" if grouped else self.d_out
+        names = (self.d_out, d_kv_name, d_kv_name)
+        made = {
+            role: (part, ("batch", "tokens", name))
+            for role, part, name in zip(_OPERANDS, parts, names, strict=True)
+        }
+        end = " + bias" if self.module.qkv.bias is not None else ""
+        code = [f"queries, keys, values = module.qkv(x).split({widths}, dim=-1)"]
+        self.add("1", "PROJECT", "qkv(x).split", f"[Q K V] = x qkvᵀ{end}", "x", made, code)
 
     def project_each_head(self) -> None:
         """The wrapper's heads project by themselves; the results are stacked."""

@@ -158,8 +158,8 @@ class _Step(_Plain):
         return [
             torch.randn(
                 (batch, part.num_kv_heads, tokens, part.head_dim),
-                device=part.W_key.weight.device,
-                dtype=part.W_key.weight.dtype,
+                device=part.out_proj.weight.device,
+                dtype=part.out_proj.weight.dtype,
             )
             for part in _attentions(self.inner)
             for _ in ("keys", "values")

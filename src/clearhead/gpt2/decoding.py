@@ -294,6 +294,7 @@ def unusual(model: Transformer) -> str | None:
 def _is_plain(attention: MultiHeadAttention) -> bool:
     return (
         type(attention) is MultiHeadAttention
+        and not attention.packed
         and attention.num_kv_heads == attention.num_heads
         and attention.causal
         and attention.kernel in ("auto", "sdpa")

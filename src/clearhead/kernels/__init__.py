@@ -112,14 +112,23 @@ def attend(
             attend, (q, k, v), q, k, v, mask, scale=scale, dropout=dropout, kernel=kernel
         )
     _check_mask(q, k, mask)
-
-    def run() -> Tensor:
-        chosen = _pick(q, k, v, mask, dropout, kernel)
-        return chosen.attend(q, k, v, mask, _scale(q, scale), dropout)  # type: ignore[no-any-return]  # a module is not typed
-
     if not torch.compiler.is_compiling() and told.listener is not None:
-        return told.listener(q, k, mask, scale, run)
-    return run()
+        return told.listener(q, k, mask, scale, lambda: _run(q, k, v, mask, scale, dropout, kernel))
+    return _run(q, k, v, mask, scale, dropout, kernel)
+
+
+def _run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    scale: float | None,
+    dropout: float,
+    kernel: Kernel,
+) -> Tensor:
+    chosen = _pick(q, k, v, mask, dropout, kernel)
+    context: Tensor = chosen.attend(q, k, v, mask, _scale(q, scale), dropout)
+    return context
 
 
 def attend_with_lse(

@@ -97,6 +97,11 @@ def check_mesh(mesh: DeviceMesh, who: str) -> None:
 
 
 def _check_heads(part: MultiHeadAttention, ranks: int, prefix: str) -> None:
+    if part.packed:
+        raise ValueError(
+            f"{prefix}a packed module cannot be split by heads: `qkv` holds those of all ranks.\n"
+            "  Build it with packed=False and load this module's state_dict() into it."
+        )
     if isinstance(part.W_query.weight, DTensor):
         raise ValueError(f"{prefix}the heads of this module are already split.")
     for kind, heads in (("num_kv_heads", part.num_kv_heads), ("num_heads", part.num_heads)):
