@@ -1,4 +1,4 @@
-"""Writing files: what stands at a path is replaced only if it is a file, and keeps its rights."""
+"""Writing files: only a regular file is replaced, and it keeps its owner and permissions."""
 
 import os
 import stat
@@ -105,7 +105,7 @@ def test_a_file_that_may_not_be_written_is_refused(writer, monkeypatch):
     path.write_text("old")
     access = os.access
     monkeypatch.setattr(os, "access", lambda name, how: name != path and access(name, how))
-    with pytest.raises(PermissionError, match="this file exists and is not writable"):
+    with pytest.raises(PermissionError, match="the file exists and is not writable"):
         write(path)
     assert path.read_text() == "old"
 
@@ -189,7 +189,7 @@ def test_what_fails_leaves_the_old_file(tmp_path):
     ("name", "said"),
     [
         ("", "expected the name of a file"),
-        ("folder", "this is a folder"),
+        ("folder", "expected the name of a file, got a folder"),
         ("none/x", "there is no folder"),
         ("file/x", "there is no folder"),
     ],

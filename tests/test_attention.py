@@ -663,7 +663,7 @@ def test_input_errors_word_for_word(cls):
     raises(
         ShapeError,
         "x: expected (batch, tokens, d_in=24), got (2, 2, 6, 12).\n"
-        "  Already split into heads? This module does it; pass the unsplit vectors.",
+        "  Already split into heads? Pass the vectors before the split; this module does it.",
         lambda: module(torch.zeros(2, 2, 6, 12)),
     )
     raises(

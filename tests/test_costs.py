@@ -9,7 +9,7 @@ from clearhead.configs import GPT2_CONFIGS, GPT3_CONFIG, find_config
 from clearhead.costs import flops, memory, parameters
 from gpt2_others import hugging_face_config
 
-# No two sizes are equal, so that none can stand in for another: heads 3, head_dim 4.
+# No two sizes are equal, so that none can be confused with another: heads 3, head_dim 4.
 TINY = {
     "vocab_size": 101,
     "context_length": 13,

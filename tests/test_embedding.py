@@ -33,9 +33,11 @@ def test_each_vector_is_token_plus_position(embedding):
     out = embedding(ids)
     assert out.shape == (2, 3, 5)
     for row in range(2):
-        for place in range(3):
-            expected = embedding.token.weight[ids[row, place]] + embedding.position.weight[place]
-            torch.testing.assert_close(out[row, place], expected)
+        for position in range(3):
+            expected = (
+                embedding.token.weight[ids[row, position]] + embedding.position.weight[position]
+            )
+            torch.testing.assert_close(out[row, position], expected)
     assert set(embedding.state_dict()) == {"token.weight", "position.weight"}
 
 

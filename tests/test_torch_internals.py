@@ -18,7 +18,7 @@ MASKS = {
 
 
 class Without:
-    """Stands for a part of torch, without some of its names."""
+    """A part of torch without some of its names."""
 
     def __init__(self, part, *names):
         self._part, self._names = part, names

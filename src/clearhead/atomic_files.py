@@ -47,7 +47,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def check_place(path: Path, option: str = "") -> None:
-    """Raise unless a file can be written there. Call it before long work, not after.
+    """Raise unless a file can be written there. Call this before a long computation.
 
     Args:
         path: The file to write.
@@ -63,20 +63,20 @@ def check_place(path: Path, option: str = "") -> None:
     if there is None:
         folder = path.parent if not path.is_symlink() else Path(os.path.realpath(path)).parent
         if not folder.is_dir():
-            raise FileNotFoundError(f"{name}: there is no folder {folder}. Make it first.")
+            raise FileNotFoundError(f"{name}: there is no folder {folder}. Create it first.")
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{name}: the folder {folder} is not writable.")
     elif stat.S_ISDIR(there.st_mode):
-        raise IsADirectoryError(f"{name}: this is a folder; expected the name of a file.")
+        raise IsADirectoryError(f"{name}: expected the name of a file, got a folder.")
     elif not os.access(path, os.W_OK):
-        raise PermissionError(f"{name}: this file exists and is not writable. Choose another name.")
+        raise PermissionError(f"{name}: the file exists and is not writable. Choose another name.")
 
 
 def check_folder(path: Path, option: str) -> None:
     """Raise if the path exists and is not a folder."""
     there = _stat(path)
     if there is not None and not stat.S_ISDIR(there.st_mode):
-        raise NotADirectoryError(f"{option} {path}: this is a file; expected a folder.")
+        raise NotADirectoryError(f"{option} {path}: expected a folder, got a file.")
 
 
 def is_plain(path: Path) -> bool:

@@ -43,8 +43,8 @@ class KVCache:
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.length = torch.zeros((), device=device, dtype=torch.int64)
         self.static = static
-        # The length as a Python integer, readable without synchronising. It does not count what a
-        # captured graph adds to a static cache.
+        # The length as a Python integer, readable without synchronising. It does not count tokens
+        # that a captured graph adds to a static cache.
         self._filled = 0
 
     @property
@@ -92,7 +92,7 @@ class KVCache:
         self._filled = 0
 
     def _store(self, memory: Tensor, new: Tensor, where: Tensor | None) -> Tensor:
-        """Write the new part and return everything; `where` are indices in a static cache."""
+        """Write the new part and return all of it; `where` are indices in a static cache."""
         keeps_graph = torch.is_grad_enabled()
         numbers = new.detach() if new.requires_grad else new
         if where is not None:
@@ -141,7 +141,7 @@ class KVCache:
 
 
 def _is_recorded(x: Tensor) -> bool:
-    """Whether calls are being recorded into a graph, to be executed later."""
+    """Whether calls are being recorded into a graph that is executed later."""
     if torch.compiler.is_compiling():
         return True
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -32,13 +32,13 @@ def _gpt2(d_model: int, num_heads: int, num_layers: int) -> GPT2Config:
         num_heads=num_heads,
         num_layers=num_layers,
         dropout=0.1,
-        # The released checkpoints have a bias on query, key and value. Books often say False;
+        # The released checkpoints have a bias on query, key and value. Books often use False, but
         # the released weights do not fit such a model.
         qkv_bias=True,
     )
 
 
-# Medium and large are often said to have 24 and 36 heads. Those are their numbers of layers.
+# Medium and large are sometimes listed with 24 and 36 heads. Those are their numbers of layers.
 GPT2_CONFIGS: dict[str, GPT2Config] = {
     "gpt2-small": _gpt2(d_model=768, num_heads=12, num_layers=12),
     "gpt2-medium": _gpt2(d_model=1024, num_heads=16, num_layers=24),
@@ -57,7 +57,7 @@ GPT3_CONFIG: GPT2Config = {
     "qkv_bias": True,
 }
 
-# The book's names of the same numbers.
+# The book's names for the same numbers.
 _BOOK_KEYS = {
     "emb_dim": "d_model",
     "n_heads": "num_heads",
@@ -69,18 +69,12 @@ _ALL = {**GPT2_CONFIGS, "gpt3": GPT3_CONFIG}
 
 
 def config_name(name: str) -> str:
-    """The canonical spelling of a model's name.
+    """The canonical spelling of a model's name: a key of ``GPT2_CONFIGS``, or ``"gpt3"``.
 
     Upper case, underscores and the spelling ``gpt-2`` are accepted; ``gpt2`` means ``gpt2-small``.
 
-    Args:
-        name: A model's name.
-
-    Returns:
-        One of the keys of ``GPT2_CONFIGS``, or ``"gpt3"``.
-
     Raises:
-        ValueError: There is no model with this name; the message lists those that exist.
+        ValueError: No model has this name; the message lists the known ones.
 
     Example:
         >>> config_name("GPT2_Medium")
@@ -94,22 +88,16 @@ def config_name(name: str) -> str:
     close = difflib.get_close_matches(wanted, _ALL, n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     raise ValueError(
-        f"name: there is no model {name!r}.{hint}\n"
+        f"name: no model is called {name!r}.{hint}\n"
         f"  The models are {', '.join(_ALL)} (gpt2 means gpt2-small)."
     )
 
 
 def find_config(name: str) -> GPT2Config:
-    """The config of a model, by its name.
+    """The config of a model, as a new dictionary that may be modified.
 
     Args:
-        name: Such as ``gpt2-medium``; see `config_name` for the accepted spellings.
-
-    Returns:
-        A new dictionary, which may be modified.
-
-    Raises:
-        ValueError: There is no model with this name.
+        name: A name such as ``gpt2-medium``; see `config_name` for the accepted spellings.
 
     Example:
         >>> find_config("gpt2-medium")["num_heads"]
@@ -119,13 +107,10 @@ def find_config(name: str) -> GPT2Config:
 
 
 def read_config(config: Mapping[str, Any]) -> GPT2Config:
-    """A config with the keys of `GPT2Config`, whichever of the two spellings it uses.
+    """A new config with the keys of `GPT2Config`.
 
     Args:
         config: The keys of `GPT2Config`, or the book's (``emb_dim n_heads n_layers drop_rate``).
-
-    Returns:
-        A new dictionary with the keys of `GPT2Config`.
 
     Raises:
         ValueError: A key is missing, unknown, or given in both spellings.
@@ -158,21 +143,16 @@ def read_config(config: Mapping[str, Any]) -> GPT2Config:
     missing = [name for name in wanted if name not in found]
     if missing:
         raise ValueError(
-            f"config: {', '.join(missing)} missing; it has {', '.join(config) or 'nothing'}.\n"
+            f"config: {', '.join(missing)} missing; it has {', '.join(config) or 'no keys'}.\n"
             "  Start from a complete one: {**GPT2_CONFIGS['gpt2-small'], 'num_layers': 2}."
         )
     return cast(GPT2Config, found)
 
 
 def explain_heads(d_model: int, num_heads: int) -> str | None:
-    """Why this number of heads does not fit this width, and which one would; for error messages.
+    """A sentence for error messages: why the width cannot be divided among so many heads.
 
-    Args:
-        d_model: The width that is divided among the heads.
-        num_heads: The number of heads.
-
-    Returns:
-        One sentence, or None if the number fits or either number is not positive.
+    None if it can, or if either number is not positive.
 
     Example:
         >>> explain_heads(1024, 24)

@@ -26,13 +26,13 @@ class Memory:
     """Memory in MiB.
 
     Attributes:
-        parameters: the model's weights.
-        kv_cache: keys and values of all tokens in all layers, kept while generating.
-        map_one_layer: the n x n attention weights of one layer, if they were built.
-        map_all_layers: the same for all layers, as kept for training or inspection.
-        lse_one_layer: the log-sum-exp of each row of one layer, which a fused forward pass keeps
+        parameters: The model's weights.
+        kv_cache: Keys and values of all tokens in all layers, kept while generating.
+        map_one_layer: The n x n attention weights of one layer, if they were built.
+        map_all_layers: The same for all layers, as kept for training or inspection.
+        lse_one_layer: The log-sum-exp of each row of one layer, which a fused forward pass keeps
             instead of the map: 4 bytes per row (8 in float64). It grows with n, not with n x n.
-        lse_all_layers: the same for all layers.
+        lse_all_layers: The same for all layers.
     """
 
     parameters: float
@@ -50,13 +50,13 @@ class Flops:
     Biases, norms, softmax, GELU and the two embedding lookups are not counted; they are small.
 
     Attributes:
-        projections: query, key, value and output.
-        scores: every query times every key, the full n x n.
-        weighted_sum: the weights times the values, the full n x n.
-        scores_causal: the scores that causal attention needs, n (n + 1) / 2 pairs.
-        weighted_sum_causal: the same for the weighted sum.
-        feed_forward: the two matrices of the feed-forward part.
-        head: from the final vector of each token to one score per vocabulary entry.
+        projections: Query, key, value and output.
+        scores: Every query times every key, the full n x n.
+        weighted_sum: The weights times the values, the full n x n.
+        scores_causal: The scores that causal attention needs, n (n + 1) / 2 pairs.
+        weighted_sum_causal: The same for the weighted sum.
+        feed_forward: The two matrices of the feed-forward part.
+        head: From the final vector of each token to one score per vocabulary entry.
     """
 
     projections: int
@@ -86,16 +86,13 @@ def parameters(config: GPT2Config, *, num_kv_heads: int | None = None) -> dict[s
     The output head shares the matrix of the token embedding (weight tying), so it adds none.
 
     Args:
-        config: the model's size, as in `clearhead.configs`.
-        num_kv_heads: heads of keys and values, where fewer than the query heads share them.
+        config: The model's size, as in `clearhead.configs`.
+        num_kv_heads: The number of key and value heads, if it differs from the query heads.
 
     Returns:
         The parts ``token_embedding``, ``position_embedding``, ``attention``, ``feed_forward``,
         ``layer_norms`` and ``final_norm``, which add up to ``total``. ``attention_per_layer`` is
         one layer's share of ``attention`` and is not added again.
-
-    Raises:
-        ValueError: the heads do not divide the width.
 
     Example:
         >>> from clearhead.configs import find_config
@@ -127,22 +124,16 @@ def memory(
     dtype: str = "float32",
     num_kv_heads: int | None = None,
 ) -> Memory:
-    """How much memory a model needs, in MiB, and what the n x n maps would need.
+    """The memory that a model needs, and that its n x n maps would need.
 
     Args:
-        config: the model's size, as in `clearhead.configs`.
-        batch: the number of sequences.
-        tokens: their length; ``context_length`` if None. It may be longer than
-            ``context_length``, to see what a longer context would cost; the position table counted
-            under ``parameters`` stays as the config says.
+        config: The model's size, as in `clearhead.configs`.
+        batch: The number of sequences.
+        tokens: Their length; ``context_length`` if None. It may be longer than
+            ``context_length``, to compute the cost of a longer context; the position table counted
+            under ``parameters`` keeps the size given in the config.
         dtype: ``float64``, ``float32``, ``bfloat16`` or ``float16``.
-        num_kv_heads: heads of keys and values, where fewer than the query heads share them.
-
-    Returns:
-        A `Memory`.
-
-    Raises:
-        ValueError: a number is not positive, the dtype is unknown, or the heads do not fit.
+        num_kv_heads: The number of key and value heads, if it differs from the query heads.
 
     Example:
         >>> from clearhead.configs import find_config
@@ -183,17 +174,11 @@ def flops(
     """Count the floating-point operations of one forward pass, part by part.
 
     Args:
-        config: the model's size, as in `clearhead.configs`.
-        batch: the number of sequences.
-        tokens: their length; ``context_length`` if None.
-        num_kv_heads: heads of keys and values, where fewer than the query heads share them. It
+        config: The model's size, as in `clearhead.configs`.
+        batch: The number of sequences.
+        tokens: Their length; ``context_length`` if None.
+        num_kv_heads: The number of key and value heads, if it differs from the query heads. It
             narrows the projections; the scores cost the same.
-
-    Returns:
-        A `Flops`; a multiply and an add count as two.
-
-    Raises:
-        ValueError: a number is not positive, or the heads do not fit.
 
     Example:
         >>> from clearhead.configs import find_config

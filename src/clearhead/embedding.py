@@ -73,15 +73,12 @@ class Embedding(nn.Module):
                 or per sequence. A negative number means that the sequence begins with that many
                 padding tokens, which all get the vector of position 0.
 
-        Returns:
-            One vector per token.
-
         Raises:
-            ShapeError: ids is not (batch, tokens) or not of an integer dtype, or start is neither
-                one number nor (batch,).
+            ShapeError: ids is not (batch, tokens) of an integer dtype, or start is neither one
+                number nor (batch,).
             ValueError: An id is out of range, or the sequence is too long.
         """
-        if has_torch_function((ids,)):  # context_parallel knows the positions
+        if has_torch_function((ids,)):  # context_parallel adds its positions
             return handle_torch_function(Embedding.forward, (ids,), self, ids, start=start)
         self._check(ids, start)
         token: Tensor = self.token(ids)
@@ -123,7 +120,7 @@ class Embedding(nn.Module):
             raise ValueError(
                 f"ids: expected at most context_length ({self.context_length}) tokens, "
                 f"got {tokens}.\n"
-                f"  The model has no vectors for later positions. "
+                "  The model has no vectors for later positions. "
                 f"To keep the last tokens, try ids[:, -{self.context_length}:]."
             )
         if isinstance(start, int):
@@ -140,7 +137,7 @@ class Embedding(nn.Module):
                 raise ValueError(
                     f"ids: expected 0 to vocab_size - 1 = {self.vocab_size - 1}, "
                     f"got {low if low < 0 else high}.\n"
-                    f"  Does the tokenizer belong to this model? Compare its vocab_size."
+                    "  Does the tokenizer belong to this model? Compare its vocab_size."
                 )
 
     def _check_positions(self, first: int, last: int, tokens: int) -> None:
@@ -152,8 +149,8 @@ class Embedding(nn.Module):
             raise ValueError(
                 f"start + tokens ({last} + {tokens}) is more than context_length "
                 f"({self.context_length}).\n"
-                f"  The model has no vectors for later positions. "
-                f"Stop here, or start again with the last tokens and an empty cache."
+                "  The model has no vectors for later positions. "
+                "Stop here, or start again with the last tokens and an empty cache."
             )
 
 
@@ -180,7 +177,7 @@ class Rope:
         if not 0 < self.base < math.inf:
             raise ValueError(
                 f"base: expected a positive number, got {self.base}.\n"
-                f"  It is 10000.0 in most models, and 500000.0 in Llama 3."
+                "  It is 10000.0 in most models, and 500000.0 in Llama 3."
             )
 
     def rotate(
@@ -199,21 +196,13 @@ class Rope:
 
         Returns:
             The rotated vectors, with unchanged lengths, in the dtype of x.
-
-        Raises:
-            ShapeError: x is not (batch, heads, tokens, head_dim), or positions does not fit it.
-            ValueError: head_dim is odd.
-
-        Example:
-            >>> Rope().rotate(torch.ones(1, 1, 1, 2), torch.tensor([[0]])).tolist()
-            [[[[1.0, 1.0]]]]
         """
-        if has_torch_function((x, positions)):  # context_parallel knows the positions
+        if has_torch_function((x, positions)):  # context_parallel adds its positions
             return handle_torch_function(Rope.rotate, (x, positions), self, x, positions)
         if x.ndim != 4:
             raise ShapeError(
                 f"x: expected (batch, heads, tokens, head_dim), got {tuple(x.shape)}.\n"
-                f"  Rotate queries and keys after they are split into heads."
+                "  Rotate queries and keys after they are split into heads."
             )
         batch, _, tokens, head_dim = x.shape
         if positions.shape not in ((tokens,), (batch, tokens)):
@@ -221,13 +210,13 @@ class Rope:
                 f"positions: expected (tokens={tokens},) or (batch={batch}, tokens={tokens}), "
                 f"got {tuple(positions.shape)}.\n"
                 f"  Tokens are the third axis of x {tuple(x.shape)}: "
-                f"was it transposed to (batch, heads, tokens, head_dim)?"
+                "was it transposed to (batch, heads, tokens, head_dim)?"
             )
         if head_dim % 2 != 0:
             raise ValueError(
                 f"head_dim: expected an even number, got {head_dim}.\n"
-                f"  Rotary embedding rotates pairs of dimensions. "
-                f"Choose num_heads and d_out so that d_out / num_heads is even."
+                "  Rotary embedding rotates pairs of dimensions. "
+                "Choose num_heads and d_out so that d_out / num_heads is even."
             )
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         exponents = torch.arange(0, head_dim, 2, device=x.device, dtype=dtype) / head_dim

@@ -1,4 +1,4 @@
-"""Time several ways to compute the same thing, side by side and fairly. Knows nothing of attention.
+"""Time several ways to compute the same thing, side by side and fairly.
 
 1.  Equality first: a contestant whose result is too far from the reference is reported, not timed.
 2.  Warm up, then run in rounds. Each round runs every contestant once, in a new random order, so a
@@ -34,6 +34,7 @@ SLOW_EVERY = 4  # slow contestants run in every fourth round
 FEWEST_ROUNDS = 2 * SLOW_EVERY + 1  # so that a slow contestant runs at least three times
 SAMPLE_SECONDS = 0.02  # shorter runs are repeated within one sample, because clocks are coarse
 MOST_REPEATS = 50
+_RESAMPLES = 2000  # for the bootstrap interval
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class Contestant:
 
     Args:
         name: Its name in tables.
-        run: One run, to be timed. None if it cannot run; `note` then says why.
+        run: One run, to be timed. None if it cannot run; `note` then explains why.
         gap: Computes how far its result is from the reference, relative to the reference, or
-            returns a sentence that says what else is wrong. None if there is nothing to compare.
+            returns a sentence that describes the difference. None to skip the comparison.
         note: A remark for the table.
         ours: Whether the others are compared with this one.
     """
@@ -79,7 +80,7 @@ class Ratio:
 
 @dataclass
 class Row:
-    """What was measured for one contestant. `seconds` maps each round it ran in to its time."""
+    """The measurements of one contestant. `seconds` maps each round it ran in to its time."""
 
     name: str
     status: str  # "timed", "different" (computes something else) or "not run"
@@ -113,7 +114,6 @@ def race(
     seconds: float = float("inf"),
     fewest: int = FEWEST_ROUNDS,
     warm_ups: int = 3,
-    seed: int = 0,
     synchronize: Callable[[], None] = nothing,
 ) -> list[Row]:
     """Check equality, warm up, run interleaved rounds. Returns rows in the contestants' order.
@@ -126,7 +126,6 @@ def race(
         fewest: The fewest rounds; lower it where one run takes seconds.
         warm_ups: Runs of each contestant before the rounds; 0 where the equality check has just
             run for seconds.
-        seed: Seeds the order within the rounds and the bootstrap.
         synchronize: Waits until the device has finished.
     """
     rows = [_judge(contestant, tolerance) for contestant in contestants]
@@ -143,7 +142,7 @@ def race(
         name: max(1, min(MOST_REPEATS, round(SAMPLE_SECONDS / seconds_once)))
         for name, seconds_once in best.items()
     }
-    order = random.Random(seed)
+    order = random.Random(0)
     by_name = {row.name: row for row in rows}
     started = time.perf_counter()
     for number in range(rounds):
@@ -160,11 +159,11 @@ def race(
     if ours is not None:
         for row in rows:
             if row.status == "timed" and row is not ours:
-                row.ratio_to_ours = paired_ratio(row, ours, seed=seed)
+                row.ratio_to_ours = paired_ratio(row, ours)
     return rows
 
 
-def paired_ratio(row: Row, base: Row, *, draws: int = 2000, seed: int = 0) -> Ratio:
+def paired_ratio(row: Row, base: Row) -> Ratio:
     """The time of `row` as a multiple of the time of `base`, from the rounds in which both ran.
 
     >>> slow = Row("slow", "timed", seconds={0: 2.0, 4: 4.0})
@@ -174,8 +173,8 @@ def paired_ratio(row: Row, base: Row, *, draws: int = 2000, seed: int = 0) -> Ra
     """
     shared = sorted(row.seconds.keys() & base.seconds.keys())
     ratios = np.array([row.seconds[number] / base.seconds[number] for number in shared])
-    generator = np.random.default_rng(seed)
-    medians = np.median(generator.choice(ratios, (draws, len(ratios))), axis=1)
+    resampled = np.random.default_rng(0).choice(ratios, (_RESAMPLES, len(ratios)))
+    medians = np.median(resampled, axis=1)
     low, high = np.quantile(medians, [0.025, 0.975])
     return Ratio(float(np.median(ratios)), float(low), float(high), len(ratios))
 

@@ -2,8 +2,8 @@
 
 Each name is wrapped in a function that looks it up when called, so importing Clearhead depends on
 none of them. A PyTorch release may rename or remove any of them; each function then falls back as
-its docstring says, and `tests/test_torch_internals.py` removes each name to test that. All were
-tried with PyTorch 2.11 and 2.13.
+its docstring describes, and `tests/test_torch_internals.py` removes each name to test that. All
+were tested with PyTorch 2.11 and 2.13.
 
 Names that are not here because a public function does the same: `torch.jit.is_tracing`,
 `torch.overrides.has_torch_function` (is a TorchFunctionMode active?) and
@@ -41,8 +41,8 @@ def cpu_flash_attention_backward() -> Callable[..., Any] | None:
 def version(tensor: Tensor) -> int | None:
     """The tensor's version counter, which every in-place change increments.
 
-    `kernel="sdpa"` uses it to reuse a mask built for the previous layer only if nobody has changed
-    its tensors since. Tensors created in inference mode have no counter.
+    `kernel="sdpa"` uses it to reuse a mask built for the previous layer only if its tensors have
+    not changed since. Tensors created in inference mode have no counter.
 
     Without it, and for inference tensors: None. Masks that hold tensors are then built again for
     every call.
@@ -55,8 +55,8 @@ def version(tensor: Tensor) -> int | None:
 def has_hooks(module: nn.Module) -> bool:
     """Whether calling the module runs forward hooks: its own, or those for all modules.
 
-    Fast decoding of GPT-2 computes without calling the submodules, so it must not run if somebody
-    has attached a hook to one of them.
+    Fast decoding of GPT-2 computes without calling the submodules, so it must not run if one of
+    them has a hook.
 
     Without it: True. Decoding then calls the modules, which is correct with and without hooks.
     """
@@ -75,10 +75,10 @@ def has_hooks(module: nn.Module) -> bool:
 def in_dispatch_mode() -> bool:
     """Whether a TorchDispatchMode is active, such as `FlopCounterMode`.
 
-    Fast decoding of GPT-2 replays graphs and writes into buffers, which such a mode would not see.
+    Fast decoding of GPT-2 replays graphs and writes into buffers, which such modes do not record.
 
-    Without it: False. Fast decoding then runs, and the mode sees other operators than the modules
-    would run. The result is the same.
+    Without it: False. Fast decoding then runs, and the mode records other operators than those of
+    the modules. The result is the same.
     """
     depth = getattr(torch._C, "_len_torch_dispatch_stack", None)
     return depth is not None and depth() > 0
@@ -89,9 +89,9 @@ def ring_rotation(method: Literal["alltoall", "allgather"]) -> Iterator[None]:
     """How PyTorch's ring attention passes keys and values on, for the duration of a block.
 
     PyTorch's default, "allgather", gathers all blocks on every rank. "alltoall" sends one block at
-    a time, which is what saves memory.
+    a time, which saves memory.
 
-    Without it: PyTorch's default. The result is the same; the memory is not saved.
+    Without it: PyTorch's default. The result is the same, but no memory is saved.
     """
     try:
         from torch.distributed.tensor.experimental._attention import set_rotate_method

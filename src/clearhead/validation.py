@@ -1,4 +1,4 @@
-"""Named dimensions, and errors that explain.
+"""Checks of arguments, with error messages that explain.
 
 The checks read shapes, dtypes and devices, never values. They cost no device synchronisation and
 break no compiled graph.
@@ -33,7 +33,7 @@ def check_vectors(
     Args:
         x: The input.
         d_in: The width that the module was built for.
-        weight: Any weight of the module; x must have its dtype and device. None = unknown.
+        weight: Any weight of the module, to compare dtype and device with; None = unknown.
         name: The name of the argument.
         unbatched: Whether (tokens, d_in) is allowed as well.
     """
@@ -42,7 +42,7 @@ def check_vectors(
     shape = x.shape
     alike = x.dtype == weight.dtype and x.device == weight.device
     if alike and len(shape) == 3 and shape[2] == d_in and x.is_floating_point():
-        return  # the common case; what follows explains the mismatch
+        return  # the common case; the rest explains the mismatch
     wanted = f"(batch, tokens, d_in={d_in})" + (f" or (tokens, d_in={d_in})" if unbatched else "")
     if not x.is_floating_point():
         raise ShapeError(
@@ -53,8 +53,8 @@ def check_vectors(
         hint = {
             1: "One token? Try x[None, None].",
             2: f"One sentence without a batch axis? Try {name}.unsqueeze(0).",
-            4: "Already split into heads? This module does it; pass the unsplit vectors.",
-        }.get(x.ndim, "Merge or drop axes until there are three.")
+            4: "Already split into heads? Pass the vectors before the split; this module does it.",
+        }.get(x.ndim, "Merge or remove axes to get three.")
         raise ShapeError(f"{name}: expected {wanted}, got {describe(x)}.\n  {hint}")
     if x.shape[-1] != d_in:
         hint = f"The last axis is {x.shape[-1]}, but this module was built with d_in={d_in}."

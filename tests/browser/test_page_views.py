@@ -154,7 +154,7 @@ def test_keyboard_only(visit, sentence):
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):
         press(key)
     status = page.inner_text("#status")
-    assert re.match(r"mat looks at cat: 0\.\d+", status), status
+    assert re.match(r"mat attends to cat: 0\.\d+", status), status
     press("Home")
     assert state(page)["key"] == "0"
     press("l")
@@ -202,7 +202,7 @@ def test_a_link_leads_to_the_same_place(visit, model):
     fragment = "view=sentence&layer=1&head=2&query=17&key=3&show=several&several=0.2&way=to&pin=1"
     seen = visit(model, fragment)
     lead = seen.page.inner_text("#panel-sentence .lead")
-    assert lead.startswith("What looks at had: 2 heads")
+    assert lead.startswith("What attends to had: 2 heads")
     seen.page.click("#tab-matrix")
     assert state(seen.page) | {"view": "matrix", "layer": "1", "head": "2"} == state(seen.page)
     seen.page.evaluate("() => { location.hash = 'view=matrix&layer=0&head=1&query=20&key=0' }")
@@ -217,7 +217,7 @@ def test_heads_say_what_they_do_and_can_be_sorted(visit, model):
     seen = visit(model)
     texts = seen.page.locator(".card .does").all_inner_texts()
     table = page_cases.model().page(tokens=page_cases.words(40))
-    assert texts == [word for layer in table.layers for word in layer.words]
+    assert texts == [pattern for layer in table.layers for pattern in layer.patterns]
     assert any(text.startswith("previous token 0.") for text in texts)
     assert any(text.startswith("first token 0.") for text in texts)
     seen.page.get_by_label("Order").select_option("previous")
@@ -256,7 +256,7 @@ def test_the_sentence_shows_the_weights(visit, model):
     page.get_by_role("button", name="All", exact=True).click()
     page.locator("#panel-sentence .token").nth(9).hover()
     assert amounts.nth(0).inner_text() == f"{weights[:, 9, 0].mean().item():.2f}"
-    page.get_by_role("button", name="What looks at it").click()
+    page.get_by_role("button", name="What attends to it").click()
     page.locator("#panel-sentence .token").nth(2).hover()
     assert amounts.nth(1).inner_text() == "hidden"
     assert amounts.nth(30).inner_text() == f"{weights[:, 30, 2].mean().item():.2f}"

@@ -541,12 +541,12 @@ def test_how_words_are_spaced_does_not_count(options, run):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("export none/a.onnx", "none/a.onnx: there is no folder none. Make it first."),
+        ("export none/a.onnx", "none/a.onnx: there is no folder none. Create it first."),
         ("generate the --temperature 1 --seed 99999999999999999999999", "--seed"),
         ("generate the --temperature 1 --seed -1", "--seed"),
         ("check {file} --adapter none.py", "--adapter none.py: No such file or directory."),
         ("check {file} --policy none.toml", "--policy none.toml: No such file or directory."),
-        ("train --out {file}", "--out {file}: this is a file; expected a folder."),
+        ("train --out {file}", "--out {file}: expected a folder, got a file."),
     ],
 )
 def test_wrong_files_and_seeds(run, tmp_path, monkeypatch, command, said):

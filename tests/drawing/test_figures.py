@@ -13,7 +13,7 @@ import torch
 import view_cases
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, trace
 from clearhead.drawing import Axis, figures, shade
-from clearhead.drawing.html_page import Layer, Page, TooLarge
+from clearhead.drawing.html_page import Layer, TooLarge
 from clearhead.watcher import showing
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -114,7 +114,7 @@ def test_chosen_heads_have_their_numbers(six, tmp_path):
     six.select(heads=[2, 1]).save(tmp_path / "a.svg")
     assert [text for text in texts(tmp_path / "a.svg") if "head" in text] == ["head 2", "head 1"]
     page = six.select(heads=[2]).page()
-    figures.write(figures.page_figure(page), tmp_path / "b.svg")
+    figures.write(figures.layer_figure(page.layers[0]), tmp_path / "b.svg")
     assert "head 2" in texts(tmp_path / "b.svg")
     assert six.select(heads=[2, 1]).plot(1).axes[0].get_title() == "head 1"
 
@@ -313,15 +313,13 @@ def test_more_keys_than_queries(tmp_path):
     assert [text for text in texts(tmp_path / "y.svg") if text in "abcdexy"] == list("abcdexy")
 
 
-def test_a_page_as_a_figure(tmp_path):
+def test_a_layer_of_a_page_as_a_figure(tmp_path):
     weights = np.random.default_rng(0).random((3, 4, 5))
     rows, columns = tuple("abcd"), tuple("vwxyz")
-    layers = [Layer(f"h.{i}", weights * (i + 1), None, rows, columns, ("",) * 3) for i in range(2)]
-    made = figures.page_figure(Page("two layers", tuple(layers)))
-    figures.write(made, tmp_path / "x.svg")
-    found = texts(tmp_path / "x.svg")
-    titles = [text for text in found if re.match(r"h\.\d \d", text)]
-    assert titles == [f"h.{layer} {head}" for layer in range(2) for head in range(3)]
+    layer = Layer("h.0", weights, None, rows, columns, ("",) * 3, numbers=(7, 5, 2))
+    figures.write(figures.layer_figure(layer), tmp_path / "x.svg")
+    titles = [text for text in texts(tmp_path / "x.svg") if text.startswith("head")]
+    assert titles == ["head 7", "head 5", "head 2"]
 
 
 @pytest.mark.parametrize("name", ["x", "x.jpg", "x.svg.gz"])
@@ -348,5 +346,5 @@ def test_without_matplotlib(six, tmp_path, monkeypatch):
 def test_labels_must_fit():
     with pytest.raises(ValueError, match="key: expected 3 labels, one per position, got 2"):
         Axis("key", 3, ["a", "b"])
-    with pytest.raises(ValueError, match="nothing to draw"):
+    with pytest.raises(ValueError, match="panels: expected at least one"):
         figures.figure([])

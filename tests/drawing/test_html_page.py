@@ -167,8 +167,8 @@ def test_the_words_are_those_of_the_table_of_heads():
     known = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
     table = seen.heads(torch.tensor([[known[token] for token in tokens]]))
     layers = seen.page(tokens=tokens).layers
-    words = [words for layer in layers for words in layer.words]
-    assert words == [row.looks_at for row in table.rows]
+    patterns = [pattern for layer in layers for pattern in layer.patterns]
+    assert patterns == [row.looks_at for row in table.rows]
     for name in ("entropy", "distance", "previous", "sink", "same_token", "induction"):
         found = [number for layer in layers for number in layer.scores[name]]
         assert found == pytest.approx([getattr(row, name) for row in table.rows], abs=1e-5)

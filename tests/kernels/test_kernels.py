@@ -345,7 +345,7 @@ def test_auto_never_builds_queries_by_keys(case):
     assert int(out.stdout) / 1024 < 300
 
 
-# A mask meets shapes in one place.
+# The shape of a mask is checked once, before any kernel runs.
 
 
 @pytest.mark.parametrize("kernel", ["auto", *KERNELS])
@@ -391,7 +391,9 @@ def test_nothing_gives_nothing(kernel, empty, name):
 # torch.func.
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch says it of its own
+@pytest.mark.filterwarnings(
+    "ignore:There is a performance drop"
+)  # about one of torch's own kernels
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.3}, {"mask": Mask.window(3)}], ids=str)
 def test_auto_can_be_transformed_by_torch_func(options):
     """Per-sample gradients: "auto" took our own operator, which torch.func cannot look into."""

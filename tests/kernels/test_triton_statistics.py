@@ -244,31 +244,3 @@ def test_nothing_to_attend_to() -> None:
     assert seen["received"].shape == (1, 2, 0)
     assert not seen["entropy"].any()
     assert not seen["thumbnail"].any()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"q": torch.zeros(2, 3, 16)}, r"expected q \(batch, heads, queries, head_dim\)"),
-        ({"q": torch.zeros(1, 3, 5, 16)}, r"heads \(3\) must be a multiple of kv_heads \(2\)"),
-        (
-            {"q": torch.zeros(1, 2, 5, 48), "k": torch.zeros(1, 2, 5, 48)},
-            "head_dim of 16, 32, 64, 128, got 48",
-        ),
-        ({"q": torch.zeros(1, 2, 5, 16, dtype=torch.float64)}, "one dtype of bfloat16"),
-        ({"scale": 0.0}, "scale must be positive, got 0.0"),
-        ({"window": 0}, "window counts the keys a query sees, its own included: got 0"),
-        ({"key_valid": torch.ones(1, 5)}, r"key_valid: expected bool \(batch, keys\) \(1, 5\)"),
-        ({"lse": torch.zeros(1, 2, 4)}, r"lse: expected \(batch, heads, queries\) \(1, 2, 5\)"),
-        ({"thumbnail": (0, 3)}, r"expected \(rows, cols\) of at least 1, got \(0, 3\)"),
-    ],
-)
-def test_errors_say_what_was_expected(changes: dict[str, Any], message: str) -> None:
-    arguments: dict[str, Any] = {
-        "q": torch.zeros(1, 2, 5, 16),
-        "k": torch.zeros(1, 2, 5, 16),
-        "scale": 1.0,
-        "causal": True,
-    }
-    with pytest.raises(ValueError, match=message):
-        statistics(**{**arguments, **changes})

@@ -156,7 +156,7 @@ def test_chosen_heads_keep_their_numbers():
     assert some.select(heads=1).head_numbers == (3,)
     assert some.select(batch=1).head_numbers == (5, 3, 1)
     assert some.to(torch.float64).head_numbers == some.detach().head_numbers == (5, 3, 1)
-    assert torch.equal(some[0, 1], m[0, 3])  # a place, as on a tensor
+    assert torch.equal(some[0, 1], m[0, 3])  # an index, as on a tensor
     assert "heads=[5, 3, 1]," in repr(some)
     assert "head 3" in str(some.select(heads=1))
     assert m.select(heads=slice(0, 6)).head_numbers == m.head_numbers
@@ -441,12 +441,12 @@ def test_statistics_of_dense_weights_are_those_of_the_map(case):
 
 
 def test_progress_is_told_to_the_end():
-    told = []
+    reported = []
     q = torch.randn(2, 3, 600, 4)
-    AttentionMap(q, q, Mask.causal()).summary(entropy=True, on_progress=told.append)
-    assert told == sorted(told)
-    assert told[-1] == 1.0
-    assert len(told) > 5
+    AttentionMap(q, q, Mask.causal()).summary(entropy=True, on_progress=reported.append)
+    assert reported == sorted(reported)
+    assert reported[-1] == 1.0
+    assert len(reported) > 5
 
 
 # Numerics at the extremes.
@@ -583,7 +583,7 @@ def causal_rows(queries, keys, start):
 
 
 def test_empty_slots_of_a_static_cache_are_no_tokens():
-    """previous() was 0 and distance() too far: the last slot was taken for the query's place."""
+    """previous() was 0 and distance() too far: the last slot was taken for the query's position."""
     torch.manual_seed(2)
     attention = MultiHeadAttention(8, 8, 16, 0.0, num_heads=2).double().eval()
     x, ids = torch.randn(2, 7, 8).double(), torch.randint(3, (2, 7))
@@ -621,8 +621,8 @@ def test_positions_are_read_from_a_causal_mask(kind, window, queries, start):
     assert m.select(batch=0).query_positions.tolist() == [list(range(start, start + queries))]
 
 
-def test_positions_of_each_sequence_with_filling():
-    """Ragged positions, filling on the left and on the right, and rows that see nothing."""
+def test_positions_of_each_sequence_with_padding():
+    """Ragged positions, padding on the left and on the right, and rows that attend to nothing."""
     visible = torch.stack([causal_rows(4, 12, 5), causal_rows(4, 12, 3)])[:, None]
     q, k = torch.randn(2, 1, 4, 4).double(), torch.randn(2, 1, 12, 4).double()
     m = AttentionMap(q, k, Mask.custom(visible))
@@ -631,7 +631,7 @@ def test_positions_of_each_sequence_with_filling():
     close(m.previous()[0, 0], torch.stack([weights[0, 0, i, i + 4] for i in range(4)]))
     close(m.previous()[1, 0], torch.stack([weights[1, 0, i, i + 2] for i in range(4)]))
     visible = causal_rows(4, 12, 5).repeat(2, 1, 1, 1)
-    visible[0, :, :, 7:] = False  # filled on the right: its last queries are filling
+    visible[0, :, :, 7:] = False  # padded on the right: its last queries are padding
     visible[1, :, :, :6] = False  # filled on the left: its first query sees nothing
     m = AttentionMap(q, k, Mask.custom(visible))
     assert m.query_positions[:, 0].tolist() == [5, 5]

@@ -127,7 +127,7 @@ def test_pages_show_one_text(case):
         assert (mine.rows, mine.columns) == (told.rows, told.columns)
         torch.testing.assert_close(torch.tensor(mine.weights), torch.tensor(told.weights))
         assert (mine.hidden == told.hidden).all()
-        assert mine.words == told.words
+        assert mine.patterns == told.patterns
 
 
 def test_a_static_map_on_a_page():

@@ -1,4 +1,4 @@
-r"""Arrays and labels -> terminal, figures, HTML pages. Nothing here knows what the numbers mean.
+r"""Arrays and labels -> terminal, figures, HTML pages, whatever the numbers mean.
 
 Untrusted text is made harmless: control characters become escapes (`\x1b`, `\n`). Start reading in
 `terminal`, `figures` or `html_page`; all colours are in `palette`, and `file_formats` writes files.
@@ -18,7 +18,6 @@ from clearhead.drawing.terminal import (
 )
 from clearhead.drawing.text_format import (
     HIDDEN,
-    Array,
     Axis,
     excerpt,
     guarded,
@@ -31,7 +30,6 @@ from clearhead.drawing.text_format import (
 
 __all__ = [
     "HIDDEN",
-    "Array",
     "Axis",
     "FittingTable",
     "Flow",

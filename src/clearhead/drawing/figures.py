@@ -1,6 +1,6 @@
 r"""Arrays and labels -> figures for papers, drawn with matplotlib: vector, labelled, reproducible.
 
-The same array gives the same file, byte for byte: no dates and no random names. Labels are
+The same array always yields the same file, byte for byte: no dates and no random names. Labels are
 literal (`$x$` is not a formula), and a character without a glyph becomes an escape (`\u4e2d`).
 matplotlib is imported when the first figure is drawn.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from clearhead.drawing.html_page import Page
+    from clearhead.drawing.html_page import Layer
 
 SUFFIXES = (".svg", ".png", ".pdf")
 
@@ -101,7 +101,7 @@ def figure(
     """A figure of one panel, or of several in a grid with a shared colour scale.
 
     With many rows, the scale ends at a value that a quarter of the rows exceed, as on a page (see
-    `palette.MANY_ROWS`). The colour bar says so.
+    `palette.MANY_ROWS`). The colour bar is labelled accordingly.
 
     Args:
         panels: What to draw, row by row.
@@ -116,7 +116,7 @@ def figure(
     from matplotlib.figure import Figure
 
     if not panels:
-        raise ValueError("panels: expected at least one, got none: there is nothing to draw.")
+        raise ValueError("panels: expected at least one, got none.")
     wide = wide or (4 if 6 < len(panels) <= 16 else math.ceil(math.sqrt(len(panels))))
     high = math.ceil(len(panels) / wide)
     width, height = _size(panels, wide)
@@ -180,8 +180,8 @@ def draw(
         panel: What to draw.
         top: The value of the brightest colour; by default chosen as in `figure`.
         log: Use a logarithmic colour scale.
-        alone: Whether there is room for many labels, and for numbers in the cells.
-        vector: Draw each cell of a small array as a shape of its own.
+        alone: Whether the panel has room for many labels, and for numbers in the cells.
+        vector: Draw each cell of a small array as a separate shape.
         dots: The minimum number of pixels per side, if the array is drawn as an image.
 
     Returns:
@@ -230,32 +230,20 @@ def draw(
     return image
 
 
-def page_figure(page: Page, *, title: str = "") -> Figure:
-    """A figure of the matrices of a page.
-
-    Args:
-        page: Its heads become panels: one row per layer, or a grid if there is only one layer.
-        title: The title of the figure.
-    """
-    several = len(page.layers) > 1
+def layer_figure(layer: Layer, *, title: str = "") -> Figure:
+    """A figure of a layer of a page: one panel per head."""
+    rows = Axis("query", len(layer.rows), layer.rows)
+    columns = Axis("key", len(layer.columns), layer.columns)
+    hidden = [None] * len(layer.heads) if layer.hidden is None else layer.hidden
     panels = [
-        Panel(
-            layer.weights[head],
-            Axis("query", len(layer.rows), layer.rows),
-            Axis("key", len(layer.columns), layer.columns),
-            None if layer.hidden is None else layer.hidden[head],
-            f"{layer.name} {number}" if several else f"head {number}",
-        )
-        for layer in page.layers
-        for head, number in enumerate(layer.heads)
+        Panel(weights, rows, columns, hides, f"head {number}")
+        for weights, hides, number in zip(layer.weights, hidden, layer.heads, strict=True)
     ]
-    alike = {len(layer.weights) for layer in page.layers}
-    wide = alike.pop() if several and len(alike) == 1 else None
-    return figure(panels, wide=wide, legend="attention weight", title=title)
+    return figure(panels, legend="attention weight", title=title)
 
 
 def write(made: Figure, path: str | os.PathLike[str]) -> None:
-    """Write a figure to an SVG, PNG or PDF file. The same figure gives the same bytes."""
+    """Write a figure to an SVG, PNG or PDF file. The same figure always yields the same bytes."""
     path = Path(path)
     check_path(path)
     import matplotlib as mpl
@@ -290,7 +278,7 @@ def check_path(path: Path, suffixes: Sequence[str] = SUFFIXES) -> None:
 
 def _need_matplotlib() -> None:
     try:
-        import matplotlib  # noqa: F401  # only to see whether it is installed
+        import matplotlib  # noqa: F401  # only to check that it is installed
     except ImportError:
         raise ImportError(
             "Figures need matplotlib, which is not installed.\n"
@@ -331,7 +319,7 @@ def _largest(panels: Sequence[Panel]) -> float:
 
 
 def _top(panels: Sequence[Panel]) -> float:
-    """The value of the brightest colour: see `palette.MANY_ROWS`, and `brightest` in grid.js."""
+    """The value of the brightest colour, as `brightest` in matrix_drawing.js computes it."""
     tops = []
     for values in map(_shown, panels):
         bests = sorted(values[values.count(1) > 1].max(1).filled(0.0).tolist())

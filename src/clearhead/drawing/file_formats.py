@@ -30,11 +30,11 @@ def save(
     Args:
         path: The file: `.html`, `.svg`, `.png` or `.pdf`; with `tensors` also `.safetensors`, and
             with `data` also `.json`.
-        page: Returns the content of the page, or of the figure. Called only if needed.
+        page: Returns the page. Called only if needed.
         tensors: Writes a safetensors file.
         data: Returns the content of the JSON file. Called only if needed.
-        figure: Returns the figure, if it is not to be made from the page.
-        title: The title of a figure that is made from the page.
+        figure: Returns the figure. By default, it shows the first layer of the page.
+        title: The title of such a figure.
     """
     path = Path(path)
     kind = path.suffix.lower()
@@ -49,7 +49,10 @@ def save(
         with beside(path) as file:
             file.write_text(text, encoding="ascii", newline="\n")
     elif kind in figures.SUFFIXES:
-        made = figures.page_figure(page(), title=title or "") if figure is None else figure()
+        if figure is None:
+            made = figures.layer_figure(page().layers[0], title=title or "")
+        else:
+            made = figure()
         figures.write(made, path)
     elif kind == ".json":
         assert data is not None

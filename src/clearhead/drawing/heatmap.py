@@ -22,7 +22,7 @@ from clearhead.drawing.text_format import HIDDEN, Axis, number, shorten
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-# source(rows, columns) gives the numbers of that many cells; None or NaN for a hidden cell.
+# source(rows, columns) returns the numbers of that many cells; None or NaN for a hidden cell.
 Source = Callable[[int, int], Sequence[Sequence[float | None]]]
 
 RAMP = " .:-=+*#%@"
@@ -74,8 +74,8 @@ class Heatmap:
         few = self._rows.size <= max(lines, _MOST_LABELLED) and fits
         if self._rows.labels is not None and self._columns.labels is not None and few:
             cells = self._source(self._rows.size, self._columns.size)
-            low, top = self._range(cells)
-            yield from self._labelled(cells, labels, first, low, top, coloured)
+            scale = _Scale(cells, log=self._log)
+            yield from self._labelled(cells, labels, first, scale, coloured)
         else:
             first = len(f"{self._rows.size:,}") + 2
             room = max(1, options.max_width - first)
@@ -85,26 +85,16 @@ class Heatmap:
             wide = min(self._columns.size, room, lines * 2)
             each = 2 if not coloured and wide <= min(high, room // 2) else 1
             cells = self._source(high, wide)
-            low, top = self._range(cells)
-            yield from self._numbered(cells, first, low, top, coloured, each)
-        yield self._legend(cells, low, top, coloured)
-
-    def _range(self, cells: Sequence[Sequence[float | None]]) -> tuple[float, float]:
-        top = max((value for row in cells for value in row if _shown(value)), default=0.0) or 1.0
-        return (top / 10**DECADES if self._log else 0.0), top
-
-    def _share(self, value: float, low: float, top: float) -> float:
-        if self._log:
-            return math.log(max(value, low) / low) / math.log(top / low)
-        return value / top
+            scale = _Scale(cells, log=self._log)
+            yield from self._numbered(cells, first, scale, coloured, each)
+        yield self._legend(cells, scale, coloured)
 
     def _labelled(
         self,
         cells: Sequence[Sequence[float | None]],
         labels: Sequence[str],
         first: int,
-        low: float,
-        top: float,
+        scale: _Scale,
         coloured: bool,
     ) -> Iterable[Text]:
         """One row per line, with its label. The labels of columns are written downwards."""
@@ -120,19 +110,17 @@ class Heatmap:
                 if not _shown(value):
                     parts.append((HIDDEN * 2, Style(dim=True)))
                     continue
-                share = self._share(value, low, top)
                 if coloured:
-                    parts.append(("  ", Style(bgcolor=shade(share))))
+                    parts.append(("  ", Style(bgcolor=scale.colour(value))))
                 else:
-                    parts.append((_character(share) * 2, Style()))
+                    parts.append((scale.character(value) * 2, Style()))
             yield _line(parts)
 
     def _numbered(
         self,
         cells: Sequence[Sequence[float | None]],
         first: int,
-        low: float,
-        top: float,
+        scale: _Scale,
         coloured: bool,
         each: int,
     ) -> Iterable[Text]:
@@ -153,23 +141,18 @@ class Heatmap:
             lower = cells[start + 1] if coloured and start + 1 < len(cells) else None
             for j, value in enumerate(upper):
                 if not coloured:
-                    shown = _character(self._share(value, low, top)) if _shown(value) else HIDDEN
-                    parts.append((shown * each, Style()))
+                    parts.append((scale.character(value) * each, Style()))
                     continue
-                above = self._colour(value, low, top)
-                below = None if lower is None else self._colour(lower[j], low, top)
-                parts.append(_two(above, below))
+                below = None if lower is None else scale.colour(lower[j])
+                parts.append(_two(scale.colour(value), below))
             yield _line(parts)
 
-    def _colour(self, value: float | None, low: float, top: float) -> str | None:
-        return shade(self._share(value, low, top)) if _shown(value) else None
-
     def _legend(
-        self, cells: Sequence[Sequence[float | None]], low: float, top: float, coloured: bool
+        self, cells: Sequence[Sequence[float | None]], scale: _Scale, coloured: bool
     ) -> Text:
         """The colour scale with the numbers at its two ends."""
-        start = number(low, 2) if low == 0 else f"{low:.0e}"
-        end = number(top, 2) if top >= 0.1 else f"{top:.1e}"
+        start = number(scale.low, 2) if scale.low == 0 else f"{scale.low:.0e}"
+        end = number(scale.top, 2) if scale.top >= 0.1 else f"{scale.top:.1e}"
         parts = [(f"{start} ", Style())]
         if coloured:
             parts += [(" ", Style(bgcolor=shade(step / 15))) for step in range(16)]
@@ -209,15 +192,32 @@ def blocks(values: Any, hidden: Any = None) -> Source:
     return source
 
 
+class _Scale:
+    """From numbers to colours or characters."""
+
+    def __init__(self, cells: Sequence[Sequence[float | None]], *, log: bool) -> None:
+        self.top = max((x for row in cells for x in row if _shown(x)), default=0.0) or 1.0
+        self.low = self.top / 10**DECADES if log else 0.0
+
+    def colour(self, value: float | None) -> str | None:
+        """The colour of a number; None if it is hidden."""
+        return shade(self._share(value)) if _shown(value) else None
+
+    def character(self, value: float | None) -> str:
+        """The denser, the larger. Only zero is blank."""
+        if not _shown(value):
+            return HIDDEN
+        share, last = self._share(value), len(RAMP) - 1
+        return RAMP[0] if share <= 0 else RAMP[max(1, min(math.ceil(share * last), last))]
+
+    def _share(self, value: float) -> float:
+        if self.low > 0:
+            return math.log(max(value, self.low) / self.low) / math.log(self.top / self.low)
+        return value / self.top
+
+
 def _shown(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
-
-
-def _character(share: float) -> str:
-    """The denser, the larger. Only zero is blank."""
-    if share <= 0:
-        return RAMP[0]
-    return RAMP[max(1, min(math.ceil(share * (len(RAMP) - 1)), len(RAMP) - 1))]
 
 
 def _two(above: str | None, below: str | None) -> tuple[str, Style]:

@@ -8,7 +8,7 @@ It makes no network requests, and its content security policy forbids them. A bi
     numbers    of the visible cells, head by head, row by row: the lowest byte of every number,
                then the next byte of every number, and so on, because similar bytes compress well
 
-Numbers are float32 if there are few, else float16. `assets/data.js` reads these blocks.
+Numbers are float32 if there are few, else float16. `assets/page_data.js` reads these blocks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SCRIPTS = (
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Matrices of the same size, one per head, with labels and a short description of each.
+    """Matrices of the same size, one per head, with labels and the name of its pattern.
 
     Attributes:
         name: The name of the layer.
@@ -53,7 +53,7 @@ class Layer:
         hidden: True for hidden cells; None if all cells are visible.
         rows: One label per row.
         columns: One label per column.
-        words: What each head does, such as "previous token 0.93".
+        patterns: What the pattern of each head is called, such as "previous token 0.93".
         scores: Numbers to sort the heads by, one list per score; None for a missing number.
         numbers: The number of each head in the model; 0, 1, ... if None.
     """
@@ -63,12 +63,12 @@ class Layer:
     hidden: NDArray[np.bool_] | None
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    words: tuple[str, ...]
+    patterns: tuple[str, ...]
     scores: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     numbers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        expected = (len(self.words), len(self.rows), len(self.columns))
+        expected = (len(self.patterns), len(self.rows), len(self.columns))
         if len(self.heads) != expected[0]:
             raise ValueError(
                 f"numbers: expected {expected[0]}, one per head, got {len(self.heads)}."
@@ -77,13 +77,13 @@ class Layer:
             if array is not None and array.shape != expected:
                 raise ValueError(
                     f"{name}: expected (heads={expected[0]}, rows={expected[1]}, "
-                    f"columns={expected[2]}) to fit words and labels, got {array.shape}."
+                    f"columns={expected[2]}) to fit patterns and labels, got {array.shape}."
                 )
 
     @property
     def heads(self) -> tuple[int, ...]:
         """The number of each head."""
-        return tuple(range(len(self.words))) if self.numbers is None else self.numbers
+        return tuple(range(len(self.patterns))) if self.numbers is None else self.numbers
 
     @property
     def cells(self) -> int:
@@ -114,7 +114,7 @@ class Page:
         title: The title.
         layers: The matrices.
         notes: Notes at the bottom of the page.
-        walk: The steps of the computation, if there are any.
+        walk: The steps of the computation, or None.
         start: What the page shows first, with the names used in the fragment of its URL.
     """
 
@@ -170,7 +170,7 @@ class TooLarge(ValueError):
 
 
 def too_large_for_a_notebook(what: str, cells: int) -> str:
-    """The HTML for a notebook in place of a page that would make its file huge."""
+    """The HTML that a notebook shows instead of a page that would make its file huge."""
     return (
         f"<p>{html.escape(visible(what))}: {cells:,} weights, too many to keep in a notebook. "
         "Save them to a file instead: <code>.save(&quot;attention.html&quot;)</code></p>"
@@ -202,7 +202,7 @@ def _pack(page: Page) -> tuple[dict[str, Any], dict[str, str]]:
                 "masks": len(masks),
                 "mask": which,
                 "numbers": list(layer.heads),
-                "words": list(layer.words),
+                "patterns": list(layer.patterns),
                 "scores": {name: list(numbers) for name, numbers in layer.scores.items()},
             }
         )
@@ -225,7 +225,7 @@ def _pack(page: Page) -> tuple[dict[str, Any], dict[str, str]]:
 def _masks(layer: Layer) -> tuple[list[NDArray[np.bool_]], list[int]]:
     """The distinct masks of a layer (True: visible), and the index of each head's mask."""
     if layer.hidden is None:
-        return [np.ones(layer.weights.shape[1:], dtype=bool)], [0] * len(layer.words)
+        return [np.ones(layer.weights.shape[1:], dtype=bool)], [0] * len(layer.patterns)
     known: dict[bytes, int] = {}
     masks: list[NDArray[np.bool_]] = []
     which: list[int] = []
@@ -256,23 +256,16 @@ def _pack_walk(walk: Walk) -> tuple[dict[str, Any], str]:
     views: dict[str, dict[str, Any]] = {}
     length = 0
     for name, array in walk.tensors.items():
-        start = array.__array_interface__["data"][0]
-        strides = [stride // 4 for stride in array.strides]
-        span = 1 + sum((n - 1) * s for n, s in zip(array.shape, strides, strict=True))
-        if span != array.size:  # gaps or repeated numbers: store a copy
+        span = 1 + sum((n - 1) * s // 4 for n, s in zip(array.shape, array.strides, strict=True))
+        if span != array.size:  # gaps or repeated numbers
             array = np.ascontiguousarray(array)
-            strides = [stride // 4 for stride in array.strides]
-            start = array.__array_interface__["data"][0]
-            chunks.append(array.ravel())
-            offset, length = length, length + array.size
-        else:
-            key = (start, span)
-            if key not in stored:
-                stored[key] = length
-                chunks.append(np.lib.stride_tricks.as_strided(array, (span,), (4,)))
-                length += span
-            offset = stored[key]
-        views[name] = {"offset": offset, "shape": list(array.shape), "strides": strides}
+        key = (array.__array_interface__["data"][0], array.size)
+        if key not in stored:
+            stored[key] = length
+            chunks.append(np.lib.stride_tricks.as_strided(array, (array.size,), (4,)))
+            length += array.size
+        strides = [stride // 4 for stride in array.strides]
+        views[name] = {"offset": stored[key], "shape": list(array.shape), "strides": strides}
     numbers = np.concatenate(chunks) if chunks else np.zeros(0, np.float32)
     about = {"steps": list(walk.steps), "tensors": views, "length": length, **walk.texts}
     return about, _deflate(_shuffled(numbers, 4))

@@ -1,4 +1,4 @@
-"""Style and script of a page, put together from `assets/`, and the policy that allows only these.
+"""Style and script of a page, assembled from `assets/`, and the policy that allows only these.
 
 Both the page in a file (`html_page`) and the viewer are built here. They share the palette,
 `base.css`, `elements.js` and `paint.js`; each adds its own files.
@@ -18,7 +18,7 @@ _SHARED_SCRIPTS = ("elements.js", "paint.js")
 
 
 class PageAssets:
-    """What one kind of page carries inside.
+    """The style, script and template of one kind of page.
 
     Args:
         package: The package whose folder `assets` holds the page's own files.
@@ -44,7 +44,7 @@ class PageAssets:
         )
 
     def page(self, texts: Mapping[str, str]) -> str:
-        """The template with style, script and these texts in the positions of their names.
+        """The template with style, script and these texts in place of their marks.
 
         Args:
             texts: HTML by the name of its mark, `<!-- name -->`. A mark inside a text is not

@@ -23,8 +23,8 @@ VIRIDIS = (
 # A logarithmic scale ends this many powers of ten below the brightest value.
 DECADES = 4
 # With more rows than this, the brightest colour is not that of the largest value: a few rows that
-# see almost nothing have values near 1, and all others would be dark. The scale then ends at a
-# value that a quarter of the rows exceed.
+# attend to only one or two keys have values near 1, and all others would be dark. The
+# scale then ends at a value that a quarter of the rows exceed.
 MANY_ROWS = 32
 
 # The CSS variables of pages, each in the light and in the dark theme. `head-0` and so on are for

@@ -9,6 +9,7 @@ import io
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
@@ -23,6 +24,11 @@ from clearhead.drawing.text_format import HIDDEN, Array, number, shorten
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
+_ROW_LABEL_WIDTH = 12
+_COLUMN_LABEL_WIDTH = 10
+
+_literal_console = partial(Console, markup=False, emoji=False, highlight=False)
+
 
 def console(file: IO[str] | None = None, *, width: int | None = None) -> Console:
     """A console that prints text literally: no markup, no emoji codes.
@@ -33,14 +39,8 @@ def console(file: IO[str] | None = None, *, width: int | None = None) -> Console
         file: Where to print; standard output by default.
         width: Columns; by default the width of the window (in a pipe: `COLUMNS`, or 80).
     """
-    return Console(
-        file=file,
-        width=width,
-        color_system=None if os.environ.get("NO_COLOR") else "auto",
-        markup=False,
-        emoji=False,
-        highlight=False,
-    )
+    no_color = bool(os.environ.get("NO_COLOR"))
+    return _literal_console(file=file, width=width, color_system=None if no_color else "auto")
 
 
 def plain(renderable: RenderableType, *, width: int = 100) -> str:
@@ -50,15 +50,12 @@ def plain(renderable: RenderableType, *, width: int = 100) -> str:
     'cat'
     """
     file = io.StringIO()
-    Console(
+    _literal_console(
         file=file,
         width=width,
         color_system=None,
         force_terminal=False,
         force_jupyter=False,
-        markup=False,
-        emoji=False,
-        highlight=False,
         legacy_windows=False,
     ).print(renderable)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
@@ -70,18 +67,15 @@ def html(renderable: RenderableType, *, width: int = 100) -> str:
     >>> "&lt;b&gt;" in html(Text("<b>"))
     True
     """
-    recorder = Console(
+    recorder = _literal_console(
         file=io.StringIO(),
         width=width,
         record=True,
         color_system="truecolor",
         force_terminal=True,
         force_jupyter=False,
-        markup=False,
-        emoji=False,
-        highlight=False,
         legacy_windows=False,
-        _environ={},  # a notebook has colours, whatever NO_COLOR says about the terminal
+        _environ={},  # a notebook has colours, even if NO_COLOR is set for the terminal
     )
     recorder.print(renderable)
     element = '<pre style="font-family: monospace; line-height: 1.3; overflow-x: auto">{code}</pre>'
@@ -109,7 +103,6 @@ class Matrix:
         decimals: int = 2,
         heat: bool = True,
         limit: int = 16,
-        label_width: int = 12,
     ) -> None:
         """Create the matrix.
 
@@ -121,8 +114,7 @@ class Matrix:
             corner: The text above the row labels.
             decimals: Digits after the decimal point.
             heat: Colour the cells, from 0 (dark) to the largest number (bright).
-            limit: Maximum rows and columns; a line says how many are left out.
-            label_width: Maximum width of row labels; column labels are two columns narrower.
+            limit: Maximum rows and columns; a last line counts those that are left out.
         """
         self._values: list[list[float]] = _nested(values)
         self._hidden: list[list[bool]] | None = None if hidden is None else _nested(hidden)
@@ -135,8 +127,8 @@ class Matrix:
                     f"{name}: expected {len(rows)} × {len(columns)} to fit the labels, "
                     f"got {len(table)} × {width}."
                 )
-        self._rows = [shorten(label, label_width) for label in rows[:limit]]
-        self._columns = [shorten(label, label_width - 2) for label in columns[:limit]]
+        self._rows = [shorten(label, _ROW_LABEL_WIDTH) for label in rows[:limit]]
+        self._columns = [shorten(label, _COLUMN_LABEL_WIDTH) for label in columns[:limit]]
         self._left_out = (len(rows) - len(self._rows), len(columns) - len(self._columns))
         self._corner, self._decimals, self._heat = corner, decimals, heat
 
@@ -155,15 +147,16 @@ class Matrix:
                 if math.isfinite(value):
                     shown.append(value)
         top = max(shown, default=0.0)
+
+        def style(text: str, value: float) -> Style:
+            if text == HIDDEN:
+                return Style(dim=True)
+            if not self._heat or top <= 0 or not math.isfinite(value):
+                return Style()
+            return Style(color=text_on(value / top), bgcolor=shade(value / top))
+
         styles = [
-            [
-                Style(dim=True)
-                if text == HIDDEN
-                else _heat(self._values[i][j] / top)
-                if self._heat and top > 0 and math.isfinite(self._values[i][j])
-                else Style()
-                for j, text in enumerate(row)
-            ]
+            [style(text, self._values[i][j]) for j, text in enumerate(row)]
             for i, row in enumerate(texts)
         ]
         return texts, styles
@@ -215,7 +208,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) 
 
 
 class FittingTable:
-    """A table that drops whole columns if the window is too narrow, and says which.
+    """A table that drops whole columns if the window is too narrow, and names them.
 
     If it is still too wide, the longest words are cut.
 
@@ -243,7 +236,7 @@ class FittingTable:
             head: The header of each column.
             rows: The cells. They are printed literally: make untrusted text `visible` first.
             left: How many of the first columns are aligned to the left.
-            drop: The columns that may be dropped, in the order in which they go.
+            drop: The columns that may be dropped, in this order.
             titles: Lines to print before a row, by the index of the row.
             more: A hint on how to see all columns.
         """
@@ -335,8 +328,3 @@ def _right(text: str, width: int) -> str:
 
 def _nested(values: Any) -> Any:
     return values.tolist() if hasattr(values, "tolist") else [list(row) for row in values]
-
-
-def _heat(share: float) -> Style:
-    """The background for a share of the largest value, with a readable text colour."""
-    return Style(color=text_on(share), bgcolor=shade(share))

@@ -144,9 +144,7 @@ def number(value: float, decimals: int = 4) -> str:
     >>> number(0.95442), number(float("-inf")), number(-0.00001), number(7)
     ('0.9544', '-inf', '0.0000', '7')
     """
-    if isinstance(value, int):
-        return str(value)
-    if not math.isfinite(value):
+    if isinstance(value, int) or not math.isfinite(value):
         return str(value)
     if abs(value) >= 1e6:
         return f"{value:.{decimals}e}"
@@ -154,32 +152,33 @@ def number(value: float, decimals: int = 4) -> str:
     return text.removeprefix("-") if float(text) == 0 else text
 
 
-def vector(values: Iterable[float], *, limit: int = 6, decimals: int = 4) -> str:
+def vector(values: Iterable[float], *, limit: int = 6) -> str:
     """The first few numbers of a vector.
 
     >>> vector([0.55, 0.87, 0.66])
     '[0.5500, 0.8700, 0.6600]'
-    >>> vector([1.0, 2.0, 3.0], limit=2, decimals=1)
-    '[1.0, 2.0, ...]'
+    >>> vector([1.0, 2.0, 3.0], limit=2)
+    '[1.0000, 2.0000, ...]'
     """
-    cells = [number(value, decimals) for value in values]
+    cells = [number(value) for value in values]
     return "[" + ", ".join(cells[:limit] + ["..."] * (len(cells) > limit)) + "]"
 
 
-def excerpt(name: str, array: Array, *, rows: int = 3, columns: int = 6, decimals: int = 4) -> str:
+def excerpt(name: str, array: Array, *, rows: int = 3) -> str:
     """The first few numbers of an array of any rank, with the index that selects them.
 
     >>> import numpy
-    >>> print(excerpt("scores", numpy.eye(4)[None], rows=2, columns=3, decimals=1))
-    scores[0, :2, :3]
-      [1.0, 0.0, 0.0, ...]
-      [0.0, 1.0, 0.0, ...]
+    >>> print(excerpt("scores", numpy.eye(7)[None], rows=2))
+    scores[0, :2, :6]
+      [1.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, ...]
+      [0.0000, 1.0000, 0.0000, 0.0000, 0.0000, 0.0000, ...]
       ...
     """
+    columns = 6
     shape = tuple(array.shape)
     values = array.tolist()
     if not shape:
-        return f"{name}\n  {number(values, decimals)}"
+        return f"{name}\n  {number(values)}"
     if 0 in shape:
         return f"{name}\n  (empty)"
     index = ["0"] * (len(shape) - 2)
@@ -191,7 +190,7 @@ def excerpt(name: str, array: Array, *, rows: int = 3, columns: int = 6, decimal
         index.append(f":{rows}" if shape[-2] > rows else ":")
     index.append(f":{columns}" if shape[-1] > columns else ":")
 
-    cells = [[number(value, decimals) for value in row[:columns]] for row in values[:rows]]
+    cells = [[number(value) for value in row[:columns]] for row in values[:rows]]
     width = max(len(cell) for row in cells for cell in row)
     more = ["..."] * (shape[-1] > columns)
     lines = [name if set(index) == {":"} else f"{name}[{', '.join(index)}]"]

@@ -1,14 +1,14 @@
-"""Attention kernels. Enters: q, k, v and a mask. Leaves: the context vectors. Start at `attend`.
+"""Attention kernels: q, k, v and a mask -> the context vectors. Start reading at `attend`.
 
     eager    a few readable lines that build queries × keys; any device, any derivative
     sdpa     `torch.nn.functional.scaled_dot_product_attention`, PyTorch's fused kernels
     blocked  our own: a block of queries at a time, memory O(tokens), also with dropout
 
-`kernel="auto"` takes the kernel that `choose` returns, with its reason. A kernel named explicitly
-runs or raises. In every kernel, a query that may attend to nothing gets zeros and no gradient.
+`kernel="auto"` runs the kernel that `choose` returns. A kernel named explicitly runs or raises. In
+every kernel, a query that may attend to nothing gets zeros and no gradient.
 
-For statistics of the weights, `scores` computes tiles of scores and `tile_loop` walks over them; on
-CUDA `triton_statistics` does both at once (its device code is `triton_device`).
+For statistics of the weights, `scores` computes tiles of scores and `tile_loop` iterates over them.
+On CUDA, `triton_statistics` does both at once (its device code is `triton_device`).
 """
 
 import threading
@@ -27,7 +27,7 @@ from clearhead.masks import Mask, as_mask
 Kernel = Literal["auto", "eager", "sdpa", "blocked"]
 KERNELS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "blocked": blocked}
 
-# SDPA takes most masks as a queries × keys tensor, which is built up to this many cells.
+# SDPA needs most masks as a queries × keys tensor, which is built up to this many cells.
 _SMALL_MASK = {"cpu": 2**16, "cuda": 2**26}
 
 
@@ -45,7 +45,7 @@ told = Told()
 
 
 class Choice(NamedTuple):
-    """The kernel that `kernel="auto"` takes, and why.
+    """The kernel that `kernel="auto"` runs, and why.
 
     Reasons contain no sizes: formatting one would make `torch.compile` recompile for each length.
     """
@@ -62,7 +62,7 @@ def choose(
     *,
     v: Tensor | None = None,
 ) -> Choice:
-    """What `kernel="auto"` runs for these inputs; depends on shapes and device, not on values."""
+    """Choose the kernel for `kernel="auto"`, from shapes and device but not from values."""
     choice = _fastest(q, k, mask, dropout)
     if choice.kernel == "blocked" and blocked.is_transformed(q, k, v, mask):
         return Choice("sdpa", "torch.func can transform PyTorch's operator, not blocked")
@@ -107,7 +107,7 @@ def attend(
         dropout: The probability of dropping a weight; pass 0 outside training.
         kernel: "auto", or the kernel that must run.
     """
-    if has_torch_function((q, k, v)):  # so that modes see one call, whichever kernel runs
+    if has_torch_function((q, k, v)):  # modes get one call, whichever kernel runs
         return handle_torch_function(
             attend, (q, k, v), q, k, v, mask, scale=scale, dropout=dropout, kernel=kernel
         )
@@ -141,7 +141,7 @@ def attend_with_lse(
     dropout: float = 0.0,
     kernel: Kernel = "auto",
 ) -> tuple[Float[Tensor, "batch heads queries value_dim"], Float[Tensor, "..."] | None]:
-    """As `attend`, and each row's log-sum-exp if the kernel computes it anyway, else None."""
+    """As `attend`, plus each row's log-sum-exp if the kernel computes it anyway, else None."""
     _check_mask(q, k, mask)
     context, lse = _pick(q, k, v, mask, dropout, kernel).attend_with_lse(
         q, k, v, mask, _scale(q, scale), dropout

@@ -6,8 +6,8 @@ log-sum-exp of each row is kept, and the backward pass recomputes each block fro
     P  = exp(q kᵀ scale - lse)                 D = dropout's keep mask / keep probability
     dV = (P∘D)ᵀ dO      dP = (dO Vᵀ)∘D      dS = P∘(dP - rowsum(dO∘O))      dQ = dS K scale
 
-A block is computed by PyTorch's fused CPU kernel where that supports it (no dropout), else by two
-matrix products. Keys that the mask hides from a whole block are skipped.
+A block is computed by PyTorch's fused CPU kernel if it supports the inputs (no dropout), otherwise
+by two matrix products. Keys that the mask hides from a whole block are skipped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ def attend_with_lse(
     if is_transformed(q, k, v, mask):
         raise RuntimeError(
             'kernel="blocked" cannot be transformed by torch.func (grad, vmap, jvp).\n'
-            '  Use kernel="auto", which takes another kernel in this case.'
+            '  Use kernel="auto", which chooses another kernel in this case.'
         )
     tensors: list[Tensor] = []
     text = "" if mask is None else mask.encode(tensors)
@@ -100,20 +100,9 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: str,
-    mask_tensors: Sequence[Tensor],
-    scale: float,
-    dropout: float,
-    seed: Tensor,
-) -> tuple[Tensor, Tensor]:
-    return (
-        _empty_like_queries(q, v.shape[-1]),
-        q.new_empty(q.shape[:-1], dtype=_accumulator(q)),
-    )
+def _(q: Tensor, k: Tensor, v: Tensor, *others: object) -> tuple[Tensor, Tensor]:
+    lse = q.new_empty(q.shape[:-1], dtype=_accumulator(q))
+    return _empty_like_queries(q, v.shape[-1]), lse
 
 
 @torch.library.custom_op("clearhead::blocked_attention_backward", mutates_args=())
@@ -174,17 +163,7 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    context: Tensor,
-    lse: Tensor,
-    mask: str,
-    mask_tensors: Sequence[Tensor],
-    scale: float,
-    dropout: float,
-    seed: Tensor,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
@@ -214,7 +193,7 @@ _forward.register_autograd(_differentiate, setup_context=_save)
 def _blocks(
     q: Tensor, k: Tensor, mask: str, mask_tensors: Sequence[Tensor], dropout: float, seed: Tensor
 ) -> Iterator[tuple[slice, slice, Tensor | None, Tensor | None]]:
-    """(rows, the keys they reach, the mask there, what dropout keeps there) for each block.
+    """(rows, keys within their reach, mask, dropout's keep mask) for each block.
 
     The backward pass gets the same blocks as the forward pass, and the same dropout.
     """
@@ -288,7 +267,7 @@ def _can_be_fused(q: Tensor, v: Tensor) -> bool:
 
 
 def _additive(tile: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """The mask as the fused kernel takes it: 0 and -inf, in the queries' dtype, four axes."""
+    """The mask in the form the fused kernel needs: 0 and -inf, the queries' dtype, four axes."""
     if tile is None:
         return None
     tile = tile.expand(-1, -1, q.shape[-2], k.shape[-2])
@@ -296,7 +275,7 @@ def _additive(tile: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
 
 
 def _packed(x: Tensor) -> Tensor:
-    """The fused kernel assumes that the last axis is contiguous."""
+    """Make the last axis contiguous, as the fused kernel requires."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

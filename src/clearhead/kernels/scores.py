@@ -1,4 +1,4 @@
-"""Scores: what an attention map is made of, and its scores for any tile; never built as a whole.
+"""Scores: the parts of an attention map, and its scores for any tile; never built as a whole.
 
 score_ij = q_i · k_j scale + bias_ij          -inf where the mask hides key j from query i
 """
@@ -32,8 +32,8 @@ class Scores:
         mask: Who may attend to whom; None lets every query attend to every key.
         bias: Added to the scores; broadcastable to (batch, heads, queries, keys).
         scale: The factor on q · k.
-        lse: The log-sum-exp of each row, if it is known. In float64 where float32 is too coarse.
-        saturated: The rows whose bias left nothing of their scores, see `resolve_saturated`.
+        lse: The log-sum-exp of each row, if it is known. In float64 if float32 is too coarse.
+        saturated: The rows whose bias swallows their scores, see `resolve_saturated`.
     """
 
     queries: Float[Tensor, "batch heads queries head_dim"]
@@ -82,11 +82,11 @@ class Scores:
         return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in parts)
 
     def resolve_saturated(self) -> "Scores":
-        """Replace a bias so low that it swallows all scores of a row by what softmax makes of it.
+        """Make the rows uniform whose bias is so low that it swallows their scores.
 
-        Some models hide a key with the most negative number of a dtype. Where they hide a whole row
-        that way, nothing is left of its scores, and softmax gives all its keys the same weight.
-        This reads values, so it synchronises with the device.
+        Some models hide a key with the most negative number of a dtype. If they hide a whole row
+        that way, rounding removes its scores, and softmax gives all its keys the same weight. This
+        reads values, so it synchronises with the device.
         """
         if self.bias is None or self.device.type == "meta":
             return self
@@ -104,7 +104,7 @@ class Scores:
         )
 
     def reach(self, rows: slice) -> slice:
-        """The range of keys outside of which the mask hides everything from these rows."""
+        """A range of keys outside of which the mask hides everything from these rows."""
         _, _, queries, keys = self.shape
         return slice(0, keys) if self.mask is None else self.mask.reach(rows, queries, keys)
 
@@ -129,7 +129,7 @@ class Scores:
         return found
 
     def visible_strips(self) -> Iterator[tuple[slice, Bool[Tensor, "#batch #heads #rows #keys"]]]:
-        """Some rows at a time, from the last to the first, and which keys they may attend to.
+        """Strips of rows, from the last to the first, and the keys they may attend to.
 
         A saturated row counts as one that may attend to nothing.
         """
@@ -140,7 +140,7 @@ class Scores:
             visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
             if self.bias is not None:
                 here = rows if self.bias.shape[2] > 1 else slice(None)
-                # The most negative number of a small dtype lies above HIDDEN and hides as well.
+                # The most negative number of a small dtype lies above HIDDEN, and also hides.
                 lowest = max(HIDDEN, torch.finfo(self.bias.dtype).min)
                 visible = self.bias[:, :, here] > lowest
                 if self.saturated is not None:

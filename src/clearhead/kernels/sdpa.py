@@ -1,4 +1,4 @@
-"""PyTorch's fused attention, given the mask in the cheapest form that it accepts."""
+"""PyTorch's fused attention, with the mask in the cheapest form that it accepts."""
 
 import threading
 
@@ -10,7 +10,7 @@ from clearhead import torch_internals
 from clearhead.masks import Mask
 from clearhead.validation import is_wrapped
 
-# What SDPA gets as attn_mask, and the rows to zero afterwards.
+# The attn_mask for SDPA, and the rows to zero afterwards.
 Built = tuple[Tensor | None, Tensor | None]
 
 _MOST_KEPT = 2
@@ -48,7 +48,7 @@ def attend(
 def attend_with_lse(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float, dropout: float
 ) -> tuple[Tensor, Tensor | None]:
-    """The context, and each row's log-sum-exp where PyTorch's kernel returns it, else None."""
+    """The context, and each row's log-sum-exp if PyTorch's kernel returns it, else None."""
     queries, keys = q.shape[-2], k.shape[-2]
     is_causal = mask is not None and mask.is_start_causal(queries, keys)
     flash = torch_internals.cpu_flash_attention()
@@ -82,10 +82,11 @@ def _build(mask: Mask, q: Tensor, keys: int) -> Built:
     tensors: list[Tensor] = []
     text = mask.encode(tensors)
     versions = [torch_internals.version(tensor) for tensor in tensors]
-    if None in versions:  # it cannot be known whether they have been changed since
+    if None in versions:  # changes since then could not be detected
         return _build_anew(mask, q, keys)
     states = tuple((id(t), version) for t, version in zip(tensors, versions, strict=True))
-    key = (text, states, q.shape[-2], keys, q.device, _stream(q.device))
+    stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
+    key = (text, states, q.shape[-2], keys, q.device, stream)
     with _lock:
         known = _kept.pop(key, None)
         if known is None:
@@ -109,7 +110,7 @@ def _build_anew(mask: Mask, q: Tensor, keys: int) -> Built:
 
 
 def _may_keep(q: Tensor) -> bool:
-    """On a GPU only, and not while a graph is compiled or captured: its memory belongs to it."""
+    """On a GPU only, and not while a graph is compiled or captured, which owns its memory."""
     if q.device.type != "cuda" or type(q) is not Tensor or torch.compiler.is_compiling():
         return False
     return not torch.cuda.is_current_stream_capturing()
@@ -122,10 +123,6 @@ def _is_worth_keeping(attn_mask: Tensor | None) -> bool:
     if type(attn_mask) is not Tensor or is_wrapped(attn_mask):
         return False
     return attn_mask.numel() <= _MOST_KEPT_CELLS and attn_mask.data_ptr() != 0
-
-
-def _stream(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def _zeroes_empty_rows(q: Tensor) -> bool:

@@ -1,10 +1,10 @@
-"""The tile loop: walk over the weights of a map tile by tile, in O(tokens) memory, on any device.
+"""The tile loop: iterate over the weights of a map in tiles, in O(tokens) memory, on any device.
 
     weight_ij = exp(score_ij - lse_i)          lse_i = log Σ_j exp(score_ij)
 
 `log_sum_exp` computes the row normalisers. `stream` computes every tile of the weights once and
-hands it to each reader; a reader takes what it needs and forgets the tile. On CUDA, `on_triton`
-computes the commonest statistics in one launch instead.
+passes it to each reader, which must not keep it: its memory is reused. On CUDA, `on_triton`
+computes the most common statistics in one launch instead.
 """
 
 import importlib.util
@@ -20,20 +20,22 @@ from clearhead.kernels import attend_with_lse, blocked
 from clearhead.kernels.scores import HIDDEN, Scores, view
 from clearhead.masks import as_band
 
-# One head's tile of float32 stays in a core's second-level cache on the CPU. The tiles of all heads
-# are computed together, so that every core has some: one at a time, two cores were 1.6x slower.
+# On the CPU, one head's tile of float32 fits into a core's second-level cache. The tiles of all
+# heads are computed together, so that every core has work: one at a time was 1.6x slower on two
+# cores.
 _ROWS, _COLS = 256, 512
 _CELLS = {"cpu": 2**21, "cuda": 2**25}
-# The statistics that the Triton kernel computes.
-_ON_TRITON = ("entropy", "received", "thumbnail")
+# What the Triton kernels support.
+_TRITON_STATISTICS = ("entropy", "received", "thumbnail")
+_TRITON_HEAD_DIMS = (16, 32, 64, 128)
 
 
 @dataclass
 class Tile:
     """One tile of weights and its position in the map.
 
-    The logarithms of the weights may be overwritten by the reader that comes last; a reader that
-    computes the column sums leaves them for others.
+    The last reader may overwrite the logarithms of the weights. A reader that computes the column
+    sums stores them here for later readers.
     """
 
     b: int
@@ -46,26 +48,27 @@ class Tile:
 
 
 class TileReader(Protocol):
-    """Whatever gathers something from the tiles of a map; readers of lower `order` come first."""
+    """Gathers something from the tiles of a map. Readers of lower `order` come first."""
 
     order: int
 
     def add(self, tile: Tile) -> None:
-        """Take from one tile what is needed."""
+        """Read one tile."""
 
 
 def triton_arguments(scores: Scores) -> dict[str, Any] | None:
-    """The arguments of the Triton kernels for these scores, or None where they cannot run."""
+    """The arguments of the Triton kernels for these scores, or None if they cannot run."""
     if not _has_triton(scores.device):
         return None
     if scores.bias is not None or scores.sum_dtype == torch.float64 or scores.scale <= 0:
         return None
-    if scores.queries.shape[-1] not in (16, 32, 64, 128):
+    q, k = scores.queries, scores.keys
+    if q.shape[-1] not in _TRITON_HEAD_DIMS or q.dtype != k.dtype:
         return None
     batch, _, queries, keys = scores.shape
     band = as_band(scores.mask, queries, keys, scores.device)
     if band is not None and band["key_valid"] is not None:
-        band["key_valid"] = band["key_valid"].expand(batch, -1)  # one row may serve all
+        band["key_valid"] = band["key_valid"].expand(batch, -1)
     return None if band is None else {"scale": scores.scale, **band}
 
 
@@ -92,14 +95,14 @@ def log_sum_exp(
 
         return triton_statistics.log_sum_exp(scores.queries, scores.keys, **arguments)
     if scores.bias is None and whole and scores.device.type == "cpu" and queries > _ROWS:
-        # PyTorch's fused kernel is as fast with its second product as plain torch without. Half
-        # precision is widened first: the kernel's exponential is then off by up to 6e-5.
+        # PyTorch's fused kernel also multiplies with values, yet is as fast as plain torch without.
+        # In half precision its exponential has errors of up to 6e-5, so the inputs are widened.
         q, k = scores.queries.to(dtype), scores.keys.to(dtype)
         known = attend_with_lse(q, k, k, scores.mask, scale=scores.scale)[1]
         if known is not None:
             return known
         return blocked.attend_with_lse(q, k, k, scores.mask, scores.scale)[1]
-    # Summed in float64: over many tiles the rounding errors of float32 would add up.
+    # Summed in float64: over many tiles, the rounding errors of float32 would add up.
     shape = (batch, heads, rows.stop - rows.start)
     lse = torch.full(shape, -torch.inf, dtype=torch.float64, device=scores.device)
     plan = _Plan(scores, rows, dtype)
@@ -114,9 +117,9 @@ def log_sum_exp(
 
 
 def on_triton(scores: Scores, requests: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Those of the requested statistics that Triton computes, in one launch; often none."""
+    """The requested statistics that Triton supports here, in one launch; often none."""
     arguments = triton_arguments(scores)
-    asked = {name: requests[name] for name in _ON_TRITON if name in requests}
+    asked = {name: requests[name] for name in _TRITON_STATISTICS if name in requests}
     if arguments is None or not asked:
         return {}
     from clearhead.kernels import triton_statistics
@@ -131,11 +134,11 @@ def stream(
     readers: Sequence[TileReader],
     on_progress: Callable[[float], None] | None = None,
 ) -> None:
-    """Show every tile of the weights to every reader, once. `scores.lse` must be known."""
+    """Pass every tile of the weights to every reader, once. `scores.lse` must be known."""
     batch, heads, queries, _ = scores.shape
     assert scores.lse is not None
     dtype = scores.sum_dtype
-    # A row that attends to nothing has lse -inf; with 0 instead its weights come out as 0.
+    # A row that attends to nothing has lse -inf. With 0 instead, its weights become 0.
     lse = scores.lse.to(dtype).masked_fill(scores.lse.isneginf(), 0.0)
     ordered = sorted(readers, key=lambda reader: reader.order)
     plan = _Plan(scores, slice(0, queries), dtype)
@@ -159,7 +162,7 @@ def stream(
 
 
 class _Plan:
-    """The tiles in which a map is walked: sized for the cache, without those wholly hidden."""
+    """The tiles of a map: sized for the cache, without those that are entirely hidden."""
 
     def __init__(self, scores: Scores, rows: slice, dtype: torch.dtype) -> None:
         _, heads, _, keys = scores.shape

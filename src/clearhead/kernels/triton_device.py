@@ -1,17 +1,18 @@
 """The Triton kernels of `triton_statistics`, which states the formulas they compute.
 
-A program owns a chunk of queries and streams the keys it may see past them, a tile at a time: a
-matrix product, then for each pair one multiply-add for the exponent t = log2 P, one exp2, one
-multiply-add for the entropy and one addition for the column sums. The exponential is the floor (16
-per clock on a Hopper multiprocessor), so the rest must stay cheap:
+A program owns a chunk of queries and streams their visible keys, one tile at a time: a matrix
+product, then for each pair one multiply-add for the exponent t = log2 P, one exp2, one multiply-add
+for the entropy and one addition for the column sums. The exponential sets the lower limit (16 per
+clock on a Hopper multiprocessor), so the rest must stay cheap:
 
 - Sums within a thread are cheap, sums across threads are not. `_by_lane` and `_halves` regroup a
-  tile so that Triton adds up only what one thread holds of it, in the layout that Hopper's matrix
-  instruction leaves; that is speed alone, any layout gives the same sums. What remains is added
-  across threads once a program for the entropy, and once a tile of keys for the column sums, after
-  all tiles of queries have been added.
-- A chunk never crosses a row of the thumbnail, so a cell is a sum of column sums: nothing per pair.
-- Rows that do not count (past the end, or with nothing to see) get an exponent near -1e30. It is
+  tile so that Triton adds up only the values that one thread holds, in the layout of Hopper's
+  matrix instruction. This affects speed only: any layout yields the same sums. The rest is added
+  across threads, once per program for the entropy, and once per tile of keys for the column sums,
+  after all tiles of queries have been added.
+- A chunk never crosses a row of the thumbnail, so a cell is a sum of column sums, at no cost per
+  pair.
+- Rows that do not count (past the end, or with no visible key) get an exponent near -1e30. It is
   finite, so that 0 * t is 0 and not NaN, and no full tile needs a mask.
 - Only the tiles that cross the diagonal, the window's edge or the end of the keys are masked.
 """
@@ -31,7 +32,7 @@ LOG2_E = tl.constexpr(1.4426950216293335)  # log2(e) in float32
 # fmt: off
 @triton.jit
 def _by_lane(x, QUERIES: tl.constexpr, KEYS: tl.constexpr):
-    """(queries, keys) -> (queries, 4, keys / 4): the last axis is what one of four lanes holds."""
+    """(queries, keys) -> (queries, 4, keys / 4): each of four lanes holds one part."""
     x = x.reshape(QUERIES, KEYS // 8, 4, 2).permute(0, 2, 1, 3)
     return x.reshape(QUERIES, 4, KEYS // 4)
 
@@ -58,7 +59,7 @@ def _chunk(n_q, rows, chunks_per_row, CHUNK: tl.constexpr, INDEX: tl.constexpr):
 
 @triton.jit
 def _load_queries(q, q_row, first, stop, i, QUERIES: tl.constexpr, DIM: tl.constexpr):
-    """The i-th tile of a chunk's queries, whose number lies below stop."""
+    """The i-th tile of a chunk's queries; zeros from `stop` on."""
     local = i * QUERIES + tl.arange(0, QUERIES)
     at = q + first.to(tl.int64) * q_row + (local * q_row)[:, None] + tl.arange(0, DIM)[None, :]
     return tl.load(at, mask=(first + local < stop)[:, None], other=0.0)
@@ -72,14 +73,14 @@ def _load_keys(k, k_row, start, n_k, MASKED: tl.constexpr, KEYS: tl.constexpr, D
     at = k + (local * k_row)[None, :] + tl.arange(0, DIM)[:, None]
     if MASKED:
         return tl.load(at, mask=(start + local < n_k)[None, :], other=0.0)
-    else:  # noqa: RET505  # Triton compiles one branch and wants to see both
+    else:  # noqa: RET505  # Triton compiles one branch but requires both
         return tl.load(at)
 
 
 @triton.jit
 def _phases(first, stop, n_k, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
             VALID: tl.constexpr, KEYS: tl.constexpr):
-    """The four bounds of three runs of key tiles for these queries: masked, full, masked."""
+    """The four bounds of three ranges of key tiles for these queries: masked, full, masked."""
     begin, full, full_end, end = 0, 0, n_k, n_k
     if WINDOW:
         begin = tl.maximum(first + offset - window + 1, 0) // KEYS * KEYS
@@ -87,7 +88,7 @@ def _phases(first, stop, n_k, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.c
     if CAUSAL:
         end = tl.minimum(n_k, tl.maximum(stop + offset, 0))
         full_end = tl.minimum(n_k, tl.maximum(first + offset + 1, 0))
-    if VALID:  # any key may be hidden: all tiles in the last run
+    if VALID:  # any key may be hidden: all tiles in the last range
         full = begin
         full_end = begin
     full = tl.maximum(begin, tl.minimum(full, end))
@@ -97,7 +98,7 @@ def _phases(first, stop, n_k, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.c
 @triton.jit
 def _visible(query, key, n_k, valid, offset, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
              VALID: tl.constexpr):
-    """Which pairs of a tile count."""
+    """Which pairs of a tile are visible."""
     seen = (query >= 0)[:, None] & (key < n_k)[None, :]
     if CAUSAL:
         seen = seen & (key[None, :] <= query[:, None] + offset)
@@ -118,7 +119,7 @@ def statistics_kernel(
     TILES: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
     STAGES: tl.constexpr, INDEX: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Entropy, received weight and thumbnail of one chunk of queries; what is asked for of them."""
+    """The requested ones of entropy, received weight and thumbnail, for one chunk of queries."""
     which, row, first, stop = _chunk(n_q, rows, chunks_per_row, TILES * QUERIES, INDEX)
     if first >= stop:
         return
@@ -130,8 +131,8 @@ def statistics_kernel(
 
     queries = ()
     lse2 = ()
-    surprise = ()  # the sum of P * log2 P so far, by the lane that holds it,
-    residue = ()  # and what its roundings lost: a million keys are ten thousand additions
+    surprise = ()  # the sum of P * log2 P so far, per lane
+    residue = ()  # its rounding errors: a million keys are ten thousand additions
     for i in tl.static_range(TILES):
         query = first + i * QUERIES + tl.arange(0, QUERIES)
         row_lse = tl.load(lse + which * n_q + query, mask=query < stop, other=float("-inf"))
@@ -140,7 +141,7 @@ def statistics_kernel(
         surprise += (tl.zeros((QUERIES, 4), tl.float32),)
         residue += (tl.zeros((QUERIES, 4), tl.float32),)
 
-    # The thumbnail's cell that the last tile of keys lay in, where it ends, what is due to it.
+    # The thumbnail cell of the last tile of keys, where it ends, and the sum not yet added to it.
     cell = 0
     edge = 0
     pending = 0.0
@@ -180,7 +181,7 @@ def statistics_kernel(
                                   sem="relaxed")
                 if THUMBNAIL:
                     in_tile = tl.sum(total, 0)
-                    if start + KEYS > edge:  # the tile does not lie in the cell of the last one
+                    if start + KEYS > edge:  # the tile is not within the cell of the last one
                         tl.atomic_add(thumbnail + cell, pending.to(tl.float64), sem="relaxed")
                         pending = 0.0
                         cell = (tl.cast(start, INDEX) * cols // n_k).to(tl.int32)
@@ -197,7 +198,7 @@ def statistics_kernel(
     if ENTROPY:
         for i in tl.static_range(TILES):
             query = first + i * QUERIES + tl.arange(0, QUERIES)
-            # lse2 was rounded, by a part of a unit that all terms of the row share: put it back.
+            # Undo the rounding of lse2, an error that all terms of the row share.
             exact = tl.load(lse + which * n_q + query, mask=query < stop, other=0.0)
             exact = tl.where(lse2[i] < 1e30, exact, 0.0).to(tl.float64) * LOG2_E
             lost = tl.where(lse2[i] < 1e30, exact - lse2[i], 0.0).to(tl.float32)
@@ -221,7 +222,7 @@ def log_sum_exp_kernel(
     k += which // heads * k_batch + which % heads // group * k_head
     valid += which // heads * n_k
 
-    # Four running softmaxes a query, one for each lane that holds a part of its row; they are
+    # Four running softmaxes per query, one for each lane that holds a part of its row. They are
     # merged at the end, so that no tile needs a maximum across threads.
     queries = ()
     highest = ()

@@ -8,11 +8,12 @@ With s_ij = scale * q_i . k_j and lse_i = log sum_j exp(s_ij) over the keys visi
     received_j   = sum_i P_ij
     thumbnail_rc = the sum of P_ij over i * rows // n_q == r and j * cols // n_k == c
 
-Scores are as exact as the matrix units add them up in float32, the same as a fused forward's.
-`received` and `thumbnail` are gathered by atomic additions, in float64: their order, which changes
-from run to run, then hardly ever shows in the float32 that is returned.
+Scores have the precision of a fused forward pass: the matrix units accumulate them in float32.
+`received` and `thumbnail` are gathered by atomic additions. Their order changes from run to run, so
+they are added in float64, and the float32 result hardly ever differs.
 
-This file checks the arguments and launches the kernels, which are in `triton_device`.
+This file launches the kernels, which are in `triton_device`. `tile_loop.triton_arguments` decides
+which maps they support.
 """
 
 from __future__ import annotations
@@ -27,21 +28,19 @@ from torch import Tensor
 
 from clearhead.kernels.triton_device import LOG2_E, log_sum_exp_kernel, statistics_kernel
 
-HEAD_DIMS = (16, 32, 64, 128)
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-WARPS = 4  # a warpgroup: what issues a Hopper matrix instruction,
-QUERIES = 64  # and the rows of one
+WARPS = 4  # a warpgroup, which issues one Hopper matrix instruction
+QUERIES = 64  # the rows of one such instruction
 PRECISION = "ieee"  # of float32 products
 
 
 def _tiling(q: Tensor, rows: int) -> dict[str, int]:
-    """How many tiles of queries a program owns, and how large they and the tiles of keys are."""
+    """How many tiles of queries a program owns, and the sizes of the tiles."""
     batch, heads, n_q, head_dim = q.shape
-    if q.dtype == torch.float32:  # its products run on slower units and take twice the memory
+    if q.dtype == torch.float32:  # products run on slower units and take twice the memory
         return {"TILES": 1, "KEYS": 32, "STAGES": 1}
     tiles = 4 if head_dim <= 64 else 2
-    # The more tiles, the fewer sums across threads; but a chunk must not outgrow a row of the
-    # thumbnail by much, and short inputs need enough programs to fill the device.
+    # More tiles mean fewer sums across threads. But a chunk must not be much larger than a row of
+    # the thumbnail, and short inputs need enough programs to fill the device.
     cell = -(-n_q // rows)
     while tiles > 1 and (
         -(-cell // (tiles * QUERIES)) * tiles * QUERIES > 1.2 * cell
@@ -57,42 +56,6 @@ def _log_sum_exp_tiling(q: Tensor) -> dict[str, int]:
     return {"TILES": 1, "KEYS": 128, "STAGES": 2, "maxnreg": 128}
 
 
-def _check(
-    q: Tensor, k: Tensor, scale: float, window: int | None, key_valid: Tensor | None
-) -> None:
-    if q.ndim != 4 or k.ndim != 4 or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(
-            "expected q (batch, heads, queries, head_dim) and k (batch, kv_heads, keys, head_dim) "
-            f"with the same batch and head_dim, got {tuple(q.shape)} and {tuple(k.shape)}."
-        )
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"heads ({q.shape[1]}) must be a multiple of kv_heads ({k.shape[1]}): "
-            "every key head serves the same number of query heads."
-        )
-    if q.shape[3] not in HEAD_DIMS:
-        raise ValueError(
-            f"the Triton statistics take a head_dim of {', '.join(map(str, HEAD_DIMS))}, got "
-            f"{q.shape[3]}. Use the torch statistics (tile_loop) for other sizes."
-        )
-    if q.dtype != k.dtype or q.dtype not in DTYPES:
-        raise ValueError(
-            "the Triton statistics take q and k in one dtype of bfloat16, float16 and float32, got "
-            f"{q.dtype} and {k.dtype}. Use the torch statistics (tile_loop) for float64."
-        )
-    if not scale > 0:
-        raise ValueError(f"scale must be positive, got {scale}.")
-    if window is not None and window < 1:
-        raise ValueError(f"window counts the keys a query sees, its own included: got {window}.")
-    if key_valid is not None and (
-        key_valid.dtype != torch.bool or key_valid.shape != (k.shape[0], k.shape[2])
-    ):
-        raise ValueError(
-            f"key_valid: expected bool (batch, keys) {(k.shape[0], k.shape[2])}, got "
-            f"{key_valid.dtype} {tuple(key_valid.shape)}."
-        )
-
-
 def _arguments(
     q: Tensor,
     k: Tensor,
@@ -102,8 +65,7 @@ def _arguments(
     window: int | None,
     key_valid: Tensor | None,
 ) -> dict[str, Any]:
-    """The arguments that both kernels take, checked."""
-    _check(q, k, scale, window, key_valid)
+    """The arguments that both kernels take."""
     q = q if q.stride(3) == 1 else q.contiguous()
     k = k if k.stride(3) == 1 else k.contiguous()
     n_q, n_k = q.shape[2], k.shape[2]
@@ -112,7 +74,7 @@ def _arguments(
     return strides | {
         "q": q,
         "k": k,
-        # Triton loads bools as bytes; without a mask any pointer will do.
+        # Triton loads bools as bytes. Without a mask, any pointer will do.
         "valid": q if key_valid is None else key_valid.contiguous().view(torch.uint8),
         "heads": q.shape[1],
         "group": q.shape[1] // k.shape[1],
@@ -186,15 +148,15 @@ def statistics(
     """Statistics of the attention weights of q over k, in one pass and O(n) memory.
 
     Args:
-        q: Queries, (batch, heads, queries, head_dim).
-        k: Keys, (batch, kv_heads, keys, head_dim); heads is a multiple of kv_heads.
+        q: The queries, (batch, heads, queries, head_dim).
+        k: The keys, (batch, kv_heads, keys, head_dim), in the dtype of q.
         lse: The log-sum-exp of each row in nats, (batch, heads, queries); computed if None.
-        scale: Factor on q . k, positive.
-        causal: Whether query i sees keys j <= i + causal_offset only.
+        scale: The factor on q . k, positive.
+        causal: Whether query i attends only to keys j <= i + causal_offset.
         causal_offset: Where the diagonal begins; None aligns it to the end, keys - queries.
-        window: Query i sees keys j > i + causal_offset - window only: with causal, the last
-            `window` keys, its own included.
-        key_valid: Keys that may be seen at all, bool (batch, keys).
+        window: If given, query i attends only to keys j > i + causal_offset - window: with
+            `causal`, to the last `window` keys, its own included.
+        key_valid: False for keys that are hidden from all queries, bool (batch, keys).
         entropy: Whether to return "entropy", (batch, heads, queries), in nats.
         received: Whether to return "received", (batch, heads, keys): the weight each key gets.
         thumbnail: (rows, cols) to return "thumbnail", (batch, heads, rows, cols): sums of the
@@ -205,12 +167,6 @@ def statistics(
         The requested tensors in float32. A query that attends to nothing has entropy 0.
     """
     arguments = _arguments(q, k, scale, causal, causal_offset, window, key_valid)
-    if lse is not None and lse.shape != q.shape[:3]:
-        raise ValueError(
-            f"lse: expected (batch, heads, queries) {tuple(q.shape[:3])}, got {tuple(lse.shape)}."
-        )
-    if thumbnail is not None and min(thumbnail) < 1:
-        raise ValueError(f"thumbnail: expected (rows, cols) of at least 1, got {thumbnail}.")
     if lse is None:
         lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
         _launch(log_sum_exp_kernel, arguments | {"lse": lse}, 1, 1, _log_sum_exp_tiling(q))

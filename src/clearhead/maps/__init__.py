@@ -6,8 +6,8 @@ in `attention_map`; a statistic is added in `statistics`.
     attention_map  AttentionMap: thin methods over the functions below
     exact_weights  exact scores and weights at chosen positions
     statistics     the statistics, each a class that registers itself
-    positions      where queries stand among the keys, and what is padding, as the mask tells
-    head_patterns  the mean scores of a head, and what its pattern is called
+    positions      the positions of queries among the keys, and padding, derived from the mask
+    head_patterns  the mean scores of a head, and the name of its pattern
     indexing       what m[0, 3, 10:20] means
     axis_labels    one label per query and per key
     grid_cells     sums of weights over the cells of a grid

@@ -1,7 +1,7 @@
 """AttentionMap: the queries × keys weights as a lazy array that is never built.
 
-It keeps the queries, the keys, the mask and the log-sum-exp of each row. That is enough for any
-weight, exactly, at the cost of what is asked for. Statistics of the whole map stream over it in
+It keeps the queries, the keys, the mask and the log-sum-exp of each row. Any weight can be computed
+from these exactly, and only the requested ones are. Statistics of the whole map stream over it in
 tiles.
 """
 
@@ -40,15 +40,15 @@ _Pairs = Int[Tensor, "*batch pairs 2"] | Sequence[Sequence[int]]
 
 _T = TypeVar("_T")
 
-_NAMED_HEADS = 8  # up to so many selected heads, repr lists their numbers
-_DEFAULT_BUDGET = 2**30  # bytes that `dense` may take where the free memory is unknown
+_NAMED_HEADS = 8  # repr lists the numbers of up to this many selected heads
+_DEFAULT_BUDGET = 2**30  # bytes that `dense` may take if the free memory is unknown
 
 
 class AttentionMap:
-    """Attention weights (batch, heads, queries, keys) that are computed when they are asked for.
+    """Attention weights (batch, heads, queries, keys) that are computed on demand.
 
     Args:
-        q: The queries, as they meet the keys (after rotary positions and norms).
+        q: The queries as they are multiplied with the keys (after rotary positions and norms).
         k: The keys; heads must be a multiple of kv_heads. Neither is copied: changing q or k in
             place changes the map.
         mask: Who may attend to whom.
@@ -114,7 +114,7 @@ class AttentionMap:
         self._is_normalised = False
         self._head_numbers = tuple(map(int, head_numbers or range(q.shape[1])))
 
-    # What it is made of.
+    # Parts.
 
     @property
     def queries(self) -> Float[Tensor, "batch heads queries head_dim"]:
@@ -133,7 +133,7 @@ class AttentionMap:
 
     @property
     def bias(self) -> Float[Tensor, "#batch #heads #queries #keys"] | None:
-        """What is added to the scores."""
+        """The bias added to the scores, or None."""
         return self._given.bias
 
     @property
@@ -156,8 +156,8 @@ class AttentionMap:
     def lazy_scores(self) -> Scores:
         """All of the above as one object, from which exact scores and weights are computed.
 
-        Its `lse` is None until it has been needed. Rows whose bias left nothing of their scores
-        are resolved, see `Scores.resolve_saturated`.
+        Its `lse` is None until it is first needed. Rows whose bias swallows their scores are
+        resolved, see `Scores.resolve_saturated`.
         """
         if self._resolved is None:
             self._resolved = self._given.resolve_saturated()
@@ -167,13 +167,13 @@ class AttentionMap:
         """Compute `lse` now.
 
         Args:
-            on_progress: Called now and then with the share that is done; may raise to stop.
+            on_progress: Called repeatedly with the share that is done; may raise to stop.
         """
         if self._given.requires_grad:
             raise RuntimeError(
                 "Statistics of a map have no gradient: they stream over it in memory that is "
                 "reused.\n  Weights have one: compute from map.dense() or map[0, 3]. "
-                "For the numbers alone: map.detach()."
+                "If you need no gradient, use map.detach()."
             )
         if not self._is_normalised:
             self._resolved = exact_weights.normalised(self.lazy_scores, on_progress)
@@ -191,26 +191,27 @@ class AttentionMap:
 
     @property
     def device(self) -> torch.device:
-        """Where the queries and keys are."""
+        """The device of the queries and keys."""
         return self._given.device
 
     @property
     def head_numbers(self) -> tuple[int, ...]:
-        """The number of each head in its layer; `select` keeps them, so that pictures name them."""
+        """The number of each head in its layer. `select` keeps the numbers."""
         return self._head_numbers
 
     @property
     def query_positions(self) -> Int[Tensor, "batch queries"]:
-        """The key position of each query: the last keys, unless the mask says otherwise.
+        """The key position of each query: the last keys, unless the mask shows otherwise.
 
-        It does with a cache of fixed size: the slots that no query may attend to are empty.
+        In a cache of fixed size, the slots that no query may attend to are empty, so the queries
+        are before them.
         """
         start = torch.tensor(self.first_positions, dtype=torch.int64, device=self.device)
         return start[:, None] + torch.arange(self.shape[2], device=self.device)
 
     @cached_property
     def first_positions(self) -> list[int]:
-        """The key position of the first query of each sequence; read from the mask once."""
+        """The key position of the first query of each sequence, derived from the mask once."""
         return positions.first_positions(self.lazy_scores)
 
     def is_causal(self) -> bool | None:
@@ -254,7 +255,7 @@ class AttentionMap:
 
         Args:
             budget: The most bytes that the tensor may take. By default a quarter of the free
-                memory, or 1 GiB where the system does not tell how much is free.
+                memory, or 1 GiB if the system does not report it.
         """
         needed = self._dense_bytes()
         if budget is None:
@@ -268,13 +269,13 @@ class AttentionMap:
             raise MemoryError(
                 f"{batch} × {heads} × {queries} × {keys} weights take {memory(needed)}, more than "
                 f"the {memory(allowed)} allowed ({why}).\n"
-                "  Take a part (m[0, 3, 100:132]), a picture of the whole (m.thumbnail(256, 256)), "
-                "a statistic (m.entropy(), m.received(), m.top(5)), or raise budget=."
+                "  Use a part (m[0, 3, 100:132]), a small version (m.thumbnail(256, 256)) or a "
+                "statistic (m.entropy(), m.received(), m.top(5)), or raise budget=."
             )
         return self[:]
 
     def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        """Not supported: the conversion would build the whole map without notice."""
+        """Not supported: the conversion would build the whole map implicitly."""
         raise TypeError(
             "An AttentionMap is not converted to an array implicitly: use m.dense(), or m[0, 3]."
         )
@@ -285,7 +286,7 @@ class AttentionMap:
         """The map of some sequences and heads only; still lazy.
 
         Both are indices, as in `m[0, 3]`. The heads keep their numbers: pages, figures and tables
-        of `m.select(heads=[3])` say "head 3".
+        of `m.select(heads=[3])` show "head 3".
 
         >>> m = AttentionMap(torch.zeros(1, 4, 3, 4), torch.zeros(1, 4, 3, 4))
         >>> m.select(heads=[3, 1]).select(heads=0).head_numbers
@@ -362,7 +363,7 @@ class AttentionMap:
         return _present(self.summary(thumbnail=(rows, cols)).thumbnail)
 
     def distance(self, levels: tuple[float, ...] = (0.25, 0.5, 0.75)) -> Distance:
-        """How far back (or ahead) the weights look: a mean per query, quantiles of all weight."""
+        """The distance from query to key: a mean per query, and quantiles over all weight."""
         return _present(self.summary(distance=levels).distance)
 
     def sink(self, first: int | Int[Tensor, " batch"] = 0) -> Float[Tensor, "batch heads queries"]:
@@ -401,7 +402,7 @@ class AttentionMap:
         on_progress: Callable[[float], None] | None = None,
         **others: object,
     ) -> Summary:
-        """Several statistics from one pass over the map; each as the method of its name gives it.
+        """Several statistics from one pass over the map. Each equals the method of its name.
 
         Args:
             entropy: See `entropy`.
@@ -414,7 +415,7 @@ class AttentionMap:
             same_token: The token ids; see `same_token`.
             induction: The token ids; see `induction`.
             relation: The pairs; see `relation`.
-            on_progress: Called now and then with the share that is done.
+            on_progress: Called repeatedly with the share that is done.
             others: The arguments of other statistics registered in `maps.statistics`, by name.
         """
         requests = {
@@ -448,16 +449,16 @@ class AttentionMap:
         batch: int = 0,
         on_progress: Callable[[float], None] | None = None,
     ) -> Float[Tensor, "heads rows cols"]:
-        """One sequence as a picture: a cell is the share of its queries' attention to its keys.
+        """One sequence as a grid: a cell is the share of its queries' attention to its keys.
 
         The share is the sum of the weights divided by the number of queries, so that a row of cells
-        adds up to 1. With as many cells as weights, it is the weight. NaN where all is hidden.
+        adds up to 1. With as many cells as weights, it is the weight. NaN if all is hidden.
 
         Args:
-            grid: How many cells the picture is high and wide.
+            grid: The number of rows and columns of cells.
             heads: Which heads; all by default.
             batch: Which sequence.
-            on_progress: Called now and then with the share that is done.
+            on_progress: Called repeatedly with the share that is done.
         """
         one = self.select(int(numbers(batch, self.shape[0], "batch")[0]), heads).detach()
         _, count, queries, keys = one.shape
@@ -476,7 +477,7 @@ class AttentionMap:
         batch: int = 0,
         title: str = "Attention map",
     ) -> Page:
-        """Every weight of one sequence, with labels, as a page or a figure shows it.
+        """Every weight of one sequence, with labels, ready for a page or a figure.
 
         Args:
             tokens: The labels of the tokens; t0, t1, ... by default.
@@ -511,7 +512,7 @@ class AttentionMap:
         """Write one sequence of the map as an interactive page or as a figure.
 
         A figure can show any length. A page holds every weight that is not hidden, 33,554,432 at
-        most; a page of that size has about 70 MB and takes ten seconds or more to write.
+        most. A page of that size takes about 70 MB, and ten seconds or more to write.
 
         Args:
             path: The file; its suffix decides: `.html`, `.svg`, `.png` or `.pdf`.
@@ -552,8 +553,8 @@ class AttentionMap:
         """Draw the map with matplotlib: weight by weight, or in blocks if there are too many.
 
         A block is the share of attention that its queries give to its keys. One head is drawn in
-        blocks from 1,025 tokens on, several heads from 193 on. With more than 32 rows the brightest
-        colour stands for a weight that a quarter of the rows exceed; the colour bar names it.
+        blocks from 1,025 tokens on, several heads from 193 on. With more than 32 rows, the
+        brightest colour marks a weight that a quarter of the rows exceed; the colour bar shows it.
 
         Args:
             head: Which head, or several as a grid, by index as in `m[0, 3]`; all by default.
@@ -561,7 +562,7 @@ class AttentionMap:
             ax: Axes to draw one head into; a new figure by default.
             tokens: The labels of the tokens; numbers by default.
             context_tokens: The labels of the keys, if they are not the same tokens.
-            log: Logarithmic colours: one strong weight does not leave the others dark.
+            log: Logarithmic colours, so that one large weight does not leave the others dark.
         """
         return self._figure(head, batch, tokens, context_tokens, ax=ax, log=log, show=True)
 
@@ -656,7 +657,7 @@ class AttentionMap:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """The free bytes of a device, or None where the system does not tell (macOS, Windows)."""
+    """The free bytes of a device, or None if the system does not report them (macOS, Windows)."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -678,6 +679,6 @@ def _present(value: _T | None) -> _T:
 
 
 def _stored_bytes(t: Tensor) -> int:
-    """The bytes of the numbers a tensor shows, axes of stride 0 counted once."""
+    """The bytes of a tensor's elements, counting expanded axes (stride 0) once."""
     seen = [size for size, stride in zip(t.shape, t.stride(), strict=True) if stride]
     return math.prod(seen) * t.element_size()

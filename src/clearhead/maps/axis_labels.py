@@ -1,4 +1,4 @@
-"""Labels of queries and keys: given or made up, one per token."""
+"""Labels of queries and keys, one per token: given, or t0, t1, ... by default."""
 
 from collections.abc import Collection, Sequence
 
@@ -11,10 +11,10 @@ def check_labels(
     """Raise ShapeError unless `labels` is a list with one label per token.
 
     Args:
-        name: The argument that the labels were passed as.
+        name: The name of the argument.
         labels: The labels.
-        counts: How many there may be.
-        what: What has a label each.
+        counts: The allowed numbers of labels.
+        what: What each label stands for.
     """
     expected = " or ".join(map(str, sorted(set(counts))))
     if isinstance(labels, str):

@@ -2,8 +2,8 @@
 
     weight_ij = exp(score_ij - lse_i)
 
-Few positions are asked for at a time, so exactness costs little. Where the log-sum-exp of a row is
-not known, it is computed for the rows asked for and no others.
+Few positions are requested at a time, so float64 costs little. If the log-sum-exp is not known, it
+is computed for the requested rows only.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ def normalised(scores: Scores, on_progress: Callable[[float], None] | None = Non
 
     Args:
         scores: The map.
-        on_progress: Called now and then with the share that is done; may raise to stop. Reporting
-            takes some rows at a time, which is slower.
+        on_progress: Called repeatedly with the share that is done; may raise to stop. The rows are
+            then computed in parts, which is slower.
     """
     lse = scores.lse
     if lse is None and on_progress is None:
@@ -49,7 +49,7 @@ def normalised(scores: Scores, on_progress: Callable[[float], None] | None = Non
 def block_of_scores(
     s: Scores, batch: Tensor, heads: Tensor, rows: Tensor, cols: Tensor
 ) -> Float[Tensor, "batch heads rows cols"]:
-    """The scores where these indices cross; -inf where hidden."""
+    """The scores at these batch, head, row and column indices; -inf where hidden."""
     return _per_head(
         s,
         (batch, heads, rows, cols),
@@ -60,7 +60,7 @@ def block_of_scores(
 def block_of_weights(
     s: Scores, batch: Tensor, heads: Tensor, rows: Tensor, cols: Tensor
 ) -> Float[Tensor, "batch heads rows cols"]:
-    """The weights where these indices cross."""
+    """The weights at these batch, head, row and column indices."""
     return _per_head(
         s, (batch, heads, rows, cols), lambda b, h: _weights_at(s, b, h, rows, cols)[0]
     )
@@ -78,7 +78,7 @@ def weights_or_nan(
 def weights_and_hidden(
     s: Scores, batch: int
 ) -> tuple[Float[Tensor, "heads queries keys"], Bool[Tensor, "heads queries keys"]]:
-    """All weights of one sequence, and where its queries may not attend to the key."""
+    """All weights of one sequence, and True where a query may not attend to the key."""
     _, heads, queries, keys = s.shape
     rows, cols = (torch.arange(size, device=s.device) for size in (queries, keys))
     found = [_weights_at(s, batch, head, rows, cols) for head in range(heads)]
@@ -86,8 +86,8 @@ def weights_and_hidden(
 
 
 def lse_at(s: Scores, b: int, h: int, rows: Tensor) -> Float[Tensor, " rows"]:
-    """The log-sum-exp of some rows in float64, computed for them alone unless it is known."""
-    if s.lse is not None and not s.requires_grad:  # what is known has no gradient
+    """The log-sum-exp of some rows in float64, computed for these rows unless it is known."""
+    if s.lse is not None and not s.requires_grad:  # the stored one has no gradient
         lse = s.lse[b, h, rows].double()
         if s.lse.dtype == torch.float64 or not _is_large(lse):
             return lse
@@ -135,7 +135,7 @@ def weights_at_pairs(
 
 
 def _scores_at(s: Scores, b: int, h: int, rows: Tensor, cols: Tensor) -> Tensor:
-    """The scores of one head where rows and columns cross, in float64."""
+    """The scores of one head at rows × columns, in float64."""
     scores = s.queries[b, h, rows].double() @ s.keys[b, h // s.group, cols].double().T * s.scale
     batch, head = (torch.full((1, 1), i, device=s.device) for i in (b, h))
     if s.bias is not None:
@@ -149,7 +149,7 @@ def _scores_at(s: Scores, b: int, h: int, rows: Tensor, cols: Tensor) -> Tensor:
 def _weights_at(
     s: Scores, b: int, h: int, rows: Tensor, cols: Tensor
 ) -> tuple[Float[Tensor, "rows cols"], Bool[Tensor, "rows cols"]]:
-    """The weights of one head where rows and columns cross, and where they are hidden."""
+    """The weights of one head at rows × columns, and where they are hidden."""
     scores, lse = _scores_at(s, b, h, rows, cols), lse_at(s, b, h, rows)
     lse = lse.masked_fill(lse.isneginf(), 0.0)[:, None]
     return (scores - lse).exp().to(s.dtype), scores < HIDDEN
@@ -158,7 +158,7 @@ def _weights_at(
 def _per_head(
     s: Scores, block: tuple[Tensor, Tensor, Tensor, Tensor], compute: Callable[[int, int], Tensor]
 ) -> Float[Tensor, "batch heads rows cols"]:
-    """A block put together head by head: what is in float64 is then never large."""
+    """A block computed head by head, so that the float64 tensors stay small."""
     shape = tuple(map(len, block))
     found = [compute(b, h) for b in block[0].tolist() for h in block[1].tolist()]
     if not found:
@@ -167,7 +167,7 @@ def _per_head(
 
 
 def _is_large(lse: Tensor) -> bool:
-    """Whether float32 leaves the exponential of a difference too few decimals."""
+    """Whether float32 is too coarse for exp(score - lse)."""
     if lse.device.type == "meta":
         return False
     return bool((lse.abs().masked_fill(lse.isneginf(), 0.0) > _LARGE).any())

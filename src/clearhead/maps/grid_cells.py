@@ -19,10 +19,10 @@ _STRIP = 2**19  # weights at a time: two megabytes stay in the cache of a core
 def shares(
     s: Scores, batch: int, head: int, rows: slice, cols: slice, grid: tuple[int, int]
 ) -> Float[Tensor, "rows cols"]:
-    """The cells `rows` × `cols` of a grid: the share of attention that their queries give the keys.
+    """The cells `rows` × `cols` of a grid, as shares of attention.
 
     A cell is the sum of its weights divided by the number of its queries, so that a row of cells
-    adds up to 1 at any grid. NaN where the whole cell is hidden.
+    adds up to 1 in any grid. NaN if the whole cell is hidden.
 
     Args:
         s: The map; if its `lse` is not known, every call computes it for its rows.
@@ -30,7 +30,7 @@ def shares(
         head: Which head.
         rows: Which rows of cells.
         cols: Which columns of cells.
-        grid: How many cells the whole map is high and wide.
+        grid: The number of rows and columns of cells over the whole map.
     """
     _, _, queries, keys = s.shape
     if grid == (queries, keys):
@@ -71,9 +71,9 @@ def shares(
 def thumbnail_shares(
     s: Scores, thumbnail: Float[Tensor, "batch heads rows cols"]
 ) -> Float[Tensor, "batch heads rows cols"]:
-    """A thumbnail of the whole map in shares of attention, as `shares` gives them.
+    """A thumbnail of the whole map converted to shares of attention, as in `shares`.
 
-    NaN where a cell lies outside of what the mask can reach. Inside of that, a hidden cell is 0.
+    NaN for a cell beyond the reach of the mask. Within its reach, a hidden cell is 0.
     """
     _, _, queries, keys = s.shape
     rows, cols = thumbnail.shape[2:]

@@ -1,4 +1,4 @@
-"""What a head's pattern is called: its mean scores, and the name that they give it."""
+"""The mean scores of a head, and the name of its pattern."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from clearhead.maps.statistics import Summary
 # The statistics whose means describe a head.
 SCORES = ("entropy", "distance", "previous", "sink", "same_token", "induction")
 
-# A pattern gives a head its name if it takes at least this share of the head's weight.
+# A head is named after a pattern if at least this share of its weight follows it.
 _NAMED = 0.4
 _PATTERNS = {
     "previous": "previous token",
@@ -41,7 +41,7 @@ class HeadMeans:
         Args:
             found: The statistics of the map.
             blind: The queries that attend to nothing; they do not count.
-            padding: The keys that are padding. As queries they do not count, and a query after one
+            padding: The keys that are padding. They do not count as queries, and a query after one
                 of them has no previous token.
             positions: The key position of each query; needed with `padding`.
         """
@@ -70,11 +70,11 @@ class HeadMeans:
 
 
 def pattern_name(scores: Mapping[str, float | None], *, brief: bool = False) -> str:
-    """What to call a head with these mean scores.
+    """The name of a head's pattern.
 
     Args:
-        scores: The mean scores of the head, as `HeadMeans.per_head` gives them.
-        brief: For a table, which has the column title "looks at" and 80 characters in all.
+        scores: The mean scores of the head, as returned by `HeadMeans.per_head`.
+        brief: A shorter form, for a column of a table.
 
     >>> pattern_name({"previous": 0.93, "sink": 0.02, "entropy": 0.3, "distance": 1.2})
     'previous token 0.93'

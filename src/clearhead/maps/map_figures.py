@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 EXACT, SHARES = "attention weight", "share of attention"  # what the colours of a figure mean
 
-_EXACT = 1024  # tokens; a figure of more shows shares, since it has too few dots for all weights
-_CELLS = 512  # of a figure of shares, each way
-_CELLS_IN_GRID = 192  # of each head in a figure of several heads
+_EXACT = 1024  # tokens; longer maps are drawn as shares, since a figure has too few pixels
+_CELLS = 512  # per side, in a figure of shares
+_CELLS_IN_GRID = 192  # per side of each head, in a figure of several heads
 _QUICK = 2**22  # weights that `print` computes without a noticeable delay
 
 
@@ -65,6 +65,6 @@ def plot(
                 "  Choose one: m.plot(head=0, ax=ax), or leave ax out for a grid."
             )
         figures.draw(ax, panels[0], log=log)
-        return ax.figure  # type: ignore[return-value]  # a subfigure serves as well
+        return ax.figure  # type: ignore[return-value]  # may be a subfigure
     legend = EXACT if tuple(cells.shape[1:]) == (rows.size, columns.size) else SHARES
     return figures.figure(panels, legend=legend, log=log, show=show, title=title)

@@ -1,4 +1,4 @@
-"""Weights of one sequence -> a layer of a page, with what the pattern of each head is called."""
+"""Weights of one sequence -> a layer of a page, with the name of each head's pattern."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from clearhead.maps.indexing import check_batch
 from clearhead.maps.positions import padding_tokens, seen_before, unique_padding_ids
 from clearhead.maps.statistics import summarise_dense
 
-# With fewer repeated tokens than this, a page does not say what a head does with copies.
+# With fewer repeated tokens than this, a page has no scores for copies.
 _REPEATED = 8
 
 
@@ -73,7 +73,7 @@ def head_scores(
     ids: Tensor | None,
     start: int,
 ) -> list[dict[str, float | None]]:
-    """The mean scores of each head, as in a head table; those of copies only if there are enough.
+    """The mean scores of each head, as in a head table; for copies, only if there are enough.
 
     Args:
         weights: The weights of one sequence.
@@ -110,7 +110,7 @@ def head_scores(
 
 
 def check_size(maps: Sequence[Scores], batch: int) -> None:
-    """Raise TooLarge for maps that no page could hold, before their weights are computed."""
+    """Raise TooLarge for maps that do not fit on a page, before their weights are computed."""
     for scores in maps:
         check_batch(batch, scores.shape[0])
     cells = sum(math.prod(scores.shape[1:]) for scores in maps)

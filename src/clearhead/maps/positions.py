@@ -1,4 +1,4 @@
-"""Where the queries of a map stand among its keys, as far as the mask tells."""
+"""The positions of the queries of a map among its keys, and padding, derived from the mask."""
 
 import torch
 from jaxtyping import Bool, Int
@@ -11,9 +11,9 @@ from clearhead.masks import Band, Padding
 def first_positions(s: Scores) -> list[int]:
     """The key position of the first query of each sequence; the other queries follow it.
 
-    The queries are the last of the keys, unless the mask says otherwise: a band that is aligned to
-    the start, or a causal mask that ends before the last key. The latter occurs with a cache of
-    fixed size, whose last slots are empty and hidden.
+    The queries are the last of the keys, unless the mask is aligned to the start, or is causal and
+    ends before the last key. The latter occurs with a cache of fixed size, whose last slots are
+    empty and hidden.
     """
     batch, _, queries, keys = s.shape
     parts = [] if s.mask is None else s.mask.parts()
@@ -34,7 +34,7 @@ def first_positions(s: Scores) -> list[int]:
     known = (start >= 0) & (start <= keys - queries) & (reached >= min(2, queries))
     if not known.any():
         return usual
-    # A sequence whose new tokens are all padding gives no evidence; it is taken to be like others.
+    # If all new tokens of a sequence are padding, assume that it starts where another one does.
     found: list[int] = torch.where(known, start, start[known][0]).tolist()
     return found
 
@@ -72,19 +72,19 @@ def padding_tokens(
 
     Args:
         seen: Whether any token may attend to this one.
-        attends_to_itself: Whether any token may attend to itself. If none may, no token can attend
-            to the last one, padding or not; it is then taken to be what the one before it is.
+        attends_to_itself: Whether any token may attend to itself. If not, no token can attend to
+            the last one, padding or not; it is then treated like the one before it.
     """
     if not attends_to_itself and seen.shape[1] > 1:
         seen = torch.cat([seen[:, :-1], seen[:, -2:-1]], 1)
-    # If no token at all may be attended to, the mask means something other than padding.
+    # If no token may be attended to at all, the mask means something other than padding.
     return (~seen).masked_fill(~seen.any(1, keepdim=True), False)
 
 
 def unique_padding_ids(
     ids: Int[Tensor, "batch tokens"], padding: Bool[Tensor, "batch tokens"]
 ) -> Int[Tensor, "batch tokens"]:
-    """The ids with a new one for each token of padding, so that it is a copy of no other token."""
+    """The ids with a new one for each padding token, so that none is a copy of another token."""
     new = ids.max() + 1 + torch.arange(ids.shape[1], device=ids.device)
     return torch.where(padding.to(ids.device), new, ids)
 
@@ -95,7 +95,7 @@ def _last_visible(
 ) -> tuple[Int[Tensor, "batch queries"], Bool[Tensor, "batch queries"]]:
     """The last key that each query may attend to (-1: none), and whether it may attend to all.
 
-    Some models let a query of padding attend to everything, without a meaning.
+    Some models let padding queries attend to everything; their weights mean nothing.
     """
     batch, _, queries, keys = s.shape
     last = torch.full((batch, queries), -1, device=s.device)

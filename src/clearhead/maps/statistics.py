@@ -1,10 +1,12 @@
 """The statistics of a map. To add one, write its class here: it registers itself under its name.
 
 `AttentionMap.summary(name=argument)` looks the name up and creates the class with a `Layout` and
-the argument. A `Statistic` then gathers what it needs from the tiles of the weights, all statistics
-in one pass; an `AtPairs` names the (query, key) pairs whose weights it needs, and no tile is
-computed for it. `AttentionMap` has methods for the usual ones.
+the argument. A `Statistic` then reads the tiles of the weights, all statistics in one pass. An
+`AtPairs` lists the (query, key) pairs whose weights it needs, and needs no tiles. The usual
+statistics are also methods of `AttentionMap`.
 """
+
+# ruff: noqa: D102  # the methods of the statistics are documented in Statistic
 
 import functools
 import math
@@ -28,7 +30,7 @@ from clearhead.validation import ShapeError, describe
 
 @dataclass(frozen=True)
 class Distance:
-    """How far a map looks, in tokens.
+    """The distance from queries to the keys they attend to, in tokens.
 
     Attributes:
         mean: The mean distance of each query, (batch, heads, queries).
@@ -43,7 +45,7 @@ class Distance:
 
 @dataclass(frozen=True)
 class Top:
-    """The largest weights of each query, and their keys (-1 where there are no more)."""
+    """The largest weights of each query, and their keys (-1 if it attends to fewer)."""
 
     weights: Float[Tensor, "batch heads queries k"]
     keys: Int[Tensor, "batch heads queries k"]
@@ -51,9 +53,9 @@ class Top:
 
 @dataclass(frozen=True)
 class Summary:
-    """The statistics that `AttentionMap.summary` was asked for; the others are None.
+    """The statistics requested from `AttentionMap.summary`; the others are None.
 
-    Statistics without a field of their own are in `others`, by name.
+    Registered statistics that have no field here are in `others`, by name.
     """
 
     entropy: Tensor | None = None
@@ -76,14 +78,14 @@ class Summary:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a statistic may know of a map before it meets the weights.
+    """The properties of a map that a statistic can use before it reads the weights.
 
     Attributes:
         shape: (batch, heads, queries, keys).
         starts: The key position of the first query of each sequence.
         dtype: The dtype of results.
         sum_dtype: The dtype of sums.
-        device: Where the weights are.
+        device: The device of the weights.
     """
 
     shape: tuple[int, int, int, int]
@@ -110,12 +112,12 @@ class Statistic:
     """Gathers one statistic from the tiles of a map; subclasses register under `name`.
 
     Args:
-        layout: What is known of the map.
-        argument: What was passed to `summary` under the statistic's name.
+        layout: The properties of the map.
+        argument: The argument of `summary` with the statistic's name.
     """
 
     name: ClassVar[str]
-    order = 1  # readers of lower order see a tile first; see `Tile`
+    order = 1  # readers of lower order get a tile first; see `Tile`
 
     def __init_subclass__(cls, *, name: str = "") -> None:
         if name:
@@ -126,7 +128,7 @@ class Statistic:
         self.layout = layout
 
     def add(self, tile: Tile) -> None:
-        """Take from one tile what is needed."""
+        """Read one tile."""
         raise NotImplementedError
 
     def result(self) -> Any:
@@ -143,7 +145,6 @@ class AtPairs(Statistic):
     weights: Float[Tensor, "batch heads pairs"]
 
     def result(self) -> Tensor:
-        """The weights at the pairs."""
         return self.weights
 
 
@@ -159,7 +160,7 @@ def summarise(
         scores: The map.
         starts: The key position of the first query of each sequence.
         requests: The argument of each statistic, by its name.
-        on_progress: Called now and then with the share that is done.
+        on_progress: Called repeatedly with the share that is done.
     """
     layout = Layout(scores.shape, starts, scores.dtype, scores.sum_dtype, scores.device)
     asked = _create(layout, requests)
@@ -181,7 +182,7 @@ def summarise(
 def summarise_dense(
     weights: Float[Tensor, "heads queries keys"], start: int, requests: Mapping[str, Any]
 ) -> Summary:
-    """The same statistics of weights that exist already, those of one sequence, in float64."""
+    """The same statistics of one sequence whose weights exist already, in float64."""
     heads, queries, keys = weights.shape
     shape = (1, heads, queries, keys)
     layout = Layout(shape, [start], torch.float64, torch.float64, weights.device)
@@ -222,7 +223,6 @@ class _Sums(Statistic):
     sum: Tensor
 
     def result(self) -> Tensor:
-        """The sums."""
         return self.sum.to(self.layout.dtype)
 
 
@@ -236,19 +236,17 @@ class Entropy(_Sums, name="entropy"):
         self.sum = layout.zeros(layout.shape[2])
 
     def add(self, tile: Tile) -> None:
-        """Take from one tile what is needed."""
         self.sum[tile.b, tile.heads, tile.rows] -= tile.logs.mul_(tile.weights).sum(-1)
 
 
 class Received(_Sums, name="received"):
-    """Σ_i weight per column: how much weight a key gets from all queries together."""
+    """Σ_i weight per column: the total weight that a key receives from all queries."""
 
     def __init__(self, layout: Layout, argument: bool) -> None:
         super().__init__(layout, argument)
         self.sum = layout.zeros(layout.shape[3])
 
     def add(self, tile: Tile) -> None:
-        """Take from one tile what is needed."""
         sums = tile.weights.sum(1) if tile.column_sums is None else tile.column_sums
         self.sum[tile.b, tile.heads, tile.cols] += sums
 
@@ -271,7 +269,6 @@ class Thumbnail(_Sums, name="thumbnail"):
         self._membership = functools.cache(membership)  # most tiles share their rows or columns
 
     def add(self, tile: Tile) -> None:
-        """Take from one tile what is needed."""
         (_, _, queries, keys), (_, _, rows, cols) = self.layout.shape, self.sum.shape
         like = (self.sum.dtype, self.sum.device)
         by_row = self._membership(tile.rows.start, tile.rows.stop, queries, rows, *like)
@@ -297,7 +294,6 @@ class LargestWeights(Statistic, name="top"):
         self.keys = torch.full(self.weights.shape, -1, device=layout.device)
 
     def add(self, tile: Tile) -> None:
-        """Take from one tile what is needed."""
         where = (tile.b, tile.heads, tile.rows)
         best, index = tile.weights.topk(min(self.k, tile.weights.shape[-1]), dim=-1)
         both = torch.cat([self.weights[where], best], -1)
@@ -314,7 +310,7 @@ class LargestWeights(Statistic, name="top"):
 
 
 class Distances(Statistic, name="distance"):
-    """How far the weights look: the total weight at each distance |query position - key|."""
+    """The total weight at each distance |query position - key|, and the mean per query."""
 
     def __init__(self, layout: Layout, argument: tuple[float, ...] | bool) -> None:
         super().__init__(layout, argument)
@@ -326,7 +322,6 @@ class Distances(Statistic, name="distance"):
         self.mean = layout.zeros(queries)
 
     def add(self, tile: Tile) -> None:
-        """Take from one tile what is needed."""
         heads, rows, cols = tile.weights.shape
         device = tile.weights.device
         # Shear the tile so that each of its diagonals becomes a column, then add up the columns.
@@ -354,7 +349,7 @@ class Distances(Statistic, name="distance"):
 class SameToken(_Sums, name="same_token"):
     """The weight of each row on earlier copies of its token; NaN where the token is new."""
 
-    shift = 0  # how many positions after a copy the key stands
+    shift = 0  # how many positions after a copy the key is
 
     def __init__(self, layout: Layout, argument: Tensor | Sequence[Sequence[int]]) -> None:
         super().__init__(layout, argument)
@@ -371,13 +366,13 @@ class SameToken(_Sums, name="same_token"):
         own = layout.positions.clamp(0, keys - 1)
         self.row_ids = ids.gather(1, own)
         self.new = ~seen_before(ids).gather(1, own)[:, None]
-        # The id that matters at a key is the one `shift` positions before; none is below the least.
+        # Compare with the id `shift` positions before a key. The first keys get an id that no token
+        # has.
         none = torch.full_like(ids[:, : self.shift], int(ids.min()) - 1 if ids.numel() else 0)
         self.key_ids = torch.cat([none, ids[:, : keys - self.shift]], 1)
         self.sum = layout.zeros(queries)
 
     def add(self, tile: Tile) -> None:
-        """Take from one tile what is needed."""
         row, col = self.row_ids[tile.b, tile.rows], self.key_ids[tile.b, tile.cols]
         position = torch.arange(tile.rows.start, tile.rows.stop, device=row.device)
         position = position[:, None] + self.layout.starts[tile.b]
@@ -397,7 +392,7 @@ class Induction(SameToken, name="induction"):
 
 
 class Sink(AtPairs, name="sink"):
-    """The weight of each row on the first token, which each sequence may have elsewhere."""
+    """The weight of each row on the first token, whose position may differ per sequence."""
 
     def __init__(self, layout: Layout, argument: int | Int[Tensor, " batch"]) -> None:
         super().__init__(layout, argument)
@@ -408,7 +403,7 @@ class Sink(AtPairs, name="sink"):
 
 
 class Previous(AtPairs, name="previous"):
-    """The weight of each row on the token before it; NaN where there is none."""
+    """The weight of each row on the token before it; NaN for the first token."""
 
     exact = False  # one pair for every query: float64 would take four times as long
 
@@ -421,12 +416,12 @@ class Previous(AtPairs, name="previous"):
         self.cols = before.clamp(0, keys - 1)
 
     def result(self) -> Tensor:
-        """The weights, NaN where there is no token before."""
+        """The weights, NaN for the first token."""
         return self.weights.masked_fill(self.missing, math.nan)
 
 
 class Relation(AtPairs, name="relation"):
-    """The weights at labelled (query, key) pairs, the same or others in each sequence."""
+    """The weights at labelled (query, key) pairs, shared or given per sequence."""
 
     def __init__(self, layout: Layout, argument: Tensor | Sequence[Sequence[int]]) -> None:
         super().__init__(layout, argument)

@@ -1,10 +1,9 @@
-"""Who may attend to whom. True means "may attend" everywhere in Clearhead.
+"""Lengths, windows or matrices -> a `Mask`. True means "may attend" everywhere in Clearhead.
 
-Enters: lengths, windows, matrices. Leaves: a `Mask`, which describes a matrix without holding it:
-`Mask.causal() & Mask.padding(lengths)` is a few numbers, and any tile of the queries × keys matrix
-is computed on request. Other libraries use other polarities and shapes; the `to_*` methods convert.
-Start reading at `mask.Mask`; the kinds of mask follow it in the same file. `kernel_form` turns a
-mask into the arguments of a fused kernel.
+A `Mask` describes a matrix without holding it: `Mask.causal() & Mask.padding(lengths)` is a few
+numbers, and any tile of the queries × keys matrix is computed on request. Other libraries use other
+polarities and shapes; the `to_*` methods convert. Start reading at `mask.Mask`; the kinds of mask
+follow it in the same file. `kernel_form` turns a mask into the arguments of a fused kernel.
 """
 
 from clearhead.masks.kernel_form import as_band

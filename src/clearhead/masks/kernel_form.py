@@ -1,4 +1,4 @@
-"""A mask in the few numbers that a fused kernel takes: a diagonal, a window, valid keys."""
+"""A mask as the arguments of a fused kernel: a diagonal, a window, valid keys."""
 
 from typing import Any
 

@@ -1,11 +1,11 @@
-"""`Mask`, and below it the kinds of mask: a band, padding, any matrix, or two masks joined."""
+"""`Mask`, and the kinds of mask: a band, padding, any matrix, or two masks joined."""
 
 # ruff: noqa: D102  # the methods of the kinds are documented in Mask
 
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -44,8 +44,7 @@ class Mask:
         Args:
             align: How queries and keys line up if their numbers differ. "end": the last query is
                 at the last key, as when decoding with a cache. "start": the first query is at the
-                first key, which is what `is_causal=True` means in
-                `scaled_dot_product_attention`.
+                first key, as with `is_causal=True` in `scaled_dot_product_attention`.
         """
         _check_align(align)
         return Band(None, 0, align)
@@ -151,7 +150,7 @@ class Mask:
         return slice(0, keys)
 
     def is_start_causal(self, queries: int, keys: int) -> bool:
-        """Whether SDPA's `is_causal=True` means exactly this mask at this size."""
+        """Whether this mask, at this size, equals SDPA's `is_causal=True`."""
         return False
 
     def is_same_for_all_queries(self, queries: int, keys: int) -> bool:
@@ -159,7 +158,7 @@ class Mask:
         return False
 
     def is_never_empty(self, queries: int, keys: int) -> bool:
-        """Whether every query is known to attend to at least one key (its own, in a band)."""
+        """Whether every query is certain to attend to at least one key (its own, in a band)."""
         return False
 
     def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
@@ -216,7 +215,7 @@ class Mask:
         return tile.expand(-1, -1, queries, keys)
 
     def problem(self, queries: int, keys: int) -> str | None:
-        """What looks wrong with this mask at this size, or None. Builds the whole matrix."""
+        """A likely mistake in this mask at this size, or None. Builds the whole matrix."""
         visible = self.dense(queries, keys)
         empty = ~visible.any(-1)
         if not empty.any():
@@ -296,7 +295,7 @@ class Band(Mask):
     align: Align
 
     def offset(self, queries: int, keys: int) -> int:
-        """The key at which query 0 is."""
+        """The key position of query 0."""
         return keys - queries if self.align == "end" else 0
 
     def reach(self, rows: slice, queries: int, keys: int) -> slice:
@@ -497,15 +496,18 @@ class Pair(Mask):
 
     left: Mask
     right: Mask
+    name: ClassVar[str]
+
+    def _join(self, left: Tensor, right: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def _natural_size(self) -> tuple[int | None, int | None]:
         a, b = self.left._natural_size(), self.right._natural_size()
         return a[0] or b[0], a[1] or b[1]
 
     def is_same_for_all_queries(self, queries: int, keys: int) -> bool:
-        return self.left.is_same_for_all_queries(
-            queries, keys
-        ) and self.right.is_same_for_all_queries(queries, keys)
+        left = self.left.is_same_for_all_queries(queries, keys)
+        return left and self.right.is_same_for_all_queries(queries, keys)
 
     def is_never_empty(self, queries: int, keys: int) -> bool:
         # True for bands only, and every band includes the key at the query's own position.
@@ -519,9 +521,25 @@ class Pair(Mask):
         self.left.check(batch, heads, queries, keys)
         self.right.check(batch, heads, queries, keys)
 
+    def encode(self, tensors: list[Tensor]) -> str:
+        return f"('{self.name}',{self.left.encode(tensors)},{self.right.encode(tensors)})"
+
+    def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
+        left = self.left.over(queries, seen, capacity)
+        return self._join(left, self.right.over(queries, seen, capacity))
+
+    def _mask_mod(self, queries: int, keys: int) -> MaskMod:
+        left, right = self.left._mask_mod(queries, keys), self.right._mask_mod(queries, keys)
+        return lambda b, h, q, k: self._join(left(b, h, q, k), right(b, h, q, k))
+
 
 class Both(Pair):
     """Visible where both allow it."""
+
+    name = "both"
+
+    def _join(self, left: Tensor, right: Tensor) -> Tensor:
+        return left & right
 
     def parts(self) -> list[Mask]:
         return self.left.parts() + self.right.parts()
@@ -540,19 +558,14 @@ class Both(Pair):
             return b if a is None else a
         return a & b
 
-    def encode(self, tensors: list[Tensor]) -> str:
-        return f"('both',{self.left.encode(tensors)},{self.right.encode(tensors)})"
-
-    def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
-        return self.left.over(queries, seen, capacity) & self.right.over(queries, seen, capacity)
-
-    def _mask_mod(self, queries: int, keys: int) -> MaskMod:
-        left, right = self.left._mask_mod(queries, keys), self.right._mask_mod(queries, keys)
-        return lambda b, h, q, k: left(b, h, q, k) & right(b, h, q, k)
-
 
 class Either(Pair):
     """Visible where either allows it."""
+
+    name = "either"
+
+    def _join(self, left: Tensor, right: Tensor) -> Tensor:
+        return left | right
 
     def reach(self, rows: slice, queries: int, keys: int) -> slice:
         a, b = self.left.reach(rows, queries, keys), self.right.reach(rows, queries, keys)
@@ -564,16 +577,6 @@ class Either(Pair):
         a = self.left.tile(rows, cols, queries, keys, device)
         b = self.right.tile(rows, cols, queries, keys, device)
         return None if a is None or b is None else a | b
-
-    def encode(self, tensors: list[Tensor]) -> str:
-        return f"('either',{self.left.encode(tensors)},{self.right.encode(tensors)})"
-
-    def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
-        return self.left.over(queries, seen, capacity) | self.right.over(queries, seen, capacity)
-
-    def _mask_mod(self, queries: int, keys: int) -> MaskMod:
-        left, right = self.left._mask_mod(queries, keys), self.right._mask_mod(queries, keys)
-        return lambda b, h, q, k: left(b, h, q, k) | right(b, h, q, k)
 
 
 def _decode(tree: tuple[object, ...], tensors: Sequence[Tensor]) -> Mask:
@@ -615,7 +618,7 @@ def _check_align(align: Align) -> None:
 
 
 def as_mask(mask: object) -> Mask:
-    """Return the mask; raise a TypeError that says what to write if it is not one."""
+    """Return the mask; raise a TypeError that explains what to write if it is not one."""
     if isinstance(mask, Mask):
         return mask
     raise TypeError(

@@ -1,7 +1,7 @@
 """Maps and tokens -> a page in the browser that zooms into maps of any length: view().
 
 Start reading in `server` (the thread that listens), then `routes` (the page and its API, behind
-`request_guard`). `tile_pyramid` computes one head at every zoom level, `jobs` does so in the
+`request_guard`). `tile_pyramid` computes one head at every zoom level, `jobs` runs it in the
 background, and `token_labels` searches the text. The page itself is in assets/.
 """
 
@@ -28,7 +28,7 @@ def view(
     browser: bool = True,
     wait: bool = True,
 ) -> View:
-    """Explore maps of any length in the browser, zooming as in a street map.
+    """Explore maps of any length in the browser, zooming as in an online street map.
 
     The page is served to this machine only. It shows the whole map of a head, and computes exact
     weights where you zoom in.

@@ -1,7 +1,7 @@
 """Worker: computes overviews and scores in the background, one head after another.
 
-One thread reads the maps. It pauses while a tile is computed, because tiles are
-urgent. Overviews are kept up to a limit in bytes; the least recently used is dropped first.
+One thread reads the maps. It pauses while a tile is computed, because tiles are urgent. Overviews
+are kept up to a limit in bytes; the least recently used is dropped first.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from clearhead.maps import AttentionMap
 from clearhead.viewer.tile_pyramid import Pyramid
 from clearhead.watcher.head_table import measure
 
+_PYRAMID_BYTES = 2**29
+
 
 class Sized(Protocol):
-    """Anything that knows how many bytes it takes."""
+    """Anything with a size in bytes."""
 
     @property
     def nbytes(self) -> int:
@@ -92,16 +94,13 @@ class Worker:
     Args:
         layers: The maps by the name of their layer.
         ids: The token ids, (batch, tokens), for additional scores of each head.
-        memory: The limit for pyramids in bytes.
     """
 
-    def __init__(
-        self, layers: dict[str, AttentionMap], ids: Tensor | None = None, *, memory: int = 2**29
-    ) -> None:
+    def __init__(self, layers: dict[str, AttentionMap], ids: Tensor | None = None) -> None:
         self.names = list(layers)
         self.maps = list(layers.values())
         self._ids = ids
-        self.pyramids: SizedCache[Pyramid] = SizedCache(memory)
+        self.pyramids: SizedCache[Pyramid] = SizedCache(_PYRAMID_BYTES)
         self.scores: dict[HeadIndex, dict[str, Any]] = {}
         self.progress: Progress | None = None
         self.failed: dict[HeadIndex, str] = {}

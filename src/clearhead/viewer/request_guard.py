@@ -45,7 +45,7 @@ class Guard:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a refused request, and pass all others on."""
+        """Answer refused requests here, and pass all others on."""
         if scope["type"] != "http":
             return
         refused = self._refusal(scope)
@@ -80,15 +80,15 @@ class Guard:
             return 405, "Only GET is supported."
         if len(scope["query_string"]) > _MOST_QUERY:
             return 414, "The URL is too long."
-        if not self._knows_token(scope, headers.get(TOKEN_HEADER, [])):
+        if not self._has_token(scope, headers.get(TOKEN_HEADER, [])):
             return 403, (
                 "The token is missing or wrong. "
                 "Open the complete URL that was printed when the server started."
             )
         return None
 
-    def _knows_token(self, scope: Scope, given: list[bytes]) -> bool:
-        """Whether the token is right: in the URL of the page, in a header of other requests."""
+    def _has_token(self, scope: Scope, given: list[bytes]) -> bool:
+        """Whether the token is valid: in the URL of the page, or in a header of other requests."""
         if scope["path"] == "/":
             try:
                 query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=64)

@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -31,8 +30,6 @@ _MOST_WAITING = 64  # requests that wait for numbers; further ones are answered 
 _MOST_LABELS = 4096
 _MOST_STRONGEST = 50
 _SCRIPTS = ("tiles.js", "map_painter.js", "panel.js", "view.js")
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class _Refused(ValueError):
@@ -65,14 +62,14 @@ class Site:
         """The application behind its guard."""
         routes = [
             Route("/", self.page),
-            Route("/api/about", _answers(self.about)),
-            Route("/api/state", _answers(self.state)),
-            Route("/api/tile", _answers(self.tile)),
-            Route("/api/row", _answers(self.row)),
-            Route("/api/tokens", _answers(self.tokens)),
-            Route("/api/search", _answers(self.search)),
+            Route("/api/about", self.about),
+            Route("/api/state", self.state),
+            Route("/api/tile", self.tile),
+            Route("/api/row", self.row),
+            Route("/api/tokens", self.tokens),
+            Route("/api/search", self.search),
         ]
-        app = Starlette(routes=routes)
+        app = Starlette(routes=routes, exception_handlers={_Refused: _answer_refused})
         app.router.redirect_slashes = False
         return Guard(app, token=token, port=port, policy=self._policy)
 
@@ -114,7 +111,7 @@ class Site:
         )
 
     async def state(self, request: Request) -> Response:
-        """What is known about the heads of a layer. The requested head is computed next."""
+        """The state of each head of a layer. The requested head is computed next."""
         given = _parameters(request, "layer", "batch", "head")
         layer, batch, _ = chosen = self._head(given)
         self._worker.want(chosen)
@@ -187,7 +184,7 @@ class Site:
         return JSONResponse({"tokens": self._labels.some(batch, start, start + count)})
 
     async def search(self, request: Request) -> Response:
-        """The tokens in which a text begins."""
+        """The tokens at which a searched text begins."""
         given = _parameters(request, "batch", "text")
         batch = _whole(given, "batch", max(m.shape[0] for m in self._worker.maps))
         async with self._compute() as run:
@@ -226,18 +223,10 @@ class Site:
             self._waiting -= 1
 
 
-def _answers(method: Callable[[Request], Awaitable[Response]]) -> Endpoint:
-    """Turn `_Refused` into an answer."""
-
-    @wraps(method)
-    async def endpoint(request: Request) -> Response:
-        try:
-            return await method(request)
-        except _Refused as error:
-            headers = {"retry-after": "1"} if error.status == 503 else None
-            return JSONResponse({"error": str(error)}, error.status, headers)
-
-    return endpoint
+async def _answer_refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, _Refused)
+    headers = {"retry-after": "1"} if error.status == 503 else None
+    return JSONResponse({"error": str(error)}, error.status, headers)
 
 
 def _parameters(request: Request, *names: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Pyramid: one head of a map at every zoom level, from one small picture to single weights.
 
 A cell of any grid is a share of attention: the sum of its weights divided by the number of its
-queries. So a row of cells adds up to 1 at every level, and a first token that receives much
+queries. A row of cells thus adds up to 1 at every level, and a first token that receives much
 attention stays bright.
 
     overview    the whole map in one pass (`AttentionMap.cells`): 2,048 or 4,096 cells per side
@@ -60,21 +60,10 @@ def grids(queries: int, keys: int) -> list[Grid]:
     longest = max(queries, keys)
     most = _OVERVIEW if longest <= _LONG else _OVERVIEW_OF_LONG
     base = tuple(max(1, min(size, round(size * most / longest))) for size in (queries, keys))
-    found: list[Grid] = []
-    halvings = 0
-    while True:
-        side = 2**halvings
-        grid = Grid(
-            math.ceil(base[0] / side),
-            math.ceil(base[1] / side),
-            base[0] / side,
-            base[1] / side,
-            halvings,
-        )
-        found.insert(0, grid)
-        if max(grid.rows, grid.cols) <= TILE:
-            break
-        halvings += 1
+    found = []
+    for halvings in reversed(range(((max(base) - 1) // TILE).bit_length() + 1)):
+        high, wide = (size / 2**halvings for size in base)
+        found.append(Grid(math.ceil(high), math.ceil(wide), high, wide, halvings))
     doublings = 0
     while (found[-1].rows, found[-1].cols) != (queries, keys):
         doublings += 1
@@ -91,7 +80,7 @@ class Pyramid:
 
     Args:
         one: A map of one sequence and one head.
-        on_progress: Called from time to time with the share that is done. May raise to cancel.
+        on_progress: Called repeatedly with the share that is done. May raise to cancel.
     """
 
     def __init__(

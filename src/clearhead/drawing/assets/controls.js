@@ -43,7 +43,7 @@ function headControls() {
   group.update = () => {
     if (shown !== state.layer) {
       shown = state.layer;
-      const options = layer().info.words.map((words, head) => el("option", { value: head }, `${layer().number(head)}: ${words}`));
+      const options = layer().info.patterns.map((pattern, head) => el("option", { value: head }, `${layer().number(head)}: ${pattern}`));
       headList.replaceChildren(...options);
       layerList?.mark(state.layer);
     }

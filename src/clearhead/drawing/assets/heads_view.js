@@ -1,8 +1,8 @@
-// Heads: a small picture of every head, and what it does.
+// Heads: a small picture of every head, and the name of its pattern.
 
 const SORTS = {
-  place: ["as in the model", null],
-  words: ["by pattern", null],
+  model: ["as in the model", null],
+  pattern: ["by pattern", null],
   sink: ["by weight on the first token", -1],
   previous: ["by weight on the previous token", -1],
   same_token: ["by weight on copies of the token", -1],
@@ -25,7 +25,7 @@ function thumbnail(from, head) {
     counts[at] += 1;
   });
   for (let i = 0; i < sums.length; i++) sums[i] = counts[i] ? sums[i] / counts[i] : NaN;
-  // The first query of a causal map sees only itself. Its weight of 1 must not make the rest dark.
+  // The first query of a causal map attends only to itself. Its weight of 1 must not make the rest dark.
   const seen = sums.filter((mean) => mean > 0).sort();
   const top = seen[Math.floor(seen.length * (seen.length > 200 ? 0.98 : 1)) - (seen.length > 200 ? 0 : 1)] || 0;
   return { weights: sums, width: wide, height: high, top };
@@ -37,7 +37,7 @@ const headsView = {
     const scores = layers[0].info.scores;
     const measured = (name) => (scores[name] || []).some((score) => score !== null);
     const options = Object.entries(SORTS)
-      .filter(([name]) => name === "place" || name === "words" || measured(name))
+      .filter(([name]) => name === "model" || name === "pattern" || measured(name))
       .map(([name, [text]]) => [name, text]);
     this.sort = select("Order", options, state.sort, (sort) => change({ sort }));
     this.scale = scaleChoice();
@@ -66,20 +66,20 @@ const headsView = {
   /** Put a card for every head into the selected order. */
   arrange() {
     this.sorted = state.sort;
-    const all = layers.flatMap((from) => from.info.words.map((words, head) => ({ from, head, words })));
+    const all = layers.flatMap((from) => from.info.patterns.map((pattern, head) => ({ from, head, pattern })));
     const size = all.length <= 6 ? "cards few" : all.length <= 36 ? "cards some" : "cards";
-    const [, sign] = SORTS[state.sort] || SORTS.place;
+    const [, sign] = SORTS[state.sort] || SORTS.model;
     const score = ({ from, head }) => from.info.scores[state.sort]?.[head] ?? Infinity * (sign || 1);
-    if (state.sort === "words") all.sort((a, b) => compareWords(a.words, b.words));
+    if (state.sort === "pattern") all.sort((a, b) => comparePatterns(a.pattern, b.pattern));
     else if (sign) all.sort((a, b) => sign * (score(a) - score(b)) || 0);
     this.cards = [];
     const groups = [];
-    const inPlace = !sign && state.sort !== "words" && layers.length > 1;
-    for (const { from, head, words } of all) {
-      const card = this.card(from, head, words, inPlace);
+    const byLayer = !sign && state.sort !== "pattern" && layers.length > 1;
+    for (const { from, head, pattern } of all) {
+      const card = this.card(from, head, pattern, byLayer);
       this.cards.push(card);
-      if (inPlace && head === 0) groups.push(el("h3", { class: "layer" }, shorten(from.name, 48)));
-      if (!groups.length || (inPlace && head === 0)) groups.push(el("div", { class: size }));
+      if (byLayer && head === 0) groups.push(el("h3", { class: "layer" }, shorten(from.name, 48)));
+      if (!groups.length || (byLayer && head === 0)) groups.push(el("div", { class: size }));
       groups[groups.length - 1].append(card);
     }
     this.grid.replaceChildren(...groups);
@@ -98,9 +98,9 @@ const headsView = {
     card.firstChild.replaceChildren(picture);
   },
 
-  card(from, head, words, inPlace) {
+  card(from, head, pattern, byLayer) {
     const number = from.number(head);
-    const name = inPlace || layers.length === 1 ? `Head ${number}` : `${shorten(from.name, 18)}, head ${number}`;
+    const name = byLayer || layers.length === 1 ? `Head ${number}` : `${shorten(from.name, 18)}, head ${number}`;
     return button(
       {
         class: "card",
@@ -111,7 +111,7 @@ const headsView = {
       },
       el("span", { class: "picture hatched" }),
       el("span", { class: "name" }, name),
-      el("span", { class: "does" }, words));
+      el("span", { class: "does" }, pattern));
   },
 
   move(event) {
@@ -122,8 +122,8 @@ const headsView = {
 };
 
 /** Sort by pattern, then by strength. */
-function compareWords(a, b) {
-  const [x, y] = [a, b].map((words) => /^(\D+) ([\d.]+)$/.exec(words));
+function comparePatterns(a, b) {
+  const [x, y] = [a, b].map((pattern) => /^(\D+) ([\d.]+)$/.exec(pattern));
   if (!x || !y) return x ? -1 : y ? 1 : a.localeCompare(b, "en", { numeric: true });
   return x[1].localeCompare(y[1], "en") || Number(y[2]) - Number(x[2]);
 }

@@ -20,7 +20,7 @@ function brightest(weights, width) {
   return bests[index] || largest(weights);
 }
 
-/** How many tokens each row looks at (the exponential of its entropy), and what each column receives. */
+/** How many tokens each row attends to (the exponential of its entropy), and what each column receives. */
 function sums(weights, rows, columns) {
   const spread = new Float32Array(rows), received = new Float32Array(columns);
   for (let query = 0, i = 0; query < rows; query++) {

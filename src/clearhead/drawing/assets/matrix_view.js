@@ -32,12 +32,12 @@ const matrixView = {
     this.scroller = el("div", { class: "scroller", onscroll: () => this.paint() }, this.spacer);
     this.legend = el("div", { class: "legend" });
     this.readout = el("div", { class: "readout", id: "readout" });
-    this.looks = el("div", {});
-    this.looked = el("div", {});
+    this.attendsTo = el("div", {});
+    this.attendedBy = el("div", {});
     const help = "Arrow keys move from cell to cell. Home and End go to the first and last key of the row.";
     this.beside = el("div", { class: "beside snug" },
       el("figure", { class: "plot" }, this.scroller, el("figcaption", {}, this.legend)),
-      el("aside", { "aria-label": "Selected cell" }, this.readout, this.looks, this.looked));
+      el("aside", { "aria-label": "Selected cell" }, this.readout, this.attendsTo, this.attendedBy));
     root.append(
       el("div", { class: "controls" }, this.controls, this.scale, this.zooms),
       el("p", { class: "unseen", id: "matrix-help" }, help),
@@ -75,8 +75,8 @@ const matrixView = {
     this.map = scaleTo(this.top, state.scale);
     Object.assign(this, sums(this.weights, from.rows.length, width));
     this.picture = pixels(this.weights, width, from.rows.length, this.map);
-    const does = from.info.words[state.head];
-    this.over.setAttribute("aria-label", `Attention weights, ${from.title(state.head)}: ${does}`);
+    const pattern = from.info.patterns[state.head];
+    this.over.setAttribute("aria-label", `Attention weights, ${from.title(state.head)}: ${pattern}`);
     this.drawLegend();
     this.fit();
   },
@@ -177,7 +177,7 @@ const matrixView = {
     this.legend.replaceChildren(
       key(exact(lowest(this.top, state.scale)), bar, this.more ? `${exact(this.top)} and more` : exact(this.top)),
       this.weights.some(Number.isNaN) ? key(el("span", { class: "swatch hatched" }), "hidden by the mask") : "",
-      key("Right: how many tokens each query looks at. Below: how much attention each key receives."));
+      key("Right: how many tokens each query attends to. Below: how much attention each key receives."));
   },
 
   drawAside() {
@@ -185,12 +185,12 @@ const matrixView = {
     const weight = from.weight(state.head, query, key);
     const row = from.rows[query], column = from.columns[key];
     this.readout.replaceChildren(
-      el("p", { class: "pair" }, token(row, 40), el("span", { class: "arrow" }, " looks at "), token(column, 40)),
+      el("p", { class: "pair" }, token(row, 40), el("span", { class: "arrow" }, " attends to "), token(column, 40)),
       el("p", { class: "number", id: "number" }, Number.isNaN(weight) ? "hidden" : exact(weight)),
       quiet(`query ${query}, key ${key}`));
-    this.looks.replaceChildren(ranking(el("h3", {}, token(row, 20), " looks at"),
+    this.attendsTo.replaceChildren(ranking(el("h3", {}, token(row, 20), " attends to"),
       from.row(state.head, query), from.columns, key, (other) => change({ query, key: other })));
-    this.looked.replaceChildren(ranking(el("h3", {}, "What looks at ", token(column, 20)),
+    this.attendedBy.replaceChildren(ranking(el("h3", {}, "What attends to ", token(column, 20)),
       from.column(state.head, key), from.rows, query, (other) => change({ query: other, key })));
   },
 
@@ -253,7 +253,7 @@ const matrixView = {
   tell() {
     const weight = layer().weight(state.head, state.query, state.key);
     const shown = Number.isNaN(weight) ? "hidden" : exact(weight);
-    say(`${layer().rows[state.query]} looks at ${layer().columns[state.key]}: ${shown}`);
+    say(`${layer().rows[state.query]} attends to ${layer().columns[state.key]}: ${shown}`);
   },
 
   /** Scroll so that the selected cell and its neighbours are visible. */

@@ -46,7 +46,7 @@ class Layer {
     this.rows = about.labels[info.rows];
     this.columns = about.labels[info.columns];
     this.same = info.rows === info.columns; // queries and keys are the same tokens
-    this.heads = info.words.length;
+    this.heads = info.patterns.length;
     this.kept = new Map();
     this.ready = false;
   }

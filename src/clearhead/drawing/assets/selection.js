@@ -3,7 +3,7 @@
 const VIEWS = { heads: "Heads", matrix: "Matrix", sentence: "Sentence", steps: "Steps" };
 const state = {
   view: "heads", layer: 0, head: 0, query: 0, key: 0,
-  scale: "linear", sort: "place", show: "one", several: [], way: "from", pin: false, step: 0,
+  scale: "linear", sort: "model", show: "one", several: [], way: "from", pin: false, step: 0,
   theme: "",
 };
 const CHOICES = {
@@ -45,7 +45,7 @@ function write() {
   if (layers.length > 1) params.set("layer", state.layer);
   for (const name of ["head", "query", "key"]) params.set(name, state[name]);
   if (state.scale !== "linear") params.set("scale", state.scale);
-  if (state.view === "heads" && state.sort !== "place") params.set("sort", state.sort);
+  if (state.view === "heads" && state.sort !== "model") params.set("sort", state.sort);
   if (state.view === "sentence") {
     params.set("show", state.show);
     params.set("way", state.way);
@@ -57,7 +57,7 @@ function write() {
   try {
     history.replaceState(null, "", `#${params}`);
   } catch {
-    // The frame in a notebook has no URL of its own. Everything else works there.
+    // The frame in a notebook has no separate URL. Everything else works there.
   }
 }
 

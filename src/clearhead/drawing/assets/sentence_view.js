@@ -1,6 +1,6 @@
-// Sentence: the tokens in a line. Point to one to see what it looks at, or what looks at it.
+// Sentence: the tokens in a line. Point to one to see what it attends to, or what attends to it.
 
-const CURVES = 24; // maximum tokens with curves: between more, curves are a tangle
+const CURVES = 24; // maximum tokens with curves; with more, they become a tangle
 const SPACE = "\u00a0";
 
 const sentenceView = {
@@ -12,7 +12,7 @@ const sentenceView = {
       const first = show === "several" && !state.several.length;
       change({ show, several: first ? [state.head, (state.head + 1) % layer().heads] : state.several });
     });
-    const ways = [["from", "What it looks at"], ["to", "What looks at it"]];
+    const ways = [["from", "What it attends to"], ["to", "What attends to it"]];
     this.way = choice("Direction", ways, state.way, (way) => change({ way }));
     this.chips = el("div", { class: "chips", role: "group", "aria-label": "Heads to compare" });
     this.lead = el("p", { class: "lead" });
@@ -56,8 +56,8 @@ const sentenceView = {
   },
 
   drawChips() {
-    this.chips.replaceChildren(...layer().info.words.map((words, head) => button(
-      { "data-head": head, title: words, onclick: () => this.compare(head) },
+    this.chips.replaceChildren(...layer().info.patterns.map((pattern, head) => button(
+      { "data-head": head, title: pattern, onclick: () => this.compare(head) },
       el("span", { class: "dot" }), `Head ${layer().number(head)}`)));
   },
 
@@ -75,7 +75,7 @@ const sentenceView = {
       this.lines.replaceChildren(this.rowLine);
       return;
     }
-    const titles = ["Queries: the tokens that look", "Keys: the tokens that they look at"];
+    const titles = ["Queries: the tokens that attend", "Keys: the tokens that they attend to"];
     this.rowLine = this.line(from.rows, from.info.rows, "row", titles[0]);
     this.columnLine = this.line(from.columns, from.info.columns, "column", titles[1]);
     this.lines.replaceChildren(el("h3", {}, titles[0]), this.rowLine, el("h3", {}, titles[1]), this.columnLine);
@@ -147,7 +147,7 @@ const sentenceView = {
     const [mine, theirs] = at.way === "from" ? [from.rows, from.columns] : [from.columns, from.rows];
     if (best < 0) return `${mine[at.index]}: everything is hidden.`;
     const [query, key] = at.way === "from" ? [mine[at.index], theirs[best]] : [theirs[best], mine[at.index]];
-    return `${query} looks most at ${key}: ${fixed(weights[best])}`;
+    return `${query} attends most to ${key}: ${fixed(weights[best])}`;
   },
 
   drawLead(at, heads) {
@@ -157,7 +157,7 @@ const sentenceView = {
     if (heads[0] === "all") what = "the mean of all heads";
     if (heads.length > 1) what = `${heads.length} heads, each in its own colour`;
     this.lead.replaceChildren(
-      ...(at.way === "from" ? ["What ", label, " looks at: "] : ["What looks at ", label, ": "]),
+      ...(at.way === "from" ? ["What ", label, " attends to: "] : ["What attends to ", label, ": "]),
       `${what}. `,
       state.pin ? "Pinned. Select it again to unpin it." : "Point to a token, or select one to pin it.");
   },
@@ -205,7 +205,7 @@ const sentenceView = {
     amount.textContent = hidden && !many ? "hidden" : silent ? SPACE : fixed(best);
   },
 
-  /** Curves from the selected token to those that it looks at, if all tokens fit on one line. */
+  /** Curves from the selected token to those that it attends to, if all tokens fit on one line. */
   drawCurves() {
     this.curves.replaceChildren();
     if (!this.rowLine || !layer().same) return;
@@ -250,7 +250,7 @@ const sentenceView = {
       const dot = heads.length > 1 ? el("span", { class: "dot", ...colour }) : null;
       const heading = el("h3", {}, dot, from.title(head));
       const list = ranking(heading, all[k], labels, -1, pick, most);
-      if (head !== "all") heading.after(quiet(from.info.words[head]));
+      if (head !== "all") heading.after(quiet(from.info.patterns[head]));
       if (heads.length > 1) list.style.setProperty("--accent", `var(--head-${k})`);
       return list;
     }));

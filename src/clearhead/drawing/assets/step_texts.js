@@ -8,7 +8,7 @@ const lessons = {
       explain(
         "Every token arrives as a list of numbers, called ", el("code", {}, "x"),
         ". Three tables of learned numbers turn it into three new lists. The ", bold("query"),
-        " says what this token is looking for, the ", bold("key"), " says how other tokens can find it, ",
+        " describes what this token is looking for, the ", bold("key"), " describes how other tokens can find it, ",
         "and the ", bold("value"), " is what it passes on to them."),
       vectorStrip("x", at),
       arrow("times the learned tables"),
@@ -21,7 +21,7 @@ const lessons = {
     return [
       explain(
         `The ${heads * width} numbers are cut into ${plural(heads, "piece")} of ${width}, one for each head. `,
-        "Nothing is computed, and no number changes. Each head will look at the text in its own way."),
+        "Nothing is computed, and no number changes. Each head will attend to the text in its own way."),
       strip("queries", vectorOf("queries", 0, at.i), at.label, { piece: width }),
       arrow("cut"),
       ...pieces("queries_split", heads, at),
@@ -75,7 +75,7 @@ const lessons = {
       return [keyName(at, j), score, at.hidden[j] ? hatchedCell(fixed(-Infinity)) : score];
     });
     const some = [
-      `This token may not look at ${plural(count, "token")}. `,
+      `This token may not attend to ${plural(count, "token")}. `,
       "A hidden score becomes minus infinity, so that its weight will be exactly 0.",
     ];
     const none = [
@@ -153,7 +153,7 @@ const lessons = {
     return [
       explain(
         "One more table of learned numbers mixes what the heads found. This is the output for ",
-        token(at.label, 24, true), ": the same token, now with information from the tokens that it looked at."),
+        token(at.label, 24, true), ": the same token, now with information from the tokens that it attended to."),
       vectorStrip("context_vec", at),
       arrow("times the learned table"),
       vectorStrip("output", at),
