@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import command, memory
 from benchmarks.cases import DIRECTIONS, Case, make_run
 from benchmarks.command import Say, option, ratio_text, sizes
-from benchmarks.contestants import Implementation, contestants_for
+from benchmarks.contestants import PACKED, Implementation, contestants_for
 from benchmarks.equality import TOLERANCES, Reference
 from clearhead import timing
 
@@ -165,6 +165,7 @@ def measure_case(
         "rows_checked": None if reference.rows is None else len(reference.rows),
         "rows": found,
         "ours_to_fastest_other": ours_to_fastest(rows),
+        "packed_to_fastest_other": ours_to_fastest(rows, packed=True),
     }
 
 
@@ -197,10 +198,11 @@ def _enter(
     return timing.Contestant(name, run, lambda: gap, note, one.ours), module
 
 
-def ours_to_fastest(rows: Sequence[timing.Row]) -> dict[str, Any] | None:
+def ours_to_fastest(rows: Sequence[timing.Row], *, packed: bool = False) -> dict[str, Any] | None:
     """The fastest of the others, and our time as a multiple of its time."""
     timed = [row for row in rows if row.status == "timed"]
-    ours = next((row for row in timed if row.ours), None)
+    own = [row for row in timed if row.ours and row.name.startswith(PACKED) == packed]
+    ours = next(iter(own), None)
     others = [row for row in timed if not row.ours]
     if ours is None or not others:
         return None

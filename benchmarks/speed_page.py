@@ -60,6 +60,8 @@ def _module(place: str, results: Results, pictures: dict[str, str]) -> Iterator[
     for case in (*cases[0], *cases[1]):
         name = f"{case['dtype']}, {_direction(case)}" + ", compiled" * bool(case.get("compiled"))
         rows.setdefault(name, {})[case["tokens"]] = _bold(case)
+        if packed := case.get("packed_to_fastest_other"):
+            rows.setdefault(f"{name}, `packed=True`", {})[case["tokens"]] = _bold_ratio(packed)
     found = next(results[name] for name in results if name.startswith(f"attention-{place}-sweep"))
     yield f"{_machine(found)}:\n\n" + _table(
         ["batch × tokens", *(f"{batch} × {tokens:,}" for tokens, batch in lengths)],
@@ -291,9 +293,12 @@ def _direction(case: Case) -> str:
 
 
 def _bold(case: Case) -> str:
-    best = case["ours_to_fastest_other"]
-    text = ratio_text(best)
-    return f"**{text}**" if best and best["median"] > TIE else text
+    return _bold_ratio(case["ours_to_fastest_other"])
+
+
+def _bold_ratio(ratio: dict[str, Any] | None) -> str:
+    text = ratio_text(ratio)
+    return f"**{text}**" if ratio and ratio["median"] > TIE else text
 
 
 def _mib(row: dict[str, Any]) -> str:

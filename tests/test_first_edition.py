@@ -333,3 +333,12 @@ def test_the_comparison_of_json_can_fail(change):
     change(found)
     with pytest.raises(AssertionError, match=r"\$"):
         compare(found, json.loads(text))
+
+
+def test_the_paths_in_pickles_of_whole_models_exist():
+    """`torch.save(model)` of 0.1.0 stores these; state dicts are the supported way."""
+    from clearhead.gpt2 import model
+
+    assert model.GPT2 is clearhead.GPT2
+    assert model.TransformerBlock is clearhead.TransformerBlock
+    assert model.FeedForward is clearhead.FeedForward

@@ -56,8 +56,8 @@ def test_every_contestant_passes_the_gate(name):
 
 def test_contestants_are_registered_once():
     names = [one.name for one in CONTESTANTS]
-    assert len(names) == len(set(names)) == 10
-    assert [one.name for one in CONTESTANTS if one.ours] == ["clearhead"]
+    assert len(names) == len(set(names)) == 11
+    assert [one.name for one in CONTESTANTS if one.ours] == ["clearhead", "clearhead, packed"]
     with_sections = {section for one in CONTESTANTS for section in one.sections}
     assert with_sections == {*attention.SECTIONS, "compiled", "long dropout"} - {"import"}
 

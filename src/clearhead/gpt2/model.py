@@ -11,7 +11,10 @@ from torch import Tensor
 
 from clearhead.gpt2 import generation, weights
 from clearhead.gpt2.sampling import Sampling
-from clearhead.gpt2.transformer import Transformer
+from clearhead.gpt2.transformer import FeedForward, Transformer, TransformerBlock
+
+# Whole models that were pickled with 0.1.0 look for the blocks here.
+__all__ = ["GPT2", "FeedForward", "TransformerBlock"]
 
 Ids = TypeVar("Ids", list[int], list[list[int]], Tensor)
 
