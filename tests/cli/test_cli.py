@@ -557,3 +557,11 @@ def test_wrong_files_and_seeds(run, tmp_path, monkeypatch, command, said):
     assert (status, out) == (2, "")
     assert said.format(file="a.py") in err
     assert [file.name for file in tmp_path.iterdir()] == ["a.py"]
+
+
+def test_a_missing_extra_is_one_message(command_line, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, _, err = command_line("explain", "the cat sat", "-o", tmp_path / "cat.png")
+    assert status == 2
+    assert "pip install matplotlib" in err
+    assert "Traceback" not in err

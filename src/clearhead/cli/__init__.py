@@ -47,6 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(end="", flush=True)
     except ValueError as error:
         _fail(str(error))
+    except ImportError as error:
+        if error.name is not None:  # not raised by us: a broken installation
+            raise
+        _fail(str(error))
     except BrokenPipeError:  # `clearhead explain | head` closes the pipe early
         _discard_output()
         sys.exit(1)

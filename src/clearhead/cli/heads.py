@@ -175,5 +175,5 @@ def _check_picture(path: Path) -> None:
     except ImportError:
         raise ValueError(
             f"--out {path}: a figure needs matplotlib, which is not installed.\n"
-            "  Install it: pip install 'clearhead[plot]'"
+            "  Install it with: pip install matplotlib"
         ) from None

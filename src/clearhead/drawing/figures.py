@@ -282,7 +282,7 @@ def _need_matplotlib() -> None:
     except ImportError:
         raise ImportError(
             "Figures need matplotlib, which is not installed.\n"
-            "  Install it with: pip install 'clearhead[plot]'"
+            "  Install it with: pip install matplotlib"
         ) from None
 
 

@@ -110,7 +110,8 @@ def export(
         missing = [name for name in ("onnx", "onnxscript") if not importlib.util.find_spec(name)]
         if missing:
             raise ModuleNotFoundError(
-                f"export to ONNX needs {' and '.join(missing)}.\n  pip install 'clearhead[onnx]'"
+                f"export to ONNX needs {' and '.join(missing)}.\n"
+                "  Install them with: pip install onnx onnxscript onnxruntime"
             )
     say = say or (lambda text: None)
     with beside(path) as draft:

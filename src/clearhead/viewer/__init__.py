@@ -52,7 +52,7 @@ def view(
     except ImportError as error:
         raise ImportError(
             f"The viewer needs starlette and uvicorn ({error}).\n"
-            "  Install them with: pip install 'clearhead[view]'"
+            "  Install them with: pip install starlette uvicorn"
         ) from None
     from clearhead.maps import AttentionMap
     from clearhead.maps.axis_labels import check_labels
