@@ -101,7 +101,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "mask-result-dropped": (
         Plant("ladder", _HIDE + _SOFTMAX, _HIDE.removeprefix("attn_scores = ") + _SOFTMAX),
-        Plant("attention", "combined & part", "combined"),
+        Plant("attention", "return own & mask", "return own"),
         Plant(
             "kernels.eager",
             "attn_scores = attn_scores.masked_fill(~(visible",
@@ -110,7 +110,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "no-causal-mask": (
         Plant("ladder", _HIDE + _SOFTMAX, _SOFTMAX),
-        Plant("attention", "[_CAUSAL] if self.causal else []", "[]"),
+        Plant("attention", "own = _CAUSAL if self.causal else None", "own = None"),
         Plant("kernels.sdpa", "            is_causal = True", "            is_causal = False"),
     ),
     "mask-off-by-one": (

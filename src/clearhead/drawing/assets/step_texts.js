@@ -109,7 +109,7 @@ const lessons = {
       explain(
         "The scores become shares that add up to 1. ",
         scaled ? `Each is divided by ${root} = ${fixed(at.scale)}, ` : "",
-        scaled ? "so that longer lists do not give larger scores. " : "",
+        scaled ? "so that longer vectors do not give larger scores. " : "",
         "Then ", el("i", {}, "e"), " is raised to that power, which makes every score positive and large ",
         "differences larger. Finally, each result is divided by the sum of all results."),
       table(columns("key", "score", `\u00f7 ${root}`, power, "", "weight"), rows, at,
