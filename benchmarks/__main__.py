@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention, command, generate, maps, view, watch
+from benchmarks import attention, command, generate, kernel_choice, maps, view, watch
 from benchmarks.command import say
 from clearhead import timing
 
 RESULTS = Path(__file__).parent / "results"
 # (batch, tokens): longer sequences in smaller batches.
 SWEEP_CPU = ((8, 128), (4, 512), (2, 1024), (1, 2048), (1, 4096), (1, 8192))
-SWEEP_CUDA = ((8, 1024), (1, 8192), (1, 32_768), (1, 131_072))
+SWEEP_CUDA = ((2, 100), (8, 1024), (1, 8192), (1, 32_768), (1, 131_072))
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,19 @@ def _cpu_parts() -> Iterator[Part]:
             *(f"compiled-{dtype}", 6, "cpu", SWEEP_CPU), dtype=dtype, seconds=6, forms=("compiled",)
         )
     yield _attention("dropout", 7, "cpu", only=("dropout",), seconds=20)
+    small = ((8, 32, 32, 4), (8, 128, 128, 4))  # what students train
+    yield _attention("dropout-small", 0.5, "cpu", only=("dropout",), seconds=5, shape=small)
+    # In bfloat16 a CPU is too slow for the large shapes.
+    for dtype, choices in (("float32", kernel_choice.SHAPES), ("bfloat16", kernel_choice.SMALL)):
+        settings = kernel_choice.Settings(dtype=dtype, shape=choices, rounds=20, seconds=2)
+        file = f"kernel-choice-cpu-{dtype}.json"
+        yield Part(f"kernel-choice-{dtype}", file, 2, kernel_choice.measure, settings)
     yield _attention("window-padding", 5, "cpu", only=("window", "padding"), seconds=20)
     yield _attention("long", 5, "cpu", only=("long",), rounds=9, seconds=20)
     yield _attention("import", 1, "cpu", only=("import",), rounds=10, seconds=20)
     yield Part("maps", "maps-cpu-16384.json", 3, maps.measure, maps.Settings())
-    settings = generate.Settings(batch=(1,), tokens=24)
-    yield Part("generate", "generate-cpu.json", 3, generate.measure, settings)
+    writing = generate.Settings(batch=(1,), tokens=24)
+    yield Part("generate", "generate-cpu.json", 3, generate.measure, writing)
     yield Part("watch", "watch-cpu.json", 4, watch.measure, watch.Settings(rounds=40))
     yield Part("view", "view-cpu-32768.json", 3, view.measure, view.Settings())
 

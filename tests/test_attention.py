@@ -15,6 +15,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 import clearhead
 from clearhead import KVCache, Mask, MultiHeadAttention, Rope, ShapeError, ladder
+from clearhead.attention import packing_pays
 from clearhead.kernels import KERNELS
 from oracles import as_tensor, gradients, multi_head, randomise
 
@@ -563,9 +564,31 @@ def test_kernel_choice_is_explained():
         "sdpa: PyTorch's fused kernel applies this mask without building it"
     )
     assert module.train().explain_kernel(x) == (
+        "sdpa: with dropout PyTorch's CPU kernel builds queries × keys; so few are fastest that way"
+    )
+    long = clearhead.MultiHeadAttention(8, 8, 4096, 0.1, num_heads=2)
+    assert long.explain_kernel(torch.zeros(1, 2048, 8)) == (
         "blocked: with dropout PyTorch's CPU kernel builds queries × keys; blocked does not"
     )
     assert build(kernel="eager").explain_kernel(x) == 'eager: requested with kernel="eager"'
+
+
+def test_packing_is_recommended_where_it_pays():
+    assert packing_pays("cuda", 8 * 1024)
+    assert not packing_pays("cuda", 32_768)
+    assert not packing_pays("cpu", 200)
+
+
+def test_lengths_beyond_the_input_are_refused():
+    module, x = build(), random_x(tokens=8, batch=2)
+    mask = Mask.padding([80, 5])
+    message = r"lengths of at most 8, the number of keys, got 80.\n  .*lengths.clamp\(max=8\)"
+    for wrong in (mask, mask & Mask.window(3), Mask.window(3) | mask):
+        with pytest.raises(ShapeError, match=message):
+            module(x, mask=wrong)
+    # With a cache, more tokens may follow.
+    cached = module(x, mask=mask, cache=module.new_cache(batch=2))
+    torch.testing.assert_close(cached, module(x, mask=Mask.padding([8, 5])))
 
 
 @pytest.mark.parametrize("size", ["small", "medium", "large", "xl"])

@@ -29,6 +29,8 @@ from clearhead.validation import (
 )
 
 _CAUSAL = Mask.causal()
+_PACK_UP_TO = 8192  # tokens in a batch, see `packing_pays`
+_find_in_module = nn.Module.__getattr__
 
 
 class MultiHeadAttention(nn.Module):
@@ -52,9 +54,10 @@ class MultiHeadAttention(nn.Module):
             in the book: W_query, W_key and W_value. Either form loads checkpoints of the other.
         kernel: "auto", or the name of the kernel that must run.
 
-    >>> attention = MultiHeadAttention(768, 768, 1024, 0.1, num_heads=12).eval()
-    >>> attention(torch.rand(2, 6, 768)).shape
-    torch.Size([2, 6, 768])
+    Examples:
+        >>> attention = MultiHeadAttention(768, 768, 1024, 0.1, num_heads=12).eval()
+        >>> attention(torch.rand(2, 6, 768)).shape
+        torch.Size([2, 6, 768])
     """
 
     def __init__(
@@ -141,7 +144,13 @@ class MultiHeadAttention(nn.Module):
         """
         queries, keys, values, combined = self.project(x, context, mask=mask, cache=cache)
         context_vec = attend(
-            queries, keys, values, combined, dropout=self._dropout(), kernel=self.kernel
+            queries,
+            keys,
+            values,
+            combined,
+            dropout=self._dropout(),
+            kernel=self.kernel,
+            growing=cache is not None,
         )
         return self._merge(context_vec)
 
@@ -156,14 +165,21 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Float[Tensor, "batch tokens d_out"], AttentionMap]:
         """The output of `forward`, and the map of its attention weights (before dropout).
 
-        >>> attention = MultiHeadAttention(8, 8, 16, 0.0, num_heads=2)
-        >>> output, weights = attention.with_map(torch.rand(1, 6, 8))
-        >>> weights[0, 1, 0, :3]
-        tensor([1., 0., 0.])
+        Examples:
+            >>> attention = MultiHeadAttention(8, 8, 16, 0.0, num_heads=2)
+            >>> output, weights = attention.with_map(torch.rand(1, 6, 8))
+            >>> weights[0, 1, 0, :3]
+            tensor([1., 0., 0.])
         """
         queries, keys, values, combined = self.project(x, context, mask=mask, cache=cache)
         context_vec, lse = attend_with_lse(
-            queries, keys, values, combined, dropout=self._dropout(), kernel=self.kernel
+            queries,
+            keys,
+            values,
+            combined,
+            dropout=self._dropout(),
+            kernel=self.kernel,
+            growing=cache is not None,
         )
         if cache is not None:  # later calls overwrite its memory
             keys = keys.clone()
@@ -183,19 +199,35 @@ class MultiHeadAttention(nn.Module):
         cache: KVCache | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
         """Steps 1 to 3: queries, keys and values (batch, heads, tokens, head_dim), and the mask."""
-        self._check(x, context, mask, cache)
+        first = self.qkv if self.packed else self.W_query
+        weight, shape = getattr(first, "weight", None), x.shape
+        if not (  # what `_check` accepts, in the usual case
+            (context is None and mask is None and cache is None and isinstance(weight, Tensor))
+            and len(shape) == 3
+            and shape[1] <= self.context_length
+            and shape[2] == self.d_in
+            and x.dtype == weight.dtype
+            and x.device == weight.device
+            and x.is_floating_point()
+        ):
+            self._check(x, context, mask, cache)
+        batch, tokens, _ = shape
+        heads, kv_heads, head_dim = self.num_heads, self.num_kv_heads, self.head_dim
         if self.packed:
-            heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-            queries, keys, values = self._split(self.qkv(x)).split_with_sizes(heads, 1)
+            together = first(x).view(batch, tokens, heads + 2 * kv_heads, head_dim)
+            # Split before the transpose: the gradients are then joined in the layout of `together`.
+            queries, keys, values = together.split_with_sizes((heads, kv_heads, kv_heads), 2)
+            queries, keys = queries.transpose(1, 2), keys.transpose(1, 2)
+            values = values.transpose(1, 2)
         else:
             source = x if context is None else context
-            queries = self._split(self.W_query(x))
-            keys = self._split(self.W_key(source))
-            values = self._split(self.W_value(source))
+            seen = (batch, source.shape[1], kv_heads, head_dim)
+            queries = first(x).view(batch, tokens, heads, head_dim).transpose(1, 2)
+            keys = self.W_key(source).view(seen).transpose(1, 2)
+            values = self.W_value(source).view(seen).transpose(1, 2)
         if self.qk_norm:
             queries, keys = _normalise(self.q_norm, queries), _normalise(self.k_norm, keys)
         if self.rope is not None:
-            tokens = x.shape[1]
             here = (
                 torch.arange(tokens, device=x.device) if cache is None else cache.positions(tokens)
             )
@@ -204,7 +236,6 @@ class MultiHeadAttention(nn.Module):
         combined = self.mask_for(mask)
         if cache is None:
             return queries, keys, values, combined
-        tokens = x.shape[1]
         if mask is not None:  # checked before anything is stored, so a failed call changes nothing
             mask.check(queries.shape[0], queries.shape[1], tokens, cache._keys_after(tokens))
         if cache.static:  # its keys span the whole capacity
@@ -241,9 +272,10 @@ class MultiHeadAttention(nn.Module):
     def explain_kernel(self, x: Tensor, *, mask: Mask | None = None) -> str:
         """Which kernel would run for this input, and why.
 
-        >>> attention = MultiHeadAttention(8, 8, 16, 0.1, num_heads=2)
-        >>> attention.eval().explain_kernel(torch.rand(1, 6, 8))
-        "sdpa: PyTorch's fused kernel applies this mask without building it"
+        Examples:
+            >>> attention = MultiHeadAttention(8, 8, 16, 0.1, num_heads=2)
+            >>> attention.eval().explain_kernel(torch.rand(1, 6, 8))
+            "sdpa: PyTorch's fused kernel applies this mask without building it"
         """
         self._check(x, None, mask, None)
         if self.kernel != "auto":
@@ -251,7 +283,10 @@ class MultiHeadAttention(nn.Module):
         shape = (x.shape[0], self.num_heads, x.shape[1], self.head_dim)
         q = x.new_empty(()).expand(shape)
         choice: Choice = choose(q, q, self.mask_for(mask), self._dropout())
-        return f"{choice.kernel}: {choice.reason}"
+        reason = f"{choice.kernel}: {choice.reason}"
+        if not self.packed and packing_pays(x.device.type, x.shape[0] * x.shape[1]):
+            reason += "; packed=True would be faster: one projection instead of three"
+        return reason
 
     # Conversion to and from the ladder and the book's class
 
@@ -291,14 +326,15 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ValueError: The module has an option that is not supported.
         """
-        for option, present in {
-            f"kdim={module.kdim}": module.kdim != module.embed_dim,
-            f"vdim={module.vdim}": module.vdim != module.embed_dim,
-            "add_bias_kv=True": module.bias_k is not None,
-            "add_zero_attn=True": module.add_zero_attn,
-        }.items():
+        one_width = f"keys and values have the width of the queries here, {module.embed_dim}"
+        for present, option, reason in (
+            (module.kdim != module.embed_dim, f"kdim={module.kdim}", one_width),
+            (module.vdim != module.embed_dim, f"vdim={module.vdim}", one_width),
+            (module.bias_k is not None, "add_bias_kv=True", "it appends a learned key"),
+            (module.add_zero_attn, "add_zero_attn=True", "it appends a key of zeros"),
+        ):
             if present:
-                raise ValueError(f"nn.MultiheadAttention with {option} is not supported.")
+                raise ValueError(f"nn.MultiheadAttention with {option} is not supported: {reason}.")
         fast = cls(
             module.embed_dim,
             module.embed_dim,
@@ -379,12 +415,16 @@ class MultiHeadAttention(nn.Module):
         return ", ".join(words)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("W_query", "W_key", "W_value") and self.__dict__.get("packed"):
-            raise AttributeError(
-                f"{name}: this module was built with packed=True and has one projection, `qkv`.\n"
-                "  Build it with packed=False and load this module's state_dict() into it."
-            )
-        return super().__getattr__(name)
+        try:
+            return _find_in_module(self, name)
+        except AttributeError:
+            if name in ("W_query", "W_key", "W_value") and self.__dict__.get("packed"):
+                raise AttributeError(
+                    f"{name}: this module was built with packed=True and has one projection, "
+                    "`qkv`.\n"
+                    "  Build it with packed=False and load this module's state_dict() into it."
+                ) from None
+            raise
 
     def _widths(self) -> tuple[int, int, int]:
         """The widths of queries, keys and values."""
@@ -393,11 +433,6 @@ class MultiHeadAttention(nn.Module):
 
     def _projection_weight(self) -> Tensor | None:
         return _any_weight(self.qkv if self.packed else self.W_query)
-
-    def _split(self, x: Tensor) -> Tensor:
-        """(batch, tokens, heads × head_dim) -> (batch, heads, tokens, head_dim), no copy."""
-        batch, tokens, width = x.shape
-        return x.view(batch, tokens, width // self.head_dim, self.head_dim).transpose(1, 2)
 
     def _merge(self, context_vec: Tensor) -> Tensor:
         """Steps 5 and 6: concatenate the heads and apply the output projection."""
@@ -417,7 +452,8 @@ class MultiHeadAttention(nn.Module):
                 "change the outputs of earlier ones."
             )
         before = 0 if cache is None else cache._known()
-        check_length(x.shape[1], self.context_length, before=before)
+        if before + x.shape[1] > self.context_length:
+            check_length(x.shape[1], self.context_length, before=before)
         if context is not None:
             if isinstance(context, Mask):
                 raise TypeError("context: expected vectors, got a Mask.\n  Pass it as mask=...")
@@ -490,6 +526,16 @@ def _normalise(norm: nn.Module, x: Tensor) -> Tensor:
     weight = _any_weight(norm)
     normalised: Tensor = norm(x if weight is None else x.to(weight.dtype))
     return normalised.to(x.dtype)
+
+
+def packing_pays(device: str, tokens: int) -> bool:
+    """Whether one projection is faster than three for this many tokens in a batch.
+
+    On a GPU, three small products take longer than one large one. At 8,192 tokens in a batch of 8,
+    a forward pass on an H200 takes 1.4 times as long with three; at 32,768 tokens there is no
+    difference, and on a CPU there is none at any size (benchmarks/results/attention-*.json).
+    """
+    return device == "cuda" and tokens <= _PACK_UP_TO
 
 
 def _gpt2_attention(name: str, dropout: float) -> MultiHeadAttention:

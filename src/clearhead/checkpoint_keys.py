@@ -42,8 +42,9 @@ def rename(state: dict[str, Any], prefix: str, widths: Sequence[int], *, packed:
             if packed:
                 state[f"{prefix}qkv.{kind}"] = found
             else:
+                # Copied: with assign=True, the parameters would share their memory.
                 parts = zip(_SEPARATE, torch.split(found, list(widths)), strict=True)
-                state.update({f"{prefix}{part}.{kind}": tensor for part, tensor in parts})
+                state.update({f"{prefix}{part}.{kind}": tensor.clone() for part, tensor in parts})
         separate = [f"{prefix}{name}.{kind}" for name in _SEPARATE]
         if packed and all(isinstance(state.get(key), Tensor) for key in separate):
             state[f"{prefix}qkv.{kind}"] = torch.cat([state.pop(key) for key in separate])

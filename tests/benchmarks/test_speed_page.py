@@ -31,7 +31,7 @@ def test_results_have_the_schema(results):
 
 def test_the_page_fits_on_three_screens_and_shows_every_chart(results):
     text = speed_page.markdown(results)
-    assert len(text.splitlines()) <= 150
+    assert len(text.splitlines()) <= 165
     for chart in charts.charts(results):
         assert f"![{chart.alt}](charts/{chart.file})" in text
 
@@ -71,7 +71,7 @@ def test_charts_carry_their_numbers_and_are_the_same_every_time(results):
     made = charts.charts(results)
     assert [c.file for c in made] == ["ratio-cpu.svg", "ratio-h200.svg", "memory-h200.svg"]
     ours = made[2].panels["forward"]["clearhead"]
-    assert [point[0] for point in ours] == [1024, 8192, 32768, 131072]
+    assert [point[0] for point in ours] == [100, 1024, 8192, 32768, 131072]
     svg = charts.draw(made[0])
     assert svg == charts.draw(made[0])
     assert charts.data_in(svg) == made[0].data()

@@ -109,7 +109,7 @@ def test_the_attention_of_each_new_token_is_that_of_the_whole_text():
     dense = seen["blocks.1.attention"].dense()[0].mean(0)  # (queries, keys)
     for step, one in enumerate(found):
         top = dense[len(ids) - 1 + step].topk(2)
-        assert one.places == top.indices.tolist()
+        assert one.positions == top.indices.tolist()
         assert one.shares == pytest.approx(top.values.tolist())
 
 
@@ -117,4 +117,4 @@ def test_positions_once_the_context_slides():
     model = randomize(GPT2(TINY))
     ids = [n % 97 for n in range(25)]
     (found,) = one_text.look(model, ids, model.stream(ids, 1, sliding=True), layer=0, most=19)
-    assert sorted(found.places) == list(range(6, 25))
+    assert sorted(found.positions) == list(range(6, 25))

@@ -36,8 +36,8 @@ def randomize(model: GPT2) -> GPT2:
     return model
 
 
-def build(dtype: torch.dtype = torch.float64, **changes: Any) -> GPT2:
-    return randomize(GPT2({**CONFIG, **changes}).to(dtype))
+def build(dtype: torch.dtype = torch.float64, *, packed: bool = False, **changes: Any) -> GPT2:
+    return randomize(GPT2({**CONFIG, **changes}, packed=packed).to(dtype))
 
 
 @pytest.fixture(scope="module")
@@ -284,11 +284,12 @@ def test_logits_that_are_not_numbers_are_refused(settings: dict[str, Any], cache
 
 
 @pytest.mark.parametrize("changes", [{}, {"qkv_bias": False}, {"vocab_size": 103}])
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS, PROMPTS * 23], ids=len)
 def test_the_sliced_decoder_equals_the_modules(
-    changes: dict[str, Any], prompts: list[list[int]]
+    changes: dict[str, Any], packed: bool, prompts: list[list[int]]
 ) -> None:
-    model = build(**changes)
+    model = build(packed=packed, **changes)
     ids, real = left_padded(prompts)
     lengths = None if len(prompts) == 1 else real.sum(1)
     fast, plain = (
@@ -327,6 +328,9 @@ def test_a_loaded_model_decodes_fast(tmp_path: Path) -> None:
     loaded = GPT2.from_pretrained(tmp_path)
     assert all(parameter.is_contiguous() for parameter in loaded.parameters())
     assert isinstance(decoding.choose(loaded, 1, 8), decoding.SlicedDecoder)
+    packed = GPT2.from_pretrained(tmp_path, packed=True)
+    assert isinstance(decoding.choose(packed, 1, 8), decoding.SlicedDecoder)
+    assert packed.generate([1, 2], 9) == loaded.generate([1, 2], 9)
 
 
 def _hook(model: GPT2) -> None:
@@ -393,7 +397,7 @@ def test_the_kernels_equal_the_modules(prompts: list[list[int]], sampled: bool) 
     """On a GPU if there is one, else in Triton's interpreter."""
     pytest.importorskip("triton")
     sizes = {"d_model": 48, "num_layers": len(prompts) // 2 + 1, "qkv_bias": not sampled}
-    model = build(torch.float32, **sizes).to(DEVICE)
+    model = build(torch.float32, packed=sampled, **sizes).to(DEVICE)
     sampling = Sampling.read(1.0, 9, 0.8, 5) if sampled else Sampling()
     ids, real = (part.to(DEVICE) for part in left_padded(prompts))
     lengths = None if len(prompts) == 1 else real.sum(1)
@@ -424,9 +428,10 @@ def test_the_kernels_notice_nan() -> None:
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"top_k": 5, "seed": 3}])
-def test_captured_graphs_equal_the_cpu(settings: dict[str, Any]) -> None:
-    model = build(torch.float32, d_model=48)
+def test_captured_graphs_equal_the_cpu(settings: dict[str, Any], packed: bool) -> None:
+    model = build(torch.float32, d_model=48, packed=packed)
     expected = [model.generate(given, 29, **settings) for given in (PROMPTS, PROMPTS[:1])]
     model.cuda()
     assert cuda_decoding.refusal(model) is None

@@ -155,6 +155,50 @@ def test_our_own_state_dict(tmp_path):
     torch.testing.assert_close(logits(tmp_path / "ours.pt", num_heads=3), model(IDS))
 
 
+@pytest.mark.parametrize("source", ["hf", "original", "book", "separate", "packed"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_file_loads_into_both_forms(tmp_path, source, packed, bias):
+    model = randomize(GPT2({**TINY, "qkv_bias": bias}, packed=source == "packed")).eval()
+    path = tmp_path / "model.safetensors"
+    state = model.state_dict()
+    if source == "book":
+        state = by_book(state)
+    elif source in ("hf", "original"):
+        model.save_pretrained(tmp_path)
+        if source == "original":
+            state = by_original(load_file(path))
+    if source != "hf":
+        save_file(state, path)
+    loaded = GPT2.from_pretrained(path, num_heads=3, packed=packed)
+    assert ("blocks.0.attention.qkv.weight" in loaded.state_dict()) == packed
+    for parameter in loaded.parameters():
+        assert parameter.is_contiguous()
+        assert parameter.untyped_storage().nbytes() == parameter.nbytes  # no memory is shared
+    torch.testing.assert_close(loaded(IDS), model(IDS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_packed_model_is_the_same_model(other, dtype, packed):
+    torch.manual_seed(5)
+    ours = GPT2(TINY, packed=packed)
+    torch.manual_seed(5)
+    theirs = GPT2(TINY, packed=not packed)
+    torch.testing.assert_close(ours(IDS), theirs(IDS))  # one seed, the same weights
+    randomize(theirs)
+    ours.load_state_dict(theirs.state_dict())
+    ours, theirs = ours.to(dtype).eval(), theirs.to(dtype).eval()
+    torch.testing.assert_close(ours(IDS), theirs(IDS))
+
+
+def test_a_packed_model_is_saved_for_transformers(tmp_path):
+    model = randomize(GPT2(TINY, packed=True)).eval()
+    model.save_pretrained(tmp_path)
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+    torch.testing.assert_close(model(IDS), theirs(IDS).logits, rtol=0, atol=1e-5)
+
+
 def test_the_old_format_of_torch_save(state, expected, tmp_path):
     path = tmp_path / "pytorch_model.bin"
     torch.save(state, path, _use_new_zipfile_serialization=False)

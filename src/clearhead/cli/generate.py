@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from clearhead.models.text_readers import TextReader
-    from clearhead.watcher.one_text import Looked
+    from clearhead.watcher.one_text import Attended
 
 EXAMPLE = 'clearhead generate "the cat sat" --top-p 0.9 --seed 1'
 _TOKENS = 50
@@ -157,7 +157,7 @@ def _put(text: str) -> None:
     print(drawing.harmless(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 
-def _report(looks: Iterator[Looked], ids: list[int], reader: TextReader) -> Iterator[int]:
+def _report(looks: Iterator[Attended], ids: list[int], reader: TextReader) -> Iterator[int]:
     """Pass the tokens on, and print to stderr what received attention when each was chosen."""
     from clearhead import drawing
 

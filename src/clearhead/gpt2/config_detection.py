@@ -88,7 +88,7 @@ def find_sizes(
         num_heads=num_heads,
         num_layers=key_names.count_layers(style, specs),
         dropout=0.1,
-        qkv_bias=key_names.query_bias_name(style) in specs,
+        qkv_bias=key_names.has_query_bias(style, specs),
     )
     if not config["num_layers"]:
         raise ValueError(

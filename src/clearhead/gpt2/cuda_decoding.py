@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.cache import KVCache
-from clearhead.gpt2.decoding import prefill_caches, unusual
+from clearhead.gpt2.decoding import Pair, pair, prefill_caches, projections, unusual
 from clearhead.gpt2.sampling import Sampling, is_bad, raise_bad
 from clearhead.gpt2.transformer import Transformer
 
@@ -264,9 +264,7 @@ class Step:
             **self._launch(),
         )  # fmt: skip
 
-    def _mix(
-        self, name: str, source: Tensor, product: tuple[Tensor, Tensor], *, pieces: int
-    ) -> None:
+    def _mix(self, name: str, source: Tensor, product: Pair, *, pieces: int) -> None:
         from clearhead.gpt2 import triton_decoding
 
         weight, bias = product
@@ -366,12 +364,6 @@ class _Weights:
     def __init__(self, block: Any) -> None:
         attention, feed_forward = block.attention, block.feed_forward
         self.norm1, self.norm2 = block.norm1, block.norm2
-        self.qkv = tuple(
-            _pair(linear) for linear in (attention.W_query, attention.W_key, attention.W_value)
-        )
-        self.out = _pair(attention.out_proj)
-        self.expand, self.project = _pair(feed_forward.expand), _pair(feed_forward.project)
-
-
-def _pair(linear: nn.Linear) -> tuple[Tensor, Any]:
-    return linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+        self.qkv = tuple(projections(attention))
+        self.out = pair(attention.out_proj)
+        self.expand, self.project = pair(feed_forward.expand), pair(feed_forward.project)

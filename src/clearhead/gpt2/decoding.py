@@ -30,7 +30,9 @@ from clearhead.attention import MultiHeadAttention
 from clearhead.cache import KVCache
 from clearhead.embedding import Embedding
 from clearhead.gpt2.transformer import FeedForward, Transformer, TransformerBlock
-from clearhead.kernels import told
+from clearhead.kernels import listener
+
+Pair = tuple[Tensor, Tensor | None]  # a weight and its bias
 
 _MOST_SLICES = 32
 _MOST_ROWS = 64  # with more rows a plain product is fast
@@ -175,12 +177,10 @@ class _Layer:
     def __init__(self, block: TransformerBlock) -> None:
         attention, feed_forward = block.attention, block.feed_forward
         self.norm1, self.norm2 = block.norm1, block.norm2
-        self.query = _Product(attention.W_query.weight, attention.W_query.bias)
-        self.key = _Product(attention.W_key.weight, attention.W_key.bias)
-        self.value = _Product(attention.W_value.weight, attention.W_value.bias)
-        self.out = _Product(attention.out_proj.weight, attention.out_proj.bias)
-        self.expand = _Product(feed_forward.expand.weight, feed_forward.expand.bias)
-        self.project = _Product(feed_forward.project.weight, feed_forward.project.bias)
+        self.query, self.key, self.value = (_Product(*each) for each in projections(attention))
+        self.out = _Product(*pair(attention.out_proj))
+        self.expand = _Product(*pair(feed_forward.expand))
+        self.project = _Product(*pair(feed_forward.project))
 
 
 class _Product:
@@ -226,18 +226,19 @@ def prefill_caches(
     for number, (block, cache) in enumerate(zip(model.blocks, caches, strict=True)):
         attention: Any = block.attention
         normed = _norm(block.norm1, x)
-        keys = _linear(attention.W_key, normed).view(split).transpose(1, 2)
-        values = _linear(attention.W_value, normed).view(split).transpose(1, 2)
+        query, key, value = projections(attention)
+        keys = _linear(key, normed).view(split).transpose(1, 2)
+        values = _linear(value, normed).view(split).transpose(1, 2)
         cache.keys[:, :, :tokens] = keys
         cache.values[:, :, :tokens] = values
         if number == last:
             x, normed = x[:, -1:], normed[:, -1:]
-        queries = _linear(attention.W_query, normed).view(split).transpose(1, 2)
+        queries = _linear(query, normed).view(split).transpose(1, 2)
         context = F.scaled_dot_product_attention(queries, keys, values, is_causal=number != last)
-        x = x + _linear(attention.out_proj, context.transpose(1, 2).flatten(2))
+        x = x + _linear(pair(attention.out_proj), context.transpose(1, 2).flatten(2))
         feed_forward: Any = block.feed_forward
-        wide = _linear(feed_forward.expand, _norm(block.norm2, x))
-        x = x + _linear(feed_forward.project, F.gelu(wide, approximate="tanh"))
+        wide = _linear(pair(feed_forward.expand), _norm(block.norm2, x))
+        x = x + _linear(pair(feed_forward.project), F.gelu(wide, approximate="tanh"))
     return model.head(_norm(model.norm, x))[:, 0]
 
 
@@ -245,11 +246,25 @@ def _norm(norm: Any, x: Tensor) -> Tensor:
     return F.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
-def _linear(linear: Any, x: Tensor) -> Tensor:
+def _linear(weight_and_bias: Pair, x: Tensor) -> Tensor:
     if x.device.type == "cpu" and x.shape[0] * x.shape[1] <= _MOST_ROWS:
-        rows = _Product(linear.weight, linear.bias)(x.flatten(0, 1))
+        rows = _Product(*weight_and_bias)(x.flatten(0, 1))
         return rows.reshape(*x.shape[:2], -1)  # (batch * tokens, ..) -> (batch, tokens, ..)
-    return F.linear(x, linear.weight, linear.bias)
+    return F.linear(x, *weight_and_bias)
+
+
+def pair(linear: nn.Linear) -> Pair:
+    """The weight and the bias of a linear layer."""
+    return linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
+
+
+def projections(attention: MultiHeadAttention) -> list[Pair]:
+    """The weights and biases for queries, keys and values; of a packed layer, its parts."""
+    if not attention.packed:
+        return [pair(each) for each in (attention.W_query, attention.W_key, attention.W_value)]
+    weight, bias = pair(attention.qkv)
+    biases = (None, None, None) if bias is None else bias.chunk(3)
+    return list(zip(weight.chunk(3), biases, strict=True))
 
 
 def choose(model: Transformer, batch: int, capacity: int) -> Decoder:
@@ -264,7 +279,7 @@ def choose(model: Transformer, batch: int, capacity: int) -> Decoder:
 def unusual(model: Transformer) -> str | None:
     """Why this model must run through its modules; None if its arithmetic is GPT-2's own."""
     modes = has_torch_function((torch.empty(0),)) or torch_internals.in_dispatch_mode()
-    if modes or told.listener is not None:
+    if modes or listener.get() is not None:
         return "a mode or a recorder observes the calls"
     weight = model.embedding.token.weight
     if torch.is_autocast_enabled(weight.device.type):
@@ -296,7 +311,6 @@ def unusual(model: Transformer) -> str | None:
 def _is_plain(attention: MultiHeadAttention) -> bool:
     return (
         type(attention) is MultiHeadAttention
-        and not attention.packed
         and attention.num_kv_heads == attention.num_heads
         and attention.causal
         and attention.kernel in ("auto", "sdpa")

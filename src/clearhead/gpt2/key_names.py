@@ -1,6 +1,6 @@
 """The names of our tensors in the files of other projects, one table per naming scheme.
 
-    ours       blocks.3.attention.W_query.weight         as in `model.state_dict()`
+    ours       blocks.3.attention.W_query.weight         as in `model.state_dict()`; packed: qkv
     hf         transformer.h.3.attn.c_attn.weight        Hugging Face, and the released checkpoints
     original   model/h3/attn/c_attn/w                    the variables of the original release
     book       trf_blocks.3.att.W_query.weight           GPTModel in Raschka's book
@@ -12,7 +12,7 @@ matrix of a layer as (in, out), where `nn.Linear` stores (out, in).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 Style = Literal["ours", "hf", "book"]  # names of the original release are converted to "hf"
@@ -33,6 +33,7 @@ class Name(NamedTuple):
 
 
 _QKV = ("attention.W_query", "attention.W_key", "attention.W_value")
+_PACKED = "attention.qkv"
 # Parts of a block that have a weight and a bias: theirs, ours, transposed.
 _BLOCK: dict[str, list[tuple[str, tuple[str, ...], bool]]] = {
     "hf": [
@@ -69,8 +70,9 @@ _PREFIXES = ("_orig_mod.", "module.", "transformer.")
 def tidy(keys: Iterable[str]) -> dict[str, str]:
     """Strip prefixes, drop masks, and return for each tidy name the name in the file.
 
-    >>> tidy(["transformer.wte.weight", "transformer.h.0.attn.bias", "model/h3/ln_1/g"])
-    {'wte.weight': 'transformer.wte.weight', 'h.3.ln_1.weight': 'model/h3/ln_1/g'}
+    Examples:
+        >>> tidy(["transformer.wte.weight", "transformer.h.0.attn.bias", "model/h3/ln_1/g"])
+        {'wte.weight': 'transformer.wte.weight', 'h.3.ln_1.weight': 'model/h3/ln_1/g'}
     """
     found: dict[str, str] = {}
     for key in keys:
@@ -113,10 +115,15 @@ def table_names(style: Style) -> tuple[str, str]:
     return f"{_OUTER[style][0]}.weight", f"{_OUTER[style][1]}.weight"
 
 
-def query_bias_name(style: Style) -> str:
-    """The name of the first query bias; without it, a file has no query, key or value biases."""
-    inner = {"hf": "attn.c_attn", "book": "att.W_query", "ours": "attention.W_query"}[style]
-    return f"{_OUTER[style][2]}.0.{inner}.bias"
+def has_query_bias(style: Style, names: Container[str]) -> bool:
+    """Whether a file has query, key and value biases."""
+    inner = {"hf": ("attn.c_attn",), "book": ("att.W_query",), "ours": (_QKV[0], _PACKED)}[style]
+    return any(f"{_OUTER[style][2]}.0.{name}.bias" in names for name in inner)
+
+
+def is_packed(names: Iterable[str]) -> bool:
+    """Whether our own names store queries, keys and values together."""
+    return any(name.endswith(f".{_PACKED}.weight") for name in names)
 
 
 def count_layers(style: Style, names: Iterable[str]) -> int:
@@ -138,8 +145,10 @@ def table(style: Style, ours: Mapping[str, object]) -> list[Name]:
     names = [Name(f"{token}.weight", ("embedding.token.weight",))]
     names.append(Name(f"{position}.weight", ("embedding.position.weight",)))
     weight, bias = ("scale", "shift") if style == "book" else ("weight", "bias")
+    packed = is_packed(ours)
     for number in range(count_layers("ours", ours)):
         for theirs, parts, transposed in _BLOCK[style]:
+            parts = (_PACKED,) if packed and parts == _QKV else parts
             suffixes = (weight, bias) if parts[0].startswith("norm") else ("weight", "bias")
             for own, suffix in zip(("weight", "bias"), suffixes, strict=True):
                 names.append(

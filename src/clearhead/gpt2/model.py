@@ -28,16 +28,19 @@ class GPT2(Transformer):
             embedding.
         tied: Whether the output head shares the token embedding's matrix, as in GPT-2. Pass False
             for the book's models, which train a separate head.
+        packed: Whether one linear layer per block computes queries, keys and values; see
+            `MultiHeadAttention`. Both forms load each other's weights.
 
     Attributes:
         config: The sizes, under Clearhead's names.
         checkpointing: Whether training keeps only the input of each block and recomputes the rest
             in the backward pass: less memory, about a third more time.
 
-    >>> tiny = {"vocab_size": 97, "context_length": 16, "d_model": 12, "num_heads": 3,
-    ...         "num_layers": 2, "dropout": 0.0, "qkv_bias": True}
-    >>> GPT2(tiny)(torch.tensor([[3, 1, 4, 1, 5]])).shape
-    torch.Size([1, 5, 97])
+    Examples:
+        >>> tiny = {"vocab_size": 97, "context_length": 16, "d_model": 12, "num_heads": 3,
+        ...         "num_layers": 2, "dropout": 0.0, "qkv_bias": True}
+        >>> GPT2(tiny)(torch.tensor([[3, 1, 4, 1, 5]])).shape
+        torch.Size([1, 5, 97])
     """
 
     @classmethod
@@ -48,6 +51,7 @@ class GPT2(Transformer):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         num_heads: int | None = None,
+        packed: bool = False,
         check_values: bool = True,
     ) -> GPT2:
         """Load a model from a file, a folder or the Hugging Face hub, in eval mode.
@@ -60,6 +64,8 @@ class GPT2(Transformer):
             device: The device of the parameters; the CPU by default.
             num_heads: The number of heads. Needed only for a file without config.json whose heads
                 are not 64 wide, because shapes do not reveal it.
+            packed: Whether one linear layer per block computes queries, keys and values. GPT-2's
+                own files store them that way.
             check_values: Whether to reject weights that contain NaN or infinity.
 
         Raises:
@@ -71,6 +77,7 @@ class GPT2(Transformer):
             dtype=dtype,
             device=device,
             num_heads=num_heads,
+            packed=packed,
             check_values=check_values,
         )
 
@@ -132,11 +139,12 @@ class GPT2(Transformer):
             ValueError: A prompt is empty, an id is out of range, the text does not fit, a setting
                 is invalid, or the logits are not finite.
 
-        >>> _ = torch.manual_seed(0)
-        >>> tiny = {"vocab_size": 97, "context_length": 16, "d_model": 12, "num_heads": 3,
-        ...         "num_layers": 2, "dropout": 0.0, "qkv_bias": True}
-        >>> len(GPT2(tiny).generate([3, 1, 4], 5))
-        8
+        Examples:
+            >>> _ = torch.manual_seed(0)
+            >>> tiny = {"vocab_size": 97, "context_length": 16, "d_model": 12, "num_heads": 3,
+            ...         "num_layers": 2, "dropout": 0.0, "qkv_bias": True}
+            >>> len(GPT2(tiny).generate([3, 1, 4], 5))
+            8
         """
         task = generation.read_task(self.config, ids, max_new_tokens, stop, cache, sliding)
         sampling = Sampling.read(temperature, top_k, top_p, seed)
@@ -172,10 +180,11 @@ class GPT2(Transformer):
             per row, or None where the row has ended. Invalid arguments raise immediately, not at
             the first token.
 
-        >>> tiny = {"vocab_size": 97, "context_length": 16, "d_model": 12, "num_heads": 3,
-        ...         "num_layers": 2, "dropout": 0.0, "qkv_bias": True}
-        >>> sum(1 for token in GPT2(tiny).stream([3, 1, 4]))
-        13
+        Examples:
+            >>> tiny = {"vocab_size": 97, "context_length": 16, "d_model": 12, "num_heads": 3,
+            ...         "num_layers": 2, "dropout": 0.0, "qkv_bias": True}
+            >>> sum(1 for token in GPT2(tiny).stream([3, 1, 4]))
+            13
         """
         task = generation.read_task(self.config, ids, max_new_tokens, stop, cache, sliding)
         sampling = Sampling.read(temperature, top_k, top_p, seed)

@@ -60,9 +60,12 @@ class TransformerBlock(nn.Module):
     Args:
         config: The sizes of the model.
         rope: Rotary positions, or None.
+        packed: Whether one linear layer computes queries, keys and values.
     """
 
-    def __init__(self, config: GPT2Config, *, rope: Rope | None = None) -> None:
+    def __init__(
+        self, config: GPT2Config, *, rope: Rope | None = None, packed: bool = False
+    ) -> None:
         super().__init__()
         d_model, dropout = config["d_model"], config["dropout"]
         self.norm1 = nn.LayerNorm(d_model)
@@ -74,6 +77,7 @@ class TransformerBlock(nn.Module):
             config["num_heads"],
             qkv_bias=config["qkv_bias"],
             rope=rope,
+            packed=packed,
         )
         self.norm2 = nn.LayerNorm(d_model)
         self.feed_forward = FeedForward(d_model, dropout)
@@ -99,10 +103,16 @@ class Transformer(nn.Module):
         config: The sizes: the keys of `clearhead.GPT2_CONFIGS`, or the book's.
         rope: Rotary positions instead of a table of learned ones.
         tied: Whether the output head shares the token embedding's matrix.
+        packed: Whether one linear layer per block computes queries, keys and values.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], *, rope: Rope | None = None, tied: bool = True
+        self,
+        config: Mapping[str, Any],
+        *,
+        rope: Rope | None = None,
+        tied: bool = True,
+        packed: bool = False,
     ) -> None:
         super().__init__()
         self.config = sizes = read_config(config)
@@ -110,12 +120,13 @@ class Transformer(nn.Module):
         check_sizes(num_layers=sizes["num_layers"])
         self.rope = rope
         self.tied = tied
+        self.packed = packed
         self.checkpointing = False
         positions = sizes["context_length"] if rope is None else None
         self.embedding = Embedding(sizes["vocab_size"], sizes["d_model"], positions)
         self.dropout = nn.Dropout(sizes["dropout"])
         self.blocks = nn.ModuleList(
-            TransformerBlock(sizes, rope=rope) for _ in range(sizes["num_layers"])
+            TransformerBlock(sizes, rope=rope, packed=packed) for _ in range(sizes["num_layers"])
         )
         self.norm = nn.LayerNorm(sizes["d_model"])
         self.out_head = (
@@ -130,11 +141,13 @@ class Transformer(nn.Module):
         Weights are normal with standard deviation 0.02 and biases are 0. Every block adds to the
         residual stream twice, so the two projections that do so are scaled by 1 / √(2 × layers).
         """
-        for module in self.modules():
+        for name, module in self.named_modules():
             if isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
             elif isinstance(module, nn.Linear | nn.Embedding):
-                module.weight.normal_(std=0.02)
+                # In three parts, so that one seed gives the same weights in both forms.
+                for part in module.weight.chunk(3 if name.endswith(".qkv") else 1):
+                    part.normal_(std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()
         for name, weight in self.named_parameters():

@@ -13,7 +13,7 @@ import pickle
 import re
 import stat
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -286,11 +286,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def from_hub(name: str) -> Path:
+def from_hub(name: str, *, also: Sequence[str] = ()) -> Path:
     """The local folder of a model on the Hugging Face hub, downloaded unless cached.
 
     Args:
         name: A name such as "openai-community/gpt2-medium", or gpt2-small, -medium, -large, -xl.
+        also: Patterns of further files to download, beside configuration and weights.
     """
     unknown = f"{name}: no such file or folder"
     if name.endswith(SUFFIXES) or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name):
@@ -305,7 +306,7 @@ def from_hub(name: str) -> Path:
             f"{unknown}; downloading from the Hugging Face hub needs huggingface_hub.\n"
             "  Install it: pip install huggingface_hub"
         ) from None
-    wanted = ["config.json", "model*.safetensors", "model.safetensors.index.json"]
+    wanted = ["config.json", "model*.safetensors", "model.safetensors.index.json", *also]
     try:
         cached = Path(
             huggingface_hub.snapshot_download(name, allow_patterns=wanted, local_files_only=True)

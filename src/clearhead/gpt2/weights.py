@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from clearhead import checkpoint_keys
 from clearhead.atomic_files import beside
 from clearhead.gpt2 import key_names
 from clearhead.gpt2.config_detection import Plan, find_sizes
@@ -39,6 +40,7 @@ def load(
     dtype: torch.dtype | None,
     device: torch.device | str | None,
     num_heads: int | None,
+    packed: bool,
     check_values: bool,
 ) -> Model:
     """Build a model of this class from a weights file; see `GPT2.from_pretrained`."""
@@ -48,8 +50,10 @@ def load(
     plan = find_sizes(source.style, source.specs, config_file, is_file, num_heads)
     tied = _is_tied(source, plan)
     _check_tables(source, plan)
-    model = without_numbers(lambda: cls(plan.config, rope=plan.rope, tied=tied))
-    own = model.state_dict()
+    model = without_numbers(lambda: cls(plan.config, rope=plan.rope, tied=tied, packed=packed))
+    # GPT-2's own files fit both forms; from others, `load_state_dict` converts at the end.
+    together = packed if source.style == "hf" else key_names.is_packed(source.specs)
+    own = _arranged(model, packed=together)
     wanted = key_names.table(source.style, own)
     ignored = {key_names.head_name(source.style)} if tied else set()
     biases = []
@@ -203,6 +207,16 @@ def _check(
                 f"(in {source.where}).\n"
                 "  Choose one: from_pretrained(path, dtype=torch.float32)."
             )
+
+
+def _arranged(model: Transformer, *, packed: bool) -> dict[str, Tensor]:
+    """The state dict of a model as if it were packed, or not."""
+    state = model.state_dict()
+    if packed != model.packed:
+        widths = [model.config["d_model"]] * 3
+        for number in range(len(model.blocks)):
+            checkpoint_keys.rename(state, f"blocks.{number}.attention.", widths, packed=packed)
+    return state
 
 
 def _their_shape(name: Name, own: Mapping[str, Tensor]) -> tuple[int, ...]:

@@ -12,15 +12,19 @@ def attend(
     """See `clearhead.kernels.attend`."""
     queries, keys = q.shape[-2], k.shape[-2]
     shared = q.shape[1] // k.shape[1]  # query heads per key head
-    k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+    if shared > 1:
+        k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
     attn_scores = q @ k.transpose(-2, -1) * scale
+    empty = None
     if mask is not None:
         visible = mask.dense(queries, keys, q.device)
-        # The softmax of a row of -inf is NaN: such rows are computed unmasked, then zeroed.
-        empty = ~visible.any(-1, keepdim=True)
-        attn_scores = attn_scores.masked_fill(~(visible | empty), -torch.inf)
+        if not mask.is_never_empty(queries, keys):
+            # The softmax of a row of -inf is NaN: such rows are computed unmasked, then zeroed.
+            empty = ~visible.any(-1, keepdim=True)
+            visible = visible | empty
+        attn_scores = attn_scores.masked_fill(~visible, -torch.inf)
     attn_weights = torch.softmax(attn_scores, dim=-1)
-    if mask is not None:
+    if empty is not None:
         attn_weights = attn_weights.masked_fill(empty, 0.0)
     return torch.dropout(attn_weights, dropout, dropout > 0) @ v
 

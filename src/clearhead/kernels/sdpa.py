@@ -30,19 +30,15 @@ def attend(
         else:
             attn_mask, empty = _build(mask, q, k.shape[-2])
     context = F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=attn_mask,
-        dropout_p=dropout,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=bool(q.shape[1] != k.shape[1]),  # sizes are tensors to torch.jit.trace
+        q, k, v, attn_mask, dropout, is_causal, scale=scale, enable_gqa=is_grouped(q, k)
     )
     if empty is None:
         return context
     # Transposed first: the copy is then contiguous for merging the heads, which comes next.
-    return context.transpose(1, 2).masked_fill(empty.transpose(1, 2), 0.0).transpose(1, 2)
+    context, empty = context.transpose(1, 2), empty.transpose(1, 2)
+    if context.requires_grad or not _may_keep(q) or is_wrapped(q):
+        return context.masked_fill(empty, 0.0).transpose(1, 2)
+    return context.masked_fill_(empty, 0.0).transpose(1, 2)  # nobody else has this tensor
 
 
 def attend_with_lse(
@@ -62,6 +58,11 @@ def attend_with_lse(
         scale=scale,
     )
     return context, lse
+
+
+def is_grouped(q: Tensor, k: Tensor) -> bool:
+    """Whether query heads share key heads. To `torch.jit.trace`, sizes are tensors."""
+    return bool(q.shape[1] != k.shape[1])
 
 
 def needs_no_matrix(mask: Mask | None, queries: int, keys: int) -> bool:
@@ -88,14 +89,14 @@ def _build(mask: Mask, q: Tensor, keys: int) -> Built:
     stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
     key = (text, states, q.shape[-2], keys, q.device, stream)
     with _lock:
-        known = _kept.pop(key, None)
+        known = _kept.get(key)
         if known is None:
             with torch.inference_mode(False):  # training must be able to use it later
                 known = (tensors, _build_anew(mask, q, keys))
-        if _is_worth_keeping(known[1][0]):
-            _kept[key] = known  # with its tensors, so that their ids are not reused
-        while len(_kept) > _MOST_KEPT:
-            _kept.pop(next(iter(_kept)))
+            if _is_worth_keeping(known[1][0]):
+                _kept[key] = known  # with its tensors, so that their ids are not reused
+            while len(_kept) > _MOST_KEPT:
+                _kept.pop(next(iter(_kept)))  # the oldest
     return known[1]
 
 

@@ -25,14 +25,15 @@ _WIDTH = "With a cache, keys are all tokens seen so far; with a static cache, it
 class Mask:
     """Which query may attend to which key. Built by name, combined with `&` and `|`.
 
-    >>> print(Mask.causal() & Mask.window(2))
-         k0 k1 k2 k3 k4 k5
-    q0   ■  ·  ·  ·  ·  ·
-    q1   ■  ■  ·  ·  ·  ·
-    q2   ·  ■  ■  ·  ·  ·
-    q3   ·  ·  ■  ■  ·  ·
-    q4   ·  ·  ·  ■  ■  ·
-    q5   ·  ·  ·  ·  ■  ■
+    Examples:
+        >>> print(Mask.causal() & Mask.window(2))
+             k0 k1 k2 k3 k4 k5
+        q0   ■  ·  ·  ·  ·  ·
+        q1   ■  ■  ·  ·  ·  ·
+        q2   ·  ■  ■  ·  ·  ·
+        q3   ·  ·  ■  ■  ·  ·
+        q4   ·  ·  ·  ■  ■  ·
+        q5   ·  ·  ·  ·  ■  ■
     """
 
     # Construction
@@ -69,9 +70,9 @@ class Mask:
         """Hide the keys that only pad a sequence to the length of its batch.
 
         Args:
-            real: The number of real tokens of each sequence, or True where a token is real. A
-                length greater than the number of keys hides nothing, so the lengths of complete
-                texts also work while a cache is still growing.
+            real: The number of real tokens of each sequence, or True where a token is real. While a
+                cache is still growing, the lengths of complete texts work too: one greater than
+                the number of keys hides nothing.
             side: The side that is padded; used with lengths only.
         """
         if side not in ("left", "right"):
@@ -161,8 +162,25 @@ class Mask:
         """Whether every query is certain to attend to at least one key (its own, in a band)."""
         return False
 
-    def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
-        """Raise `ShapeError` unless the mask fits weights of this shape; None = unknown."""
+    def check(
+        self,
+        batch: int | None,
+        heads: int | None,
+        queries: int,
+        keys: int,
+        *,
+        complete: bool = False,
+    ) -> None:
+        """Raise `ShapeError` unless the mask fits weights of this shape.
+
+        Args:
+            batch: The number of sequences; None = unknown.
+            heads: The number of heads; None = unknown.
+            queries: The number of queries.
+            keys: The number of keys.
+            complete: Whether no more keys will follow, as they do with a cache. Lengths on the CPU
+                must then not exceed the number of keys.
+        """
 
     def over(
         self, queries: int, seen: Int[Tensor, ""], capacity: int
@@ -204,9 +222,10 @@ class Mask:
     ) -> Bool[Tensor, "#batch #heads queries keys"]:
         """The whole matrix, for small sizes and for other libraries.
 
-        >>> Mask.causal().dense(2, 3)
-        tensor([[[[ True,  True, False],
-                  [ True,  True,  True]]]])
+        Examples:
+            >>> Mask.causal().dense(2, 3)
+            tensor([[[[ True,  True, False],
+                      [ True,  True,  True]]]])
         """
         keys = queries if keys is None else keys
         tile = self.tile(slice(0, queries), slice(0, keys), queries, keys, device)
@@ -317,8 +336,9 @@ class Band(Mask):
         return self._visible(position, key)[None, None]
 
     def is_start_causal(self, queries: int, keys: int) -> bool:
-        unlimited = self.back is None or _always(self.back >= queries - 1)
-        return self.ahead == 0 and unlimited and _always(self.offset(queries, keys) == 0)
+        if self.ahead != 0 or not (self.align == "start" or _always(queries == keys)):
+            return False
+        return self.back is None or _always(self.back >= queries - 1)
 
     def is_same_for_all_queries(self, queries: int, keys: int) -> bool:
         offset = self.offset(queries, keys)
@@ -385,7 +405,15 @@ class Padding(Mask):
             return self
         return Padding(self.real[batch.to(self.real.device)], self.side)
 
-    def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
+    def check(
+        self,
+        batch: int | None,
+        heads: int | None,
+        queries: int,
+        keys: int,
+        *,
+        complete: bool = False,
+    ) -> None:
         real, size = self.real, "batch" if batch is None else f"batch={batch}"
         if real.dtype == torch.bool and real.shape[1] != keys:
             raise ShapeError(
@@ -397,6 +425,14 @@ class Padding(Mask):
                 f"padding mask: expected {wanted}, got {describe(real)}.\n"
                 "  Pass one row or length per sequence of the batch, or one for all of them."
             )
+        if complete and real.dtype != torch.bool and is_readable(real) and real.numel():
+            longest = int(real.max())
+            if longest > keys:
+                raise ShapeError(
+                    f"padding mask: expected lengths of at most {keys}, the number of keys, got "
+                    f"{longest}.\n  Truncated the input? Truncate the lengths too: "
+                    f"lengths.clamp(max={keys})."
+                )
 
     def over(self, queries: int, seen: Tensor, capacity: int) -> Tensor:
         self.check(None, None, queries, capacity)
@@ -452,7 +488,15 @@ class Custom(Mask):
         visible = visible[:, heads.to(device)] if visible.shape[1] > 1 else visible
         return Custom(visible)
 
-    def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
+    def check(
+        self,
+        batch: int | None,
+        heads: int | None,
+        queries: int,
+        keys: int,
+        *,
+        complete: bool = False,
+    ) -> None:
         sizes = (batch, heads, queries, keys)
         for own, size in zip(self.visible.shape, sizes, strict=True):
             if own != 1 and size is not None and own != size:
@@ -517,9 +561,17 @@ class Pair(Mask):
     def select(self, batch: Tensor, heads: Tensor) -> Mask:
         return type(self)(self.left.select(batch, heads), self.right.select(batch, heads))
 
-    def check(self, batch: int | None, heads: int | None, queries: int, keys: int) -> None:
-        self.left.check(batch, heads, queries, keys)
-        self.right.check(batch, heads, queries, keys)
+    def check(
+        self,
+        batch: int | None,
+        heads: int | None,
+        queries: int,
+        keys: int,
+        *,
+        complete: bool = False,
+    ) -> None:
+        self.left.check(batch, heads, queries, keys, complete=complete)
+        self.right.check(batch, heads, queries, keys, complete=complete)
 
     def encode(self, tensors: list[Tensor]) -> str:
         return f"('{self.name}',{self.left.encode(tensors)},{self.right.encode(tensors)})"
