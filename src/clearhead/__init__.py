@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from clearhead.tokenizers import GPT2Tokenizer, SlidingWindowDataset, WordTokenizer
     from clearhead.validation import ShapeError
     from clearhead.viewer import view
-    from clearhead.watcher import Seen, watch
+    from clearhead.watcher import Seen, ablate, knockout, watch
 
 _HOME = {
     "GPT2_CONFIGS": "configs",
@@ -54,6 +54,8 @@ _HOME = {
     "Trace": "explainer.tracing",
     "watch": "watcher",
     "Seen": "watcher",
+    "ablate": "watcher",
+    "knockout": "watcher",
     "GPT2": "gpt2",
     "TransformerBlock": "gpt2",
     "FeedForward": "gpt2",
@@ -87,6 +89,8 @@ __all__ = [  # noqa: RUF022  # the order of the flow
     "Trace",
     "watch",
     "Seen",
+    "ablate",
+    "knockout",
     "GPT2",
     "TransformerBlock",
     "FeedForward",

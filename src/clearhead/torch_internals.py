@@ -10,6 +10,7 @@ Names that are not here because a public function does the same: `torch.jit.is_t
 `Tensor.untyped_storage` (is this a wrapper of `torch.func`? see `validation.is_wrapped`).
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -42,10 +43,11 @@ def version(tensor: Tensor) -> int | None:
     """The tensor's version counter, which every in-place change increments.
 
     `kernel="sdpa"` uses it to reuse a mask built for the previous layer only if its tensors have
-    not changed since. Tensors created in inference mode have no counter.
+    not changed since, and `watch` to notice that a recorded tensor was overwritten. Tensors created
+    in inference mode have no counter.
 
     Without it, and for inference tensors: None. Masks that hold tensors are then built again for
-    every call.
+    every call, and `watch` copies what it records.
     """
     if tensor.is_inference():
         return None
@@ -82,6 +84,45 @@ def in_dispatch_mode() -> bool:
     """
     depth = getattr(torch._C, "_len_torch_dispatch_stack", None)
     return depth is not None and depth() > 0
+
+
+def in_backward() -> bool:
+    """Whether the backward pass runs in this thread.
+
+    A checkpointed forward pass is repeated there; `watch` does not record the repetition.
+
+    Without it: False. `watch` then records such a call twice on the CPU.
+    """
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
+def is_compiler_loaded() -> bool:
+    """Whether `torch.compile` may have been used in this process.
+
+    Importing the compiler takes a second, so `watch` does it only where there is something to stop.
+
+    Without it: False, and compiled models record nothing while they are watched.
+    """
+    return "torch._dynamo" in sys.modules
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether the module is compiled: `torch.compile(module)` or `module.compile()`.
+
+    Without it: False, and compiled models record nothing while they are watched.
+    """
+    inside = vars(module)  # getattr is slow on a module that lacks the name
+    wrapped = "_orig_mod" in inside.get("_modules", ())
+    return wrapped or inside.get("_compiled_call_impl") is not None
+
+
+def uncompiled_module(module: nn.Module) -> nn.Module:
+    """The module inside what `torch.compile(module)` returned, whose names have no prefix.
+
+    Without it: the module itself.
+    """
+    return getattr(module, "_orig_mod", module)
 
 
 @contextmanager

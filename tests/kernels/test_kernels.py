@@ -28,7 +28,7 @@ def random_qkv(batch=2, heads=6, kv_heads=3, queries=7, keys=7, head_dim=11, dty
 def run(kernel, q, k, v, mask, **options):
     """The context and the three gradients of a random function of it."""
     q, k, v = (t.detach().clone().requires_grad_() for t in (q, k, v))
-    context = attend(q, k, v, mask, kernel=kernel, **options)
+    context = attend(q, k, v, mask, kernel=kernel, growing=True, **options)
     direction = torch.randn(context.shape, generator=torch.Generator().manual_seed(5))
     (context * direction.to(context.dtype)).sum().backward()
     return context.detach(), q.grad, k.grad, v.grad
@@ -319,8 +319,23 @@ def test_choice_depends_on_what_pytorch_would_build():
     assert choose(q, k, Mask.causal(), dropout=0.1).kernel == "blocked"
     assert choose(q[:, :, :1], k, Mask.causal()).kernel == "sdpa"
     meta = torch.empty(2, 6, 600, 8, device="meta")
-    assert "queries × keys" in choose(q, k, None, dropout=0.1).reason
     assert choose(meta, meta, Mask.causal(), dropout=0.1).kernel == "sdpa"
+    assert "queries × keys" in choose(q, k, None, dropout=0.1).reason
+    assert choose(q[:, :, :300], k[:, :, :300], Mask.causal(), dropout=0.1).kernel == "sdpa"
+    half = q[:, :, :300].bfloat16()
+    assert choose(half, half, Mask.causal()).kernel == "sdpa"
+    half.requires_grad_()
+    assert choose(half, half, Mask.causal()).kernel == "eager"
+    assert choose(half, half, Mask.causal(), dropout=0.1).kernel == "eager"
+    long = half.detach().repeat(1, 1, 10, 1).requires_grad_()
+    assert choose(long, long, Mask.causal()).kernel == "sdpa"
+
+
+def test_training_in_half_precision_runs_the_chosen_kernel():
+    q, k, v = (x.bfloat16().requires_grad_() for x in random_qkv())
+    got = attend(q, k, v, Mask.causal())
+    torch.testing.assert_close(got, attend(q, k, v, Mask.causal(), kernel="eager"), rtol=0, atol=0)
+    assert not torch.equal(got, attend(q, k, v, Mask.causal(), kernel="sdpa"))
 
 
 MEMORY = """

@@ -26,6 +26,7 @@ def dense(
     dtype: torch.dtype,
     *,
     scale: float,
+    cap: float | None = None,
     causal: bool,
     causal_offset: int | None = None,
     window: int | None = None,
@@ -46,7 +47,10 @@ def dense(
     if key_valid is not None:
         seen = seen & key_valid[:, None, None, :]
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    scores = (q.to(dtype) @ k.to(dtype).mT * scale).masked_fill(~seen, -math.inf)
+    scores = q.to(dtype) @ k.to(dtype).mT * scale
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    scores = scores.masked_fill(~seen, -math.inf)
     lse = scores.logsumexp(-1)
     logs = (scores - lse[..., None]).masked_fill(~seen, -math.inf)
     p = logs.exp()
@@ -158,6 +162,23 @@ CASES: dict[str, dict[str, Any]] = {
         "key_valid": torch.zeros(1, 70, dtype=torch.bool, device=DEVICE),
         "thumbnail": (2, 2),
     },
+    "capped": {
+        "q": (1, 2, 150, 16),
+        "k": (1, 1, 150, 16),
+        "cap": 1.5,
+        "causal": True,
+        "thumbnail": (5, 3),
+    },
+    "capped as in Gemma 2, rows that see nothing": {
+        "q": (2, 1, 150, 32),
+        "k": (2, 1, 90, 32),
+        "scale": 1.5,
+        "cap": 50.0,
+        "causal": True,
+        "window": 40,
+        "key_valid": some_keys(2, 90),
+        "thumbnail": (5, 3),
+    },
     "one token": {"q": (1, 1, 1, 16), "k": (1, 1, 1, 16), "causal": True, "thumbnail": (2, 3)},
     "one query": {"q": (1, 3, 1, 128), "k": (1, 1, 300, 128), "causal": True, "thumbnail": (1, 7)},
 }
@@ -167,7 +188,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_equals_the_dense_map(case: dict[str, Any], dtype: torch.dtype) -> None:
     options = {name: value for name, value in case.items() if name not in ("q", "k")}
-    options["scale"] = 0.9 * case["q"][3] ** -0.5
+    options.setdefault("scale", 0.9 * case["q"][3] ** -0.5)
     q, k = random(*case["q"], dtype=dtype), random(*case["k"], dtype=dtype)
     exact = dense(q, k, torch.float64, **options)
     plain = dense(q, k, torch.float32, **options)

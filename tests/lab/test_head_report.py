@@ -464,11 +464,11 @@ def test_the_command_measures_a_folder(run, gpt2_folder):
     ("arguments", "message"),
     [
         (["--relations", "the cat"], "--relations uses its own sentences"),
-        (["the cat", "--out", "x.svg"], "use it with --relations"),
+        (["the cat", "--out", "none/x.svg"], "there is no folder none"),
         (["--relations", "--out", "x.jpeg"], "got '.jpeg'"),
         (["--relations", "--out", "none/x.svg"], "there is no folder none"),
         (["--model", "none"], "Give one text"),
-        (["--model", "none", "--relations"], "there is no such folder"),
+        (["--model", "none", "--relations"], "none: no such file or folder"),
     ],
 )
 def test_errors(run, arguments, message):

@@ -15,18 +15,25 @@ from torch.nn.functional import scaled_dot_product_attention
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Rope, ShapeError
 from clearhead.kernels import KERNELS, tile_loop
 from clearhead.maps import free_memory, statistics
+from clearhead.maps.grid_cells import shares
 
 BATCH, HEADS = 2, 6
 
 
-def dense(q, k, mask, scale, bias=None):
+def dense(q, k, mask, scale, bias=None, cap=None, sink=None):
     """The weights by the definition, in the plainest way."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores = q.double() @ k.double().transpose(-2, -1) * scale
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
     if bias is not None:
         scores = scores + bias.double()
     if mask is not None:
         scores = scores.masked_fill(~mask.dense(q.shape[2], k.shape[2]), -math.inf)
+    if sink is not None:  # one more column, dropped after softmax
+        sink = sink[:, None] if sink.ndim == 1 else sink
+        column = sink.double().expand(scores.shape[:3])[..., None]
+        return torch.softmax(torch.cat([scores, column], -1), -1)[..., :-1]
     return torch.softmax(scores, -1).nan_to_num(0.0)
 
 
@@ -59,8 +66,12 @@ def maps(draw, dtypes=(torch.float64, torch.float32, torch.bfloat16), self_atten
         bias = torch.randn(1, HEADS, queries, keys, generator=generator, dtype=torch.float64)
         bias = bias.to(torch.float64 if dtype == torch.float64 else torch.float32)
         bias[..., -1] = -math.inf if keys > 1 and draw(st.booleans()) else bias[..., -1]
-    m = AttentionMap(q, k, mask, scale=scale, bias=bias)
-    return m, dense(q, k, mask, scale, bias)
+    cap = draw(st.sampled_from([None, None, 0.7, 5.0]))
+    sink = draw(st.sampled_from([None, None, (HEADS,), (BATCH, HEADS, queries)]))
+    if sink is not None:
+        sink = (2 * torch.randn(sink, generator=generator)).to(dtype)
+    m = AttentionMap(q, k, mask, scale=scale, bias=bias, cap=cap, sink=sink)
+    return m, dense(q, k, mask, scale, bias, cap, sink)
 
 
 def places(m):
@@ -98,6 +109,10 @@ def test_dense_equals_the_definition(case):
     m, weights = case
     assert m.shape == weights.shape
     close(m.dense(), weights)
+    rest = torch.zeros_like(weights[..., 0]) if m.sink_logits is None else 1 - weights.sum(-1)
+    close(m.to_sink, rest)
+    assert torch.equal(m.blind & (m.to_sink == 0), m.lse.isneginf())
+    assert not m.dense()[m.blind].any() or m.sink_logits is not None
 
 
 part = st.one_of(
@@ -282,11 +297,15 @@ def test_statistics_equal_those_of_the_dense_weights(case, data):
     best, _ = weights.topk(k)
     close(found.top.weights, best)
     known = found.top.keys >= 0
-    close(weights.gather(3, found.top.keys.clamp_min(0)) * known, best)
+    chosen = weights.gather(3, found.top.keys.clamp_min(0)) * known
+    close(chosen.to(m.dtype), best)  # which of two nearly equal weights is larger may differ
 
     position = places(m)  # (batch, queries)
     distance = (position[..., None] - torch.arange(keys)).abs()
-    close(found.distance.mean, (weights * distance[:, None]).sum(-1))
+    total = weights.sum(-1)
+    mean = (weights * distance[:, None]).sum(-1) / total
+    # Where the sink takes nearly everything, the weights have few correct digits left.
+    close(found.distance.mean * total.to(m.dtype), mean.nan_to_num(0.0) * total)
     for b in range(BATCH):
         for h in range(HEADS):
             by_distance = torch.zeros(int(distance.max()) + 1, dtype=torch.float64)
@@ -726,3 +745,177 @@ def test_only_weights_have_gradients(tokens):
     plain = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     (expected,) = torch.autograd.grad(plain[..., -1, 2].sum(), q)
     torch.testing.assert_close(actual, expected)
+
+
+# Soft caps, sinks and values.
+
+
+def attached(dtype=torch.float64):
+    """The parts of a map in which three queries of the second sequence attend to nothing."""
+    torch.manual_seed(3)
+    q, k = torch.randn(2, 6, 11, 5, dtype=dtype), torch.randn(2, 3, 13, 5, dtype=dtype)
+    bias, sink = torch.randn(1, 6, 11, 13, dtype=dtype), torch.randn(6, dtype=dtype)
+    mask = Mask.causal() & Mask.padding([13, 8], "left")
+    return [t.requires_grad_() for t in (q, k, bias, sink)], mask
+
+
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_gradients_through_cap_and_sink(with_sink):
+    leaves, mask = attached()
+    q, k, bias, sink = leaves
+    leaves = leaves if with_sink else leaves[:3]
+    sink = sink if with_sink else None
+    m = AttentionMap(q, k, mask, bias=bias, cap=1.3, sink=sink, detach=False)
+    expected = dense(q, k, mask, 5**-0.5, bias, 1.3, sink)
+    factor = torch.randn(expected.shape, dtype=torch.float64)
+    torch.testing.assert_close(m.dense(), expected)
+    ours = torch.autograd.grad((m.dense() * factor).sum(), leaves)
+    if not with_sink:  # softmax over a row of -inf has no gradient; ours is 0
+        assert not any(t.isnan().any() for t in ours)
+        hidden = ~mask.dense(11, 13) & mask.dense(11, 13).any(-1, keepdim=True)
+        scores = 1.3 * torch.tanh(q @ k.repeat_interleave(2, 1).mT * 5**-0.5 / 1.3) + bias
+        visible = mask.dense(11, 13).any(-1, keepdim=True)
+        plain = scores.masked_fill(hidden, -math.inf).softmax(-1) * visible
+        torch.testing.assert_close(m.dense(), plain)
+        expected = plain
+    theirs = torch.autograd.grad((expected * factor).sum(), leaves)
+    torch.testing.assert_close(ours, theirs)
+    with pytest.raises(RuntimeError, match="no gradient"):
+        m.to_sink  # noqa: B018
+
+
+@pytest.mark.parametrize("only", ["bias", "sink"])
+def test_a_gradient_for_the_bias_or_the_sink_alone(only):
+    """Normalisers that are known already have none, so they are computed anew."""
+    (q, k, bias, sink), mask = attached()
+    leaf = {"bias": bias, "sink": sink}[only]
+    q, k, bias, sink = (t if t is leaf else t.detach() for t in (q, k, bias, sink))
+    m = AttentionMap(q, k, mask, bias=bias, sink=sink, detach=False)
+    with torch.no_grad():
+        m.normalise()
+    (actual,) = torch.autograd.grad(m[0, 2, 4:7, 3].sum(), leaf)
+    weights = dense(q, k, mask, 5**-0.5, bias, None, sink)
+    (expected,) = torch.autograd.grad(weights[0, 2, 4:7, 3].sum(), leaf)
+    torch.testing.assert_close(actual, expected)
+    with pytest.raises(RuntimeError, match="no gradient"):
+        m.entropy()
+
+
+def test_queries_without_a_key_give_everything_to_the_sink():
+    (q, k, bias, sink), mask = attached()
+    m = AttentionMap(q, k, mask, bias=bias, cap=2.0, sink=sink)
+    assert m.blind.sum() == 6 * 3
+    assert torch.equal(m.blind[1, :, :3], torch.ones(6, 3).bool())
+    assert torch.equal(m.to_sink[m.blind], torch.ones(18, dtype=torch.float64))
+    assert not m.dense()[m.blind].any()
+    torch.testing.assert_close(m.lse[1, :, 0], sink.detach())
+    found = m.summary(entropy=True, received=True, top=2, distance=True, previous=True)
+    assert not found.entropy[m.blind].any()
+    assert not found.distance.mean[m.blind].any()
+    assert (found.top.keys[m.blind] == -1).all()
+    assert found.received.isfinite().all()
+    without = AttentionMap(q, k, mask)
+    assert torch.equal(without.blind, without.lse.isneginf())
+    assert not without.to_sink.any()
+    lowest = torch.zeros(2, 1, 11, 13, dtype=torch.float64)
+    lowest[1, :, :3] = torch.finfo(torch.float32).min  # a whole row, as eager models hide padding
+    saturated = AttentionMap(q, k, bias=lowest, sink=sink)
+    assert not saturated.dense()[1, :, :3].any()
+    assert (saturated.to_sink[1, :, :3] == 1).all()
+    torch.testing.assert_close(saturated.dense(), dense(q, k, None, 5**-0.5, lowest, None, sink))
+
+
+def test_cap_sink_and_values_go_wherever_the_map_goes():
+    (q, k, bias, sink), mask = attached()
+    values = torch.randn(2, 3, 13, 7, dtype=torch.float64, requires_grad=True)
+    m = AttentionMap(q, k, mask, bias=bias, cap=1.7, sink=sink, values=values)
+    weights = dense(q, k, mask, 5**-0.5, bias, 1.7, sink).detach()
+    assert not m.values.requires_grad
+    assert m.cap == 1.7
+    assert m.sink_logits.shape == (2, 6, 11)
+    assert repr(m).startswith("AttentionMap(batch=2, heads=6, queries=11, keys=13, cap=1.7, with a")
+    held = 8 * (2 * 6 * 11 * 5 + 2 * 3 * 13 * 5 + 6 * 11 * 13 + 6 + 2 * 3 * 13 * 7)
+    masked = []
+    mask.encode(masked)
+    assert m.nbytes == held + sum(t.nbytes for t in masked)
+    for known in (False, True):
+        if known:
+            m.normalise()
+        some = m.select(batch=1, heads=[4, 1])
+        close(some.dense(), weights[1:, [4, 1]])
+        close(some.to_sink, 1 - weights[1:, [4, 1]].sum(-1))
+        assert torch.equal(some.values, values[1:, [2, 0]])
+        assert (some.cap, some.head_numbers) == (1.7, (4, 1))
+        low = m.to(torch.float32)
+        close(low.dense(), weights)
+        close(low.received(), weights.sum(2))
+        assert low.values.dtype == low.sink_logits.dtype == torch.float32
+        assert low.to("meta").values.device.type == "meta"
+        close(m.detach().dense(), weights)
+    loose = AttentionMap(q, k, cap=1.7, sink=sink, values=values, detach=False)
+    assert loose.values.requires_grad
+    assert not loose.detach().values.requires_grad
+    assert not loose.detach().dense().requires_grad
+    with torch.no_grad():
+        close(m.cells((11, 13), batch=1, heads=2)[0].nan_to_num(0.0), weights[1, 2])
+        assert m.page(batch=1).layers[0].weights.shape == (6, 11, 13)
+        close(torch.tensor(m.page(batch=1).layers[0].weights).double(), weights[1])
+
+
+def test_cells_of_capped_maps_with_a_sink():
+    """As the viewer reads them, from tiles, and as `cells` does."""
+    (q, k, bias, sink), mask = attached()
+    weights = dense(q, k, mask, 5**-0.5, bias, 0.9, sink).detach()
+    m = AttentionMap(q, k, mask, bias=bias, cap=0.9, sink=sink)
+    for known in (False, True):
+        if known:
+            m.normalise()
+        found = shares(m.lazy_scores, 0, 5, slice(0, 1), slice(0, 1), (1, 1))
+        close(found[0, 0], weights[0, 5].sum() / 11)
+        rows = shares(m.lazy_scores, 0, 5, slice(0, 11), slice(0, 1), (11, 1))
+        close(rows[:, 0], weights[0, 5].sum(-1))
+    close(m.cells((1, 1), heads=5)[0, 0, 0], weights[0, 5].sum() / 11)
+
+
+def test_a_long_capped_map_with_a_sink():
+    """Longer than a tile, where the normalisers come from PyTorch's fused kernel without a cap."""
+    q, k = torch.randn(1, 2, 300, 8, dtype=torch.float64), torch.randn(1, 1, 300, 8).double()
+    mask, sink = Mask.causal() & Mask.window(200), torch.tensor([1.0, 4.0]).double()
+    for cap in (None, 1.5):
+        m = AttentionMap(q, k, mask, cap=cap, sink=sink)
+        weights = dense(q, k, mask, 8**-0.5, None, cap, sink)
+        close(m.entropy(), entropy(weights))
+        close(m.to_sink, 1 - weights.sum(-1))
+        close(m.previous()[..., 1:], weights.diagonal(-1, 2, 3))
+        close(m[0, 1, 250:260], weights[0, 1, 250:260])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off on CUDA")
+@pytest.mark.parametrize("name", ["window", "left"])
+def test_triton_supports_cap_and_sink(name, monkeypatch):
+    q, k = torch.randn(BATCH, HEADS, 70, 16), torch.randn(BATCH, 3, 75, 16)
+    mask, sink = MASKS[name](70, 75), torch.randn(HEADS)
+    monkeypatch.setattr(tile_loop, "_has_triton", lambda device: True)
+    m = AttentionMap(q, k, mask, cap=1.2, sink=sink)
+    assert tile_loop.triton_arguments(m.lazy_scores)["cap"] == 1.2
+    weights = dense(q, k, mask, 16**-0.5, None, 1.2, sink)
+    found = m.summary(entropy=True, received=True, thumbnail=(1, 1))
+    close(m.to_sink, 1 - weights.sum(-1))
+    close(found.entropy, entropy(weights))
+    close(found.received, weights.sum(2))
+    close(found.thumbnail[..., 0, 0] / 70, weights.sum((2, 3)) / 70)
+
+
+def test_errors_about_cap_sink_and_values():
+    q = torch.randn(2, 4, 5, 3)
+    with pytest.raises(ValueError, match=r"cap: expected a positive number, got 0.\n.*cap=None"):
+        AttentionMap(q, q, cap=0)
+    with pytest.raises(
+        ShapeError,
+        match=r"sink: expected \(heads,\) = \(4\) or \(batch, heads, queries\) = \(2, 4, 5\), got",
+    ):
+        AttentionMap(q, q, sink=torch.zeros(5))
+    with pytest.raises(
+        ShapeError, match=r"values: expected \(batch, kv_heads, keys, value_dim\) as k \(2, 4, 5"
+    ):
+        AttentionMap(q, q, values=torch.zeros(2, 4, 6, 3))

@@ -297,7 +297,7 @@ def test_names_from_a_file_cannot_move_the_cursor(tmp_path):
 def test_names_are_no_formulas():
     """A spreadsheet must not run the name of a layer."""
     row = Head("=cmd()", 0, -0.5, None, None, None, None, None, "@sum")
-    assert HeadTable((row,)).to_csv().splitlines()[1] == "'=cmd(),0,-0.5,,,,,,'@sum"
+    assert HeadTable((row,)).to_csv().splitlines()[1] == "'=cmd(),0,-0.5,,,,,,'@sum,,,,,,"
     seen = Seen("m")
     seen.add("+1\nb", AttentionMap(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2)))
     assert seen.heads().to_csv().splitlines()[1].startswith("'+1\\nb,0,")

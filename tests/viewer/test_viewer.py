@@ -800,7 +800,7 @@ def test_ctrl_c_ends_a_real_process():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "no/such", "--text", "{text}"], "there is no such folder"),
+        (["--model", "no/such", "--text", "{text}"], "no such file or folder"),
         (["--model", "x", "--text", "no/such"], "--text no/such: No such file or directory"),
         (["--model", "x", "--text", "{binary}"], "not text in UTF-8 (byte 3)"),
         (["--model", "x"], "--text"),

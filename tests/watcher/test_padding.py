@@ -161,9 +161,9 @@ def test_attention_masks_that_do_not_fit():
     seen.add("a", AttentionMap(torch.randn(2, 1, 11, 3), torch.randn(2, 1, 11, 3)))
     with pytest.raises(ShapeError, match=r"attention_mask: expected \(batch=2, tokens=11\), got"):
         seen.heads(ids, attention_mask=torch.ones(1, 11))
-    with pytest.raises(ShapeError, match="Give the mask that the model was given"):
+    with pytest.raises(ShapeError, match="Pass the mask that the model was given"):
         seen.heads(ids, attention_mask=torch.ones(2, 9))
-    with pytest.raises(ValueError, match="attention_mask: nothing is real in sequence 1"):
+    with pytest.raises(ValueError, match="attention_mask: no token is real in sequence 1"):
         seen.heads(ids, attention_mask=torch.tensor([[1], [0]]).expand(2, 11))
     seen.add("a", seen["a"])
     with pytest.raises(ValueError, match="attention_mask: a was called 2 times with different"):

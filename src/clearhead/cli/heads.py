@@ -37,10 +37,20 @@ def heads(
     sentences: Annotated[
         int, typer.Option(metavar="N", min=8, help="The number of sentences per relation.")
     ] = 400,
+    ablate: Annotated[
+        bool,
+        typer.Option(
+            "--ablate", help="Print how much the loss on the text rises without each head."
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="FILE", help="Known relations as a figure (.svg, .png, .pdf)."
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Also write the maps of the text as a page (.html) or a figure (.svg, .png, "
+            ".pdf); with --ablate or --relations a figure of layers × heads.",
         ),
     ] = None,
     file: Annotated[
@@ -55,8 +65,9 @@ def heads(
     layer: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PATTERN",
-            help="Only layers that match, such as h.3.attn or h.*.attn; may be repeated.",
+            metavar="NAME",
+            help="Only this layer: a name or a part of it (h.3), a number, or a pattern for "
+            "several (h.*.attn); may be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -70,6 +81,7 @@ def heads(
     With TEXT: in that text. Without TEXT: in sentences whose relations between words are known,
     with the accuracy lost without each head. A model given by --model needs --relations for that.
     """
+    layers = [int(one) if one.isdecimal() else one for one in layer or ()] or None
     if relations or (model is None and text is None and file is None):
         if text is not None or file is not None or csv is not None:
             raise ValueError(
@@ -78,10 +90,12 @@ def heads(
         if layer or sort is not None:
             raise ValueError("--layer and --sort apply to the table of a text: give a TEXT.")
         _relations(model, sentences=sentences, as_json=as_json, picture=out)
-    elif out is not None:
-        raise ValueError("--out is the figure of known relations: use it with --relations.")
+    elif ablate:
+        if sort is not None or csv is not None:
+            raise ValueError("--sort and --csv apply to the table without --ablate.")
+        _ablate(_text(text, file), model, layers, as_json=as_json, picture=out)
     else:
-        _one_text(_text(text, file), model, layer or None, sort, as_json=as_json, csv=csv)
+        _one_text(_text(text, file), model, layers, sort, as_json=as_json, csv=csv, out=out)
 
 
 def _text(words: Sequence[str] | None, file: Path | None) -> str:
@@ -99,16 +113,19 @@ def _text(words: Sequence[str] | None, file: Path | None) -> str:
 
 def _one_text(
     text: str,
-    model: Path | None,
-    layers: list[str] | None,
+    model: str | None,
+    layers: Sequence[str | int] | None,
     sort: Column | None,
     *,
     as_json: bool,
     csv: Path | None,
+    out: Path | None,
 ) -> None:
     """Print the table of heads for one text."""
     if csv is not None:
         check_place(csv, "--csv")
+    if out is not None:
+        check_place(out, "--out")
     from clearhead import drawing
     from clearhead.models import find_model
     from clearhead.watcher.one_text import see
@@ -128,6 +145,9 @@ def _one_text(
         with beside(csv) as draft:
             draft.write_text(table.to_csv(), encoding="utf-8")
         print(f"Wrote {csv}", file=sys.stderr)
+    if out is not None:
+        seen.save(out, tokens=reading.labels[:used], title=f"{loaded.name}: attention")
+        print(f"Wrote {out}", file=sys.stderr)
     if as_json:
         found = {**table.to_json(), "folder": loaded.name, "tokens": tokens, "tokens_used": used}
         print(json.dumps(found, allow_nan=False))
@@ -135,7 +155,49 @@ def _one_text(
         drawing.console().print(table)
 
 
-def _relations(model: Path | None, *, sentences: int, as_json: bool, picture: Path | None) -> None:
+def _ablate(
+    text: str,
+    model: str | None,
+    layers: Sequence[str | int] | None,
+    *,
+    as_json: bool,
+    picture: Path | None,
+) -> None:
+    """Print how much the loss on a text rises without each head."""
+    if picture is not None:
+        _check_picture(picture)
+    from clearhead import drawing
+    from clearhead.models import find_model
+    from clearhead.watcher.head_losses import head_losses
+    from clearhead.watcher.one_text import see
+
+    with progress_bar() as progress:
+        task = progress.add_task("Loading the model", total=None)
+        loaded = find_model(model, any_architecture=True, language_model=True)
+        reading = loaded.read(text)
+        tokens, ids = len(reading.ids), reading.tensor(loaded.longest)
+        progress.update(task, description="Removing one head at a time", total=1.0)
+        seen = see(loaded.model, ids, layers, name=loaded.name)
+        found = head_losses(
+            loaded.model,
+            ids,
+            heads={name: seen[name].shape[1] for name in seen},
+            name=loaded.name,
+            on_progress=lambda share: progress.update(task, completed=share),
+        )
+    report_truncation(tokens, ids.shape[1])
+    if picture is not None:
+        from clearhead.drawing import figures
+
+        figures.write(found.figure(), picture)
+        print(f"Wrote {picture}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(found.to_json(), allow_nan=False))
+    else:
+        drawing.console().print(found)
+
+
+def _relations(model: str | None, *, sentences: int, as_json: bool, picture: Path | None) -> None:
     """Measure heads on the grammar's relations, print the report and write the figure."""
     if picture is not None:
         _check_picture(picture)

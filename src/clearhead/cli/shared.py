@@ -24,11 +24,11 @@ GPT2Option = Annotated[
     ),
 ]
 CheckpointOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        metavar="DIR",
-        help="A local Hugging Face checkpoint with its tokenizer, or the output of `clearhead "
-        f"train`. {_DEFAULT}",
+        metavar="DIR_OR_NAME",
+        help="A Hugging Face checkpoint with its tokenizer, a folder or a name on the hub, or the "
+        f"output of `clearhead train`. {_DEFAULT}",
         show_default=False,
     ),
 ]

@@ -11,12 +11,13 @@ For statistics of the weights, `scores` computes tiles of scores and `tile_loop`
 On CUDA, `triton_statistics` does both at once (its device code is `triton_device`).
 """
 
-import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
@@ -27,21 +28,25 @@ from clearhead.masks import Mask, as_mask
 Kernel = Literal["auto", "eager", "sdpa", "blocked"]
 KERNELS: dict[str, ModuleType] = {"eager": eager, "sdpa": sdpa, "blocked": blocked}
 
+# Measured: benchmarks/results/kernel-choice-cpu-*.json, `python -m benchmarks.kernel_choice`.
 # SDPA needs most masks as a queries × keys tensor, which is built up to this many cells.
 _SMALL_MASK = {"cpu": 2**16, "cuda": 2**26}
+# With dropout on a CPU, SDPA builds all weights. Up to this many it is the fastest all the same:
+# blocked takes 1.8 times as long at 8 × 4 × 32 × 32, as long at 8 × 12 × 128 × 128, and 0.55 times
+# as long at 2 × 12 × 1024 × 1024.
+_FEW_DROPOUT_WEIGHTS = 2**21
+# Training in half precision on a CPU: up to this many weights eager is the fastest. SDPA takes 1.7
+# times as long at 8 × 4 × 128 × 128 and 1.1 times at 8 × 12 × 256 × 256.
+_FEW_HALF_WEIGHTS = 2**23
+_HALF = (torch.float16, torch.bfloat16)
 
 
-class Told(threading.local):
-    """The function that intercepts each call of `attend` in this thread; it must call `run`."""
-
-    def __init__(self) -> None:
-        self.listener: (
-            Callable[[Tensor, Tensor, Mask | None, float | None, Callable[[], Tensor]], Tensor]
-            | None
-        ) = None
-
-
-told = Told()
+# Intercepts the calls of `attend` in this context. It gets q, k, v, mask, scale and a function that
+# runs the kernel with a mask, whose result it returns.
+Listener = Callable[
+    [Tensor, Tensor, Tensor, Mask | None, float | None, Callable[[Mask | None], Tensor]], Tensor
+]
+listener: ContextVar[Listener | None] = ContextVar("clearhead_listener", default=None)
 
 
 class Choice(NamedTuple):
@@ -70,13 +75,26 @@ def choose(
 
 
 def _fastest(q: Tensor, k: Tensor, mask: Mask | None, dropout: float) -> Choice:
+    if _trains_few_in_half(q, k):
+        return Choice(
+            "eager",
+            "PyTorch's CPU kernel is slow at gradients in half precision; so few weights are "
+            "fastest if built",
+        )
+    queries, keys = q.shape[-2], k.shape[-2]
     if dropout > 0 and q.device.type == "cpu":
+        cells = q.shape[0] * q.shape[1] * queries * keys
+        if not torch.compiler.is_exporting() and cells <= _FEW_DROPOUT_WEIGHTS:
+            return Choice(
+                "sdpa",
+                "with dropout PyTorch's CPU kernel builds queries × keys; so few are fastest that "
+                "way",
+            )
         return Choice(
             "blocked", "with dropout PyTorch's CPU kernel builds queries × keys; blocked does not"
         )
     if torch.compiler.is_exporting():
         return Choice("sdpa", "an exported graph needs one operator for all lengths")
-    queries, keys = q.shape[-2], k.shape[-2]
     if sdpa.needs_no_matrix(mask, queries, keys):
         return Choice("sdpa", "PyTorch's fused kernel applies this mask without building it")
     if queries == 1 or queries * keys <= _SMALL_MASK.get(q.device.type, 2**16):
@@ -95,6 +113,7 @@ def attend(
     scale: float | None = None,
     dropout: float = 0.0,
     kernel: Kernel = "auto",
+    growing: bool = False,
 ) -> Float[Tensor, "batch heads queries value_dim"]:
     """softmax(q kᵀ scale + mask) v.
 
@@ -106,29 +125,46 @@ def attend(
         scale: The factor of the scores; 1 / √head_dim by default.
         dropout: The probability of dropping a weight; pass 0 outside training.
         kernel: "auto", or the kernel that must run.
+        growing: Whether more keys may follow, as with a cache. Otherwise no length in
+            `Mask.padding` may exceed the number of keys.
     """
     if has_torch_function((q, k, v)):  # modes get one call, whichever kernel runs
         return handle_torch_function(
-            attend, (q, k, v), q, k, v, mask, scale=scale, dropout=dropout, kernel=kernel
+            attend,
+            (q, k, v),
+            q,
+            k,
+            v,
+            mask,
+            scale=scale,
+            dropout=dropout,
+            kernel=kernel,
+            growing=growing,
         )
-    _check_mask(q, k, mask)
-    if not torch.compiler.is_compiling() and told.listener is not None:
-        return told.listener(q, k, mask, scale, lambda: _run(q, k, v, mask, scale, dropout, kernel))
-    return _run(q, k, v, mask, scale, dropout, kernel)
+    listen = None if torch.compiler.is_compiling() else listener.get()
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    queries, keys = q.shape[-2], k.shape[-2]
+    plain = mask is None or (isinstance(mask, Mask) and mask.is_start_causal(queries, keys))
+    if (
+        plain
+        and listen is None
+        and kernel == "auto"
+        and not (dropout or _is_empty(q, k) or _trains_few_in_half(q, k))
+    ):
+        # Most calls end here. `choose` would choose sdpa too, with more Python.
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=mask is not None, scale=scale, enable_gqa=sdpa.is_grouped(q, k)
+        )
+    if mask is not None:
+        as_mask(mask).check(q.shape[0], q.shape[1], queries, keys, complete=not growing)
 
+    def run(mask: Mask | None) -> Tensor:
+        chosen = _pick(q, k, v, mask, dropout, kernel)
+        context: Tensor = chosen.attend(q, k, v, mask, scale, dropout)
+        return context
 
-def _run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None,
-    scale: float | None,
-    dropout: float,
-    kernel: Kernel,
-) -> Tensor:
-    chosen = _pick(q, k, v, mask, dropout, kernel)
-    context: Tensor = chosen.attend(q, k, v, mask, _scale(q, scale), dropout)
-    return context
+    return run(mask) if listen is None else listen(q, k, v, mask, scale, run)
 
 
 def attend_with_lse(
@@ -140,34 +176,40 @@ def attend_with_lse(
     scale: float | None = None,
     dropout: float = 0.0,
     kernel: Kernel = "auto",
+    growing: bool = False,
 ) -> tuple[Float[Tensor, "batch heads queries value_dim"], Float[Tensor, "..."] | None]:
     """As `attend`, plus each row's log-sum-exp if the kernel computes it anyway, else None."""
-    _check_mask(q, k, mask)
-    context, lse = _pick(q, k, v, mask, dropout, kernel).attend_with_lse(
-        q, k, v, mask, _scale(q, scale), dropout
-    )
-    # In half precision, PyTorch's CPU kernels use a coarse exponential: errors of up to 6e-5.
-    coarse = q.device.type == "cpu" and q.dtype in (torch.float16, torch.bfloat16)
-    return context, None if coarse else lse
-
-
-def _check_mask(q: Tensor, k: Tensor, mask: Mask | None) -> None:
-    """Refuse a mask of another shape, even if it happens to broadcast."""
     if mask is not None:
-        as_mask(mask).check(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        sizes = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        as_mask(mask).check(*sizes, complete=not growing)
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    chosen = _pick(q, k, v, mask, dropout, kernel)
+    context, lse = chosen.attend_with_lse(q, k, v, mask, scale, dropout)
+    # In half precision, PyTorch's CPU kernels use a coarse exponential: errors of up to 6e-5.
+    coarse = q.device.type == "cpu" and q.dtype in _HALF
+    return context, None if coarse else lse
 
 
 def _pick(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, dropout: float, kernel: Kernel
 ) -> ModuleType:
-    # Empty inputs return early: PyTorch's CPU kernel crashes on them.
-    if not torch.compiler.is_exporting() and 0 in (*q.shape, *k.shape):
+    if _is_empty(q, k):
         return eager
     return KERNELS[choose(q, k, mask, dropout, v=v).kernel if kernel == "auto" else kernel]
 
 
-def _scale(q: Tensor, scale: float | None) -> float:
-    return q.shape[-1] ** -0.5 if scale is None else scale
+def _is_empty(q: Tensor, k: Tensor) -> bool:
+    """Whether there is nothing to compute: PyTorch's CPU kernel crashes on empty inputs."""
+    return not torch.compiler.is_exporting() and not (q.numel() and k.numel())
+
+
+def _trains_few_in_half(q: Tensor, k: Tensor) -> bool:
+    """Whether gradients will be computed, on a CPU, in half precision, of a small input."""
+    if not q.requires_grad or q.dtype not in _HALF or q.device.type != "cpu":
+        return False
+    cells = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    return not torch.compiler.is_exporting() and cells <= _FEW_HALF_WEIGHTS
 
 
 def check_kernel(kernel: str) -> None:

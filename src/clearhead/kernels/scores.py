@@ -1,10 +1,15 @@
 """Scores: the parts of an attention map, and its scores for any tile; never built as a whole.
 
-score_ij = q_i · k_j scale + bias_ij          -inf where the mask hides key j from query i
+    score_ij = cap(q_i · k_j scale) + bias_ij     -inf where the mask hides key j from query i
+    cap(x) = cap tanh(x / cap)                    as in Gemma 2; most models have none
+    weight_ij = exp(score_ij - lse_i)             lse_i = log (Σ_j exp(score_ij) + exp(sink_i))
+
+A sink is one more logit in the softmax that belongs to no key, as in gpt-oss; few models have one.
+With it, the weights of a row add up to less than one.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,8 +35,11 @@ class Scores:
         queries: (batch, heads, queries, head_dim).
         keys: (batch, kv_heads, keys, head_dim).
         mask: Who may attend to whom; None lets every query attend to every key.
-        bias: Added to the scores; broadcastable to (batch, heads, queries, keys).
+        biases: Added to the capped scores, one after the other; each broadcastable to (batch,
+            heads, queries, keys). Not added up beforehand, which could take far more memory.
         scale: The factor on q · k.
+        cap: The soft cap of the scores, or None.
+        sink: The logit of each row that belongs to no key, or None.
         lse: The log-sum-exp of each row, if it is known. In float64 if float32 is too coarse.
         saturated: The rows whose bias swallows their scores, see `resolve_saturated`.
     """
@@ -39,8 +47,10 @@ class Scores:
     queries: Float[Tensor, "batch heads queries head_dim"]
     keys: Float[Tensor, "batch kv_heads keys head_dim"]
     mask: Mask | None
-    bias: Float[Tensor, "#batch #heads #queries #keys"] | None
+    biases: tuple[Float[Tensor, "#batch #heads #queries #keys"], ...]
     scale: float
+    cap: float | None = None
+    sink: Float[Tensor, "batch heads queries"] | None = None
     lse: Float[Tensor, "batch heads queries"] | None = None
     saturated: Bool[Tensor, "#batch #heads #queries 1"] | None = None
 
@@ -78,27 +88,65 @@ class Scores:
     @property
     def requires_grad(self) -> bool:
         """Whether autograd records what is computed from these scores."""
-        parts = (self.queries, self.keys, self.bias)
+        parts = (self.queries, self.keys, *self.biases, self.sink)
         return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in parts)
+
+    def capped(self, x: Tensor) -> Tensor:
+        """The products x = q · k scale after the soft cap."""
+        return x if self.cap is None else self.cap * torch.tanh(x / self.cap)
+
+    def with_sink(self, lse: Tensor, rows: slice) -> Float[Tensor, "batch heads rows"]:
+        """The log-sum-exp of some rows over the keys, with the sink's logit if there is one."""
+        if self.sink is None:
+            return lse
+        return torch.logaddexp(lse, self.sink[:, :, rows].to(lse.dtype))
+
+    def to_sink(self) -> Float[Tensor, "batch heads queries"]:
+        """The weight of each row that goes to the sink. `lse` must be known."""
+        assert self.lse is not None
+        if self.sink is None:
+            return torch.zeros_like(self.lse, dtype=self.dtype)
+        share = (self.sink.double() - self.lse.double()).exp()
+        return share.masked_fill(self.lse.isneginf(), 0.0).to(self.dtype)
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "Scores":
+        """The same scores with a function applied to every tensor, except those of the mask."""
+
+        def of(x: Tensor | None) -> Tensor | None:
+            return None if x is None else function(x)
+
+        return replace(
+            self,
+            queries=function(self.queries),
+            keys=function(self.keys),
+            biases=tuple(map(function, self.biases)),
+            sink=of(self.sink),
+            lse=of(self.lse),
+            saturated=of(self.saturated),
+        )
 
     def resolve_saturated(self) -> "Scores":
         """Make the rows uniform whose bias is so low that it swallows their scores.
 
         Some models hide a key with the most negative number of a dtype. If they hide a whole row
-        that way, rounding removes its scores, and softmax gives all its keys the same weight. This
-        reads values, so it synchronises with the device.
+        that way, rounding removes its scores, and softmax gives all its keys the same weight, or
+        all weight to the sink if there is one. This reads values, so it synchronises with the
+        device.
         """
-        if self.bias is None or self.device.type == "meta":
+        if not self.biases or self.device.type == "meta":
             return self
-        highest = self.bias.amax(-1, keepdim=True)
+        bias, *others = self.biases
+        highest = bias.amax(-1, keepdim=True)
         saturated = highest.isfinite() & (highest < HIDDEN)
         if not saturated.any():
             return self
-        uniform = torch.zeros_like(self.bias).masked_fill(self.bias < highest, -torch.inf)
+        same = torch.zeros_like(bias).masked_fill(bias < highest, -torch.inf)
+        if self.sink is not None:
+            same = torch.full_like(bias, -torch.inf)
         return replace(
             self,
             queries=self.queries.masked_fill(saturated, 0.0),
-            bias=torch.where(saturated, uniform, self.bias),
+            biases=(torch.where(saturated, same, bias), *others),
             lse=None,
             saturated=saturated,
         )
@@ -113,14 +161,15 @@ class Scores:
         tensors: list[Tensor] = []
         if self.mask is not None:
             self.mask.encode(tensors)
-        return self.device.type != "meta" and (bool(tensors) or self.bias is not None)
+        return self.device.type != "meta" and (bool(tensors) or bool(self.biases))
 
     def visible(self, b: int, head: int, rows: slice, cols: slice) -> Tensor | None:
         """Which keys of a tile its queries may attend to; None means all of them."""
         _, _, queries, keys = self.shape
         one, found = slice(head, head + 1), None
-        if self.bias is not None:
-            found = part_of(self.bias, b, one, rows, cols)[0] > HIDDEN
+        for bias in self.biases:
+            above = part_of(bias, b, one, rows, cols)[0] > HIDDEN
+            found = above if found is None else found & above
         if self.mask is not None:
             tile = self.mask.tile(rows, cols, queries, keys, self.device)
             if tile is not None:
@@ -138,49 +187,63 @@ class Scores:
         for stop in range(queries, 0, -step):
             rows = slice(max(0, stop - step), stop)
             visible = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
-            if self.bias is not None:
-                here = rows if self.bias.shape[2] > 1 else slice(None)
-                # The most negative number of a small dtype lies above HIDDEN, and also hides.
-                lowest = max(HIDDEN, torch.finfo(self.bias.dtype).min)
-                visible = self.bias[:, :, here] > lowest
-                if self.saturated is not None:
-                    visible = visible & ~self.saturated[:, :, here]
+            for bias in self.biases:
+                visible = visible & visible_in(_rows_of(bias, rows))
+            if self.saturated is not None:
+                visible = visible & ~_rows_of(self.saturated, rows)
             if self.mask is not None:
                 tile = self.mask.tile(rows, slice(0, keys), queries, keys, self.device)
                 visible = visible if tile is None else visible & tile
             yield rows, visible
 
     def of(
-        self, b: int, heads: slice, dtype: torch.dtype, less: Tensor | None = None
+        self, b: int, heads: slice, dtype: torch.dtype, *, normalised: bool = False
     ) -> "HeadScores":
-        """The scores of some heads of one sequence, minus `less` (heads, queries)."""
-        q = self.queries[b, heads].to(dtype) * self.scale
+        """The scores of some heads of one sequence; the logarithms of the weights if `normalised`.
+
+        `lse` must then be known. A row without a visible key or a sink has lse -inf. Its scores are
+        left as they are, and its weights become 0.
+        """
+        q = self.queries[b, heads].to(dtype) * (self.scale / (self.cap or 1.0))
         which = torch.arange(heads.start, heads.stop, device=self.device) // self.group
         k = self.keys[b, heads if self.group == 1 else which].to(dtype)
-        if less is not None:  # one more column in the product is cheaper than a pass over a tile
-            q = torch.cat([q, -less[..., None]], dim=2)
-            k = torch.cat([k, k.new_ones(*k.shape[:2], 1)], dim=2)
-        return HeadScores(self, b, heads, q, k.transpose(1, 2))
+        minus = None
+        if normalised:
+            assert self.lse is not None
+            lse = self.lse[b, heads, :, None].to(dtype)
+            minus = -lse.masked_fill(lse.isneginf(), 0.0)
+            if self.cap is None:
+                # One more column in the product is cheaper than a pass over a tile.
+                q = torch.cat([q, minus], dim=2)
+                k = torch.cat([k, k.new_ones(*k.shape[:2], 1)], dim=2)
+        return HeadScores(self, b, heads, q, k.transpose(1, 2), minus)
 
 
 @dataclass(frozen=True)
 class HeadScores:
-    """Scores of some heads of one sequence, ready to be multiplied tile by tile."""
+    """Scores of some heads of one sequence, ready to be multiplied tile by tile.
+
+    The products of q and k are the scores plus `minus`; with a cap, they are its argument.
+    """
 
     scores: Scores
     b: int
     heads: slice
     q: Float[Tensor, "heads queries width"]
     k: Float[Tensor, "heads width keys"]
+    minus: Float[Tensor, "heads queries 1"] | None
 
     def tile(self, rows: slice, cols: slice, out: Tensor) -> Float[Tensor, "heads rows cols"]:
         """One tile, written into reused memory; `HIDDEN_SCORE` where hidden."""
-        _, _, queries, keys = self.scores.shape
+        (_, _, queries, keys), cap = self.scores.shape, self.scores.cap
         tile = view(out, self.q.shape[0], rows.stop - rows.start, cols.stop - cols.start)
         torch.bmm(self.q[:, rows], self.k[:, :, cols], out=tile)
-        if self.scores.bias is not None:
-            bias = part_of(self.scores.bias, self.b, self.heads, rows, cols)
-            tile += bias.clamp_min(HIDDEN_SCORE)
+        if cap is not None:
+            minus = tile.new_zeros(()) if self.minus is None else self.minus[:, rows]
+            torch.add(minus, tile.tanh_(), alpha=cap, out=tile)
+        for bias in self.scores.biases:
+            part = part_of(bias, self.b, self.heads, rows, cols).to(tile.dtype)
+            tile += part.clamp_min(HIDDEN_SCORE)
         if self.scores.mask is not None:
             visible = self.scores.mask.tile(rows, cols, queries, keys, self.q.device)
             if visible is not None:
@@ -192,6 +255,17 @@ class HeadScores:
 def view(memory: Tensor, *shape: int) -> Tensor:
     """The first part of `memory` in this shape. New memory for every tile costs page faults."""
     return memory[: math.prod(shape)].view(shape)
+
+
+def visible_in(bias: Tensor) -> Bool[Tensor, "#batch #heads #queries #keys"]:
+    """Where a bias hides nothing."""
+    # The most negative number of a small dtype lies above HIDDEN, and also hides.
+    return bias > max(HIDDEN, torch.finfo(bias.dtype).min)
+
+
+def _rows_of(x: Tensor, rows: slice) -> Tensor:
+    """x[:, :, rows], where an axis of size 1 is broadcast."""
+    return x[:, :, rows] if x.shape[2] > 1 else x
 
 
 def part_of(x: Tensor, b: int, heads: slice, rows: slice, cols: slice) -> Tensor:

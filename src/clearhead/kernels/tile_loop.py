@@ -1,6 +1,6 @@
 """The tile loop: iterate over the weights of a map in tiles, in O(tokens) memory, on any device.
 
-    weight_ij = exp(score_ij - lse_i)          lse_i = log Σ_j exp(score_ij)
+    weight_ij = exp(score_ij - lse_i)          lse_i = log (Σ_j exp(score_ij) + exp(sink_i))
 
 `log_sum_exp` computes the row normalisers. `stream` computes every tile of the weights once and
 passes it to each reader, which must not keep it: its memory is reused. On CUDA, `on_triton`
@@ -52,15 +52,18 @@ class TileReader(Protocol):
 
     order: int
 
+    def reach(self, rows: slice, reach: slice) -> slice:
+        """The keys that it reads in these rows. `reach` is where the mask of the map ends."""
+
     def add(self, tile: Tile) -> None:
-        """Read one tile."""
+        """Read one tile. It may extend beyond what the reader asked for."""
 
 
 def triton_arguments(scores: Scores) -> dict[str, Any] | None:
     """The arguments of the Triton kernels for these scores, or None if they cannot run."""
     if not _has_triton(scores.device):
         return None
-    if scores.bias is not None or scores.sum_dtype == torch.float64 or scores.scale <= 0:
+    if scores.biases or scores.sum_dtype == torch.float64 or scores.scale <= 0:
         return None
     q, k = scores.queries, scores.keys
     if q.shape[-1] not in _TRITON_HEAD_DIMS or q.dtype != k.dtype:
@@ -69,7 +72,7 @@ def triton_arguments(scores: Scores) -> dict[str, Any] | None:
     band = as_band(scores.mask, queries, keys, scores.device)
     if band is not None and band["key_valid"] is not None:
         band["key_valid"] = band["key_valid"].expand(batch, -1)
-    return None if band is None else {"scale": scores.scale, **band}
+    return None if band is None else {"scale": scores.scale, "cap": scores.cap, **band}
 
 
 def _has_triton(device: torch.device) -> bool:
@@ -79,22 +82,30 @@ def _has_triton(device: torch.device) -> bool:
 def log_sum_exp(
     scores: Scores, rows: slice | None = None, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "batch heads rows"]:
-    """The row normalisers of some rows; -inf for a row that attends to nothing.
+    """The row normalisers of some rows; -inf for a row that attends to nothing, not to a sink.
 
     Args:
         scores: The map.
         rows: Which rows; all by default.
         dtype: The dtype to compute and return; that of the weights by default.
     """
-    batch, heads, queries, _ = scores.shape
-    rows = slice(0, queries) if rows is None else rows
+    rows = slice(0, scores.shape[2]) if rows is None else rows
     dtype = scores.dtype if dtype is None else dtype
+    return scores.with_sink(_over_the_keys(scores, rows, dtype), rows)
+
+
+def _over_the_keys(
+    scores: Scores, rows: slice, dtype: torch.dtype
+) -> Float[Tensor, "batch heads rows"]:
+    """The log-sum-exp of some rows without the sink."""
+    batch, heads, queries, _ = scores.shape
     whole = rows.start == 0 and rows.stop == queries
     if whole and dtype != torch.float64 and (arguments := triton_arguments(scores)) is not None:
         from clearhead.kernels import triton_statistics
 
         return triton_statistics.log_sum_exp(scores.queries, scores.keys, **arguments)
-    if scores.bias is None and whole and scores.device.type == "cpu" and queries > _ROWS:
+    plain = not scores.biases and scores.cap is None
+    if plain and whole and scores.device.type == "cpu" and queries > _ROWS:
         # PyTorch's fused kernel also multiplies with values, yet is as fast as plain torch without.
         # In half precision its exponential has errors of up to 6e-5, so the inputs are widened.
         q, k = scores.queries.to(dtype), scores.keys.to(dtype)
@@ -119,7 +130,11 @@ def log_sum_exp(
 def on_triton(scores: Scores, requests: Mapping[str, Any]) -> dict[str, Tensor]:
     """The requested statistics that Triton supports here, in one launch; often none."""
     arguments = triton_arguments(scores)
-    asked = {name: requests[name] for name in _TRITON_STATISTICS if name in requests}
+    asked = {
+        name: requests[name]
+        for name in _TRITON_STATISTICS
+        if name in requests and not isinstance(requests[name], Tensor)  # query weights
+    }
     if arguments is None or not asked:
         return {}
     from clearhead.kernels import triton_statistics
@@ -134,18 +149,18 @@ def stream(
     readers: Sequence[TileReader],
     on_progress: Callable[[float], None] | None = None,
 ) -> None:
-    """Pass every tile of the weights to every reader, once. `scores.lse` must be known."""
+    """Pass the tiles of the weights to every reader, once. `scores.lse` must be known.
+
+    Tiles that no reader asks for are not computed.
+    """
     batch, heads, queries, _ = scores.shape
-    assert scores.lse is not None
     dtype = scores.sum_dtype
-    # A row that attends to nothing has lse -inf. With 0 instead, its weights become 0.
-    lse = scores.lse.to(dtype).masked_fill(scores.lse.isneginf(), 0.0)
     ordered = sorted(readers, key=lambda reader: reader.order)
-    plan = _Plan(scores, slice(0, queries), dtype)
+    plan = _Plan(scores, slice(0, queries), dtype, readers)
     memory, more_memory = plan.memory(), plan.memory()
     done, total, last = 0, batch * heads * queries, None
     for b, some in plan.heads():
-        mine = scores.of(b, some, dtype, lse[b, some])
+        mine = scores.of(b, some, dtype, normalised=True)
         for rows, cols in plan.tiles():
             if on_progress is not None and (b, some, rows) != last:
                 if last is not None:
@@ -162,12 +177,18 @@ def stream(
 
 
 class _Plan:
-    """The tiles of a map: sized for the cache, without those that are entirely hidden."""
+    """The tiles of a map: sized for the cache, without those that are entirely hidden or unread."""
 
-    def __init__(self, scores: Scores, rows: slice, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        scores: Scores,
+        rows: slice,
+        dtype: torch.dtype,
+        readers: Sequence[TileReader] = (),
+    ) -> None:
         _, heads, _, keys = scores.shape
         cells = _CELLS.get(scores.device.type, 2**22)
-        self.scores, self.rows, self.dtype = scores, rows, dtype
+        self.scores, self.rows, self.dtype, self.readers = scores, rows, dtype, readers
         on_cpu = scores.device.type == "cpu"
         self.height = min(_ROWS if on_cpu else 1024, max(1, rows.stop - rows.start))
         self.width = max(1, min((_ROWS * _COLS if on_cpu else cells) // self.height, keys))
@@ -190,5 +211,8 @@ class _Plan:
         for row in range(self.rows.start, self.rows.stop, self.height):
             block = slice(row, min(row + self.height, self.rows.stop))
             reach = self.scores.reach(block)
-            for col in range(reach.start, reach.stop, self.width):
-                yield block, slice(col, min(col + self.width, reach.stop))
+            parts = [reader.reach(block, reach) for reader in self.readers] or [reach]
+            parts = [part for part in parts if part.start < part.stop]
+            stop = max((part.stop for part in parts), default=0)
+            for col in range(min((part.start for part in parts), default=0), stop, self.width):
+                yield block, slice(col, min(col + self.width, stop))

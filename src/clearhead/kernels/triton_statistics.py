@@ -1,6 +1,7 @@
 """Statistics over the attention weights on CUDA, streamed by Triton: n x n is never built.
 
-With s_ij = scale * q_i . k_j and lse_i = log sum_j exp(s_ij) over the keys visible to query i,
+With s_ij = scale * q_i . k_j, or cap * tanh(scale * q_i . k_j / cap) with a soft cap, and
+lse_i = log sum_j exp(s_ij) over the keys visible to query i,
 
     P_ij         = exp(s_ij - lse_i)              0 where key j is hidden from query i
     entropy_i    = sum_j P_ij * (lse_i - s_ij)    in nats; unlike lse_i - sum_j P_ij s_ij, no
@@ -9,6 +10,7 @@ With s_ij = scale * q_i . k_j and lse_i = log sum_j exp(s_ij) over the keys visi
     thumbnail_rc = the sum of P_ij over i * rows // n_q == r and j * cols // n_k == c
 
 Scores have the precision of a fused forward pass: the matrix units accumulate them in float32.
+A sink enters through the given lse_i: it is one more term of the sum, and no key.
 `received` and `thumbnail` are gathered by atomic additions. Their order changes from run to run, so
 they are added in float64, and the float32 result hardly ever differs.
 
@@ -60,6 +62,7 @@ def _arguments(
     q: Tensor,
     k: Tensor,
     scale: float,
+    cap: float | None,
     causal: bool,
     causal_offset: int | None,
     window: int | None,
@@ -80,12 +83,16 @@ def _arguments(
         "group": q.shape[1] // k.shape[1],
         "n_q": n_q,
         "n_k": n_k,
-        "scale2": scale * LOG2_E.value,
+        # Exponents are those of 2. A cap makes the scores, so that no factor is left.
+        "scale2": scale * LOG2_E.value if cap is None else 1.0,
+        "inner": scale / (cap or 1.0),
+        "cap2": (cap or 1.0) * LOG2_E.value,
         "offset": n_k - n_q if causal_offset is None else causal_offset,
         "window": window or 0,
         "CAUSAL": causal,
         "WINDOW": window is not None,
         "VALID": key_valid is not None,
+        "CAP": cap is not None,
         "DIM": q.shape[3],
     }
 
@@ -116,6 +123,7 @@ def log_sum_exp(
     k: Tensor,
     *,
     scale: float,
+    cap: float | None = None,
     causal: bool,
     causal_offset: int | None = None,
     window: int | None = None,
@@ -125,7 +133,7 @@ def log_sum_exp(
 
     -inf where a query attends to nothing. The arguments are those of `statistics`.
     """
-    arguments = _arguments(q, k, scale, causal, causal_offset, window, key_valid)
+    arguments = _arguments(q, k, scale, cap, causal, causal_offset, window, key_valid)
     lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
     _launch(log_sum_exp_kernel, arguments | {"lse": lse}, 1, 1, _log_sum_exp_tiling(q))
     return lse
@@ -137,6 +145,7 @@ def statistics(
     lse: Tensor | None = None,
     *,
     scale: float,
+    cap: float | None = None,
     causal: bool,
     causal_offset: int | None = None,
     window: int | None = None,
@@ -150,8 +159,10 @@ def statistics(
     Args:
         q: The queries, (batch, heads, queries, head_dim).
         k: The keys, (batch, kv_heads, keys, head_dim), in the dtype of q.
-        lse: The log-sum-exp of each row in nats, (batch, heads, queries); computed if None.
+        lse: The log-sum-exp of each row in nats, (batch, heads, queries), with the sink if there is
+            one; computed without a sink if None.
         scale: The factor on q . k, positive.
+        cap: The soft cap of the scores, or None.
         causal: Whether query i attends only to keys j <= i + causal_offset.
         causal_offset: Where the diagonal begins; None aligns it to the end, keys - queries.
         window: If given, query i attends only to keys j > i + causal_offset - window: with
@@ -166,7 +177,7 @@ def statistics(
     Returns:
         The requested tensors in float32. A query that attends to nothing has entropy 0.
     """
-    arguments = _arguments(q, k, scale, causal, causal_offset, window, key_valid)
+    arguments = _arguments(q, k, scale, cap, causal, causal_offset, window, key_valid)
     if lse is None:
         lse = q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
         _launch(log_sum_exp_kernel, arguments | {"lse": lse}, 1, 1, _log_sum_exp_tiling(q))

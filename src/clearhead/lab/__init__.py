@@ -24,9 +24,10 @@ def load(path: str | Path | None = None) -> tuple[GPT2, WordTokenizer]:
         path: A file or folder written by `clearhead train`; None for the model that comes with
             Clearhead.
 
-    >>> model, tokenizer = load()
-    >>> tokenizer.tokens("the cat sat on the mat")
-    ['the', 'cat', 'sat', 'on', 'the', 'mat']
+    Examples:
+        >>> model, tokenizer = load()
+        >>> tokenizer.tokens("the cat sat on the mat")
+        ['the', 'cat', 'sat', 'on', 'the', 'mat']
     """
     from clearhead.models.shipped_models import load_shipped
     from clearhead.models.trained_model import load_trained

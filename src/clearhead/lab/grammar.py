@@ -114,8 +114,9 @@ class Sentence:
 def tokenizer() -> WordTokenizer:
     """The grammar's tokenizer: one token per word of the vocabulary.
 
-    >>> tokenizer().tokens("the cat sat on the blue mat")
-    ['the', 'cat', 'sat', 'on', 'the', '<unk>', 'mat']
+    Examples:
+        >>> tokenizer().tokens("the cat sat on the blue mat")
+        ['the', 'cat', 'sat', 'on', 'the', '<unk>', 'mat']
     """
     return WordTokenizer(vocabulary())
 
@@ -123,9 +124,10 @@ def tokenizer() -> WordTokenizer:
 def sentences(seed: int, split: str = "train") -> Iterator[Sentence]:
     """An endless stream of sentences, determined by the seed.
 
-    >>> first, second = sentences(seed=2), sentences(seed=2)
-    >>> next(first) == next(second)
-    True
+    Examples:
+        >>> first, second = sentences(seed=2), sentences(seed=2)
+        >>> next(first) == next(second)
+        True
     """
     rng = random.Random(f"clearhead {split} {seed}")
     while True:
@@ -138,9 +140,10 @@ def score(words: Iterable[str], split: str = "train") -> Sentence:
     Raises:
         ValueError: The grammar does not generate this sentence.
 
-    >>> cat = score("the cat near the dogs sleeps .".split())
-    >>> [(relation.name, relation.query, relation.key) for relation in cat.relations]
-    [('subject', 4, 1)]
+    Examples:
+        >>> cat = score("the cat near the dogs sleeps .".split())
+        >>> [(relation.name, relation.query, relation.key) for relation in cat.relations]
+        [('subject', 4, 1)]
     """
     return Writer(split, forced=list(words)).write()
 

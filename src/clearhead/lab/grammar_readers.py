@@ -208,7 +208,7 @@ class PieceReader:
         return all(float(m.dense().triu(1).abs().max()) == 0.0 for m in seen.values())
 
 
-def load_reader(model: Path | None = None) -> Reader:
+def load_reader(model: str | Path | None = None) -> Reader:
     """Load the model that `--model` names.
 
     Args:

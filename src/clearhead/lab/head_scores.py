@@ -157,8 +157,9 @@ def estimate(values: Float[Tensor, " sentences"]) -> Estimate:
 def share(right: Tensor) -> Estimate:
     """The share of True with Wilson's interval, which has a width at 0 and 1 too.
 
-    >>> round(share(torch.ones(96, dtype=torch.bool)).low, 3)
-    0.962
+    Examples:
+        >>> round(share(torch.ones(96, dtype=torch.bool)).low, 3)
+        0.962
     """
     count, p = len(right), right.double().mean().item()
     middle = (p + _Z**2 / (2 * count)) / (1 + _Z**2 / count)

@@ -105,8 +105,9 @@ PROVERBS = tuple(
 def vocabulary() -> list[str]:
     """Every word once, sorted, with the comma and the full stop.
 
-    >>> {"the", "cat", "sat", "on", "mat", "journey"} <= set(vocabulary())
-    True
+    Examples:
+        >>> {"the", "cat", "sat", "on", "mat", "journey"} <= set(vocabulary())
+        True
     """
     words = {",", ".", "that", "and"}
     for verb in (*TRANSITIVE, *INTRANSITIVE, IS, WAS):

@@ -2,18 +2,20 @@
 
 It keeps the queries, the keys, the mask and the log-sum-exp of each row. Any weight can be computed
 from these exactly, and only the requested ones are. Statistics of the whole map stream over it in
-tiles.
+tiles. The formula is in `clearhead.kernels.scores`.
 """
 
+import copy
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.drawing import Axis, plain
@@ -21,11 +23,20 @@ from clearhead.drawing.file_formats import save
 from clearhead.drawing.heatmap import Heatmap
 from clearhead.drawing.html_page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
 from clearhead.drawing.text_format import memory
-from clearhead.kernels.scores import Scores
-from clearhead.maps import exact_weights, grid_cells, map_figures, page_layers, positions
+from clearhead.kernels.scores import Scores, visible_in
+from clearhead.maps import (
+    exact_weights,
+    grid_cells,
+    map_difference,
+    map_figures,
+    page_layers,
+    positions,
+    value_norms,
+)
 from clearhead.maps.axis_labels import axis_labels
 from clearhead.maps.indexing import Index, check_batch, indices_of, numbers, squeeze
-from clearhead.maps.statistics import Distance, Summary, Top, summarise
+from clearhead.maps.map_difference import Difference
+from clearhead.maps.statistics import Distance, Saliency, Summary, Top, summarise
 from clearhead.masks import Mask
 from clearhead.validation import ShapeError, describe
 
@@ -37,6 +48,7 @@ if TYPE_CHECKING:
 # Token ids or pairs, as a tensor or as lists.
 _Ids = Int[Tensor, "batch keys"] | Sequence[Sequence[int]]
 _Pairs = Int[Tensor, "*batch pairs 2"] | Sequence[Sequence[int]]
+_QueryWeights = Float[Tensor, "batch queries"] | Float[Tensor, "batch heads queries"]
 
 _T = TypeVar("_T")
 
@@ -54,16 +66,26 @@ class AttentionMap:
         mask: Who may attend to whom.
         scale: The factor on the scores; 1 / √head_dim by default.
         bias: Added to the scores; broadcastable to (batch, heads, queries, keys).
-        lse: The log-sum-exp of each row, if it is known. Otherwise it is computed when needed.
+        cap: The soft cap of the scores, as in Gemma 2: cap · tanh(q · k · scale / cap), before the
+            bias is added. None without one.
+        sink: One more logit in each softmax that belongs to no key, as in gpt-oss: (heads,) or
+            (batch, heads, queries). The weights of a query then add up to less than 1; `to_sink`
+            is the rest. Not to be confused with the statistic `sink()`, the weight on the first
+            token.
+        values: What the weights are multiplied with; value_dim may differ from head_dim. Only
+            `value_norms`, `by_value_norm` and `saliency` need them.
+        lse: The log-sum-exp of each row, with the sink if there is one, if it is known. Otherwise
+            it is computed when needed.
         detach: Whether to detach the map from autograd. If not, weights have gradients, but
             statistics do not.
         head_numbers: The number of each head in its layer; 0, 1, ... by default.
 
-    >>> m = AttentionMap(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), Mask.causal())
-    >>> m[0, 1, 2]
-    tensor([0.3333, 0.3333, 0.3333])
-    >>> m.entropy()[0, 0].exp().round()
-    tensor([1., 2., 3.])
+    Examples:
+        >>> m = AttentionMap(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), Mask.causal())
+        >>> m[0, 1, 2]
+        tensor([0.3333, 0.3333, 0.3333])
+        >>> m.entropy()[0, 0].exp().round()
+        tensor([1., 2., 3.])
     """
 
     __iter__ = None  # otherwise torch and numpy would build the map row by row
@@ -76,6 +98,9 @@ class AttentionMap:
         *,
         scale: float | None = None,
         bias: Float[Tensor, "#batch #heads #queries #keys"] | None = None,
+        cap: float | None = None,
+        sink: Float[Tensor, " heads"] | Float[Tensor, "batch heads queries"] | None = None,
+        values: Float[Tensor, "batch kv_heads keys value_dim"] | None = None,
         lse: Float[Tensor, "batch heads queries"] | None = None,
         detach: bool = True,
         head_numbers: Sequence[int] | None = None,
@@ -95,21 +120,34 @@ class AttentionMap:
                 f"lse: expected (batch, heads, queries) = {describe(q[..., 0])}, "
                 f"got {describe(lse)}."
             )
+        if cap is not None and not cap > 0:
+            raise ValueError(f"cap: expected a positive number, got {cap}.\n  No cap is cap=None.")
+        if sink is not None and sink.shape not in (q.shape[1:2], q.shape[:3]):
+            raise ShapeError(
+                f"sink: expected (heads,) = ({q.shape[1]}) or (batch, heads, queries) = "
+                f"{describe(q[..., 0])}, got {describe(sink)}."
+            )
+        if values is not None and (values.ndim != 4 or values.shape[:3] != k.shape[:3]):
+            raise ShapeError(
+                f"values: expected (batch, kv_heads, keys, value_dim) as k {describe(k)}, "
+                f"got {describe(values)}."
+            )
         if head_numbers is not None and len(head_numbers) != q.shape[1]:
             raise ShapeError(
                 f"head_numbers: expected one for each of the {q.shape[1]} heads, "
                 f"got {len(head_numbers)}."
             )
-        if detach:
-            q, k = q.detach(), k.detach()
-            bias = None if bias is None else bias.detach()
-            lse = None if lse is None else lse.detach()
         if bias is not None:
             bias = bias.expand(*(1,) * (4 - bias.ndim), *bias.shape)
+        if sink is not None:
+            sink = (sink[:, None] if sink.ndim == 1 else sink).expand(q.shape[:3])
         if mask is not None:
             mask = mask.to(q.device)
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        self._given = Scores(q, k, mask, bias, scale, lse)
+        biases = () if bias is None else (bias,)
+        given = Scores(q, k, mask, biases, scale, cap, sink, lse)
+        self._given = given.apply(Tensor.detach) if detach else given
+        self._values = values.detach() if detach and values is not None else values
         self._resolved: Scores | None = None
         self._is_normalised = False
         self._head_numbers = tuple(map(int, head_numbers or range(q.shape[1])))
@@ -134,7 +172,7 @@ class AttentionMap:
     @property
     def bias(self) -> Float[Tensor, "#batch #heads #queries #keys"] | None:
         """The bias added to the scores, or None."""
-        return self._given.bias
+        return functools.reduce(torch.add, self._given.biases) if self._given.biases else None
 
     @property
     def scale(self) -> float:
@@ -142,15 +180,45 @@ class AttentionMap:
         return self._given.scale
 
     @property
+    def cap(self) -> float | None:
+        """The soft cap of the scores, or None."""
+        return self._given.cap
+
+    @property
+    def sink_logits(self) -> Float[Tensor, "batch heads queries"] | None:
+        """The logit of each row that belongs to no key, or None."""
+        return self._given.sink
+
+    @property
+    def values(self) -> Float[Tensor, "batch kv_heads keys value_dim"] | None:
+        """What the weights are multiplied with, if it is known."""
+        return self._values
+
+    @property
     def lse(self) -> Float[Tensor, "batch heads queries"]:
         """The log-sum-exp of each row, computed once; -inf for a query that attends to nothing.
 
-        It is float64 where float32 would leave no decimals.
+        With a sink, it is the sink's logit for such a query. It is float64 where float32 would
+        leave no decimals.
         """
         self.normalise()
         lse = self.lazy_scores.lse
         assert lse is not None
         return lse
+
+    @property
+    def to_sink(self) -> Float[Tensor, "batch heads queries"]:
+        """The weight that goes to the sink, 1 - the sum over the keys; zeros without a sink.
+
+        Where no key is visible, it is 1 with a sink.
+        """
+        self.normalise()
+        return self.lazy_scores.to_sink()
+
+    @property
+    def blind(self) -> Bool[Tensor, "batch heads queries"]:
+        """The queries that attend to no key: none is visible, or all weight goes to the sink."""
+        return self.lse.isneginf() if self.sink_logits is None else self.to_sink >= 1
 
     @property
     def lazy_scores(self) -> Scores:
@@ -209,7 +277,7 @@ class AttentionMap:
         start = torch.tensor(self.first_positions, dtype=torch.int64, device=self.device)
         return start[:, None] + torch.arange(self.shape[2], device=self.device)
 
-    @cached_property
+    @functools.cached_property
     def first_positions(self) -> list[int]:
         """The key position of the first query of each sequence, derived from the mask once."""
         return positions.first_positions(self.lazy_scores)
@@ -221,20 +289,22 @@ class AttentionMap:
     @property
     def nbytes(self) -> int:
         """The bytes of the tensors it holds, including those it shares with the model."""
-        held: list[Tensor] = []
+        held = [] if self.values is None else [self.values]
         if self.mask is not None:
             self.mask.encode(held)
         for scores in (self._given, self._resolved or self._given):
-            parts = (scores.queries, scores.keys, scores.bias, scores.lse, scores.saturated)
-            held += [t for t in parts if t is not None]
+            parts = (scores.queries, scores.keys, scores.sink, scores.lse, scores.saturated)
+            held += [*scores.biases, *(t for t in parts if t is not None)]
         return sum(_stored_bytes(t) for t in {id(t): t for t in held}.values())
 
     def __repr__(self) -> str:
         batch, heads, queries, keys = self.shape
         named = self.head_numbers != tuple(range(heads)) and heads <= _NAMED_HEADS
+        special = "" if self.cap is None else f"cap={self.cap:g}, "
+        special += "" if self.sink_logits is None else "with a sink, "
         return (
             f"AttentionMap(batch={batch}, heads={list(self.head_numbers) if named else heads}, "
-            f"queries={queries}, keys={keys}, "
+            f"queries={queries}, keys={keys}, {special}"
             f"{memory(self.nbytes)} held, {memory(self._dense_bytes())} if built)"
         )
 
@@ -288,27 +358,35 @@ class AttentionMap:
         Both are indices, as in `m[0, 3]`. The heads keep their numbers: pages, figures and tables
         of `m.select(heads=[3])` show "head 3".
 
-        >>> m = AttentionMap(torch.zeros(1, 4, 3, 4), torch.zeros(1, 4, 3, 4))
-        >>> m.select(heads=[3, 1]).select(heads=0).head_numbers
-        (3,)
+        Examples:
+            >>> m = AttentionMap(torch.zeros(1, 4, 3, 4), torch.zeros(1, 4, 3, 4))
+            >>> m.select(heads=[3, 1]).select(heads=0).head_numbers
+            (3,)
         """
         size_b, size_h, _, _ = self.shape
         b = numbers(slice(None) if batch is None else batch, size_b, "batch")[0].to(self.device)
         h = numbers(slice(None) if heads is None else heads, size_h, "heads")[0].to(self.device)
-        bias, lse = self.bias, self._known_lse()
-        if bias is not None:
-            bias = bias[b] if bias.shape[0] > 1 else bias
-            bias = bias[:, h] if bias.shape[1] > 1 else bias
-        return AttentionMap(
-            _pick(self.queries, b, h),
-            _pick(self.keys, b, h // self._given.group),
-            None if self.mask is None else self.mask.select(b, h),
-            scale=self.scale,
-            bias=bias,
+        s, lse, kv = self._given, self._known_lse(), h // self._given.group
+
+        def pick(x: Tensor) -> Tensor:  # an axis of size 1 is broadcast
+            x = x[b] if x.shape[0] > 1 else x
+            return x[:, h] if x.shape[1] > 1 else x
+
+        scores = replace(
+            s,
+            queries=_pick(s.queries, b, h),
+            keys=_pick(s.keys, b, kv),
+            mask=None if s.mask is None else s.mask.select(b, h),
+            biases=tuple(map(pick, s.biases)),
+            sink=None if s.sink is None else _pick(s.sink, b, h),
             lse=None if lse is None else _pick(lse, b, h),
-            detach=False,
-            head_numbers=[self.head_numbers[i] for i in h.tolist()],
+            saturated=None if s.saturated is None else pick(s.saturated),
         )
+        found = self._with(scores, None if self.values is None else _pick(self.values, b, kv))
+        found._head_numbers = tuple(self.head_numbers[i] for i in h.tolist())
+        if "first_positions" in vars(self):
+            found.first_positions = [self.first_positions[i] for i in b.tolist()]
+        return found
 
     def to(self, *args: object, **kwargs: object) -> "AttentionMap":
         """The same map on another device or computed from another dtype, as `Tensor.to`."""
@@ -316,44 +394,117 @@ class AttentionMap:
         def move(t: Tensor) -> Tensor:
             return t.to(*args, **kwargs)  # type: ignore[call-overload,no-any-return]  # as Tensor.to
 
-        q = move(self.queries)
-        lse = self._known_lse() if q.dtype == self.queries.dtype else None
-        return AttentionMap(
-            q,
-            move(self.keys),
-            self.mask,
-            scale=self.scale,
-            bias=None if self.bias is None else move(self.bias),
-            lse=None if lse is None else lse.to(q.device),
-            detach=False,
-            head_numbers=self.head_numbers,
+        lse, saturated = self._known_lse(), self._given.saturated
+        moved = replace(self._given, lse=None, saturated=None).apply(move)
+        same = moved.queries.dtype == self.queries.dtype
+        scores = replace(
+            moved,
+            mask=None if self.mask is None else self.mask.to(moved.device),
+            lse=lse.to(moved.device) if same and lse is not None else None,
+            saturated=None if saturated is None else saturated.to(moved.device),
         )
+        return self._with(scores, None if self.values is None else move(self.values))
 
     def detach(self) -> "AttentionMap":
         """The same map without gradients."""
-        return AttentionMap(
-            self.queries,
-            self.keys,
-            self.mask,
-            scale=self.scale,
-            bias=self.bias,
-            lse=self._known_lse(),
-            head_numbers=self.head_numbers,
+        scores = replace(self._given, lse=self._known_lse()).apply(Tensor.detach)
+        return self._with(scores, None if self.values is None else self.values.detach())
+
+    # Maps made from this one.
+
+    def uniform(self) -> "AttentionMap":
+        """The same map with equal weights on all visible keys, to compute chance levels with.
+
+        It has no sink.
+
+        Examples:
+            >>> m = AttentionMap(torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4), Mask.causal())
+            >>> m.uniform().previous()[0, 0]
+            tensor([   nan, 0.5000, 0.3333])
+        """
+        s = self.lazy_scores
+        batch, heads, queries, keys = s.shape
+        zeros = s.queries.new_zeros(16)  # a width that all kernels support
+        scores = replace(
+            s,
+            queries=zeros.expand(batch, heads, queries, 16),
+            keys=zeros.expand(batch, s.keys.shape[1], keys, 16),
+            biases=tuple(
+                torch.zeros_like(bias).masked_fill(~visible_in(bias), -torch.inf)
+                for bias in s.biases
+            ),
+            scale=1.0,
+            cap=None,
+            sink=None,
+            lse=None,
         )
+        return self._with(scores, self.values)
+
+    def value_norms(
+        self, output: Float[Tensor, "d_model width"] | None = None
+    ) -> Float[Tensor, "batch heads keys"]:
+        """The norm of each key's value, per head: what a unit of weight on it contributes.
+
+        Args:
+            output: The weight of the output projection, (d_model, heads · value_dim), as in
+                `nn.Linear`. With it, the norm is that of the value after the head's part of it.
+        """
+        values = value_norms.needed(self.values)
+        return value_norms.value_norms(values, self.head_numbers, output, self.dtype)
+
+    def by_value_norm(self, output: Float[Tensor, "d_model width"] | None = None) -> "AttentionMap":
+        """The map of what each key contributes: weight · norm of its value, as shares of a row.
+
+        After Kobayashi et al. 2020. It is a map like any other, with every statistic. It has no
+        sink, which contributes nothing. A key whose value is zero is hidden.
+
+        Args:
+            output: See `value_norms`.
+        """
+        s, _ = self.lazy_scores, self.first_positions  # which a hidden key could change
+        norms = self.value_norms(output).log()[:, :, None]
+        return self._with(replace(s, biases=(*s.biases, norms), sink=None, lse=None), self.values)
 
     # Statistics. Each streams over the map once; `summary` computes several in one pass.
 
     def entropy(self) -> Float[Tensor, "batch heads queries"]:
-        """How widely each query spreads, in nats: 0 = one key, log(keys) = all keys equally."""
+        """How widely each query spreads, in nats: 0 = one key, log(keys) = all keys equally.
+
+        It is -Σ_j weight log weight over the keys. The weight that goes to a sink does not count.
+        """
         return _present(self.summary(entropy=True).entropy)
 
-    def received(self) -> Float[Tensor, "batch heads keys"]:
-        """How much weight each key gets from all queries together."""
-        return _present(self.summary(received=True).received)
+    def received(
+        self, query_weights: _QueryWeights | None = None
+    ) -> Float[Tensor, "batch heads keys"]:
+        """How much weight each key gets from all queries together: Σ_i r_i weight_ij.
 
-    def top(self, k: int) -> Top:
-        """The k largest weights of each query, and their keys."""
-        return _present(self.summary(top=k).top)
+        Args:
+            query_weights: How much each query counts, r; 1 each by default. With them this is a
+                vector times the map, the step that attention rollout takes from layer to layer.
+        """
+        asked = True if query_weights is None else query_weights
+        return _present(self.summary(received=asked).received)
+
+    def top(self, k: int, *, tokens: Sequence[str] | None = None) -> Top:
+        """The k largest weights of each query, and their keys; print it to see a table.
+
+        Args:
+            k: How many.
+            tokens: The labels of the tokens, for a map of one sequence: `.tokens` then has the
+                tokens at the keys.
+        """
+        found = _present(self.summary(top=k).top)
+        if tokens is not None and self.shape[0] != 1:
+            raise ShapeError(
+                f"tokens: expected a map of one sequence, got one of {self.shape[0]}.\n"
+                "  Choose one: m.select(batch=0).top(3, tokens=tokens)."
+            )
+        labels = None
+        if tokens is not None:
+            queries, keys = self.shape[2:]
+            labels = axis_labels(queries, keys, tokens, start=self.first_positions[0])
+        return replace(found, labels=labels, head_numbers=self.head_numbers)
 
     def thumbnail(self, rows: int, cols: int) -> Float[Tensor, "batch heads rows cols"]:
         """The whole map made small: the exact sum of the weights in each cell of a grid.
@@ -363,11 +514,18 @@ class AttentionMap:
         return _present(self.summary(thumbnail=(rows, cols)).thumbnail)
 
     def distance(self, levels: tuple[float, ...] = (0.25, 0.5, 0.75)) -> Distance:
-        """The distance from query to key: a mean per query, and quantiles over all weight."""
+        """The distance from query to key: a mean per query, and quantiles over all weight.
+
+        The mean is one over the weights on the keys, also where a sink takes a part.
+        """
         return _present(self.summary(distance=levels).distance)
 
     def sink(self, first: int | Int[Tensor, " batch"] = 0) -> Float[Tensor, "batch heads queries"]:
-        """The weight of each query on the first token; with left padding, pass its position."""
+        """The weight of each query on the first token; with left padding, pass its position.
+
+        Heads often leave their weight there. For the sink of models like gpt-oss, a logit that
+        belongs to no token, see `to_sink`.
+        """
         return _present(self.summary(sink=first).sink)
 
     def previous(self) -> Float[Tensor, "batch heads queries"]:
@@ -386,11 +544,65 @@ class AttentionMap:
         """The weights at labelled (query, key) pairs: (pairs, 2), or others in each sequence."""
         return _present(self.summary(relation=pairs).relation)
 
+    def retrieval(
+        self, needle: Index | Bool[Tensor, "batch keys"]
+    ) -> Float[Tensor, "batch heads queries"]:
+        """The weight of each query on a needle, as in tests of long contexts.
+
+        Args:
+            needle: The keys: a slice, a list or an index, or True at the keys of each sequence.
+        """
+        return _present(self.summary(retrieval=needle).retrieval)
+
+    def retrieval_score(
+        self, needle: Index | Bool[Tensor, "batch keys"], queries: Index = slice(None)
+    ) -> Float[Tensor, "batch heads"]:
+        """The mean of `retrieval` over chosen queries, such as those that write the answer.
+
+        Heads that score high copy from the context (Wu et al. 2024, who count how often the needle
+        gets the largest weight).
+        """
+        chosen = numbers(queries, self.shape[2], "queries")[0].to(self.device)
+        return self.retrieval(needle)[..., chosen].mean(-1)
+
+    def saliency(self, output_gradient: Float[Tensor, "batch heads queries value_dim"]) -> Saliency:
+        """Gradient times attention: weight · ∂loss/∂weight, added up per query and per key.
+
+        Args:
+            output_gradient: The gradient at the output of attention, before the heads are joined
+                and projected. The map needs its `values`.
+        """
+        return _present(self.summary(saliency=output_gradient).saliency)
+
+    def difference(self, other: "AttentionMap") -> Difference:
+        """How far this map and another of the same shape are apart, per query.
+
+        Examples:
+            >>> q = torch.tensor([[[[0.0], [2.0]]]])
+            >>> m = AttentionMap(q, q, Mask.causal())
+            >>> m.difference(m.uniform()).total_variation[0, 0]
+            tensor([0.0000, 0.4820])
+        """
+        if self.shape != other.shape:
+            raise ShapeError(
+                f"difference: expected a map of the same shape {tuple(self.shape)}, got "
+                f"{tuple(other.shape)}.\n  Maps of two texts can be compared if the texts have "
+                "equally many tokens; use select for some of the heads."
+            )
+        if self.device != other.device:
+            raise ValueError(
+                f"difference: this map is on {self.device}, the other on {other.device}.\n"
+                "  Move one: m.difference(other.to(m.device))."
+            )
+        self.normalise()
+        other.normalise()
+        return map_difference.difference(self.lazy_scores, other.lazy_scores)
+
     def summary(
         self,
         *,
         entropy: bool = False,
-        received: bool = False,
+        received: bool | _QueryWeights = False,
         top: int | None = None,
         thumbnail: tuple[int, int] | None = None,
         distance: tuple[float, ...] | bool = False,
@@ -399,6 +611,8 @@ class AttentionMap:
         same_token: _Ids | None = None,
         induction: _Ids | None = None,
         relation: _Pairs | None = None,
+        retrieval: Index | Bool[Tensor, "batch keys"] | None = None,
+        saliency: Float[Tensor, "batch heads queries value_dim"] | None = None,
         on_progress: Callable[[float], None] | None = None,
         **others: object,
     ) -> Summary:
@@ -406,7 +620,7 @@ class AttentionMap:
 
         Args:
             entropy: See `entropy`.
-            received: See `received`.
+            received: True or the weights of the queries; see `received`.
             top: How many; see `top`.
             thumbnail: (rows, cols); see `thumbnail`.
             distance: True or the levels; see `distance`.
@@ -415,6 +629,8 @@ class AttentionMap:
             same_token: The token ids; see `same_token`.
             induction: The token ids; see `induction`.
             relation: The pairs; see `relation`.
+            retrieval: The needle; see `retrieval`.
+            saliency: The gradient at the output; see `saliency`.
             on_progress: Called repeatedly with the share that is done.
             others: The arguments of other statistics registered in `maps.statistics`, by name.
         """
@@ -429,6 +645,8 @@ class AttentionMap:
             "same_token": same_token,
             "induction": induction,
             "relation": relation,
+            "retrieval": retrieval,
+            "saliency": saliency,
             **others,
         }
         asked = {
@@ -437,7 +655,9 @@ class AttentionMap:
             if argument is not None and argument is not False
         }
         self.normalise()
-        return summarise(self.lazy_scores, self.first_positions, asked, on_progress)
+        return summarise(
+            self.lazy_scores, self.first_positions, asked, on_progress, values=self.values
+        )
 
     # Pages and pictures.
 
@@ -612,6 +832,13 @@ class AttentionMap:
     def _block(self, index: object) -> tuple[list[Tensor], list[int]]:
         block, removed = indices_of(index, self.shape)
         return [indices.to(self.device) for indices in block], removed
+
+    def _with(self, scores: Scores, values: Tensor | None) -> "AttentionMap":
+        """A map of other scores and values, with the same head numbers and positions."""
+        found = copy.copy(self)
+        found._given, found._values = scores, values
+        found._resolved, found._is_normalised = None, False
+        return found
 
     def _known_lse(self) -> Tensor | None:
         return (self._resolved or self._given).lse

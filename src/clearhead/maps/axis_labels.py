@@ -41,10 +41,11 @@ def axis_labels(
     With more keys than queries (a cache), labels of the keys are enough: the queries are the last
     keys, or begin at key `start`. The keys after them are the empty slots of a fixed-size cache.
 
-    >>> axis_labels(1, 3, ["the", "cat", "sat"])
-    (('sat',), ('the', 'cat', 'sat'))
-    >>> axis_labels(1, 4, ["the", "cat"], start=1)
-    (('cat',), ('the', 'cat', '(empty)', '(empty)'))
+    Examples:
+        >>> axis_labels(1, 3, ["the", "cat", "sat"])
+        (('sat',), ('the', 'cat', 'sat'))
+        >>> axis_labels(1, 4, ["the", "cat"], start=1)
+        (('cat',), ('the', 'cat', '(empty)', '(empty)'))
     """
     shift = max(0, keys - queries if start is None else start)
     end = shift + queries

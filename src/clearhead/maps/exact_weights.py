@@ -1,6 +1,6 @@
 """Exact scores and weights at chosen positions of a map, in float64.
 
-    weight_ij = exp(score_ij - lse_i)
+    weight_ij = exp(score_ij - lse_i)          scores and lse as in `clearhead.kernels.scores`
 
 Few positions are requested at a time, so float64 costs little. If the log-sum-exp is not known, it
 is computed for the requested rows only.
@@ -96,7 +96,7 @@ def lse_at(s: Scores, b: int, h: int, rows: Tensor) -> Float[Tensor, " rows"]:
     for start in range(0, s.shape[3], width):
         cols = torch.arange(start, min(start + width, s.shape[3]), device=s.device)
         lse = torch.logaddexp(lse, _scores_at(s, b, h, rows, cols).logsumexp(-1))
-    return lse
+    return lse if s.sink is None else torch.logaddexp(lse, s.sink[b, h, rows].double())
 
 
 def weights_at_pairs(
@@ -120,15 +120,15 @@ def weights_at_pairs(
     k = s.keys[b, :, cols].to(dtype)
     k = k if s.group == 1 else k.repeat_interleave(s.group, 2)
     lse = s.lse.to(dtype).gather(2, rows[:, None].expand(-1, heads, -1))
-    logs = (q * k).sum(-1).transpose(1, 2) * s.scale - lse
+    logs = s.capped((q * k).sum(-1).transpose(1, 2) * s.scale) - lse
     where = (
         b[:, None],
         torch.arange(heads, device=s.device)[:, None],
         rows[:, None],
         cols[:, None],
     )
-    if s.bias is not None:
-        logs = logs + _gather(s.bias, *where)
+    for bias in s.biases:
+        logs = logs + _gather(bias, *where)
     if s.mask is not None:
         logs = logs.masked_fill(~s.mask.to_flex(queries, keys)(*where), -torch.inf)
     return logs.masked_fill(lse.isneginf(), -torch.inf).exp().to(s.dtype)
@@ -136,10 +136,11 @@ def weights_at_pairs(
 
 def _scores_at(s: Scores, b: int, h: int, rows: Tensor, cols: Tensor) -> Tensor:
     """The scores of one head at rows × columns, in float64."""
-    scores = s.queries[b, h, rows].double() @ s.keys[b, h // s.group, cols].double().T * s.scale
+    products = s.queries[b, h, rows].double() @ s.keys[b, h // s.group, cols].double().T
+    scores = s.capped(products * s.scale)
     batch, head = (torch.full((1, 1), i, device=s.device) for i in (b, h))
-    if s.bias is not None:
-        scores = scores + _gather(s.bias, batch, head, rows[:, None], cols)
+    for bias in s.biases:
+        scores = scores + _gather(bias, batch, head, rows[:, None], cols)
     if s.mask is not None:
         visible = s.mask.to_flex(*s.shape[2:])(batch, head, rows[:, None], cols)
         scores = scores.masked_fill(~visible, -torch.inf)

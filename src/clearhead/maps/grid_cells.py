@@ -22,7 +22,7 @@ def shares(
     """The cells `rows` × `cols` of a grid, as shares of attention.
 
     A cell is the sum of its weights divided by the number of its queries, so that a row of cells
-    adds up to 1 in any grid. NaN if the whole cell is hidden.
+    adds up to 1 in any grid, or to less if the map has a sink. NaN if the whole cell is hidden.
 
     Args:
         s: The map; if its `lse` is not known, every call computes it for its rows.
@@ -52,7 +52,10 @@ def shares(
         reach = s.reach(here)
         if reach.stop <= left.start or reach.start >= left.stop:
             continue
-        logs = torch.addmm(-lse[part], q[part], k.T)
+        if s.cap is None:
+            logs = torch.addmm(-lse[part], q[part], k.T)
+        else:
+            logs = s.capped(q[part] @ k.T) - lse[part]
         cells = by_row[:, part].any(1).nonzero().flatten()  # few: the others would be zeros
         into = by_row[cells, part]
         visible = s.visible(batch, head, here, left)
@@ -61,8 +64,8 @@ def shares(
         else:
             logs.masked_fill_(~visible, -torch.inf)
             seen[cells] += into @ visible.expand_as(logs).to(dtype)
-        if s.bias is not None:
-            logs += part_of(s.bias, batch, slice(head, head + 1), here, left)[0].to(dtype)
+        for bias in s.biases:
+            logs += part_of(bias, batch, slice(head, head + 1), here, left)[0].to(dtype)
         sums[cells] += into @ logs.exp_()
     found = sums @ by_col.T / by_row.sum(1, keepdim=True)  # (.., positions) @ (positions, cells)
     return found.masked_fill(seen @ by_col.T == 0, torch.nan)

@@ -76,12 +76,13 @@ def pattern_name(scores: Mapping[str, float | None], *, brief: bool = False) -> 
         scores: The mean scores of the head, as returned by `HeadMeans.per_head`.
         brief: A shorter form, for a column of a table.
 
-    >>> pattern_name({"previous": 0.93, "sink": 0.02, "entropy": 0.3, "distance": 1.2})
-    'previous token 0.93'
-    >>> pattern_name({"previous": 0.1, "sink": 0.1, "entropy": 1.6, "distance": 3.3})
-    'spreads over about 5 tokens, 3 positions away'
-    >>> pattern_name({"entropy": 1.6, "distance": 3.3}, brief=True)
-    'about 5 tokens, 3 away'
+    Examples:
+        >>> pattern_name({"previous": 0.93, "sink": 0.02, "entropy": 0.3, "distance": 1.2})
+        'previous token 0.93'
+        >>> pattern_name({"previous": 0.1, "sink": 0.1, "entropy": 1.6, "distance": 3.3})
+        'spreads over about 5 tokens, 3 positions away'
+        >>> pattern_name({"entropy": 1.6, "distance": 3.3}, brief=True)
+        'about 5 tokens, 3 away'
     """
     best = max(_PATTERNS, key=lambda name: scores.get(name) or 0.0)
     share = scores.get(best) or 0.0

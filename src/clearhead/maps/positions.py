@@ -22,7 +22,7 @@ def first_positions(s: Scores) -> list[int]:
     if named and bands:
         return [bands[0].offset(queries, keys)] * batch
     usual = [keys - queries] * batch
-    if (named and s.bias is None) or not 0 < queries < keys or s.device.type == "meta":
+    if (named and not s.biases) or not 0 < queries < keys or s.device.type == "meta":
         return usual
     # A causal row ends at its own key: with the right start, row i ends at key start + i.
     last, everything = _last_visible(s)

@@ -15,17 +15,21 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead.drawing import plain, table, visible
 from clearhead.kernels import tile_loop
 from clearhead.kernels.scores import HIDDEN_SCORE, Scores
 from clearhead.kernels.tile_loop import Tile
 from clearhead.maps.exact_weights import weights_at_pairs
 from clearhead.maps.grid_cells import membership
-from clearhead.maps.indexing import as_tensor
+from clearhead.maps.indexing import Index, as_tensor, numbers
 from clearhead.maps.positions import seen_before
+from clearhead.maps.value_norms import needed
 from clearhead.validation import ShapeError, describe
+
+_SHOWN_HEADS, _SHOWN_QUERIES = 4, 12  # of the largest weights, when they are printed
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,69 @@ class Distance:
     levels: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Top:
-    """The largest weights of each query, and their keys (-1 if it attends to fewer)."""
+    """The largest weights of each query, and their keys (-1 if it attends to fewer).
+
+    It prints as a table of the first heads and queries.
+
+    Attributes:
+        weights: The weights, largest first.
+        keys: Their keys.
+        labels: One label per query and per key, if the tokens are known.
+        head_numbers: The number of each head in its layer.
+    """
 
     weights: Float[Tensor, "batch heads queries k"]
     keys: Int[Tensor, "batch heads queries k"]
+    labels: tuple[Sequence[str], Sequence[str]] | None = None
+    head_numbers: Sequence[int] | None = None
+
+    @property
+    def tokens(self) -> list[list[list[list[str]]]]:
+        """The tokens at the keys, [batch][head][query]; fewer than k if it attends to fewer."""
+        if self.labels is None:
+            raise ValueError("tokens: not known. Pass them: m.top(3, tokens=[...]).")
+        key_labels = self.labels[1]
+        return [
+            [[[key_labels[key] for key in row if key >= 0] for row in head] for head in sequence]
+            for sequence in self.keys.tolist()
+        ]
+
+    def __repr__(self) -> str:
+        batch, heads, queries, k = self.keys.shape
+        lines = [f"Top(k={k}, batch={batch}, heads={heads}, queries={queries})"]
+        numbers = self.head_numbers or range(heads)
+        for head in range(min(heads, _SHOWN_HEADS) if batch else 0):
+            title = f"head {numbers[head]}" + (", sequence 0" if batch > 1 else "")
+            rows = [self._row(head, query) for query in range(min(queries, _SHOWN_QUERIES))]
+            lines.append(plain(table([title, *[""] * k], rows, left=1 + k)))
+        if heads > _SHOWN_HEADS or queries > _SHOWN_QUERIES or batch > 1:
+            lines.append("... Choose what is shown: m.select(batch=0, heads=[3]).top(3).")
+        return "\n".join(lines)
+
+    def _row(self, head: int, query: int) -> list[str]:
+        """The cells of one query: its label, then key and weight for each of its largest."""
+
+        def label(axis: int, index: int) -> str:
+            return str(index) if self.labels is None else visible(self.labels[axis][index])
+
+        found = zip(self.keys[0, head, query].tolist(), self.weights[0, head, query], strict=True)
+        cells = [f"{label(1, key)} {weight:.2f}" if key >= 0 else "" for key, weight in found]
+        return [label(0, query), *cells]
+
+
+@dataclass(frozen=True)
+class Saliency:
+    """Gradient times attention, weight · ∂loss/∂weight, added up per query and per key.
+
+    Attributes:
+        queries: The sum over the keys of each query.
+        keys: The sum over the queries of each key.
+    """
+
+    queries: Float[Tensor, "batch heads queries"]
+    keys: Float[Tensor, "batch heads keys"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +129,8 @@ class Summary:
     same_token: Tensor | None = None
     induction: Tensor | None = None
     relation: Tensor | None = None
+    retrieval: Tensor | None = None
+    saliency: Saliency | None = None
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -86,6 +149,8 @@ class Layout:
         dtype: The dtype of results.
         sum_dtype: The dtype of sums.
         device: The device of the weights.
+        sums_to_one: Whether each row adds up to 1, or to 0; False if a sink may take a part.
+        values: The values, if the map holds them.
     """
 
     shape: tuple[int, int, int, int]
@@ -93,6 +158,8 @@ class Layout:
     dtype: torch.dtype
     sum_dtype: torch.dtype
     device: torch.device
+    sums_to_one: bool
+    values: Float[Tensor, "batch kv_heads keys value_dim"] | None = None
 
     @property
     def positions(self) -> Int[Tensor, "batch queries"]:
@@ -127,6 +194,10 @@ class Statistic:
     def __init__(self, layout: Layout, argument: Any) -> None:
         self.layout = layout
 
+    def reach(self, rows: slice, reach: slice) -> slice:
+        """The keys that it reads in these rows; by default as far as the mask reaches."""
+        return reach
+
     def add(self, tile: Tile) -> None:
         """Read one tile."""
         raise NotImplementedError
@@ -153,6 +224,7 @@ def summarise(
     starts: Sequence[int],
     requests: Mapping[str, Any],
     on_progress: Callable[[float], None] | None = None,
+    values: Float[Tensor, "batch kv_heads keys value_dim"] | None = None,
 ) -> Summary:
     """The requested statistics of a map whose `lse` is known, from one pass over it.
 
@@ -161,8 +233,10 @@ def summarise(
         starts: The key position of the first query of each sequence.
         requests: The argument of each statistic, by its name.
         on_progress: Called repeatedly with the share that is done.
+        values: The values of the map, for the statistics that need them.
     """
-    layout = Layout(scores.shape, starts, scores.dtype, scores.sum_dtype, scores.device)
+    dtypes = (scores.dtype, scores.sum_dtype)
+    layout = Layout(scores.shape, starts, *dtypes, scores.device, scores.sink is None, values)
     asked = _create(layout, requests)
     fast = tile_loop.on_triton(scores, requests)
     readers = [s for n, s in asked.items() if n not in fast and not isinstance(s, AtPairs)]
@@ -185,7 +259,7 @@ def summarise_dense(
     """The same statistics of one sequence whose weights exist already, in float64."""
     heads, queries, keys = weights.shape
     shape = (1, heads, queries, keys)
-    layout = Layout(shape, [start], torch.float64, torch.float64, weights.device)
+    layout = Layout(shape, [start], torch.float64, torch.float64, weights.device, False)
     asked = _create(layout, requests)
     readers = [s for s in asked.values() if not isinstance(s, AtPairs)]
     for head in range(heads):  # a map may be large
@@ -240,14 +314,38 @@ class Entropy(_Sums, name="entropy"):
 
 
 class Received(_Sums, name="received"):
-    """Σ_i weight per column: the total weight that a key receives from all queries."""
+    """Σ_i weight per column: the total weight that a key receives from all queries.
 
-    def __init__(self, layout: Layout, argument: bool) -> None:
+    With query weights r, Σ_i r_i weight: a vector times the map.
+    """
+
+    def __init__(self, layout: Layout, argument: bool | Tensor) -> None:
         super().__init__(layout, argument)
-        self.sum = layout.zeros(layout.shape[3])
+        batch, heads, queries, keys = layout.shape
+        self.sum = layout.zeros(keys)
+        self.query_weights = None
+        if isinstance(argument, Tensor):
+            each = argument.to(self.sum)
+            each = each[:, None] if each.ndim == 2 else each
+            if each.ndim != 3 or each.shape not in ((batch, 1, queries), (batch, heads, queries)):
+                raise ShapeError(
+                    f"query_weights: expected (batch={batch}, queries={queries}) or "
+                    f"(batch, heads={heads}, queries), got {describe(argument)}."
+                )
+            self.query_weights = each.expand(batch, heads, queries)
+            self.counts = (each != 0).any(0).any(0).cpu()
+
+    def reach(self, rows: slice, reach: slice) -> slice:
+        if self.query_weights is not None and not self.counts[rows].any():
+            return slice(0, 0)
+        return reach
 
     def add(self, tile: Tile) -> None:
-        sums = tile.weights.sum(1) if tile.column_sums is None else tile.column_sums
+        if self.query_weights is not None:
+            each = self.query_weights[tile.b, tile.heads, None, tile.rows]
+            sums = (each @ tile.weights)[:, 0]  # (heads, 1, rows) @ (heads, rows, cols)
+        else:
+            sums = tile.weights.sum(1) if tile.column_sums is None else tile.column_sums
         self.sum[tile.b, tile.heads, tile.cols] += sums
 
 
@@ -319,7 +417,8 @@ class Distances(Statistic, name="distance"):
         # From the first query to the last key, or from the last query to the first key.
         farthest = max((max(keys - 1 - s, s + queries - 1) for s in layout.starts), default=0)
         self.histogram = layout.zeros(farthest + 1)
-        self.mean = layout.zeros(queries)
+        self.sum = layout.zeros(queries)
+        self.weight = None if layout.sums_to_one else layout.zeros(queries)
 
     def add(self, tile: Tile) -> None:
         heads, rows, cols = tile.weights.shape
@@ -335,15 +434,19 @@ class Distances(Statistic, name="distance"):
         position = torch.arange(rows, device=device)[:, None] + first
         key = torch.arange(tile.cols.start, tile.cols.stop, device=device)
         far = (position - key).abs().to(tile.weights.dtype)
-        self.mean[tile.b, tile.heads, tile.rows] += (tile.weights * far).sum(-1)
+        self.sum[tile.b, tile.heads, tile.rows] += (tile.weights * far).sum(-1)
+        if self.weight is not None:
+            self.weight[tile.b, tile.heads, tile.rows] += tile.weights.sum(-1)
 
     def result(self) -> Distance:
         """A quantile is the smallest distance within which at least that share of weight lies."""
         share = self.histogram.double().cumsum(-1)
         wanted = share[..., -1:] * torch.tensor(self.levels, dtype=share.dtype, device=share.device)
         found = torch.searchsorted(share, wanted * (1 - 1e-12)).clamp_max(share.shape[-1] - 1)
-        dtype = self.layout.dtype
-        return Distance(self.mean.to(dtype), found.to(dtype), self.levels)
+        mean, dtype = self.sum, self.layout.dtype
+        if self.weight is not None:
+            mean = (mean / self.weight).masked_fill(self.weight == 0, 0.0)
+        return Distance(mean.to(dtype), found.to(dtype), self.levels)
 
 
 class SameToken(_Sums, name="same_token"):
@@ -391,8 +494,70 @@ class Induction(SameToken, name="induction"):
     shift = 1
 
 
+class Retrieval(_Sums, name="retrieval"):
+    """The weight of each row on a needle: some keys, shared or given per sequence."""
+
+    def __init__(self, layout: Layout, argument: Index | Bool[Tensor, "batch keys"]) -> None:
+        super().__init__(layout, argument)
+        batch, _, queries, keys = layout.shape
+        if isinstance(argument, Tensor) and argument.dtype == torch.bool and argument.ndim == 2:
+            if argument.shape != (batch, keys):
+                raise ShapeError(
+                    f"needle: expected (batch={batch}, keys={keys}), got {describe(argument)}."
+                )
+            needle = argument.cpu()
+        else:
+            needle = torch.zeros(batch, keys, dtype=torch.bool)
+            needle[:, numbers(argument, keys, "needle")[0]] = True
+        columns = needle.any(0).nonzero().flatten().tolist()
+        if not columns:
+            raise ValueError(f"needle: expected at least one of the {keys} keys, got none.")
+        self.span = slice(columns[0], columns[-1] + 1)
+        self.sum = layout.zeros(queries)
+        self.needle = needle.to(self.sum)
+
+    def reach(self, rows: slice, reach: slice) -> slice:
+        return slice(max(reach.start, self.span.start), min(reach.stop, self.span.stop))
+
+    def add(self, tile: Tile) -> None:
+        self.sum[tile.b, tile.heads, tile.rows] += tile.weights @ self.needle[tile.b, tile.cols]
+
+
+class GradientTimesAttention(Statistic, name="saliency"):
+    """weight · ∂loss/∂weight per row and per column; ∂loss/∂weight_ij = ∂loss/∂output_i · v_j."""
+
+    def __init__(self, layout: Layout, argument: Float[Tensor, "batch heads q value_dim"]) -> None:
+        super().__init__(layout, argument)
+        self.values, self.gradient = needed(layout.values), argument
+        expected = torch.Size((*layout.shape[:3], self.values.shape[3]))
+        if argument.shape != expected:
+            raise ShapeError(
+                "output_gradient: expected (batch, heads, queries, value_dim) = "
+                f"{tuple(expected)}, got {describe(argument)}.\n  It is the gradient at the output "
+                "of attention, before the heads are joined and projected."
+            )
+        self.queries, self.keys = layout.zeros(layout.shape[2]), layout.zeros(layout.shape[3])
+
+    def add(self, tile: Tile) -> None:
+        group = self.layout.shape[1] // self.values.shape[1]
+        which = torch.arange(tile.heads.start, tile.heads.stop, device=self.layout.device) // group
+        v = self.values[tile.b][which, tile.cols].to(tile.weights.dtype)
+        gradient = self.gradient[tile.b, tile.heads, tile.rows].to(v)
+        found = (gradient @ v.mT).mul_(
+            tile.weights
+        )  # (.., rows, value_dim) @ (.., value_dim, cols)
+        self.queries[tile.b, tile.heads, tile.rows] += found.sum(2)
+        self.keys[tile.b, tile.heads, tile.cols] += found.sum(1)
+
+    def result(self) -> Saliency:
+        return Saliency(self.queries.to(self.layout.dtype), self.keys.to(self.layout.dtype))
+
+
 class Sink(AtPairs, name="sink"):
-    """The weight of each row on the first token, whose position may differ per sequence."""
+    """The weight of each row on the first token, whose position may differ per sequence.
+
+    The sink of a map, one more logit that belongs to no token, is something else.
+    """
 
     def __init__(self, layout: Layout, argument: int | Int[Tensor, " batch"]) -> None:
         super().__init__(layout, argument)

@@ -33,6 +33,7 @@ def find_model(
     model: str | Path | None = None,
     *,
     any_architecture: bool = False,
+    language_model: bool = False,
     device: str | torch.device = "cpu",
 ) -> LoadedModel:
     """Load the model that `--model` names, in eval mode.
@@ -41,16 +42,18 @@ def find_model(
         model: None for the default shipped model. Otherwise what `clearhead train` wrote, a GPT-2
             (a folder, a file or a name on the hub), or the name of a shipped model; an existing
             file or folder of that name comes first.
-        any_architecture: Also accept local Hugging Face checkpoints that are not GPT-2s. They can
-            be watched, but not explained, exported or used to generate text.
+        any_architecture: Also accept Hugging Face checkpoints that are not GPT-2s. They can be
+            watched, but not explained, exported or used to generate text.
+        language_model: Load such a checkpoint with the output head that predicts tokens.
         device: Where the weights go; checkpoints of other architectures stay on the CPU.
 
     Raises:
         ValueError: The model is missing, damaged or not supported.
 
-    >>> loaded = find_model("grammar")
-    >>> loaded.read("The blue cat sat").labels
-    ['The', 'blue?', 'cat', 'sat']
+    Examples:
+        >>> loaded = find_model("grammar")
+        >>> loaded.read("The blue cat sat").labels
+        ['The', 'blue?', 'cat', 'sat']
     """
     if model is None or (str(model) in SHIPPED and not Path(model).exists()):
         gpt2, words = load_shipped(model or SHIPPED[0])
@@ -61,7 +64,7 @@ def find_model(
         folder = file.resolve().parent.name
         return LoadedModel(folder, gpt2.to(device), lambda: WordTextReader(words), str(file))
     if any_architecture and not _is_our_gpt2(Path(model)):
-        return hugging_face.load(model)
+        return hugging_face.load(model, language_model=language_model)
     gpt2 = GPT2.from_pretrained(model, device=device)
     reader = partial(find_reader, model, gpt2.config["vocab_size"])
     return LoadedModel(Path(model).resolve().name, gpt2.eval(), reader, str(model))

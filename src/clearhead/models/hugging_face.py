@@ -1,4 +1,4 @@
-"""Local Hugging Face checkpoints of any architecture, loaded through transformers."""
+"""Hugging Face checkpoints of any architecture, loaded through transformers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import safetensors
 
 from clearhead.drawing.text_format import memory
 from clearhead.gpt2.empty_model import without_numbers
+from clearhead.gpt2.weight_files import from_hub
 from clearhead.models.loaded_model import LoadedModel
 from clearhead.models.text_readers import HubTextReader, reason
 
@@ -17,18 +18,22 @@ _WEIGHTS = "*.safetensors"
 _MAX_RATIO, _SPARE = 16, 2**28
 # Without any of these files transformers silently builds an empty tokenizer.
 _TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
+_OTHER_FILES = (*_TOKENIZER, "*.json")  # to download beside the weights
 
 
-def load(folder: str | Path) -> LoadedModel:
-    """Load a checkpoint from a folder, without network access and without the folder's own code.
+def load(folder: str | Path, *, language_model: bool = False) -> LoadedModel:
+    """Load a checkpoint from a folder or the hub, without running the checkpoint's own code.
 
     Args:
-        folder: Where `save_pretrained` wrote the model, as safetensors, and its tokenizer.
+        folder: Where `save_pretrained` wrote the model, as safetensors, and its tokenizer; or a
+            name on the hub, which is downloaded unless it is cached.
+        language_model: Load it with the output head that predicts the next token.
 
     Raises:
         ValueError: The folder is incomplete, or transformers cannot load it.
     """
-    folder = Path(folder)
+    name = str(folder)
+    folder = Path(folder) if Path(folder).exists() else from_hub(name, also=_OTHER_FILES)
     _check(folder)
     try:
         import transformers
@@ -42,10 +47,10 @@ def load(folder: str | Path) -> LoadedModel:
     local = {"local_files_only": True, "trust_remote_code": False}
     try:
         _check_cost(folder, transformers.AutoConfig.from_pretrained(folder, **local))
-        model, found = transformers.AutoModel.from_pretrained(
+        kind: Any = transformers.AutoModelForCausalLM if language_model else transformers.AutoModel
+        model, found = kind.from_pretrained(
             folder,
             use_safetensors=True,
-            attn_implementation="sdpa",
             output_loading_info=True,
             **local,
         )
@@ -62,7 +67,8 @@ def load(folder: str | Path) -> LoadedModel:
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{folder}: the tokenizer cannot be loaded.\n  {reason(error)}") from None
     reader = HubTextReader(tokenizer)
-    return LoadedModel(folder.resolve().name, model.eval(), lambda: reader, str(folder))
+    short = folder.resolve().name if Path(name).exists() else name.rpartition("/")[2]
+    return LoadedModel(short, model.eval(), lambda: reader, str(folder))
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -100,9 +106,8 @@ def _check_cost(folder: Path, config: Any) -> None:
 def _check(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError(
-            f"{folder}: there is no such folder.\n"
-            "  --model expects a local checkpoint: a folder that save_pretrained() wrote, or the "
-            f"result of `hf download {folder} --local-dir my-model`."
+            f"{folder}: not a folder.\n  --model expects a folder that save_pretrained() wrote, or "
+            "a name on the hub."
         )
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder}: it has no config.json, so it is not a checkpoint folder.")

@@ -83,9 +83,10 @@ class WordTextReader:
     "The" is read as "the" and "mary" as "Mary". A word outside the vocabulary becomes `<unk>`, and
     its label gets a `?`.
 
-    >>> reader = WordTextReader(WordTokenizer(["the", "cat", "sat", "Mary"]))
-    >>> reader.read("The blue cat sat").labels
-    ['The', 'blue?', 'cat', 'sat']
+    Examples:
+        >>> reader = WordTextReader(WordTokenizer(["the", "cat", "sat", "Mary"]))
+        >>> reader.read("The blue cat sat").labels
+        ['The', 'blue?', 'cat', 'sat']
     """
 
     kind = "word"
@@ -249,10 +250,11 @@ class Characters:
         reader: Turns ids into text.
         before: The ids that precede the stream: whether a space is needed may depend on the last.
 
-    >>> reader = GPT2TextReader(GPT2Tokenizer())
-    >>> characters = Characters(reader)
-    >>> [characters.add(token) for token in reader.read(" 猫!").ids]
-    ['', '', ' 猫', '!']
+    Examples:
+        >>> reader = GPT2TextReader(GPT2Tokenizer())
+        >>> characters = Characters(reader)
+        >>> [characters.add(token) for token in reader.read(" 猫!").ids]
+        ['', '', ' 猫', '!']
     """
 
     def __init__(self, reader: TextReader, before: Sequence[int] = ()) -> None:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.overrides import TorchFunctionMode
@@ -32,7 +33,7 @@ from clearhead import kernels, torch_internals
 from clearhead.embedding import Embedding, Rope
 from clearhead.masks import Mask, as_band
 from clearhead.parallel.tensor_plan import check_mesh
-from clearhead.watcher.recorder import uncompiled, undispatched
+from clearhead.watcher.interception import uncompiled
 
 How = Literal["auto", "ring", "gather"]
 
@@ -160,13 +161,13 @@ class ContextParallel(TorchFunctionMode):
         if self.how != "gather" and self.mesh.device_type == "cuda" and self.balanced:
             self._plain_sdpa = F.scaled_dot_product_attention
             self._ring.enter_context(_torch_ring(self.mesh))
-        uncompiled.enter()
+        uncompiled.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]  # untyped in torch
-        uncompiled.leave()
+        uncompiled.__exit__(*error)
         self._ring.close()
 
     def __torch_function__(
@@ -197,13 +198,21 @@ class ContextParallel(TorchFunctionMode):
     def _backward(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run the backward pass in this mode, because it may recompute blocks of the model."""
+        """Run the backward pass in this mode, because it may recompute blocks of the model.
+
+        Given gradient edges instead of tensors, PyTorch's functions do not call the mode again.
+        """
         if func is Tensor.backward:
             func = torch.autograd.backward
             kwargs = {"grad_tensors": kwargs.pop("gradient", None), **kwargs}
+        is_grad = func is torch.autograd.grad
+        args = (*map(_edges, args[: 1 + is_grad]), *args[1 + is_grad :])
+        for name in ("tensors", "outputs", "inputs"):
+            if kwargs.get(name) is not None:
+                kwargs = {**kwargs, name: _edges(kwargs[name])}
         super().__enter__()  # type: ignore[no-untyped-call]  # untyped in torch
         try:
-            return undispatched(func)(*args, **kwargs)
+            return func(*args, **kwargs)
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]  # untyped in torch
 
@@ -238,6 +247,7 @@ class ContextParallel(TorchFunctionMode):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=options["scale"])
         rows = self._rows(q.shape[2])
         keys, values = self.gather(k, 2), self.gather(v, 2)
+        options = {**options, "growing": True}  # each piece gets the keys up to its last query
         with _restored(self._plain_sdpa):
             return torch.cat(
                 [
@@ -246,6 +256,12 @@ class ContextParallel(TorchFunctionMode):
                 ],
                 2,
             )
+
+
+def _edges(tensors: Any) -> tuple[Any, ...]:
+    """The nodes of autograd's graph that tensors come from."""
+    several = (tensors,) if isinstance(tensors, Tensor) else tensors
+    return tuple(get_gradient_edge(t) if isinstance(t, Tensor) else t for t in several)
 
 
 def _visible(

@@ -4,42 +4,56 @@
         model(ids)
     seen["transformer.h.3.attn"][0, 2]      # head 2 of layer 3, exact
 
-While the block runs, we listen to torch's dispatcher. Every call goes through unchanged, and of
-each attention call the queries, the keys and the mask are kept: all that an `AttentionMap` needs.
-They share the model's memory until somebody writes to it. The map is made when it is looked at.
-Which module is running is read from Python's own call stack, so no hook is ever put into the model.
-What counts as attention:
+Enters: a model. Leaves: a `Seen`, with one `AttentionMap` per attention call. `ablate` and
+`knockout` change what the model computes, by the same means. Start reading at `watch`.
 
-- `torch.nn.functional.scaled_dot_product_attention`, called by whomever, scripted code too;
-- our own `MultiHeadAttention`, whichever kernel runs;
-- `nn.MultiheadAttention`, also inside `nn.TransformerEncoder`. They leave their native fast path
-  while watched: the output is equal to 1e-6, not bit for bit, and an encoder's output at filled-up
-  places is no longer zero.
+    layer_names       what a layer may be called
+    snapshots         what is kept of a call
+    interception      calls and handlers; the routes on which calls arrive:
+    interface_route   Hugging Face models
+    mode_route        PyTorch's functions
+    own_route         Clearhead's own module
+    model_routes      which of them a model needs
+    recorder          the handler of `watch`
+    interventions     the handlers of `ablate` and `knockout`
+    seen              what is returned: maps by layer, files, pages
+    head_table        what every head attends to; `calls` and `padding` for several calls
+    one_text          the maps of a model that reads or writes one text
 
-A model with the last one is seen through a `TorchFunctionMode`, which costs more and does not see
-scripted code.
-
-The backward pass is not listened to: a checkpointed forward that it repeats is no call.
-
-A compiled model runs uncompiled while watched (anywhere in the process: compiling is not a matter
-of threads), and its compiled form is untouched afterwards. Only the thread that opened the block is
-watched. With dropout, a map has the weights before dropout. Under autocast, queries and keys are
-kept in the dtype that attention computes in.
+Only the thread that opens a block is watched. A compiled model runs uncompiled while it is watched
+(in all threads: PyTorch compiles for all of them), and its compiled form is kept. With dropout, a
+map has the weights before dropout. Under autocast, queries and keys are kept in the dtype that
+attention computes in.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 
 from torch import nn
 
-from clearhead.watcher.copies import Keeper
-from clearhead.watcher.recorder import NothingSeen, Recorder, Selector, check_selectors, uncompiled
-from clearhead.watcher.seen import Call, Seen
+from clearhead import torch_internals
+from clearhead.watcher.interventions import ablate, knockout
+from clearhead.watcher.layer_names import LayerChoice, Selector
+from clearhead.watcher.model_routes import Routes
+from clearhead.watcher.recorder import NothingSeen, Recorder
+from clearhead.watcher.seen import Call, Seen, Unseen
+from clearhead.watcher.snapshots import CannotShow, Keeper
 
-__all__ = ["Call", "NothingSeen", "Seen", "Watch", "watch"]
+__all__ = [
+    "Call",
+    "CannotShow",
+    "NothingSeen",
+    "Seen",
+    "Unseen",
+    "Watch",
+    "ablate",
+    "knockout",
+    "watch",
+]
 
 
 def watch(
@@ -48,38 +62,55 @@ def watch(
     layers: Selector | Sequence[Selector] | None = None,
     detach: bool = True,
     offload: str | None = None,
+    copy: bool = False,
+    values: bool = False,
+    grad: bool = False,
 ) -> Watch:
     """Record the attention maps of a model while it runs, without changing what it computes.
 
     The output does not change by a bit, with one exception: `nn.MultiheadAttention` (and with it
     `nn.TransformerEncoder`) leaves its fast path for inference. Its output then differs by about
-    1e-6, and an encoder's at filled-up places, zero on the fast path, is what is computed there.
+    1e-6, and an encoder's output at padding, zero on the fast path, is what is computed there.
 
     Only the thread that opens the block is watched, not those that it starts.
 
     Args:
-        model: Any model whose attention goes through `scaled_dot_product_attention`,
-            `nn.MultiheadAttention` or Clearhead's own module. A Hugging Face model is built with
-            `attn_implementation="sdpa"`, its default.
-        layers: Which attention layers to keep; all by default. Names ("h.3.attn"), patterns
-            ("h.*.attn"), numbers (0 = the layer that is called first), functions of a name, or a
-            list of these.
+        model: A Hugging Face model with any `attn_implementation`, a Clearhead model, or any model
+            that uses `scaled_dot_product_attention` or `nn.MultiheadAttention`.
+        layers: Which attention layers to keep; all by default. Names or unambiguous parts of them
+            ("h.3"), patterns ("h.*.attn"), numbers (0 = the layer that is called first), functions
+            of a name, or a list of these.
         detach: Whether gradients end at the maps.
         offload: "cpu" moves what is kept to the CPU as it comes; None leaves it where it is.
+        copy: Whether to copy queries and keys. By default they are copied only where their memory
+            is known to be reused, as in a cache of fixed size; a map whose queries were
+            overwritten raises an error when it is read.
+        values: Whether to keep the values too, for statistics that use them.
+        grad: Whether to keep the gradients of the context vectors; implies `values`. Call
+            `loss.backward()` inside the block or after it.
 
     Returns:
         A context manager, for one `with` block; it gives a `Seen`.
 
-    >>> import torch
-    >>> encoder = nn.TransformerEncoderLayer(8, nhead=2, batch_first=True).eval()
-    >>> with watch(encoder) as seen:
-    ...     _ = encoder(torch.rand(1, 5, 8))
-    >>> seen.layers
-    ['self_attn']
-    >>> seen["self_attn"].shape
-    torch.Size([1, 2, 5, 5])
+    Examples:
+        >>> import torch
+        >>> encoder = nn.TransformerEncoderLayer(8, nhead=2, batch_first=True).eval()
+        >>> with watch(encoder) as seen:
+        ...     _ = encoder(torch.rand(1, 5, 8))
+        >>> seen.layers
+        ['self_attn']
+        >>> seen["self_attn"].shape
+        torch.Size([1, 2, 5, 5])
     """
-    return Watch(model, layers=layers, detach=detach, offload=offload)
+    return Watch(
+        model,
+        layers=layers,
+        detach=detach,
+        offload=offload,
+        copy=copy,
+        values=values or grad,
+        grad=grad,
+    )
 
 
 class Watch:
@@ -92,6 +123,9 @@ class Watch:
         layers: Selector | Sequence[Selector] | None = None,
         detach: bool = True,
         offload: str | None = None,
+        copy: bool = False,
+        values: bool = False,
+        grad: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             hint = ""
@@ -100,8 +134,13 @@ class Watch:
             raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.{hint}")
         if offload not in (None, "cpu"):
             raise ValueError(f'offload: expected "cpu" or None, got {offload!r}.')
-        self._model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper has no names
-        self._recorder = Recorder(self._model, check_selectors(layers), Keeper(detach, offload))
+        self._routes = Routes.of(model)
+        self._model = torch_internals.uncompiled_module(model)
+        keeper = Keeper(detach, offload, copy or self._routes.is_replaced, values)
+        choice = LayerChoice("layers", layers)
+        seen = Seen(type(self._model).__name__)
+        self._recorder = Recorder(self._routes, choice, keeper, seen, grad=grad)
+        self._stack = ExitStack()
         self._used = False
 
     def __enter__(self) -> Seen:
@@ -111,8 +150,7 @@ class Watch:
             )
         self._used = True
         self._thread = threading.get_ident()
-        uncompiled.enter()
-        self._recorder.start()
+        self._mode = self._stack.enter_context(self._routes.open(self._recorder))
         return self._recorder.seen
 
     def __exit__(
@@ -125,8 +163,6 @@ class Watch:
             raise RuntimeError(
                 "A watch ends in the thread that opened it: only that thread is watched."
             )
-        self._recorder.stop()
-        uncompiled.leave()
-        self._recorder.keeper.forget()
+        self._stack.__exit__(kind, error, trace)
         if kind is None:
-            self._recorder.check()
+            self._recorder.finish(self._model, () if self._mode is None else self._mode.softmax_in)

@@ -1,4 +1,4 @@
-"""The calls of a layer: which of them continue each other, and which are not self-attention."""
+"""The calls of a layer: which of them continue one text, and which are cross-attention."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from clearhead.maps import AttentionMap
 
 @dataclass(frozen=True)
 class Step:
-    """A call, and where it stands in a text that several calls read, as with a cache.
+    """A call, and its position in a text that several calls read, as with a cache.
 
     Attributes:
         map: Its weights.
-        origin: The token that its first key is: not 0 where a cache has let the oldest keys go.
-        start: The key of the map at which its first query stands, in the longest sequence.
+        origin: The position of its first key; not 0 where a cache has dropped the oldest keys.
+        start: The key position of its first query, in the longest sequence.
     """
 
     map: AttentionMap
@@ -28,7 +28,7 @@ class Step:
 
     @property
     def end(self) -> int:
-        """How many tokens of the text have been read after it."""
+        """How many tokens of the text have been read when it ends."""
         return self.origin + self.start + self.map.shape[2]
 
 
@@ -36,11 +36,11 @@ Run = Sequence[Step]
 
 
 def runs(maps: Sequence[AttentionMap]) -> list[list[Step]]:
-    """The calls of a layer, those together that read one text bit by bit.
+    """The calls of a layer, grouped by the text that they read.
 
-    A call goes on with the text of the one before if its queries follow the tokens that were read
-    then. With a window the cache lets old keys go; then the keys that it still has must be the same
-    numbers as before. Of the first call of a run the first key is taken for the first token.
+    A call continues the text of the previous one if its queries follow the tokens that were read
+    then. With a window, the cache drops old keys; the remaining keys must then have the same values
+    as before. In the first call of a run, the first key counts as the first token.
     """
     found: list[list[Step]] = []
     for m in maps:
@@ -56,7 +56,7 @@ def runs(maps: Sequence[AttentionMap]) -> list[list[Step]]:
 
 
 def _gone(before: Step, step: Step) -> int | None:
-    """How many of the oldest keys are gone since the call before; None if it is another text."""
+    """How many of the oldest keys were dropped since the previous call; None if another text."""
     a, b = before.map, step.map
     if a.shape[:2] != b.shape[:2] or min(before.start, step.start) < 0:
         return None
@@ -73,13 +73,13 @@ def _gone(before: Step, step: Step) -> int | None:
 def about(
     layers: Mapping[str, Sequence[Run]], given: Tensor, *rules: Callable[[Run], set[int]]
 ) -> dict[str, list[int]]:
-    """The runs of each layer that have as many sequences and tokens as `given` has; by number.
+    """The runs of each layer with as many sequences and tokens as `given`, by number.
 
     Args:
         layers: The runs of each layer.
         given: One number per token, (batch, tokens).
-        rules: How many tokens may be meant, for a run. The first rule counts that any run fits:
-            so a text that fits one layer exactly is not taken for that of another one.
+        rules: The numbers of tokens that fit a run. The first rule that any run fits is used, so
+            that a text that fits one layer exactly is not taken for that of another one.
     """
     if given.ndim != 2:
         return {}
@@ -100,12 +100,12 @@ def about(
 def check_one_text(
     name: str, layers: Mapping[str, Sequence[Run]], found: Mapping[str, Sequence[int]]
 ) -> None:
-    """Raise if causal and other layers read as many tokens: those of a decoder and of an encoder.
+    """Raise if causal and other layers read as many tokens, as a decoder and an encoder do.
 
     Args:
         name: What was given.
         layers: The runs of each layer.
-        found: Those of self-attention that it may be about, by number.
+        found: The runs of self-attention that it may belong to, by number.
     """
     kinds: dict[bool, str] = {}
     for layer, numbers in found.items():
@@ -117,21 +117,21 @@ def check_one_text(
         raise ValueError(
             f"{name}: as many tokens were read by {kinds[False]}, which is not causal, and by "
             f"{kinds[True]}, which is: an encoder and a decoder?\n"
-            f"  Whose {name} this is cannot be seen. Watch one of the two, such as "
+            f"  It is ambiguous whose {name} this is. Watch one of the two, such as "
             f'watch(model, layers="encoder.*"), or leave {name} out.'
         )
 
 
 def crossing(layers: Mapping[str, Sequence[AttentionMap]]) -> set[str]:
-    """The layers whose keys are other tokens than their queries, or may be.
+    """The layers of cross-attention, whose keys belong to another text than their queries.
 
-    It is known where there are more queries than keys; where some queries see fewer keys than there
-    are, and no causality; and where later queries meet the very same keys. Cross-attention with as
-    many queries as keys looks like self-attention without causality. After a causal layer with as
-    many queries, as in a decoder, it is taken for cross-attention.
+    It is known where there are more queries than keys, where there are fewer queries than keys and
+    no causality, and where later queries meet the same keys. Cross-attention with as many queries
+    as keys looks like self-attention without causality; after a causal layer with as many queries,
+    as in a decoder, it is taken for cross-attention.
 
     Args:
-        layers: The maps of each layer, the layer first that is called first.
+        layers: The maps of each layer, in the order of the first calls.
     """
     found: set[str] = set()
     causal: set[int] = set()  # the numbers of queries of the causal layers so far
@@ -150,7 +150,7 @@ def _is_crossing(m: AttentionMap, causal: bool | None) -> bool:
 
 
 def _keys_stay(maps: Sequence[AttentionMap]) -> bool:
-    """Whether other queries met the same keys: a cache would have taken in the new tokens."""
+    """Whether other queries met the same keys; a cache would have added the new tokens."""
     return any(
         a.shape == b.shape
         and b.shape[2] < b.shape[3]
@@ -161,10 +161,10 @@ def _keys_stay(maps: Sequence[AttentionMap]) -> bool:
 
 
 def _different(maps: Sequence[AttentionMap]) -> list[AttentionMap]:
-    """One map of each size, the first: the others would say the same of the layer."""
+    """The first map of each size; the others tell nothing new about the layer."""
     return list({m.shape: m for m in reversed(maps)}.values())
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether these are the same numbers; unknown is not the same."""
+    """Whether two tensors have the same values; False if that is unknown."""
     return a.device == b.device and a.device.type != "meta" and torch.equal(a, b)

@@ -1,4 +1,8 @@
-"""HeadTable: what every head of a model looks at, as numbers and in words."""
+"""HeadTable: what every head of a model attends to, as numbers and in words.
+
+Each number comes with its chance level: the same number if attention were uniform over the visible
+keys. Random weights give numbers near it, at any length of the text.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from jaxtyping import Float, Int, Shaped
@@ -24,7 +28,7 @@ from clearhead.watcher import calls, padding
 from clearhead.watcher.calls import Run, Step
 
 _TITLES = {"distance": "away", "sink": "first", "same_token": "same"}  # of the columns
-# Of the columns, those that a narrow window misses least: what a head looks at says the rest.
+# The columns that a narrow window drops first: the name of the pattern says most of it.
 _LEAST_FIRST = ("away", "entropy", "same", "first", "induction", "previous")
 
 
@@ -35,13 +39,14 @@ class Head:
     Attributes:
         layer: The name of the module.
         head: Its number in the layer.
-        entropy: How widely it looks, in nats; exp(entropy) is a number of tokens.
-        distance: How many tokens away it looks.
-        previous: Its weight on the token before.
+        entropy: How widely it spreads, in nats; exp(entropy) is a number of tokens.
+        distance: The mean distance of the keys, in tokens.
+        previous: Its weight on the previous token.
         sink: Its weight on the first token.
         same_token: Its weight on earlier copies of the query's token; None without ids.
         induction: Its weight on what followed these copies; None without ids.
-        looks_at: The same in words.
+        looks_at: The name of its pattern.
+        chance: The same numbers under uniform attention.
     """
 
     layer: str
@@ -53,11 +58,12 @@ class Head:
     same_token: float | None
     induction: float | None
     looks_at: str
+    chance: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class HeadTable:
-    """What each head of each layer looks at; `print` it, or take its `rows`."""
+    """What each head of each layer attends to; `print` it, or take its `rows`."""
 
     rows: tuple[Head, ...]
     model: str = ""
@@ -73,23 +79,25 @@ class HeadTable:
         if name not in SCORES:
             raise ValueError(f"column: expected one of {', '.join(fields_of)}, got {column!r}.")
 
-        def place(row: Head) -> float:
+        def order(row: Head) -> float:
             number = getattr(row, name)
             return math.inf if number is None else -number
 
-        return HeadTable(tuple(sorted(self.rows, key=place)), self.model)
+        return HeadTable(tuple(sorted(self.rows, key=order)), self.model)
 
     def to_json(self) -> dict[str, Any]:
         """Everything, for programs."""
         return {"schema": 1, "model": self.model, "heads": [asdict(row) for row in self.rows]}
 
     def to_csv(self) -> str:
-        """The rows as comma-separated values, under a head line; an unknown number is empty."""
+        """The rows as comma-separated values, with a header; an unknown number is empty."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([field.name for field in fields(Head)])
+        names = [one.name for one in fields(Head) if one.name != "chance"]
+        writer.writerow([*names, *(f"chance_{name}" for name in SCORES)])
         for row in self.rows:
-            cells = asdict(row).values()
+            cells = [getattr(row, name) for name in names]
+            cells += [row.chance.get(name) for name in SCORES]
             writer.writerow(
                 [drawing.guarded(cell) if isinstance(cell, str) else cell for cell in cells]
             )
@@ -99,21 +107,26 @@ class HeadTable:
         names = ["entropy", "distance", "previous", "sink"]
         if any(row.same_token is not None or row.induction is not None for row in self.rows):
             names += ["same_token", "induction"]
-        head = ["head", "looks at", *(_TITLES.get(name, name) for name in names)]
-        cells, layers = [], {}
-        for place, row in enumerate(self.rows):
+        head = ["head", "attends to", *(_TITLES.get(name, name) for name in names)]
+        cells: list[list[str]] = []
+        layers: dict[int, str] = {}
+        for i, row in enumerate(self.rows):
             scores = {name: getattr(row, name) for name in SCORES}
-            numbers = [scores[name] for name in names]
-            shown = [drawing.HIDDEN if n is None else drawing.number(n, 2) for n in numbers]
+            if i == 0 or row.layer != self.rows[i - 1].layer:
+                layers[len(cells)] = drawing.visible(row.layer)  # long: on a line of its own
+                if row.chance:
+                    shown = [_number(row.chance.get(name)) for name in names]
+                    cells.append(["", "(chance)", *shown])
+            shown = [_number(scores[name]) for name in names]
             cells.append([f"{row.head:>4}", pattern_name(scores, brief=True), *shown])
-            if place == 0 or row.layer != self.rows[place - 1].layer:
-                layers[place] = drawing.visible(row.layer)  # long: on a line of its own
         drop = [head.index(title) for title in _LEAST_FIRST if title in head]
         more = "--json has all, and so has .rows in Python."
         fitting = drawing.FittingTable(head, cells, left=2, drop=drop, titles=layers, more=more)
         words = "Means over all queries. entropy in nats, away in tokens; the rest is weight: "
-        words += "on the token before, on the first token"
+        words += "on the previous token, on the first token"
         words += ", on earlier copies, on what followed these." if len(names) > 4 else "."
+        if any(row.chance for row in self.rows):
+            words += " (chance): under uniform attention."
         return Group(fitting, Text(words))
 
     def __str__(self) -> str:
@@ -136,42 +149,44 @@ def measure(
     Args:
         layers: The maps of each layer, in order.
         ids: The token ids, for `same_token` and `induction`.
-        attention_mask: 1 for a real token, 0 for filling; None to find filling in the maps.
+        attention_mask: 1 for a real token, 0 for padding; None to find padding in the maps.
         model: What the model is called.
-        on_progress: Called with the share that is done, now and then.
+        on_progress: Called repeatedly with the share that is done.
     """
     runs = {name: calls.runs(maps) for name, maps in layers.items()}
     crossing = calls.crossing(layers)
     text = None if ids is None else as_tensor("ids", ids)
     read = {} if text is None else _reading(runs, crossing, text)
     real = None if attention_mask is None else as_tensor("attention_mask", attention_mask)
-    filled = {} if real is None else padding.fitting(runs, crossing, real)
+    masked = {} if real is None else padding.fitting(runs, crossing, real)
     rows: list[Head] = []
-    for place, name in enumerate(layers):
-        means = HeadMeans(layers[name][0].shape[1])
+    for i, name in enumerate(layers):
+        heads = layers[name][0].shape[1]
+        means, chance = HeadMeans(heads), HeadMeans(heads)
         for number, run in enumerate(runs[name]):
 
-            def report(share: float, done: float = place + number / len(runs[name])) -> None:
+            def report(share: float, done: float = i + number / len(runs[name])) -> None:
                 if on_progress is not None:
                     on_progress((done + share / len(runs[name])) / len(layers))  # noqa: B023
 
-            _add(
-                means,
-                run,
+            known = (
                 text if number in read.get(name, ()) else None,
-                real if number in filled.get(name, ()) else None,
+                real if number in masked.get(name, ()) else None,
                 name not in crossing,
-                report,
             )
-        for head, one in zip(layers[name][0].head_numbers, means.per_head(), strict=True):
-            rows.append(Head(name, head, **one, looks_at=pattern_name(one)))
+            _add(means, run, *known, report)
+            _add(chance, [replace(step, map=_uniform(step.map)) for step in run], *known)
+        for head, one, even in zip(
+            layers[name][0].head_numbers, means.per_head(), chance.per_head(), strict=True
+        ):
+            rows.append(Head(name, head, **one, looks_at=pattern_name(one), chance=even))
     return HeadTable(tuple(rows), model)
 
 
 def _reading(
     runs: Mapping[str, Sequence[Run]], crossing: Collection[str], ids: Tensor
 ) -> dict[str, list[int]]:
-    """The runs of self-attention that read these ids, by number; raise if nobody can know."""
+    """The runs of self-attention that read these ids, by number; raise if that is ambiguous."""
     found = calls.about(
         *(runs, ids),
         lambda run: {run[-1].end},
@@ -202,7 +217,7 @@ def _add(
     ids: Tensor | None,
     attention_mask: Tensor | None,
     is_self: bool,
-    on_progress: Callable[[float], None],
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> None:
     """Add the calls that read one text to the means.
 
@@ -210,13 +225,13 @@ def _add(
         means: The means of the layer's heads.
         run: The calls.
         ids: The tokens of the text, if they are known.
-        attention_mask: Which of them are real; None to find out.
+        attention_mask: Which of them are real; None to derive it from the maps.
         is_self: Whether queries and keys are the same tokens. If not, no token is the previous one,
             and there are no distances.
         on_progress: Called with the share that is done.
     """
     first = None
-    text = padding.filling(run, attention_mask, is_self)
+    text = padding.padding_of(run, attention_mask, is_self)
     if ids is not None:
         ids = ids.to(run[0].map.device)
         if text is not None:
@@ -243,19 +258,36 @@ def _add(
         found = replace(found, sink=_sink(m, first - step.origin))
         if ids is not None and step.origin:
             found = _with_gone_copies(found, ids, step)
-        blind = m.lse.isneginf()
-        means.add(found, blind, padded if is_self else None, m.query_positions)
+        means.add(found, m.blind, padded if is_self else None, m.query_positions)
 
 
-def _first_token(received: Tensor | None, filled: Tensor | None) -> Int[Tensor, " batch"]:
-    """The first key that is real, or that anybody looks at: with filling on the left not key 0."""
+def _uniform(m: AttentionMap) -> AttentionMap:
+    """The map under uniform attention; of one head where the same keys are visible to all."""
+    masks: list[Tensor] = []
+    if m.mask is not None:
+        m.mask.encode(masks)
+    differ = any(t.ndim == 4 and t.shape[1] > 1 for t in masks)
+    differ |= m.bias is not None and m.bias.shape[1] > 1
+    return (m if differ else m.select(heads=[0])).uniform()
+
+
+def _number(value: float | None) -> str:
+    """Two decimals, or as many as two significant digits take."""
+    if value is None:
+        return drawing.HIDDEN
+    small = 0 < abs(value) < 0.1
+    return drawing.number(value, min(6, 1 - math.floor(math.log10(abs(value)))) if small else 2)
+
+
+def _first_token(received: Tensor | None, padded: Tensor | None) -> Int[Tensor, " batch"]:
+    """The first key that is real, or that any query attends to; with padding on the left not 0."""
     assert received is not None
-    looked_at = (received > 0).any(1) if filled is None else ~filled
-    return looked_at.int().argmax(-1)
+    candidates = (received > 0).any(1) if padded is None else ~padded
+    return candidates.int().argmax(-1)
 
 
 def _sink(m: AttentionMap, first: Int[Tensor, " batch"]) -> Float[Tensor, "batch heads queries"]:
-    """Each query's weight on the first token; 0 where a window has let that token go."""
+    """Each query's weight on the first token; 0 where a window has dropped that token."""
     return m.sink(first.clamp_min(0)).masked_fill((first < 0)[:, None, None], 0.0)
 
 

@@ -1,4 +1,4 @@
-"""The maps of a model while it reads one text, or while it writes one."""
+"""The maps of a model that reads one text, or that generates one."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ from clearhead.watcher import NothingSeen, Seen, watch
 def see(
     model: nn.Module,
     ids: Int[Tensor, "1 tokens"],
-    layers: Sequence[str] | None = None,
+    layers: Sequence[str | int] | None = None,
     *,
     name: str = "the model",
 ) -> Seen:
-    """The maps of a model while it reads these tokens.
+    """Watch a model while it reads these tokens.
 
-    A model with encoder and decoder is shown its text in the encoder; that is what is measured.
+    In a model with an encoder and a decoder, the encoder reads the text and is measured.
 
     Args:
         model: The model; a Hugging Face model without its output head.
         ids: The tokens.
-        layers: Patterns of the layers' names; all by default.
+        layers: Names, patterns or numbers of layers; all by default.
         name: The name of the model, for messages.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         model = model.get_encoder()  # type: ignore[operator]  # transformers' own method
     try:
         with torch.no_grad(), watch(model, layers=layers) as seen:
-            model(input_ids=ids)
+            model(ids)
     except NothingSeen as error:
         raise ValueError(f"{name}: {error}") from None
     return seen
 
 
-class Looked(NamedTuple):
-    """A token, and the places that were looked at most when it was chosen.
+class Attended(NamedTuple):
+    """A generated token, and the positions that had the most attention when it was chosen.
 
     Attributes:
         token: The new token.
-        places: Which tokens of the text so far, counted from 0, the most looked at first.
-        shares: How much of the attention each of them had.
+        positions: Positions in the text so far, counted from 0, the most attended to first.
+        shares: The weight on each of them.
     """
 
     token: int
-    places: list[int]
+    positions: list[int]
     shares: list[float]
 
 
 def look(
     model: nn.Module, ids: list[int], written: Iterator[int], *, layer: int, most: int = 4
-) -> Iterator[Looked]:
-    """Each new token with what the last place looked at, averaged over the heads of one layer.
+) -> Iterator[Attended]:
+    """Each new token with what its query attended to, averaged over the heads of one layer.
 
     Args:
         model: The model.
         ids: The prompt.
-        written: What `model.stream` gives for it, not yet begun.
+        written: The iterator that `model.stream` returned, not yet started.
         layer: Which layer, counted from 0.
-        most: How many places to tell.
+        most: How many positions to return.
     """
     seen_so_far = len(ids)
     while True:
@@ -74,6 +74,7 @@ def look(
             return
         weights = seen[f"blocks.{layer}.attention"][0, :, -1].float().mean(0)  # -> (keys,)
         top = weights.topk(min(most, len(weights)))
-        first = seen_so_far - len(weights)  # once the context slides, the text's beginning is gone
-        yield Looked(token, [first + place for place in top.indices.tolist()], top.values.tolist())
+        first = seen_so_far - len(weights)  # not 0 once the context slides
+        positions = [first + i for i in top.indices.tolist()]
+        yield Attended(token, positions, top.values.tolist())
         seen_so_far += 1

@@ -1,4 +1,4 @@
-"""Filling: the tokens that only bring the texts of a batch to one length."""
+"""Padding: the tokens that only bring the texts of a batch to one length."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from clearhead.watcher.calls import Run, Step, about, check_one_text
 def fitting(
     layers: Mapping[str, Sequence[Run]], crossing: Collection[str], attention_mask: Tensor
 ) -> dict[str, list[int]]:
-    """The runs that the mask is about, by number; raise if there are none, or if they are several.
+    """The runs that a mask belongs to, by number; raise if there is none, or if it is ambiguous.
 
-    A mask is about the tokens of the first call, or about all that were read later, too.
+    A mask has the tokens of the first call, or those that were read later as well.
     """
     found = about(
         *(layers, attention_mask),
@@ -30,13 +30,13 @@ def fitting(
         batch, _, _, keys = next(iter(layers.values()))[0][0].map.shape
         raise ShapeError(
             f"attention_mask: expected (batch={batch}, tokens={keys}), got "
-            f"{describe(attention_mask)}.\n  Give the mask that the model was given, 1 = real."
+            f"{describe(attention_mask)}.\n  Pass the mask that the model was given, 1 = real."
         )
     empty = (attention_mask == 0).all(1)
     if empty.any():
         raise ValueError(
-            f"attention_mask: nothing is real in sequence {int(empty.int().argmax())}.\n"
-            "  1 means real, 0 filling."
+            f"attention_mask: no token is real in sequence {int(empty.int().argmax())}.\n"
+            "  1 means real, 0 padding."
         )
     for name, runs in layers.items():
         if sum(run[0].start == 0 and run[0].end > 1 for run in runs) > 1:
@@ -50,14 +50,14 @@ def fitting(
     return found
 
 
-def filling(
+def padding_of(
     run: Run, attention_mask: Tensor | None, is_self: bool
 ) -> Bool[Tensor, "batch tokens"] | None:
-    """Where filling stands in the text that a run read; None = nowhere. What comes later is real.
+    """Where the text that a run read is padding; None = nowhere. What comes later is real.
 
     Args:
         run: Calls that read one text.
-        attention_mask: 1 for a real token, about this run; None to find out.
+        attention_mask: 1 for a real token of this run; None to derive it from the maps.
         is_self: Whether queries and keys are the same tokens.
     """
     if attention_mask is not None:
@@ -75,9 +75,9 @@ def part(
 
 @torch.no_grad()
 def found(step: Step) -> Bool[Tensor, "batch tokens"] | None:
-    """The tokens that no query may see; None if there are none, or if it cannot be known.
+    """The tokens that no query may attend to; None if there are none, or if that is unknown.
 
-    It can be where every token has a query, so the query of such a token is filling, too.
+    It is known where every token has a query; the query of such a token is padding too.
     """
     m = step.map
     batch, _, tokens, keys = m.shape
@@ -85,7 +85,7 @@ def found(step: Step) -> Bool[Tensor, "batch tokens"] | None:
         return None
     seen = torch.zeros(batch, tokens, dtype=torch.bool, device=m.device)
     sees_itself = False
-    # From the end: the last queries of a causal map see nearly everything.
+    # From the end: the last queries of a causal map attend to nearly everything.
     for rows, visible in m.lazy_scores.visible_strips():
         of_tokens = visible.any(1).expand(-1, -1, keys)[..., :tokens]
         seen |= of_tokens.any(1).expand(batch, tokens)
@@ -93,5 +93,5 @@ def found(step: Step) -> Bool[Tensor, "batch tokens"] | None:
             return None
         own = of_tokens.expand(-1, rows.stop - rows.start, -1)[..., rows]
         sees_itself |= bool(own.diagonal(dim1=1, dim2=2).any())
-    filled = padding_tokens(seen, sees_itself)
-    return filled if filled.any() else None
+    padded = padding_tokens(seen, sees_itself)
+    return padded if padded.any() else None

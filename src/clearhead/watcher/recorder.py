@@ -1,419 +1,207 @@
-"""Recorder: stands between a model and torch, and copies what attention is given."""
+"""Recorder: takes a snapshot of every attention call of a model, and says what it could not see."""
 
 from __future__ import annotations
 
-import fnmatch
+import re
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from types import FrameType, FunctionType
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from clearhead import kernels
-from clearhead.masks import Mask
-from clearhead.watcher import dispatcher
-from clearhead.watcher.copies import Keeper
-from clearhead.watcher.seen import Seen
+from clearhead import torch_internals
+from clearhead.watcher.interception import AttentionCall
+from clearhead.watcher.interface_route import uses_interface
+from clearhead.watcher.layer_names import LayerChoice
+from clearhead.watcher.model_routes import Routes
+from clearhead.watcher.seen import Seen, Unseen
+from clearhead.watcher.snapshots import Keeper
 
-Selector = str | int | Callable[[str], bool]
-
-_CALL = nn.Module._call_impl.__code__
+_ATTENTION = re.compile(r"Attention|Attn|MultiHead")
+_WITHOUT_SOFTMAX = re.compile(
+    r"Mixer$|DeltaNet$|DeltaAttention|LinearAttention|LightningAttention|Retention$|^Rwkv\w*Attention"
+    r"|SSM|Hyena|ShortConv$|RecurrentBlock$|LSTM(Layer|Cell|Block)"
+)
+_SHOWN = 3
 
 
 class NothingSeen(RuntimeError):
-    """The block ended and no attention call was seen in it."""
+    """The block ended and no attention call was seen in it.
+
+    Attributes:
+        unseen: The modules that look like attention, and why they were not recorded.
+    """
+
+    def __init__(self, message: str, unseen: Sequence[Unseen] = ()) -> None:
+        super().__init__(message)
+        self.unseen = list(unseen)
 
 
-class Recorder(TorchFunctionMode):
-    """Copies what attention gets, and lets every call through.
+class Recorder:
+    """A handler that records.
 
-    It hears of `scaled_dot_product_attention` from torch's dispatcher, and of our own module from
-    itself. A model with `nn.MultiheadAttention`, whose attention does not always end there, is seen
-    through the function mode, which is called for every torch function of its thread.
+    Args:
+        routes: The modules of the model.
+        choice: The layers to keep.
+        keeper: Takes the snapshots.
+        seen: Where they go.
+        grad: Whether to keep the gradients of the context vectors.
     """
 
     def __init__(
-        self, model: nn.Module, selectors: Sequence[Selector] | None, keeper: Keeper
+        self, routes: Routes, choice: LayerChoice, keeper: Keeper, seen: Seen, *, grad: bool
     ) -> None:
-        super().__init__()
-        self.seen = Seen(type(model).__name__)
-        self.keeper = keeper
-        self._model = model
-        self._selectors = selectors
-        self._unused = set(range(len(selectors or ())))
-        self._grouping: dict[str, tuple[int, Any]] = {}  # groups and heads of a layer
-        self._chosen: dict[str, bool] = {}  # every attention layer in order: is it kept?
+        self.seen = seen
+        self._names, self._choice, self._keeper, self._grad = routes.names, choice, keeper, grad
+        self._gradients: dict[int, list[Tensor]] = {}  # by the id of a running call
         self._elsewhere = 0
-        self._softmax: list[str] = []  # where a model without fused attention has its softmax
-        self._through_mode = False
-        self._names, kinds, replaced = _look_over(model)
-        # A forward put into one module may be a CUDA graph, which writes behind torch's back.
-        keeper.may_share &= not replaced
-        self._through_mode = any(issubclass(kind, nn.MultiheadAttention) for kind in kinds)
 
-    def start(self) -> None:
-        """Begin to see what this thread does."""
-        if self._through_mode:
-            self.__enter__()  # type: ignore[no-untyped-call]  # torch's own
-        else:
-            dispatcher.listen(self)
+    def prepare(self, call: AttentionCall) -> None:
+        """Ask for the gradient of the context vectors, before an intervention edits them."""
+        if self._grad and call.name_in(self._names) is not None:
+            found: list[Tensor] = []
+            self._gradients[id(call)] = found
+            call.edits.insert(0, partial(_tapped, found))
 
-    def stop(self) -> None:
-        """See nothing more."""
-        if self._through_mode:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's own
-        else:
-            dispatcher.leave(self)
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        see = _SEEN_BY.get(func)
-        if see is None:
-            return func(*args, **kwargs)
-        return see(self, func, args, kwargs)
-
-    # What is heard from the dispatcher.
-
-    def hear_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        """A call of `scaled_dot_product_attention`."""
-        if (name := self._layer()) is not None:
-            query, attn_mask = self._unpacked(name, query, attn_mask)
-            kept = self.keeper.keep(query, key, value, attn_mask, *args, **kwargs)
-            self.seen.add(name, kept)
-
-    def _unpacked(
-        self, name: str, query: Tensor, attn_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Undo the packing of grouped queries: one token per head as one row per group.
-
-        transformers 5.23 passes a single token's queries (batch, heads, 1, head_dim) as
-        (batch, kv_heads, groups, head_dim) where a mask is given.
-        """
-        if name not in self._grouping:
-            module = next(module for module, other in self._names.items() if other == name)
-            config = getattr(module, "config", None)
-            heads = getattr(config, "num_attention_heads", None)
-            self._grouping[name] = getattr(module, "num_key_value_groups", 1), heads
-        groups, heads = self._grouping[name]
-        if groups == 1 or query.shape[1:3] != (heads // groups, groups):
-            return query, attn_mask
-        if attn_mask is not None and attn_mask.shape[1] > 1:
-            attn_mask = attn_mask.reshape(attn_mask.shape[0], heads, 1, attn_mask.shape[-1])
-        return query.reshape(query.shape[0], heads, 1, query.shape[-1]), attn_mask
-
-    def hear_ours(self, q: Tensor, k: Tensor, mask: Mask | None, scale: float | None) -> None:
-        """A call of `clearhead.kernels.attend`, which knows its mask by name."""
-        if (name := self._layer()) is not None:
-            self.seen.add(name, self.keeper.keep_ours(q, k, mask, scale))
-
-    def hear_softmax(self) -> None:
-        """A softmax: where no attention is seen, it tells where the model hides it."""
-        if not self._chosen and len(self._softmax) < 3:
-            name = self._running()
-            if name is not None and name not in self._softmax:
-                self._softmax.append(name)
-
-    # What is seen through the mode, by function.
-
-    def fused(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of `scaled_dot_product_attention`."""
-        output = func(*args, **kwargs)
-        if (outer := _multihead.innermost()) is not None:
-            outer.recorded.add(id(self))
-            kwargs = {**kwargs, "sources": outer.masks}
-        self.hear_attention(*args, **kwargs)
-        return output
-
-    def ours(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of `clearhead.kernels.attend`, which knows its mask by name."""
-        output = func(*args, **kwargs)
-        q, k, _, mask = args
-        self.hear_ours(q, k, mask, kwargs["scale"])
-        return output
-
-    def multihead(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """A call of `multi_head_attention_forward`: run it so that its inside is seen."""
-        names = ("attn_mask", "key_padding_mask")
-        masks = tuple(kwargs[name] for name in names if kwargs.get(name) is not None)
-        heads = args[4] if len(args) > 4 else kwargs["num_heads"]
-        with _multihead.inside(heads, masks), self:
-            return undispatched(func)(*args, **kwargs)
-
-    def product(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """A batched product: inside a multi-head call the first one is queries × keys."""
-        output = func(*args, **kwargs)
-        outer = _multihead.innermost()
-        if outer is not None and id(self) not in outer.recorded:
-            outer.recorded.add(id(self))
-            q, k = args[-2], args[-1].transpose(-2, -1)  # (batch × heads, tokens, head_dim)
-            q, k = (x.unflatten(0, (-1, outer.heads)) for x in (q, k))
-            bias = args[0] if len(args) == 3 else None
-            if bias is not None:
-                batch = (-1, outer.heads) if bias.shape[0] > 1 else (1, 1)
-                bias = bias.unflatten(0, batch)
-            self.hear_attention(q, k, None, bias, scale=1.0, sources=outer.masks)
-        return output
-
-    def softmax(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """A softmax that is not a part of multi-head attention."""
-        if _multihead.innermost() is None:
-            self.hear_softmax()
-        return func(*args, **kwargs)
-
-    # Keeping it.
-
-    def _layer(self) -> str | None:
-        """The name of the layer that is running, if it is one to keep."""
-        name = self._running()
+    def record(self, call: AttentionCall) -> None:
+        """Keep what the call's weights are computed from."""
+        found = self._gradients.pop(id(call), None)
+        name = call.name_in(self._names)
         if name is None:
             self._elsewhere += 1
-            return None
-        if name not in self._chosen:
-            self._chosen[name] = self._choose(name, len(self._chosen))
-        return name if self._chosen[name] else None
+            return
+        if not self._choice.may_be(name):
+            return
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._keeper.detach):
+            inputs = call.inputs()
+            snapshot = self._keeper.keep(inputs, call.blocked)
+        snapshot.gradients = found
+        if self._keeper.values and inputs.v is not None:
+            width = call.shape[1] * inputs.v.shape[-1]
+            snapshot.output = output_weight(call.modules[-1], width)
+            if snapshot.output is not None:
+                snapshot.output_version = torch_internals.version(snapshot.output)
+        self.seen.add(name, snapshot)
 
-    def _running(self) -> str | None:
-        """The name of the innermost module of the model that is running now."""
-        here: FrameType | None = sys._getframe(3)  # whoever hears, and who tells it, are known
-        frame = here
-        while frame is not None:
-            if frame.f_code is _CALL and (name := self._names.get(frame.f_locals["self"])):
-                return name
-            frame = frame.f_back
-        frame = here  # model.forward(x), not model(x): no module was called
-        while frame is not None:
-            if frame.f_code.co_name == "forward":
-                module = frame.f_locals.get("self")
-                if isinstance(module, nn.Module) and (name := self._names.get(module)):
-                    return name
-            frame = frame.f_back
-        return None
+    def finish(self, model: nn.Module, softmax_in: Iterable[nn.Module]) -> None:
+        """Drop what was not chosen; raise if nothing was seen."""
+        self._keeper.forget()
+        self.seen.keep_layers(self._choice.chosen() if self._choice.names else [])
+        handmade = [self._names[module] for module in softmax_in if module in self._names]
+        self.seen.unseen = unseen(self._names, self._choice.names, handmade)
+        if not self._choice.names:
+            raise NothingSeen(self._nothing(model, handmade), self.seen.unseen)
 
-    def _choose(self, name: str, place: int) -> bool:
-        if self._selectors is None:
-            return True
-        matching = {i for i, s in enumerate(self._selectors) if _matches(s, name, place)}
-        self._unused -= matching
-        return bool(matching)
-
-    # At the end of the block.
-
-    def check(self) -> None:
-        """Raise if nothing was seen, or if `layers` asks for what was not there."""
-        if not self._chosen:
-            raise NothingSeen(self._nothing())
-        if self._unused:
-            assert self._selectors is not None
-            missing = [self._selectors[i] for i in sorted(self._unused)]
-            names = "".join(f"\n    {i}  {name}" for i, name in enumerate(self._chosen))
-            raise ValueError(
-                f"layers: nothing matched {', '.join(map(repr, missing))}.\n"
-                f"  These attention layers ran:{names}"
-            )
-
-    def _nothing(self) -> str:
-        kind = type(self._model).__name__
+    def _nothing(self, model: nn.Module, handmade: Sequence[str]) -> str:
+        kind = type(model).__name__
         lines = [
             f"No attention was seen: {kind} did not run inside the block, or in another thread "
             "(only the one that opened the block is watched), or it called no function that "
-            "watch() knows."
+            "watch() records."
         ]
         if self._elsewhere:
             lines.append(
-                f"{self._elsewhere} attention calls came from outside it. "
-                "Is this the model that ran, or a copy of it?"
+                f"{self._elsewhere} attention calls came from outside it. Is this the model that "
+                "ran, or a copy of it? Was it called as model(x), not as model.forward(x)?"
             )
-        if self._softmax:
-            lines.append(
-                f"It called softmax in {', '.join(self._softmax)}: attention written out "
-                "as matrix products."
-            )
-        named = [name for name in self._names.values() if "att" in name.rpartition(".")[2].lower()]
-        if named and not self._softmax:
-            rest = f" and {len(named) - 3} more" if len(named) > 3 else ""
-            lines.append(f"Its modules with attention in the name: {', '.join(named[:3])}{rest}.")
-        how = getattr(getattr(self._model, "config", None), "_attn_implementation", "sdpa")
-        if type(self._model).__module__ == "clearhead.ladder":
+        if handmade:
+            names = ", ".join(handmade[:_SHOWN])
+            lines.append(f"It called softmax in {names}: attention written out by hand.")
+        if type(model).__module__ == "clearhead.ladder":
             lines.append(
                 "The ladder is written out to be read: clearhead.trace(module, x) shows its "
                 "weights. The fast form can be watched: MultiHeadAttention.from_ladder(module)."
             )
-        elif how != "sdpa":
+        elif self.seen.unseen:
+            lines += [str(one) for one in self.seen.unseen[:_SHOWN]]
+            if len(self.seen.unseen) > _SHOWN:
+                lines.append(f"and {len(self.seen.unseen) - _SHOWN} more.")
+        if handmade or self.seen.unseen:
             lines.append(
-                f'It was loaded with attn_implementation="{how}". Load it with '
-                'attn_implementation="sdpa".'
-            )
-        else:
-            lines.append(
-                "Use torch.nn.functional.scaled_dot_product_attention in it; a Hugging Face model "
-                'does with attn_implementation="sdpa". '
-                "flash-attn and flex attention cannot be watched."
+                "Use torch.nn.functional.scaled_dot_product_attention in the model, or an "
+                "architecture of transformers that uses AttentionInterface."
             )
         return "\n  ".join(lines)
 
 
-def _look_over(model: nn.Module) -> tuple[dict[nn.Module, str], set[type], bool]:
-    """A model's modules with their names, their classes, and whether a forward was put into one.
+def _tapped(found: list[Tensor], context: Tensor) -> Tensor:
+    """The context vectors, whose gradient is put into `found` by the backward pass."""
+    if context.requires_grad:
 
-    The names are those of `named_modules`, which takes three times as long.
+        def keep(gradient: Tensor) -> None:
+            found.append(gradient.transpose(1, 2).detach())
+
+        context.register_hook(keep)  # type: ignore[no-untyped-call]  # untyped in torch
+    return context
+
+
+_OUTPUT_NAMES = ("out_proj", "o_proj", "c_proj", "dense", "o", "wo", "out_lin", "proj")
+
+
+def output_weight(module: nn.Module, width: int) -> Tensor | None:
+    """The weight (d_model, width) of the output projection; None if none is found.
+
+    It is looked for among the children of the attention module. Models with another structure
+    (BERT has it in a sibling) have none.
     """
-    names = {model: type(model).__name__}  # "" would be a strange name for a layer
-    replaced = "forward" in model.__dict__
-
-    def walk(module: nn.Module, prefix: str) -> None:
-        nonlocal replaced
-        for name, child in module._modules.items():
-            if child is not None and child not in names:
-                names[child] = prefix + name
-                if "forward" in child.__dict__:
-                    replaced = True
-                if child._modules:
-                    walk(child, f"{prefix}{name}.")
-
-    walk(model, "")
-    return names, set(map(type, names)), replaced
+    for name in _OUTPUT_NAMES:
+        projection = getattr(module, name, None)
+        weight = getattr(projection, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim == 2:
+            is_transposed = type(projection).__name__ == "Conv1D"  # GPT-2's in transformers
+            weight = weight.detach().T if is_transposed else weight.detach()
+            if weight.shape[1] == width:
+                return weight
+    return None
 
 
-# nn.MultiheadAttention.
+def unseen(
+    names: Mapping[nn.Module, str], seen: Sequence[str], handmade: Sequence[str]
+) -> list[Unseen]:
+    """The modules whose class names say attention, and which no recorded call belongs to.
 
-
-@dataclass
-class _InsideMultihead(AbstractContextManager["_InsideMultihead"]):
-    """A running call of `multi_head_attention_forward`: what its inside does not say."""
-
-    heads: int
-    masks: tuple[Tensor, ...]
-    recorded: set[int] = field(default_factory=set)  # the recorders that have its queries and keys
-
-    def __enter__(self) -> _InsideMultihead:
-        _multihead.stack.append(self)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        _multihead.stack.pop()
-
-
-class _Multihead(threading.local):
-    """The running multi-head calls of this thread, innermost last; all recorders share them."""
-
-    def __init__(self) -> None:
-        self.stack: list[_InsideMultihead] = []
-
-    def inside(self, heads: int, masks: tuple[Tensor, ...]) -> _InsideMultihead:
-        return _InsideMultihead(heads, masks)
-
-    def innermost(self) -> _InsideMultihead | None:
-        return self.stack[-1] if self.stack else None
-
-
-_multihead = _Multihead()
-
-
-def undispatched(func: Callable[..., Any]) -> Callable[..., Any]:
-    """The same Python function, except that it does not hand itself to a mode.
-
-    It would do so first thing, and its inside would run out of the mode's sight.
+    Args:
+        names: The name of each module.
+        seen: The layers that were recorded.
+        handmade: The modules that called a softmax outside the functions that are recorded.
     """
-    assert isinstance(func, FunctionType)
-    names = {**func.__globals__, "has_torch_function": lambda _: False}
-    copy = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
-    copy.__kwdefaults__ = func.__kwdefaults__
-    return copy
+    found: list[Unseen] = []
+    kinds = {type(module) for module in names}
+    without = {kind for kind in kinds if _WITHOUT_SOFTMAX.search(kind.__name__)}
+    attention = {kind for kind in kinds if _ATTENTION.search(kind.__name__)}
+    for module, name in names.items():
+        kind = type(module)
+        if (kind not in without and kind not in attention) or name in seen:
+            continue
+        related = (*seen, *(one.name for one in found))
+        if any(_is_inside(name, other) or _is_inside(other, name) for other in related):
+            continue
+        by_hand = any(_is_inside(other, name) for other in handmade)
+        no_weights = kind in without and not by_hand
+        reason = _NO_WEIGHTS if no_weights else _reason(module, name, handmade)
+        found.append(Unseen(name, kind.__name__, reason))
+    return found
 
 
-# torch.compile.
+_NO_WEIGHTS = "no attention weights here: this kind of layer has no softmax over tokens"
 
 
-class _Uncompiled:
-    """While anybody watches, compiled code runs uncompiled: a graph hides its calls."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._watching = 0
-        self._stance: Any = None
-
-    def enter(self) -> None:
-        with self._lock:
-            self._watching += 1
-            # Without it nothing is compiled, and importing it takes a second.
-            dynamo = sys.modules.get("torch._dynamo")
-            if self._stance is None and dynamo is not None:
-                self._stance = dynamo.set_stance("force_eager")
-
-    def leave(self) -> None:
-        with self._lock:
-            self._watching -= 1
-            if not self._watching and self._stance is not None:
-                self._stance.__exit__(None, None, None)
-                self._stance = None
+def _reason(module: nn.Module, name: str, handmade: Sequence[str]) -> str:
+    kind = type(module)
+    file = sys.modules.get(kind.__module__)
+    if isinstance(module, torch.jit.ScriptModule):
+        return "scripted code cannot be observed; watch the original module"
+    if getattr(module, "reorder_and_upcast_attn", False):
+        return "written out by hand; set config.reorder_and_upcast_attn = False"
+    if any(_is_inside(other, name) for other in handmade):
+        return "its attention is written out by hand, which cannot be recorded"
+    if kind.__module__.startswith("transformers.models.") and not uses_interface(kind):
+        return "transformers writes this attention out by hand, which cannot be recorded"
+    if hasattr(file, "flex_attention"):
+        return "flex_attention called directly cannot be observed; through transformers it can"
+    return "it did not run, or computes attention by hand, which cannot be recorded"
 
 
-uncompiled = _Uncompiled()
-
-
-_SEEN_BY: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch._C._nn.scaled_dot_product_attention: Recorder.fused,
-    torch.ops.aten.scaled_dot_product_attention: Recorder.fused,
-    torch.ops.aten.scaled_dot_product_attention.default: Recorder.fused,
-    kernels.attend: Recorder.ours,
-    F.multi_head_attention_forward: Recorder.multihead,
-    torch.bmm: Recorder.product,
-    torch.baddbmm: Recorder.product,
-    torch.softmax: Recorder.softmax,
-    F.softmax: Recorder.softmax,
-    Tensor.softmax: Recorder.softmax,
-}
-
-
-# Choosing layers.
-
-
-def check_selectors(layers: Selector | Sequence[Selector] | None) -> Sequence[Selector] | None:
-    """The selectors as a list; raise for what cannot select anything."""
-    if layers is None:
-        return None
-    several = [layers] if isinstance(layers, (str, int)) or callable(layers) else list(layers)
-    if not several:
-        raise ValueError("layers: an empty list keeps nothing. Leave it out to keep all layers.")
-    for one in several:
-        if isinstance(one, bool) or not (isinstance(one, (str, int)) or callable(one)):
-            raise TypeError(f"layers: expected names, patterns, numbers or functions, got {one!r}.")
-        if isinstance(one, int) and one < 0:
-            raise ValueError(
-                f"layers: {one}: while the model runs nobody knows which layer is the last.\n"
-                "  Count from 0, the layer that is called first."
-            )
-    return several
-
-
-def _matches(selector: Selector, name: str, place: int) -> bool:
-    if isinstance(selector, str):
-        return fnmatch.fnmatchcase(name, selector)
-    return selector == place if isinstance(selector, int) else bool(selector(name))
+def _is_inside(name: str, other: str) -> bool:
+    return name == other or name.startswith(f"{other}.")

@@ -1,4 +1,4 @@
-"""The maps of a watched model, as what a page or a figure shows of them."""
+"""The maps of a watched model as a page or a figure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def page_of(
 
 
 def _layer(name: str, run: Run, tokens: Sequence[str] | None, batch: int) -> Layer:
-    """The rows of all calls, one below the other; what a later call added was not there before."""
+    """The rows of all calls, one below the other; later keys are hidden from earlier rows."""
     queries, keys = _size(run)
     first = run[0].map
     weights = torch.zeros(first.shape[1], queries, keys, dtype=first.dtype)
@@ -68,7 +68,7 @@ def figure_of(
     title: str,
     log: bool,
 ) -> Figure:
-    """The figure of these layers: a row a layer; long maps in blocks, with memory O(tokens)."""
+    """The figure of these layers, one row per layer; long maps in blocks, with O(tokens) memory."""
     from clearhead.drawing import figures
 
     panels, legend = panels_of(layers, tokens, batch)
@@ -80,7 +80,7 @@ def figure_of(
 def panels_of(
     layers: Mapping[str, Sequence[AttentionMap]], tokens: Sequence[str] | None, batch: int
 ) -> tuple[list[Panel], str]:
-    """What the figure shows, head by head, and what its colours mean."""
+    """The panels of the figure, one per head, and the meaning of its colours."""
     from clearhead.drawing.figures import Panel
 
     chosen = _shown(layers)
@@ -107,7 +107,7 @@ def panels_of(
 
 @torch.no_grad()
 def _cells(run: Run, batch: int, grid: tuple[int, int]) -> Float[Tensor, "heads rows cols"]:
-    """The cells of a grid over all calls of a layer; NaN where nothing can be seen."""
+    """The cells of a grid over all calls of a layer; NaN where no key is visible."""
     heads = run[0].map.shape[1]
     for step in run:
         check_batch(batch, step.map.shape[0])
@@ -143,18 +143,18 @@ def _shown(layers: Mapping[str, Sequence[AttentionMap]]) -> dict[str, Run]:
 
 
 def _size(run: Run) -> tuple[int, int]:
-    """(queries, keys) of all calls; the empty slots of a cache are shown of one call alone."""
+    """(queries, keys) of all calls; empty slots of a cache are shown for a single call only."""
     keys = run[-1].end if len(run) > 1 else run[0].map.shape[3]
     return sum(step.map.shape[2] for step in run), keys
 
 
 def _columns(step: Step, keys: int) -> slice:
-    """Which of all keys those of a call are."""
+    """The columns of a call among all keys."""
     return slice(step.origin, min(step.origin + step.map.shape[3], keys))
 
 
 def _lengths(run: Run) -> set[int]:
-    """How many labels there may be: one a query, a key, or a token."""
+    """The numbers of labels that fit: one per query, per key or per token."""
     return {*_size(run), run[-1].end}
 
 

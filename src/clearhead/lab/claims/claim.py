@@ -36,8 +36,9 @@ class Finding:
     def words(self) -> str:
         """The verdict with its condition.
 
-        >>> holds_if("d_in = d_out", "1 of 2 shapes", "exact").words
-        'holds if d_in = d_out'
+        Examples:
+            >>> holds_if("d_in = d_out", "1 of 2 shapes", "exact").words
+            'holds if d_in = d_out'
         """
         return f"{self.verdict} {self.condition}".rstrip()
 
@@ -63,8 +64,9 @@ def does_not_hold(figure: str, spread: str, **numbers: Any) -> Finding:
 def short(value: float) -> str:
     """A number rounded to two digits, for people.
 
-    >>> short(104.2), short(0.0652), short(3.1e-16), short(0.0)
-    ('100', '0.065', '3e-16', '0')
+    Examples:
+        >>> short(104.2), short(0.0652), short(3.1e-16), short(0.0)
+        ('100', '0.065', '3e-16', '0')
     """
     if value != 0 and not 1e-4 <= abs(value) < 1e6:
         return f"{value:.0e}"

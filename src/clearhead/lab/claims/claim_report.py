@@ -70,9 +70,10 @@ class _Claims:
 def hanging(start: str, text: str, width: int) -> str:
     """Text with a hanging indent after its start.
 
-    >>> print(hanging("Claim  ", "Rows sum to one.", 17))
-    Claim  Rows sum
-           to one.
+    Examples:
+        >>> print(hanging("Claim  ", "Rows sum to one.", 17))
+        Claim  Rows sum
+               to one.
     """
     lines = textwrap.wrap(text, max(width - len(start), 8))
     return "\n".join((start if n == 0 else " " * len(start)) + line for n, line in enumerate(lines))
