@@ -47,6 +47,8 @@ def test_the_site_builds_without_a_dead_link(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
+    api = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+    assert "<blockquote" not in api, "a doctest outside an 'Examples:' section is not shown as code"
     index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert "fonts.googleapis" not in index
 

@@ -155,3 +155,26 @@ def test_ring_rotation(monkeypatch):
     monkeypatch.delattr(_attention, "set_rotate_method")
     with torch_internals.ring_rotation("alltoall"):
         assert len(called) == 2
+
+
+def test_in_backward(monkeypatch):
+    x = torch.ones(1, requires_grad=True)
+    found = []
+    y = x * 2
+    y.register_hook(lambda _: found.append(torch_internals.in_backward()))
+    assert not torch_internals.in_backward()
+    y.backward()
+    assert found == [True]
+    monkeypatch.delattr(torch._C, "_current_graph_task_id")
+    assert not torch_internals.in_backward()
+
+
+def test_compiled_modules():
+    plain, in_place = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    in_place.compile(backend="eager")
+    wrapped = torch.compile(plain, backend="eager")
+    found = [torch_internals.is_compiled(module) for module in (plain, in_place, wrapped)]
+    assert found == [False, True, True]
+    assert torch_internals.uncompiled_module(wrapped) is plain
+    assert torch_internals.uncompiled_module(plain) is plain
+    assert torch_internals.is_compiler_loaded()

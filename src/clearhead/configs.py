@@ -76,7 +76,7 @@ def config_name(name: str) -> str:
     Raises:
         ValueError: No model has this name; the message lists the known ones.
 
-    Example:
+    Examples:
         >>> config_name("GPT2_Medium")
         'gpt2-medium'
     """
@@ -99,7 +99,7 @@ def find_config(name: str) -> GPT2Config:
     Args:
         name: A name such as ``gpt2-medium``; see `config_name` for the accepted spellings.
 
-    Example:
+    Examples:
         >>> find_config("gpt2-medium")["num_heads"]
         16
     """
@@ -115,7 +115,7 @@ def read_config(config: Mapping[str, Any]) -> GPT2Config:
     Raises:
         ValueError: A key is missing, unknown, or given in both spellings.
 
-    Example:
+    Examples:
         >>> book = {"vocab_size": 50257, "context_length": 1024, "emb_dim": 768, "n_heads": 12,
         ...         "n_layers": 12, "drop_rate": 0.1, "qkv_bias": True}
         >>> read_config(book) == find_config("gpt2-small")
@@ -154,7 +154,7 @@ def explain_heads(d_model: int, num_heads: int) -> str | None:
 
     None if it can, or if either number is not positive.
 
-    Example:
+    Examples:
         >>> explain_heads(1024, 24)
         "24 is GPT-2 medium's number of layers; it has 16 heads."
         >>> explain_heads(256, 12)

@@ -94,7 +94,7 @@ def parameters(config: GPT2Config, *, num_kv_heads: int | None = None) -> dict[s
         ``layer_norms`` and ``final_norm``, which add up to ``total``. ``attention_per_layer`` is
         one layer's share of ``attention`` and is not added again.
 
-    Example:
+    Examples:
         >>> from clearhead.configs import find_config
         >>> parameters(find_config("gpt2-small"))["total"]
         124439808
@@ -135,7 +135,7 @@ def memory(
         dtype: ``float64``, ``float32``, ``bfloat16`` or ``float16``.
         num_kv_heads: The number of key and value heads, if it differs from the query heads.
 
-    Example:
+    Examples:
         >>> from clearhead.configs import find_config
         >>> cost = memory(find_config("gpt2-small"))
         >>> cost.map_all_layers, cost.lse_all_layers
@@ -180,7 +180,7 @@ def flops(
         num_kv_heads: The number of key and value heads, if it differs from the query heads. It
             narrows the projections; the scores cost the same.
 
-    Example:
+    Examples:
         >>> from clearhead.configs import find_config
         >>> work = flops(find_config("gpt2-small"), tokens=1024)
         >>> f"{work.total / 1e9:.0f} billion, {work.scores / work.total:.1%} of it for the scores"

@@ -39,7 +39,7 @@ class Embedding(nn.Module):
     Raises:
         ValueError: A size is not positive.
 
-    Example:
+    Examples:
         >>> embedding = Embedding(vocab_size=50257, d_model=16, context_length=1024)
         >>> embedding(torch.tensor([[15496, 11, 995]])).shape
         torch.Size([1, 3, 16])
@@ -165,7 +165,7 @@ class Rope:
     Raises:
         ValueError: base is not a positive number.
 
-    Example:
+    Examples:
         >>> Rope().rotate(torch.ones(1, 1, 2, 2), torch.tensor([0, 1]))
         tensor([[[[ 1.0000,  1.0000],
                   [-0.3012,  1.3818]]]])

@@ -31,8 +31,9 @@ from clearhead.validation import (
 def simplified_attention(x: Float[Tensor, "*batch tokens d_in"]) -> Float[Tensor, "..."]:
     """Rung 1: attention without parameters. Each token becomes a weighted sum of all tokens.
 
-    >>> simplified_attention(torch.eye(3)).shape
-    torch.Size([3, 3])
+    Examples:
+        >>> simplified_attention(torch.eye(3)).shape
+        torch.Size([3, 3])
     """
     check_vectors(x, x.shape[-1], x, unbatched=True)
     attn_scores = x @ x.transpose(-2, -1)  # (.., tokens, d_in) @ (.., d_in, tokens)
@@ -210,10 +211,11 @@ class MultiHeadAttention(nn.Module):
     def from_wrapper(cls, wrapper: MultiHeadAttentionWrapper) -> "MultiHeadAttention":
         """The same function as `wrapper`: its heads stacked, out_proj the identity.
 
-        >>> wrapper = MultiHeadAttentionWrapper(3, 2, 6, 0.0, num_heads=2)
-        >>> stacked, x = MultiHeadAttention.from_wrapper(wrapper), torch.rand(1, 6, 3)
-        >>> torch.allclose(stacked(x), wrapper(x))
-        True
+        Examples:
+            >>> wrapper = MultiHeadAttentionWrapper(3, 2, 6, 0.0, num_heads=2)
+            >>> stacked, x = MultiHeadAttention.from_wrapper(wrapper), torch.rand(1, 6, 3)
+            >>> torch.allclose(stacked(x), wrapper(x))
+            True
         """
         heads = [head for head in wrapper.heads if isinstance(head, CausalAttention)]
         first = heads[0]

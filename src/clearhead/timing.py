@@ -166,10 +166,11 @@ def race(
 def paired_ratio(row: Row, base: Row) -> Ratio:
     """The time of `row` as a multiple of the time of `base`, from the rounds in which both ran.
 
-    >>> slow = Row("slow", "timed", seconds={0: 2.0, 4: 4.0})
-    >>> fast = Row("fast", "timed", seconds={0: 1.0, 1: 9.0, 4: 2.0})
-    >>> print(paired_ratio(slow, fast))
-    2.00 [2.00, 2.00]
+    Examples:
+        >>> slow = Row("slow", "timed", seconds={0: 2.0, 4: 4.0})
+        >>> fast = Row("fast", "timed", seconds={0: 1.0, 1: 9.0, 4: 2.0})
+        >>> print(paired_ratio(slow, fast))
+        2.00 [2.00, 2.00]
     """
     shared = sorted(row.seconds.keys() & base.seconds.keys())
     ratios = np.array([row.seconds[number] / base.seconds[number] for number in shared])

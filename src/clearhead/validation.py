@@ -19,8 +19,9 @@ class ShapeError(ValueError):
 def describe(tensor: Tensor) -> str:
     """The shape, formatted for messages.
 
-    >>> describe(torch.zeros(2, 6, 768))
-    '(2, 6, 768)'
+    Examples:
+        >>> describe(torch.zeros(2, 6, 768))
+        '(2, 6, 768)'
     """
     return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
 
@@ -98,8 +99,9 @@ def check_length(tokens: int, context_length: int, *, name: str = "x", before: i
 def check_heads(d_out: int, num_heads: int) -> int:
     """Return head_dim; raise ValueError if d_out cannot be split into that many heads.
 
-    >>> check_heads(768, 12)
-    64
+    Examples:
+        >>> check_heads(768, 12)
+        64
     """
     check_sizes(num_heads=num_heads)
     if d_out % num_heads:
@@ -131,8 +133,9 @@ def check_dropout(dropout: float) -> None:
 def dtype_name(tensor: Tensor) -> str:
     """The dtype without its `torch.` prefix.
 
-    >>> dtype_name(torch.zeros(2))
-    'float32'
+    Examples:
+        >>> dtype_name(torch.zeros(2))
+        'float32'
     """
     return str(tensor.dtype).removeprefix("torch.")
 

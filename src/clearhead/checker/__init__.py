@@ -38,9 +38,10 @@ def check(subject: type[nn.Module] | nn.Module) -> Report:
     Args:
         subject: Your own class, or a module built from it.
 
-    >>> from clearhead import ladder
-    >>> check(ladder.MultiHeadAttention).verdict
-    'correct'
+    Examples:
+        >>> from clearhead import ladder
+        >>> check(ladder.MultiHeadAttention).verdict
+        'correct'
     """
     from clearhead.checker.diagnose import check_object
 
@@ -50,8 +51,9 @@ def check(subject: type[nn.Module] | nn.Module) -> Report:
 def assert_attention(subject: type[nn.Module] | nn.Module) -> None:
     """Raise AssertionError with the report unless this attention is right; for a course's tests.
 
-    >>> from clearhead import ladder
-    >>> assert_attention(ladder.CausalAttention)
+    Examples:
+        >>> from clearhead import ladder
+        >>> assert_attention(ladder.CausalAttention)
     """
     report = check(subject)
     if report.verdict != "correct":

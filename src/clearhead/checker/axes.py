@@ -19,8 +19,9 @@ HEADS_READY = ("heads", "spread")
 def height_of(tokens: int) -> int:
     """The height of a picture with so many pixels: as near to a square as can be.
 
-    >>> [height_of(n) for n in (12, 7, 16)]
-    [3, 1, 4]
+    Examples:
+        >>> [height_of(n) for n in (12, 7, 16)]
+        [3, 1, 4]
     """
     return next(n for n in range(int(tokens**0.5), 0, -1) if tokens % n == 0)
 

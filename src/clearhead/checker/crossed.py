@@ -42,9 +42,10 @@ def dropout_makes_bias(case: Case, subject: Subject, flag: str) -> bool:
 def crossed_call(text: Text) -> int | None:
     r"""The line of a call that gives arguments by place, in another order than their names stand.
 
-    >>> file = "class A:\n    def __init__(self, p, bias): ...\nA(bias, p)"
-    >>> crossed_call(Text(file, 1, "B", file))
-    3
+    Examples:
+        >>> file = "class A:\n    def __init__(self, p, bias): ...\nA(bias, p)"
+        >>> crossed_call(Text(file, 1, "B", file))
+        3
     """
     try:
         tree = ast.parse(text.file)

@@ -118,8 +118,9 @@ def rotary_tables(
 ) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
     """Rotary angles with the usual base 10,000, in one of the ways people pass them.
 
-    >>> rotary_tables("halves", 3, 4, torch.float64)["cos"].shape
-    torch.Size([3, 4])
+    Examples:
+        >>> rotary_tables("halves", 3, 4, torch.float64)["cos"].shape
+        torch.Size([3, 4])
     """
     speeds = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(tokens, dtype=torch.float64)[:, None] * speeds  # (tokens, width / 2)

@@ -46,9 +46,10 @@ def wrapped(source: str, *, named: bool = True) -> list[Wrapped]:
         named: Whether its name must say that it is attention; else it must take queries, keys and
             values, or their weights, and compute a softmax.
 
-    >>> made = wrapped("def attention(q, k, v):\n    return v")
-    >>> [(one.name, one.cls) for one in made]
-    [('attention', 'FunctionAttention0')]
+    Examples:
+        >>> made = wrapped("def attention(q, k, v):\n    return v")
+        >>> [(one.name, one.cls) for one in made]
+        [('attention', 'FunctionAttention0')]
     """
     try:
         tree = ast.parse(source)

@@ -163,9 +163,10 @@ def text_of(source: str, info: ClassInfo) -> Text:
 def used_by(text: Text) -> tuple[Text, ...]:
     r"""The classes and functions of the same file that a class uses, and those that they use.
 
-    >>> file = "def f(): ...\nclass A:\n    def g(self): f()\nclass B: ...\nclass C:\n    x = A()"
-    >>> [part.name for part in used_by(Text("class C:\n    x = A()", 5, "C", file))]
-    ['A', 'f']
+    Examples:
+        >>> file = "def f(): ...\nclass A:\n    def g(self): f()\nclass B: ...\nclass C:\n    A()"
+        >>> [part.name for part in used_by(Text("class C:\n    A()", 5, "C", file))]
+        ['A', 'f']
     """
     try:
         body = ast.parse(text.file).body
@@ -215,9 +216,10 @@ def locate(id: str, text: Text) -> int | None:
 def sdpa_names(file: str) -> set[str]:
     """What a file calls PyTorch's scaled_dot_product_attention: imported, assigned or wrapped.
 
-    >>> names = sdpa_names("from torch.nn.functional import scaled_dot_product_attention as attend")
-    >>> sorted(names)
-    ['attend', 'scaled_dot_product_attention']
+    Examples:
+        >>> line = "from torch.nn.functional import scaled_dot_product_attention as attend"
+        >>> sorted(sdpa_names(line))
+        ['attend', 'scaled_dot_product_attention']
     """
     full = "scaled_dot_product_attention"
     names = {full}
@@ -353,8 +355,9 @@ def hints_of(text: Text) -> dict[str, float]:
 def summed_alone(text: Text) -> int | None:
     """The line of an einsum in which an axis of one factor meets no other: it is only summed up.
 
-    >>> summed_alone(Text('einsum("bhij,bihd->bihd", a, v)', 1, ""))
-    1
+    Examples:
+        >>> summed_alone(Text('einsum("bhij,bihd->bihd", a, v)', 1, ""))
+        1
     """
     for number, line in enumerate(text.code.splitlines()):
         equation = re.search(r"[\"']\s*([\w ]+),([\w ]+)->\s*([\w ]+)[\"']", line)

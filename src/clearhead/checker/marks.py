@@ -49,8 +49,9 @@ HEAD = tuple("class" if field.name == "cls" else field.name for field in fields(
 def key_of(file: str) -> str:
     r"""The cell for a file's name: guarded, and no two names have the same one.
 
-    >>> key_of("=x.py"), key_of("'=x.py"), key_of("a\\nb.py")
-    ("'=x.py", "''=x.py", 'a\\\\nb.py')
+    Examples:
+        >>> key_of("=x.py"), key_of("'=x.py"), key_of("a\\nb.py")
+        ("'=x.py", "''=x.py", 'a\\\\nb.py')
     """
     return guarded_whole(file.replace("\\", r"\\"))
 
@@ -58,8 +59,9 @@ def key_of(file: str) -> str:
 def file_of(key: str) -> str:
     r"""The file's name that a cell stands for.
 
-    >>> file_of(key_of("a\n'=b\\n\u2028é.py")) == "a\n'=b\\n\u2028é.py"
-    True
+    Examples:
+        >>> file_of(key_of("a\n'=b\\n\u2028é.py")) == "a\n'=b\\n\u2028é.py"
+        True
     """
     return unguarded(key).encode("latin-1", "backslashreplace").decode("unicode_escape")
 

@@ -90,8 +90,9 @@ _LEFT_ALONE = {"kv_groups", "rope", "device", "dtype"}
 def meaning_of(name: str) -> str:
     """What a constructor's parameter stands for; "" if its name says nothing.
 
-    >>> [meaning_of(name) for name in ("n_embd", "num_heads", "blockSize", "colour")]
-    ['d', 'heads', 'context', '']
+    Examples:
+        >>> [meaning_of(name) for name in ("n_embd", "num_heads", "blockSize", "colour")]
+        ['d', 'heads', 'context', '']
     """
     small = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
     return MEANING.get(small) or MEANING.get(small.replace("_", "")) or ""
@@ -105,8 +106,9 @@ def meaning_for(parameter: Parameter) -> str:
 def likely_meaning(name: str) -> str:
     """What a field of a configuration stands for, if a part of its name tells; else "".
 
-    >>> [likely_meaning(name) for name in ("p_attn", "modelWidth", "kv_head_count", "colour")]
-    ['p', 'd', 'kv_heads', '']
+    Examples:
+        >>> [likely_meaning(name) for name in ("p_attn", "modelWidth", "kv_head_count", "colour")]
+        ['p', 'd', 'kv_heads', '']
     """
     small = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     return meaning_of(name) or next((m for m, part in _PARTS if re.search(part, small)), "")

@@ -19,9 +19,10 @@ PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun")
 def cell_source(text: str) -> str:
     r"""One cell as Python: lines for IPython or the shell are left out, line numbers stay.
 
-    >>> print(cell_source("!pip install torch\nx = 1"))
-    pass  # !pip install torch
-    x = 1
+    Examples:
+        >>> print(cell_source("!pip install torch\nx = 1"))
+        pass  # !pip install torch
+        x = 1
     """
     try:
         ast.parse(text)
@@ -109,8 +110,9 @@ def notebook_source(path: str | Path) -> str:
 def find_cell(cells: Sequence[Cell], line: int) -> tuple[str, int] | None:
     """The cell and the line inside it for a line of the whole source; None if it is in no cell.
 
-    >>> find_cell([Cell("In[1]", 2, 3), Cell("In[4]", 6, 9)], 7)
-    ('In[4]', 2)
+    Examples:
+        >>> find_cell([Cell("In[1]", 2, 3), Cell("In[4]", 6, 9)], 7)
+        ('In[4]', 2)
     """
     for cell in cells:
         if cell.first <= line < cell.first + cell.lines:

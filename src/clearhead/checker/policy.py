@@ -139,8 +139,9 @@ class Policy:
 def is_causal(form: str) -> bool:
     """Whether a report's line on the form says causal.
 
-    >>> is_causal("4 heads × 8, causal"), is_causal("4 heads × 8, not causal")
-    (True, False)
+    Examples:
+        >>> is_causal("4 heads × 8, causal"), is_causal("4 heads × 8, not causal")
+        (True, False)
     """
     return re.search(r"(?<!not )(?<!non-)\bcausal\b", form) is not None
 
@@ -148,8 +149,9 @@ def is_causal(form: str) -> bool:
 def is_multi_head(form: str) -> bool:
     """Whether a report's line on the form says more than one head.
 
-    >>> is_multi_head("4 heads × 8, causal"), is_multi_head("1 head × 8")
-    (True, False)
+    Examples:
+        >>> is_multi_head("4 heads × 8, causal"), is_multi_head("1 head × 8")
+        (True, False)
     """
     found = re.search(r"\b(\d+) heads?\b", form)
     return found is not None and int(found[1]) > 1

@@ -234,8 +234,9 @@ class Report:
 def in_words(verdict: str, severities: Iterable[str]) -> str:
     """A verdict as people say it, with the severities of what was found.
 
-    >>> in_words("correct", ["edge", "edge"])
-    'correct, but it fails in some situations'
+    Examples:
+        >>> in_words("correct", ["edge", "edge"])
+        'correct, but it fails in some situations'
     """
     if verdict == "error":
         return "could not be run"
@@ -258,8 +259,9 @@ def words_of(id: str) -> tuple[str, str]:
 def symptom_of(id: str) -> str:
     """What can be seen of any finding of this id, without a fix.
 
-    >>> symptom_of("not-what-was-asked")
-    'It is not what the assignment asks for.'
+    Examples:
+        >>> symptom_of("not-what-was-asked")
+        'It is not what the assignment asks for.'
     """
     if id in _KNOWN:
         return _KNOWN[id].symptom

@@ -33,8 +33,9 @@ def words(path: str) -> list[str]:
 def role_of(path: str) -> str:
     """Which of q, k, v, o, qkv, kv a path names; "" if it names none.
 
-    >>> [role_of(p) for p in ("W_query.weight", "to_kv.weight", "c_attn.weight", "attn.out_proj")]
-    ['q', 'kv', 'qkv', 'o']
+    Examples:
+        >>> [role_of(p) for p in ("W_query.weight", "to_kv.weight", "c_attn.weight", "out_proj")]
+        ['q', 'kv', 'qkv', 'o']
     """
     small = path.lower()
     parts = words(path)

@@ -426,8 +426,9 @@ class Program:
 def difference(got: Tensor, expected: Tensor) -> float:
     """The largest difference, relative to the size of the expected values; NaN equals NaN.
 
-    >>> difference(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]))
-    0.0
+    Examples:
+        >>> difference(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]))
+        0.0
     """
     if got.shape != expected.shape:
         return math.inf

@@ -128,8 +128,9 @@ def _listed(title: str, lines: Iterable[str]) -> "list[RenderableType]":
 def reason(row: Row) -> str:
     """Why a file could not be judged, in one line, and where if that is known.
 
-    >>> reason(Row("a.py", "", "error", "x", "-", "line 7", "1", "SyntaxError: ( ?", "", ""))
-    'SyntaxError: ( ? (line 7)'
+    Examples:
+        >>> reason(Row("a.py", "", "error", "x", "-", "line 7", "1", "SyntaxError: ( ?", "", ""))
+        'SyntaxError: ( ? (line 7)'
     """
     places = [place for place in row.places.split("; ") if place not in ("", "-")]
     where = f" ({places[0]})" if places else ""

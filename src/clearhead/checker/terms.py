@@ -131,9 +131,10 @@ def grows(added: Tensor) -> bool:
 def is_relative(added: Tensor, tolerance: float = 1e-5) -> bool:
     """Whether a bias depends on the distance only, up to a number for each row.
 
-    >>> distance = torch.arange(5.0) - torch.arange(5.0)[:, None]
-    >>> is_relative(distance.abs()[None]), is_relative(torch.rand(1, 5, 5))
-    (True, False)
+    Examples:
+        >>> distance = torch.arange(5.0) - torch.arange(5.0)[:, None]
+        >>> is_relative(distance.abs()[None]), is_relative(torch.rand(1, 5, 5))
+        (True, False)
     """
     steps = added.diff(dim=-1)  # a row's own number is gone
     finite = steps.isfinite()

@@ -28,8 +28,9 @@ _TOKENS = r"t|l|s|seq\w*|len\w*|time\w*|tok\w*|length|\w+_len|n_tok\w*|num_tok\w
 def order_said(source: str) -> str:
     """Which axis a source says comes first: "batch", "tokens", "both" or "".
 
-    >>> order_said("B, T, C = x.shape"), order_said("# (seq, batch, d)"), order_said("y = x")
-    ('batch', 'tokens', '')
+    Examples:
+        >>> order_said("B, T, C = x.shape"), order_said("# (seq, batch, d)"), order_said("y = x")
+        ('batch', 'tokens', '')
     """
     between = r"\s*,\s*"
     end = rf"{between}[\w*/ ]+(\)|\]|=)"

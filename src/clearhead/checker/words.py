@@ -18,8 +18,9 @@ _KNOWN = {mistake.id: mistake for mistake in MISTAKES}
 def default_severity(id: str) -> str:
     """How bad a finding with this id is, unless something else is said.
 
-    >>> default_severity("missing-scale"), default_severity("made-on-cpu")
-    ('wrong', 'edge')
+    Examples:
+        >>> default_severity("missing-scale"), default_severity("made-on-cpu")
+        ('wrong', 'edge')
     """
     return _KNOWN[id].severity if id in _KNOWN else UNLISTED[id][0]
 

@@ -36,23 +36,25 @@ _MOST_LINES = 64
 class Heatmap:
     """A heatmap with as many cells as the window has room for.
 
-    >>> from clearhead.drawing import plain
-    >>> cells = [[1.0, None], [0.4, 0.6]]
-    >>> tokens = ["the", "cat"]
-    >>> print(plain(Heatmap(lambda *_: cells, Axis("query", 2, tokens), Axis("key", 2, tokens))))
-         t c
-         h a
-         e t
-    the  @@··
-    cat  ==**
-    0.00 [ .:-=+*#%@] 1.00, · hidden
-
     Args:
         source: Called with a number of rows and columns; returns the numbers of the cells.
         rows: What the rows are.
         columns: What the columns are.
         title: The title above the map.
         log: Use a logarithmic colour scale.
+
+    Examples:
+        >>> from clearhead.drawing import plain
+        >>> cells = [[1.0, None], [0.4, 0.6]]
+        >>> tokens = ["the", "cat"]
+        >>> query, key = Axis("query", 2, tokens), Axis("key", 2, tokens)
+        >>> print(plain(Heatmap(lambda *_: cells, query, key)))
+             t c
+             h a
+             e t
+        the  @@··
+        cat  ==**
+        0.00 [ .:-=+*#%@] 1.00, · hidden
     """
 
     def __init__(
@@ -170,8 +172,9 @@ def blocks(values: Any, hidden: Any = None) -> Source:
 
     A block is summed across and averaged down, so that rows keep their sums.
 
-    >>> blocks([[0.25, 0.75], [0.5, 0.5]])(1, 2), blocks([[0.25, 0.75], [0.5, 0.5]])(2, 1)
-    ([[0.375, 0.625]], [[1.0], [1.0]])
+    Examples:
+        >>> blocks([[0.25, 0.75], [0.5, 0.5]])(1, 2), blocks([[0.25, 0.75], [0.5, 0.5]])(2, 1)
+        ([[0.375, 0.625]], [[1.0], [1.0]])
     """
     array = np.asarray(values, dtype=float)
     seen = np.ones(array.shape) if hidden is None else 1.0 - np.asarray(hidden, dtype=float)

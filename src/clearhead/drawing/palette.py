@@ -62,8 +62,9 @@ THEMES = {
 def shade(share: float) -> str:
     """The colour for a share of the largest value, from dark (0) to bright (1).
 
-    >>> shade(0.0), shade(1.0)
-    ('#440154', '#fde725')
+    Examples:
+        >>> shade(0.0), shade(1.0)
+        ('#440154', '#fde725')
     """
     red, green, blue = _rgb(share)
     return f"#{red:02x}{green:02x}{blue:02x}"
@@ -72,8 +73,9 @@ def shade(share: float) -> str:
 def text_on(share: float) -> str:
     """Black or white, whichever is easier to read on `shade(share)`.
 
-    >>> text_on(0.0), text_on(1.0)
-    ('#ffffff', '#000000')
+    Examples:
+        >>> text_on(0.0), text_on(1.0)
+        ('#ffffff', '#000000')
     """
     red, green, blue = _rgb(share)
     # Relative luminance (WCAG). At 0.179, black and white text have the same contrast.

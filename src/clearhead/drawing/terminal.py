@@ -46,8 +46,9 @@ def console(file: IO[str] | None = None, *, width: int | None = None) -> Console
 def plain(renderable: RenderableType, *, width: int = 100) -> str:
     """The drawing as plain text, without colours or trailing spaces.
 
-    >>> plain(Text("cat", style="bold red"))
-    'cat'
+    Examples:
+        >>> plain(Text("cat", style="bold red"))
+        'cat'
     """
     file = io.StringIO()
     _literal_console(
@@ -64,8 +65,9 @@ def plain(renderable: RenderableType, *, width: int = 100) -> str:
 def html(renderable: RenderableType, *, width: int = 100) -> str:
     """The drawing as one HTML element, with inline colours and escaped text.
 
-    >>> "&lt;b&gt;" in html(Text("<b>"))
-    True
+    Examples:
+        >>> "&lt;b&gt;" in html(Text("<b>"))
+        True
     """
     recorder = _literal_console(
         file=io.StringIO(),
@@ -85,11 +87,12 @@ def html(renderable: RenderableType, *, width: int = 100) -> str:
 class Matrix:
     """A matrix with labels, coloured by value, split into panels that fit the window.
 
-    >>> print(plain(Matrix([[1.0, 0.0], [0.4, 0.6]], ["a", "b"], ["a", "b"],
-    ...                    hidden=[[False, True], [False, False]])))
-          a    b
-    a  1.00    ·
-    b  0.40 0.60
+    Examples:
+        >>> print(plain(Matrix([[1.0, 0.0], [0.4, 0.6]], ["a", "b"], ["a", "b"],
+        ...                    hidden=[[False, True], [False, False]])))
+              a    b
+        a  1.00    ·
+        b  0.40 0.60
     """
 
     def __init__(
@@ -212,12 +215,13 @@ class FittingTable:
 
     If it is still too wide, the longest words are cut.
 
-    >>> table = FittingTable(["head", "key", "other"], [["2.0", "0.98", "0.00"]], drop=[2, 1])
-    >>> print(plain(table, width=12))
-    head   key
-    2.0   0.98
-    Too narrow
-    for: other.
+    Examples:
+        >>> table = FittingTable(["head", "key", "other"], [["2.0", "0.98", "0.00"]], drop=[2, 1])
+        >>> print(plain(table, width=12))
+        head   key
+        2.0   0.98
+        Too narrow
+        for: other.
     """
 
     def __init__(
@@ -291,9 +295,10 @@ class Indent:
 class Flow:
     """A label with words beside it, wrapped between words.
 
-    >>> print(plain(Flow("Tokens", ["0 the", "1 cat", "2 sat"]), width=21))
-    Tokens  0 the  1 cat
-            2 sat
+    Examples:
+        >>> print(plain(Flow("Tokens", ["0 the", "1 cat", "2 sat"]), width=21))
+        Tokens  0 the  1 cat
+                2 sat
     """
 
     def __init__(self, label: str, words: Sequence[str], gap: str = "  ") -> None:

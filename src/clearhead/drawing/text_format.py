@@ -52,8 +52,9 @@ def visible(text: str) -> str:
 
     Spaces at either end become `␣`. Control and invisible characters become escapes.
 
-    >>> visible(" cat"), visible("\x1b[31m"), visible("a\nb")
-    ('␣cat', '\\x1b[31m', 'a\\nb')
+    Examples:
+        >>> visible(" cat"), visible("\x1b[31m"), visible("a\nb")
+        ('␣cat', '\\x1b[31m', 'a\\nb')
     """
     inner = text.strip(" ")
     before = len(text) - len(text.lstrip(" "))
@@ -64,8 +65,9 @@ def visible(text: str) -> str:
 def harmless(text: str) -> str:
     r"""The text with line breaks and spaces kept, and control characters as escapes.
 
-    >>> harmless("a b\n  \x1b[31m")
-    'a b\n  \\x1b[31m'
+    Examples:
+        >>> harmless("a b\n  \x1b[31m")
+        'a b\n  \\x1b[31m'
     """
     return "".join(c if c == "\n" else _visible_character(c) for c in text)
 
@@ -80,8 +82,9 @@ _GUARD = re.compile(rf"(\A|;)'{_FORMULA}")
 def guarded(cell: str) -> str:
     r"""The text for a cell of a CSV file: one line, limited in length, never read as a formula.
 
-    >>> guarded("=1+1"), guarded("a\nb"), guarded("-"), guarded("x;=2")
-    ("'=1+1", 'a\\nb', '-', "x;'=2")
+    Examples:
+        >>> guarded("=1+1"), guarded("a\nb"), guarded("-"), guarded("x;=2")
+        ("'=1+1", 'a\\nb', '-', "x;'=2")
     """
     return guarded_whole(cell[:LONGEST_CELL])[:LONGEST_CELL]
 
@@ -100,8 +103,9 @@ def unguarded(cell: str) -> str:
 def escaped(character: str) -> str:
     r"""The escape of a character, as in Python.
 
-    >>> escaped("\u202e")
-    '\\u202e'
+    Examples:
+        >>> escaped("\u202e")
+        '\\u202e'
     """
     return character.encode("unicode_escape").decode("ascii")
 
@@ -115,8 +119,9 @@ def _visible_character(character: str) -> str:
 def shorten(text: str, width: int) -> str:
     """The `visible` text, cut to `width` columns with `…` at the end.
 
-    >>> shorten("internationalisation", 8)
-    'interna…'
+    Examples:
+        >>> shorten("internationalisation", 8)
+        'interna…'
     """
     text = visible(text)
     if cell_len(text) <= width:
@@ -127,8 +132,9 @@ def shorten(text: str, width: int) -> str:
 def memory(size: int) -> str:
     """A number of bytes with its unit.
 
-    >>> memory(304), memory(1536), memory(8 * 2**20), memory(51 * 10**9)
-    ('304 bytes', '1.5 KiB', '8.0 MiB', '47.5 GiB')
+    Examples:
+        >>> memory(304), memory(1536), memory(8 * 2**20), memory(51 * 10**9)
+        ('304 bytes', '1.5 KiB', '8.0 MiB', '47.5 GiB')
     """
     if size < 1024:
         return f"{size} bytes"
@@ -141,8 +147,9 @@ def memory(size: int) -> str:
 def number(value: float, decimals: int = 4) -> str:
     """One number with a fixed number of decimals.
 
-    >>> number(0.95442), number(float("-inf")), number(-0.00001), number(7)
-    ('0.9544', '-inf', '0.0000', '7')
+    Examples:
+        >>> number(0.95442), number(float("-inf")), number(-0.00001), number(7)
+        ('0.9544', '-inf', '0.0000', '7')
     """
     if isinstance(value, int) or not math.isfinite(value):
         return str(value)
@@ -155,10 +162,11 @@ def number(value: float, decimals: int = 4) -> str:
 def vector(values: Iterable[float], *, limit: int = 6) -> str:
     """The first few numbers of a vector.
 
-    >>> vector([0.55, 0.87, 0.66])
-    '[0.5500, 0.8700, 0.6600]'
-    >>> vector([1.0, 2.0, 3.0], limit=2)
-    '[1.0000, 2.0000, ...]'
+    Examples:
+        >>> vector([0.55, 0.87, 0.66])
+        '[0.5500, 0.8700, 0.6600]'
+        >>> vector([1.0, 2.0, 3.0], limit=2)
+        '[1.0000, 2.0000, ...]'
     """
     cells = [number(value) for value in values]
     return "[" + ", ".join(cells[:limit] + ["..."] * (len(cells) > limit)) + "]"
@@ -167,12 +175,13 @@ def vector(values: Iterable[float], *, limit: int = 6) -> str:
 def excerpt(name: str, array: Array, *, rows: int = 3) -> str:
     """The first few numbers of an array of any rank, with the index that selects them.
 
-    >>> import numpy
-    >>> print(excerpt("scores", numpy.eye(7)[None], rows=2))
-    scores[0, :2, :6]
-      [1.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, ...]
-      [0.0000, 1.0000, 0.0000, 0.0000, 0.0000, 0.0000, ...]
-      ...
+    Examples:
+        >>> import numpy
+        >>> print(excerpt("scores", numpy.eye(7)[None], rows=2))
+        scores[0, :2, :6]
+          [1.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, ...]
+          [0.0000, 1.0000, 0.0000, 0.0000, 0.0000, 0.0000, ...]
+          ...
     """
     columns = 6
     shape = tuple(array.shape)

@@ -20,8 +20,9 @@ def find_query(tokens: Sequence[str], word: str) -> tuple[int, str | None]:
     Raises:
         ValueError: There is no such token.
 
-    >>> find_query(["the", "cat", "sat", "on", "the", "mat"], "the:2")
-    (4, None)
+    Examples:
+        >>> find_query(["the", "cat", "sat", "on", "the", "mat"], "the:2")
+        (4, None)
     """
     found = _positions(tokens, word)
     if found:

@@ -43,8 +43,9 @@ _OPERANDS = ("queries", "keys", "values")
 def show_dims(dims: Dims) -> str:
     """Named dimensions as people write them.
 
-    >>> show_dims((("batch", 1), ("tokens", 6), ("d_in", 8)))
-    '(batch=1, tokens=6, d_in=8)'
+    Examples:
+        >>> show_dims((("batch", 1), ("tokens", 6), ("d_in", 8)))
+        '(batch=1, tokens=6, d_in=8)'
     """
     return "(" + ", ".join(f"{name}={size}" for name, size in dims) + ")"
 
@@ -115,8 +116,9 @@ class Step:
 def operands(names: Iterable[str]) -> dict[str, str]:
     """The names of the tensors that meet in step 4, by role: the last form that each took.
 
-    >>> operands(["x", "queries", "keys", "values", "queries_heads", "attn_weights"])
-    {'queries': 'queries_heads', 'keys': 'keys', 'values': 'values'}
+    Examples:
+        >>> operands(["x", "queries", "keys", "values", "queries_heads", "attn_weights"])
+        {'queries': 'queries_heads', 'keys': 'keys', 'values': 'values'}
     """
     last = dict.fromkeys(_OPERANDS, "x")
     for name in names:

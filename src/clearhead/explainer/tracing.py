@@ -254,11 +254,12 @@ def trace(
         context: The source of keys and values instead of x (fast module with `causal=False`).
         context_tokens: A label for each token of context.
 
-    >>> from clearhead.ladder import simplified_attention
-    >>> seen = trace(simplified_attention, torch.eye(2), tokens=["to", "be"])
-    >>> seen["attn_weights"].round(decimals=4)
-    tensor([[0.7311, 0.2689],
-            [0.2689, 0.7311]])
+    Examples:
+        >>> from clearhead.ladder import simplified_attention
+        >>> seen = trace(simplified_attention, torch.eye(2), tokens=["to", "be"])
+        >>> seen["attn_weights"].round(decimals=4)
+        tensor([[0.7311, 0.2689],
+                [0.2689, 0.7311]])
     """
     form = getattr(module, "__name__", type(module).__name__)
     _check_arguments(module, form, mask, context)

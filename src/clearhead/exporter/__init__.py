@@ -88,7 +88,7 @@ def export(
         ModuleNotFoundError: A package needed for ONNX is not installed.
         UnequalExport: The exported file does not compute what the module computes.
 
-    Example:
+    Examples:
         >>> from clearhead import MultiHeadAttention
         >>> import tempfile
         >>> attention = MultiHeadAttention(8, 8, 16, 0.0, num_heads=2).eval()

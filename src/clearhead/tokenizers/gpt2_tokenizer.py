@@ -46,7 +46,7 @@ class GPT2Tokenizer:
     Raises:
         ValueError: No vocabulary was found, or a file is not the one that OpenAI released.
 
-    Example:
+    Examples:
         >>> tokenizer = GPT2Tokenizer()
         >>> tokenizer.encode("Akwirw ier")
         [33901, 86, 343, 86, 220, 959]
@@ -63,7 +63,7 @@ class GPT2Tokenizer:
     def vocab_size(self) -> int:
         """The number of ids.
 
-        Example:
+        Examples:
             >>> GPT2Tokenizer().vocab_size
             50257
         """
@@ -81,7 +81,7 @@ class GPT2Tokenizer:
         Returns:
             One id per token.
 
-        Example:
+        Examples:
             >>> GPT2Tokenizer().encode("Hello<|endoftext|>")
             [15496, 50256]
         """
@@ -102,7 +102,7 @@ class GPT2Tokenizer:
         Raises:
             ValueError: An id is out of range.
 
-        Example:
+        Examples:
             >>> GPT2Tokenizer().decode([15496, 11, 995])
             'Hello, world'
         """
@@ -118,7 +118,7 @@ class GPT2Tokenizer:
         Returns:
             The text of each token. Bytes of incomplete characters are escaped.
 
-        Example:
+        Examples:
             >>> GPT2Tokenizer().tokens("the cat 猫")
             ['the', ' cat', ' \\xe7', '\\x8c', '\\xab']
         """

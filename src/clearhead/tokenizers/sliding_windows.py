@@ -28,7 +28,7 @@ class SlidingWindowDataset(Dataset[tuple[Tensor, Tensor]]):
         ShapeError: `ids` is not one-dimensional, or has no integer dtype.
         ValueError: The text is too short, or a size is not positive.
 
-    Example:
+    Examples:
         >>> inputs, targets = SlidingWindowDataset([5, 6, 7, 8, 9], context_length=3, stride=1)[0]
         >>> inputs.tolist(), targets.tolist()
         ([5, 6, 7], [6, 7, 8])

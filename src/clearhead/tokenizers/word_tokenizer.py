@@ -37,7 +37,7 @@ class WordTokenizer:
     Raises:
         ValueError: A token occurs twice, or is empty.
 
-    Example:
+    Examples:
         >>> tokenizer = WordTokenizer.from_text("the cat sat on the mat")
         >>> tokenizer.encode("the cat sat on the mat")
         [4, 0, 3, 2, 4, 1]
@@ -75,7 +75,7 @@ class WordTokenizer:
         Returns:
             A tokenizer that encodes this text without ``<unk>``.
 
-        Example:
+        Examples:
             >>> WordTokenizer.from_text("to be or not to be").vocab_size
             7
         """
@@ -86,7 +86,7 @@ class WordTokenizer:
     def vocab_size(self) -> int:
         """The number of ids, including the three special tokens.
 
-        Example:
+        Examples:
             >>> WordTokenizer(["cat", "mat"]).vocab_size
             5
         """
@@ -103,7 +103,7 @@ class WordTokenizer:
         Returns:
             One id per token.
 
-        Example:
+        Examples:
             >>> WordTokenizer(["cat", "mat"]).encode("cat mat <|endoftext|> dog")
             [0, 1, 3, 2]
         """
@@ -123,7 +123,7 @@ class WordTokenizer:
         Raises:
             ValueError: An id is out of range.
 
-        Example:
+        Examples:
             >>> WordTokenizer(["cat", "mat", "."]).decode([0, 1, 2])
             'cat mat.'
         """
@@ -146,7 +146,7 @@ class WordTokenizer:
         Returns:
             The tokens as a model sees them: ``<unk>`` for tokens outside the vocabulary.
 
-        Example:
+        Examples:
             >>> WordTokenizer.from_text("(cat)").tokens("(cat)")
             ['(', '<|nospace|>', 'cat', ')']
         """

@@ -41,11 +41,12 @@ def view(
         browser: Open the browser.
         wait: Block until Ctrl-C. If False, close the returned `View` yourself.
 
-    >>> import clearhead, torch
-    >>> weights = clearhead.AttentionMap(torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4))
-    >>> with view(weights, browser=False, wait=False) as page:
-    ...     page.url[:17]
-    'http://127.0.0.1:'
+    Examples:
+        >>> import clearhead, torch
+        >>> weights = clearhead.AttentionMap(torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4))
+        >>> with view(weights, browser=False, wait=False) as page:
+        ...     page.url[:17]
+        'http://127.0.0.1:'
     """
     try:
         from clearhead.viewer.server import View, open_browser
