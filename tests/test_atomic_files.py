@@ -13,8 +13,8 @@ import torch
 
 from clearhead import GPT2, AttentionMap, cli, export, timing, trace
 from clearhead.atomic_files import beside, check_place
-from clearhead.checker import marks
-from clearhead.checker.marks import HEAD, Marks, Row
+from clearhead.checker.classroom import marks_file as marks
+from clearhead.checker.classroom.marks_file import HEAD, Marks, Row
 from clearhead.configs import GPT2Config
 
 CONFIG = GPT2Config(

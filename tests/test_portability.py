@@ -56,7 +56,7 @@ else:
 import clearhead
 
 # Scripts of the sandbox, the command itself, and device code, which is imported on CUDA only.
-LEFT_OUT = ("checker.confine", "checker.fence", "__main__", ".triton_")
+LEFT_OUT = ("checker.sandbox.confinement", "checker.sandbox.user_namespace", "__main__", ".triton_")
 
 
 def import_every_module():

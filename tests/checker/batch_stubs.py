@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from clearhead.checker import runner
+from clearhead.checker.classroom import check_command as runner
 from clearhead.checker.report import Finding, Report
 
 

@@ -1,10 +1,10 @@
 """A file's class, checked in this process: quicker than in one of its own."""
 
-from clearhead.checker.child import Worker
-from clearhead.checker.choosing import choose
-from clearhead.checker.diagnose import check_class
-from clearhead.checker.isolate import Failure, InProcess
+from clearhead.checker.diagnosis.class_check import check_class
 from clearhead.checker.report import Report
+from clearhead.checker.sandbox.submission import Failure, InProcess
+from clearhead.checker.sandbox.worker import Worker
+from clearhead.checker.source.class_choice import choose
 
 
 class Here(InProcess):

@@ -11,12 +11,14 @@ import pytest
 from batch_stubs import mark
 
 from clearhead import cli
-from clearhead.checker import batch, page, runner
-from clearhead.checker.marks import HEAD, Marks, Row
-from clearhead.checker.notebooks import find_cell, read_notebook
-from clearhead.checker.policy import _KEYS as POLICY_KEYS
-from clearhead.checker.policy import Policy
+from clearhead.checker.classroom import batch
+from clearhead.checker.classroom import check_command as runner
+from clearhead.checker.classroom import class_page as page
+from clearhead.checker.classroom.marks_file import HEAD, Marks, Row
+from clearhead.checker.classroom.policy import _KEYS as POLICY_KEYS
+from clearhead.checker.classroom.policy import Policy
 from clearhead.checker.report import Finding, Report
+from clearhead.checker.source.notebooks import find_cell, read_notebook
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -591,7 +593,7 @@ def test_help_needs_no_torch():
     program = (
         "import sys\nfrom clearhead.cli import main\n"
         "try:\n    main(['check', '--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
-        "import clearhead.checker.runner\n"
+        "import clearhead.checker.classroom.check_command\n"
         "assert not {'torch', 'numpy'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 import clearhead
 from clearhead import ladder
-from clearhead.checker.child import Worker
-from clearhead.checker.choosing import choose
-from clearhead.checker.diagnose import check_class, check_object, check_source
-from clearhead.checker.isolate import Failure, InProcess
-from clearhead.checker.layouts import Candidate, candidates
-from clearhead.checker.names import meaning_of
-from clearhead.checker.options import ALONE, OPTIONS
+from clearhead.checker.catalogue.words import default_severity
+from clearhead.checker.diagnosis.class_check import check_class, check_object, check_source
+from clearhead.checker.diagnosis.mistake_switches import ALONE, OPTIONS
+from clearhead.checker.diagnosis.search import Search
+from clearhead.checker.diagnosis.simulator import Program, Switches, Weights, difference
+from clearhead.checker.diagnosis.weight_layouts import Candidate, candidates
+from clearhead.checker.harness.constructor_arguments import meaning_of
+from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
-from clearhead.checker.roles import role_of
-from clearhead.checker.search import Search
-from clearhead.checker.simulator import Program, Switches, Weights, difference
-from clearhead.checker.words import default_severity
+from clearhead.checker.sandbox.submission import Failure, InProcess
+from clearhead.checker.sandbox.worker import Worker
+from clearhead.checker.source.class_choice import choose
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
 

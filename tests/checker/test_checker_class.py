@@ -21,8 +21,8 @@ from checker_beyond import BEYOND, UNUSUAL
 from checker_cases import PLANTED, planted
 from checker_right import RIGHT
 
-from clearhead.checker import runner
-from clearhead.checker.words import default_severity
+from clearhead.checker.catalogue.words import default_severity
+from clearhead.checker.classroom import check_command as runner
 
 STUDENTS = 200
 STRANGERS = sorted((Path(__file__).parent / "submissions").glob("[0-9]*.py"))
@@ -90,7 +90,8 @@ def processor_seconds(files: list[str]) -> float:
 
     Without bubblewrap: what a process in its own namespace has used is lost when it is ended.
     """
-    from clearhead.checker import diagnose, isolate
+    from clearhead.checker.diagnosis import diagnose
+    from clearhead.checker.sandbox.process import submission as isolate
 
     def used() -> float:
         both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

@@ -6,12 +6,12 @@ import pytest
 from checker_cases import BOOK, HEAD, MINIMAL, NANO, edited
 from checker_here import Here, check, ids
 
-from clearhead.checker.choosing import choose, choose_unnamed, left_out
-from clearhead.checker.diagnose import check_class, check_source
-from clearhead.checker.functions import wrapped
-from clearhead.checker.hints import Text
-from clearhead.checker.isolate import Failure
+from clearhead.checker.diagnosis.class_check import check_class, check_source
 from clearhead.checker.report import Report
+from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.class_choice import choose, choose_unnamed, left_out
+from clearhead.checker.source.text_patterns import Text
+from clearhead.checker.source.wrapped_functions import wrapped
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
 

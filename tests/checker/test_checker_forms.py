@@ -7,9 +7,9 @@ import torch
 from checker_cases import HEAD, edited
 from checker_here import check, ids
 
-from clearhead.checker import axes
-from clearhead.checker.functions import wrapped
+from clearhead.checker.harness import axis_orders as axes
 from clearhead.checker.report import Report
+from clearhead.checker.source.wrapped_functions import wrapped
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
 

@@ -6,7 +6,7 @@ import pytest
 from checker_cases import HEAD, edited
 from checker_here import check, ids
 
-from clearhead.checker.isolate import Isolated
+from clearhead.checker.sandbox.submission import Isolated
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
 

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from clearhead.checker.diagnose import check_object, check_source
+from clearhead.checker.diagnosis.class_check import check_object, check_source
 from clearhead.checker.report import Report
 
 

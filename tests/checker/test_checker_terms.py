@@ -5,15 +5,22 @@ import torch
 from checker_cases import HEAD, edited
 from checker_here import Here, check, ids
 
-from clearhead.checker.adapters import Subject, inputs_for
-from clearhead.checker.building import settle
-from clearhead.checker.case import Case
-from clearhead.checker.feeding import feeds
-from clearhead.checker.hints import text_of
-from clearhead.checker.isolate import Built, Failure
-from clearhead.checker.names import Sizes
-from clearhead.checker.recovering import readings, recover
-from clearhead.checker.terms import Terms, grows, in_two_directions, is_relative, is_step, turned
+from clearhead.checker.diagnosis.recovering import readings, recover
+from clearhead.checker.diagnosis.terms import (
+    Terms,
+    grows,
+    in_two_directions,
+    is_relative,
+    is_step,
+    turned,
+)
+from clearhead.checker.harness.building import settle
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.constructor_arguments import Sizes
+from clearhead.checker.harness.forward_arguments import feeds
+from clearhead.checker.harness.subject import Subject, inputs_for
+from clearhead.checker.sandbox.submission import Built, Failure
+from clearhead.checker.source.text_patterns import text_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
 

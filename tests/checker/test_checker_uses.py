@@ -7,10 +7,15 @@ from checker_beyond import FUSED
 from checker_cases import BOOK, HEAD, MINIMAL, NANO, edited
 from checker_here import Here, check
 
-from clearhead.checker.isolate import Failure
-from clearhead.checker.names import ATTEMPTS, config, likely_meaning, with_configs
+from clearhead.checker.diagnosis.other_uses import order_said
+from clearhead.checker.harness.constructor_arguments import (
+    ATTEMPTS,
+    config,
+    likely_meaning,
+    with_configs,
+)
 from clearhead.checker.report import Report
-from clearhead.checker.uses import order_said
+from clearhead.checker.sandbox.submission import Failure
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.checker import confine, sandbox, usage
-from clearhead.checker.isolate import Built, Failure, Isolated, Output
-from clearhead.checker.limits import Limits
+from clearhead.checker.sandbox.limits import Limits
+from clearhead.checker.sandbox.process import confinement as confine
+from clearhead.checker.sandbox.process import process as sandbox
+from clearhead.checker.sandbox.process import resource_usage as usage
+from clearhead.checker.sandbox.submission import Built, Failure, Isolated, Output
 
 QUICK = Limits(seconds=15, memory_mib=900, processes=24, file_mib=1)
 ROOT = os.geteuid() == 0
@@ -138,8 +140,8 @@ def copy_of_the_package(folder: Path) -> Path:
 
 
 WAY_OF = (
-    "from clearhead.checker.isolate import Isolated, Failure\n"
-    "import clearhead.checker.sandbox as s\n"
+    "from clearhead.checker.sandbox.submission import Isolated, Failure\n"
+    "import clearhead.checker.sandbox.process as s\n"
     "source = 'import os\\nclass A:\\n    def __init__(self): raise ValueError(os.getuid())'\n"
     "with Isolated(source, 'a.py') as one:\n"
     "    print(one._way.name, one.build('A', [], {}).message)\n"

@@ -15,13 +15,17 @@ import torch
 from batch_stubs import mark
 
 from clearhead import cli
-from clearhead.checker import answers, batch, page, runner, usage
-from clearhead.checker.answers import Forged
-from clearhead.checker.diagnose import check_source
-from clearhead.checker.isolate import Failure, InProcess, Isolated
-from clearhead.checker.marks import HEAD, Marks, Row, guarded
-from clearhead.checker.names import _default_in, with_configs
+from clearhead.checker.classroom import batch
+from clearhead.checker.classroom import check_command as runner
+from clearhead.checker.classroom import class_page as page
+from clearhead.checker.classroom.marks_file import HEAD, Marks, Row, guarded
+from clearhead.checker.diagnosis.class_check import check_source
+from clearhead.checker.harness.constructor_arguments import _default_in, with_configs
 from clearhead.checker.report import Report
+from clearhead.checker.sandbox.answers import Forged
+from clearhead.checker.sandbox.process import answers
+from clearhead.checker.sandbox.process import resource_usage as usage
+from clearhead.checker.sandbox.submission import Failure, InProcess, Isolated
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -284,7 +288,7 @@ def test_blank_lines_take_no_time():
     with InProcess(torch.nn.Linear) as session:
         (info,) = session.classes()
     with_configs(info, source, source)
-    from clearhead.checker.hints import Text, may_make_on_cpu
+    from clearhead.checker.source.text_patterns import Text, may_make_on_cpu
 
     assert may_make_on_cpu(Text(source, 1, "a.py", source)) is False
     assert time.monotonic() - began < 20  # it ended at all; not a measurement
@@ -397,7 +401,7 @@ def test_all_parameters_together_have_a_limit(monkeypatch):
 
 
 def test_where_nothing_can_be_held_in_the_command_says_so(tmp_path, monkeypatch, capsys):
-    from clearhead.checker import sandbox
+    from clearhead.checker.sandbox.process import process as sandbox
 
     def refuse(first: str) -> None:
         raise RuntimeError("A stranger's code runs only where it can be held in.")

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from clearhead.checker import sandbox
-from clearhead.checker.child import FRAME, MAGIC, MAX_JSON, MAX_TENSORS
-from clearhead.checker.isolate import (
+from clearhead.checker.sandbox.limits import Limits
+from clearhead.checker.sandbox.process import process as sandbox
+from clearhead.checker.sandbox.submission import (
     Built,
     Failure,
     Gradients,
@@ -27,7 +27,7 @@ from clearhead.checker.isolate import (
     Output,
     notebook_source,
 )
-from clearhead.checker.limits import Limits
+from clearhead.checker.sandbox.worker import FRAME, MAGIC, MAX_JSON, MAX_TENSORS
 
 QUICK = Limits(seconds=15, memory_mib=900, processes=24, file_mib=1, output_kib=4)
 ROOT = os.geteuid() == 0
@@ -235,7 +235,7 @@ def test_an_exception_shows_their_frames_only(honest):
     assert "the shapes differ" in failure.traceback  # the source line is shown
     assert "in inner" in failure.traceback
     assert 'File "honest.py"' in failure.traceback
-    assert "child.py" not in failure.traceback
+    assert "worker.py" not in failure.traceback
     assert "/somewhere" not in failure.traceback
     assert failure.message in failure.traceback
 
@@ -536,7 +536,7 @@ def test_nothing_goes_on_when_the_checker_itself_is_killed(strongest, tmp_path):
     token = f"clearhead-orphan-{strongest}-{os.getpid()}"
     program = (
         "import sys, torch\n"
-        "from clearhead.checker.isolate import Isolated\n"
+        "from clearhead.checker.sandbox.submission import Isolated\n"
         "submission = Isolated(sys.argv[1], 'a.py', way=sys.argv[3])\n"
         "submission.build('Attack', [], {})\n"
         "submission.forward(['hides', sys.argv[2]])\n"

@@ -9,12 +9,12 @@ import pytest
 from batch_stubs import mark
 
 from clearhead import drawing
-from clearhead.checker import page
-from clearhead.checker.marks import Marks, Row
-from clearhead.checker.mistakes import MISTAKES
-from clearhead.checker.policy import Policy
+from clearhead.checker.catalogue.mistakes import MISTAKES
+from clearhead.checker.classroom import class_page as page
+from clearhead.checker.classroom.class_summary import draw, tally
+from clearhead.checker.classroom.marks_file import Marks, Row
+from clearhead.checker.classroom.policy import Policy
 from clearhead.checker.report import Report
-from clearhead.checker.summary import draw, tally
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 

@@ -19,7 +19,7 @@ from plants import PLANTS as PLANTED
 from plants import Plant
 
 import clearhead
-from clearhead.checker.mistakes import MISTAKES, Mistake, find
+from clearhead.checker.catalogue.mistakes import MISTAKES, Mistake, find
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "clearhead"

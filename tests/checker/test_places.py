@@ -5,9 +5,9 @@ import ast
 import pytest
 from checker_here import Here
 
-from clearhead.checker.diagnose import check_class, check_source
-from clearhead.checker.hints import Text, dropped_mask, locate, used_by
-from clearhead.checker.limits import Limits
+from clearhead.checker.diagnosis.class_check import check_class, check_source
+from clearhead.checker.sandbox.limits import Limits
+from clearhead.checker.source.text_patterns import Text, dropped_mask, locate, used_by
 
 HEADS = """\
 import torch

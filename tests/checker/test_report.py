@@ -11,11 +11,11 @@ import pytest
 
 from clearhead import drawing
 from clearhead.checker import report as report_module
-from clearhead.checker.mistakes import MISTAKES
-from clearhead.checker.notebooks import Cell, Source
-from clearhead.checker.options import OPTIONS
+from clearhead.checker.catalogue.mistakes import MISTAKES
+from clearhead.checker.catalogue.unlisted import emitted
+from clearhead.checker.diagnosis.mistake_switches import OPTIONS
 from clearhead.checker.report import Finding, Report, exit_status
-from clearhead.checker.unlisted import emitted
+from clearhead.checker.source.notebooks import Cell, Source
 
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 

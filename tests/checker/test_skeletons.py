@@ -6,10 +6,10 @@ import pytest
 from checker_cases import BOOK, STYLES, planted
 from checker_here import Here
 
-from clearhead.checker.diagnose import check_class, inner_text
-from clearhead.checker.isolate import ClassInfo, Failure
+from clearhead.checker.diagnosis.class_check import check_class, inner_text
+from clearhead.checker.harness.adapter_templates import Skeleton, adapter_for
 from clearhead.checker.report import Report
-from clearhead.checker.skeletons import Skeleton, adapter_for
+from clearhead.checker.sandbox.submission import ClassInfo, Failure
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
 

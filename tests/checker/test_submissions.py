@@ -71,7 +71,7 @@ def expected(source: str) -> frozenset[str]:
 
 
 def ask(file: Path) -> Answer:
-    from clearhead.checker.diagnose import check_source
+    from clearhead.checker.diagnosis.class_check import check_source
 
     source = file.read_text(encoding="utf-8")
     start = time.perf_counter()
@@ -105,7 +105,7 @@ def table(answers: list[Answer]) -> str:
 
 
 def test_the_files_say_what_they_are():
-    from clearhead.checker.unlisted import emitted
+    from clearhead.checker.catalogue.unlisted import emitted
 
     answers = [expected(file.read_text(encoding="utf-8")) for file in FILES]
     assert answers.count(frozenset({"correct"})) == 92

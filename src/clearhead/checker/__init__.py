@@ -3,21 +3,13 @@
 A submitted class is built, given random weights and run. If a right form of attention reproduces
 its output, it is right; if a known mistake does, or two or three together, that is the diagnosis.
 
-    choosing                             which classes of a file are attention
-    adapters, feeding, names, building   how a class is built and called
-    layouts, roles, additions            where its weights are, and what comes on top
-    axes, functions                      channels or tokens first; a class around a function
-    simulator, options, search, norms    attention with a switch for each way to go wrong
-    recovering, terms                    attention weights from outside: what is added to scores
-    probes, extras, loud, hints          what is seen from outside, in errors and in the source
-    mistakes, unlisted                   the catalogue, and what is not in it
-    uses, lengths, filling, cached       other uses: long texts, filled-up ones, a cache
-    learning, effects, crossed           training, what a call leaves behind, crossed arguments
-    diagnose, naming, words, case        from all that to findings
-    isolate, sandbox, confine, limits    a submission in its own process, and what it may use
-    child, leaves, answers               what that process does and answers
-    notebooks, skeletons                 cells as one source; an adapter written from a signature
-    report, batch, marks, policy, summary, page, runner    what students and teachers see
+    source       what the file says: classes, functions, notebook cells
+    harness      how a class is built, fed and called
+    sandbox      a submission in its own process, and what it may use
+    diagnosis    from a class that runs to findings
+    catalogue    the mistakes, each with its sentence and its fix
+    classroom    many submissions: rows, policy, summary, page
+    report.py    the result, for the terminal, a notebook or a program
 """
 
 from __future__ import annotations
@@ -43,7 +35,7 @@ def check(subject: type[nn.Module] | nn.Module) -> Report:
         >>> check(ladder.MultiHeadAttention).verdict
         'correct'
     """
-    from clearhead.checker.diagnose import check_object
+    from clearhead.checker.diagnosis.class_check import check_object
 
     return check_object(subject)
 

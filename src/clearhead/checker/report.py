@@ -22,9 +22,9 @@ from rich.style import Style
 from rich.text import Text
 
 from clearhead import drawing
-from clearhead.checker.mistakes import MISTAKES
-from clearhead.checker.notebooks import Source, find_cell
-from clearhead.checker.unlisted import UNLISTED
+from clearhead.checker.catalogue.mistakes import MISTAKES
+from clearhead.checker.catalogue.unlisted import UNLISTED
+from clearhead.checker.source.notebooks import Source, find_cell
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

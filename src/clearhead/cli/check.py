@@ -61,7 +61,7 @@ def check(
     The file runs in a separate process. The exit status is 0 if all is correct, 1 if something
     is wrong, 2 if something could not be run or judged.
     """
-    from clearhead.checker import runner
+    from clearhead.checker.classroom import check_command as runner
 
     if write_adapter is not None:
         runner.write_adapter(target, write_adapter)

@@ -1,0 +1,373 @@
+"""Many submissions: one row of a CSV file as each one finishes, resumable after an interruption.
+
+Every submission is judged in a worker process that may crash or hang: that is a row, not the end.
+Importing this file imports no torch; the workers do.
+"""
+
+import codecs
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import queue
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from clearhead.checker.classroom.marks_file import Row
+from clearhead.checker.classroom.policy import Policy
+from clearhead.checker.report import Report
+from clearhead.checker.sandbox.resource_usage import remove_folders
+from clearhead.checker.source.notebooks import Source, parse_notebook
+
+SUFFIXES = (".py", ".ipynb")
+LARGEST = 4 * 2**20  # bytes of one submission
+DEEPEST = 30  # folders inside each other
+# As Python names them. Others are no alphabets (rot13), or take hours (punycode).
+ENCODINGS = (
+    *("utf-8", "utf-8-sig", "ascii", "iso8859-1", "iso8859-2", "iso8859-15", "cp1250", "cp1251"),
+    *("cp1252", "cp1254", "koi8-r", "gb2312", "gbk", "gb18030", "big5", "shift_jis", "cp932"),
+    *("euc_jp", "euc_kr", "cp949"),
+)
+NOTE = 300  # letters
+PATIENCE = 300.0  # seconds for one submission, all its classes together
+
+Check = Callable[[str, str, str | None, str | None], list[Report]]
+
+
+def collect(folder: Path) -> list[Path]:
+    """The Python files and notebooks in a folder and below, without hidden ones and links.
+
+    A folder that cannot be opened, or lies too deep, is in the list itself: it becomes a row.
+
+    Raises:
+        OSError: If the folder itself cannot be opened.
+    """
+    found: list[Path] = []
+
+    def lost(error: OSError) -> None:
+        if Path(error.filename) == folder:
+            raise error
+        found.append(Path(error.filename))
+
+    for place, folders, names in os.walk(folder, onerror=lost):
+        here = Path(place)
+        folders[:] = sorted(n for n in folders if not n.startswith((".", "__pycache__")))
+        if len(here.relative_to(folder).parts) >= DEEPEST:
+            found += [here / name for name in folders]
+            folders.clear()
+        found += [
+            here / name
+            for name in sorted(names)
+            if Path(name).suffix in SUFFIXES
+            and not name.startswith(".")
+            and not (here / name).is_symlink()
+        ]
+    return found
+
+
+def read_bytes(path: Path, *, links: bool = True) -> bytes:
+    """The bytes of a file; of a pipe or a device nothing is read, and nobody waits.
+
+    Args:
+        path: The file.
+        links: Whether it may be a symbolic link.
+
+    Raises:
+        ValueError: If it is no file, too large, or cannot be read, with the reason.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | (0 if links else _NO_LINKS)
+    try:
+        _check_kind(path, os.stat(path, follow_symlinks=links))  # opening may have an effect
+        with open(os.open(path, flags), "rb") as file:
+            _check_kind(path, os.fstat(file.fileno()))
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise ValueError(f"{path.name}: {error.strerror}.") from None
+    if len(data) > LARGEST:
+        raise ValueError(f"{path.name}: it grows while it is read; the most is {LARGEST:,} bytes.")
+    return data
+
+
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+_KINDS = {
+    stat.S_IFDIR: f"a folder that cannot be opened, or more than {DEEPEST} folders deep",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFLNK: "a link",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def _check_kind(path: Path, told: os.stat_result) -> None:
+    if not stat.S_ISREG(told.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(told.st_mode), "a device")
+        raise ValueError(f"{path.name}: expected a file, got {kind}. It was not read.")
+    if told.st_size > LARGEST:
+        raise ValueError(f"{path.name}: {told.st_size:,} bytes; the most is {LARGEST:,}.")
+
+
+def read_source(path: Path) -> Source:
+    """The Python of a file or of a notebook.
+
+    Raises:
+        ValueError: If it cannot be read, with the reason.
+    """
+    return parse_source(read_bytes(path), path.name)
+
+
+def parse_source(data: bytes, name: str) -> Source:
+    """The Python in the bytes of a file or of a notebook.
+
+    Raises:
+        ValueError: If it cannot be read, with the reason.
+    """
+    if Path(name).suffix == ".ipynb":
+        return parse_notebook(data, name)
+    try:
+        # As Python reads it: a byte order mark and a line `# coding:` count.
+        return Source(io.TextIOWrapper(io.BytesIO(data), encoding=_encoding(data)).read())
+    except (UnicodeDecodeError, SyntaxError) as error:
+        raise ValueError(f"{name}: not text in UTF-8 ({str(error)[:200]}).") from None
+
+
+def _encoding(data: bytes) -> str:
+    import tokenize
+
+    name = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+    if codecs.lookup(name).name not in ENCODINGS:
+        raise SyntaxError(f"it says that its encoding is {name}; save it as UTF-8")
+    return name
+
+
+def check_text(
+    source: str, file: str, only: str | None = None, adapter: str | None = None
+) -> list[Report]:
+    """Judge one source; torch is imported here."""
+    from clearhead.checker.diagnosis.class_check import check_source
+
+    return check_source(source, file, only=only, adapter=adapter)
+
+
+def containment() -> str:
+    """One line on what a submission can reach here; torch is imported here.
+
+    Raises:
+        ValueError: If it cannot be held in at all.
+    """
+    from clearhead.checker.sandbox.process import choose_way, contained_by
+
+    try:
+        return contained_by(choose_way("bwrap"))
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _serve(pipe: Connection, check: Check) -> None:
+    """A worker: a question and the bytes of a file in, an answer out as JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    while True:
+        try:
+            name, adapter = json.loads(pipe.recv_bytes())
+            data = pipe.recv_bytes()
+        except EOFError:
+            return
+        try:
+            source = parse_source(data, name)
+            reports = check(source.text, name, None, adapter)
+            answer: dict[str, object] = {
+                "reports": [report.placed(source).to_json() for report in reports]
+            }
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        pipe.send_bytes(json.dumps(answer).encode())
+
+
+class Worker:
+    """A process that judges one submission after the other, and is replaced when it dies."""
+
+    def __init__(self, check: Check, patience: float = PATIENCE) -> None:
+        self._check, self._patience = check, patience
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._lock, self._stopped = threading.Lock(), False
+
+    def ask(self, data: bytes, name: str, adapter: str | None) -> dict[str, Any]:
+        """The answer of `_serve`, or {"error": ...} where the worker crashed or hung."""
+        if self._process is None or not self._process.is_alive():
+            self.close()
+            with self._lock:
+                if self._stopped:
+                    return {"error": "was stopped"}
+                self._start()
+        process, pipe = self._process, self._pipe
+        assert pipe is not None
+        try:
+            pipe.send_bytes(json.dumps([name, adapter]).encode())
+            pipe.send_bytes(data)
+            if not pipe.poll(self._patience):
+                self.close()
+                return {"error": f"took longer than {self._patience:g} s"}
+            return dict(json.loads(pipe.recv_bytes()))
+        except (EOFError, OSError):
+            process.join()
+            status = process.exitcode
+            self.close()
+            return {"error": f"the worker ended with status {status}"}
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        arguments = (theirs, self._check)
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def stop(self) -> None:
+        """End the process for good, from another thread than the one that asks."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None:
+                self._process.kill()
+
+    def close(self) -> None:
+        """End the process, if there is one; the next question starts another."""
+        with self._lock:
+            process, pipe = self._process, self._pipe
+            self._process = self._pipe = None
+        if process is not None:
+            process.kill()
+            process.join()
+            remove_folders(process.pid)
+        if pipe is not None:
+            pipe.close()
+
+
+def row_of(
+    name: str, digest: str, answer: dict[str, Any], seconds: float, policy: Policy
+) -> tuple[Row, list[Report]]:
+    """The row, and the reports behind it, for a worker's answer."""
+    if "error" in answer:
+        reports: list[Report] = []
+        verdict, note = "error", str(answer["error"])[:NOTE]
+    else:
+        reports = policy.judge(name, [Report.from_json(data) for data in answer["reports"]])
+        verdicts = [report.verdict for report in reports]
+        order = ("wrong", "error", "unsure", "correct")
+        verdict = next((each for each in order if each in verdicts), "error")
+        lost = [r for r in reports if r.verdict in ("error", "unsure")]
+        # Of a traceback the last line: what happened; `places` says where.
+        texts = [(f.evidence or f.says).strip().split("\n")[-1] for r in lost for f in r.findings]
+        note = texts[0][:NOTE] if texts else "" if reports else "no attention class was found"
+    findings = [finding for report in reports for finding in report.findings]
+    severities = [
+        "-" if report.verdict in ("error", "unsure") else finding.severity
+        for report in reports
+        for finding in report.findings
+    ]
+    row = Row(
+        file=name,
+        cls=" ".join(report.cls for report in reports),
+        verdict=verdict,
+        findings=" ".join(finding.id for finding in findings),
+        severities=" ".join(severities),
+        places="; ".join(finding.place or "-" for finding in findings),
+        seconds=f"{seconds:.1f}",
+        note=note,
+        sha256=digest,
+        rules=policy.digest,
+    )
+    return row, reports
+
+
+def run(
+    files: Sequence[Path],
+    root: Path,
+    *,
+    jobs: int = 1,
+    policy: Policy | None = None,
+    done: Callable[[str, str, str], bool] = lambda file, sha256, rules: False,
+    links: bool = False,
+    check: Check = check_text,
+    patience: float = PATIENCE,
+) -> Iterator[tuple[Row, list[Report]] | None]:
+    """Judge the files, giving each row as it finishes; None for one that was done before.
+
+    Args:
+        files: What to judge.
+        root: Rows name a file by its path below this folder.
+        jobs: How many at a time.
+        policy: What counts.
+        done: Whether a file of this name and sha256 needs no run under these rules.
+        links: Whether a file may be a symbolic link: where its user has named it.
+        check: What judges; a function of a module, since workers import it.
+        patience: Seconds for one file.
+    """
+    policy = policy or Policy()
+    waiting: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[Row, list[Report]] | BaseException | None] = (
+        queue.SimpleQueue()
+    )
+    for file in files:
+        waiting.put(file)
+    workers = [Worker(check, patience) for _ in range(min(jobs, max(len(files), 1)))]
+    stop = threading.Event()
+
+    def serve(worker: Worker) -> None:
+        while not stop.is_set():
+            try:
+                file = waiting.get_nowait()
+            except queue.Empty:
+                break
+            try:
+                results.put(_judge(worker, file, root, policy, done, links))
+            except BaseException as error:  # the other thread raises it
+                results.put(error)
+                break
+        worker.close()
+
+    threads = [threading.Thread(target=serve, args=(w,), daemon=True) for w in workers]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in files:
+            result = results.get()
+            if isinstance(result, BaseException):
+                raise result
+            yield result
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.stop()
+        for thread in threads:
+            thread.join(timeout=10)
+
+
+def _judge(
+    worker: Worker,
+    file: Path,
+    root: Path,
+    policy: Policy,
+    done: Callable[[str, str, str], bool],
+    links: bool,
+) -> tuple[Row, list[Report]] | None:
+    name, digest = file.relative_to(root).as_posix(), ""
+    start = time.perf_counter()
+    try:
+        data = read_bytes(file, links=links)
+        digest = hashlib.sha256(data).hexdigest()
+        if done(name, digest, policy.digest):
+            return None
+        answer = worker.ask(data, name, policy.adapter)
+        return row_of(name, digest, answer, time.perf_counter() - start, policy)
+    except ValueError as error:
+        answer = {"error": str(error)}
+    except Exception as error:  # of one file: the others are judged all the same
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    return row_of(name, digest, answer, time.perf_counter() - start, policy)

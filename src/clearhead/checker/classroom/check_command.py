@@ -1,0 +1,372 @@
+"""The body of `clearhead check`. Importing this file imports no torch."""
+
+import ast
+import difflib
+import itertools
+import json
+import re
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clearhead import drawing
+from clearhead.atomic_files import check_place
+from clearhead.checker.classroom import batch
+from clearhead.checker.classroom import class_page as page
+from clearhead.checker.classroom import class_summary as summary
+from clearhead.checker.classroom.marks_file import Marks, Row, key_of, write
+from clearhead.checker.classroom.policy import PARTS, Policy
+from clearhead.checker.report import Report, exit_status
+from clearhead.checker.source.notebooks import Source
+
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_INTERRUPTED = 130  # what a shell reports after Ctrl-C
+
+
+@dataclass(frozen=True)
+class Options:
+    """What stands on the command line after the target.
+
+    Args:
+        as_json: One JSON object per class, one on each line.
+        hint: Symptoms and places only.
+        adapter: A file that says how to build and call the class.
+        csv: Where the rows go.
+        html: Where the page for the class goes.
+        policy: What counts.
+        jobs: How many files at a time.
+    """
+
+    as_json: bool = False
+    hint: bool = False
+    adapter: Path | None = None
+    csv: Path | None = None
+    html: Path | None = None
+    policy: Path | None = None
+    jobs: int = 1
+
+
+def check(target: str, options: Options, *, judge: batch.Check = batch.check_text) -> int:
+    """Check a file, one class of a file, or a folder; give back the exit status.
+
+    Raises:
+        ValueError: If there is nothing to check, or options do not go together.
+    """
+    if options.as_json and options.hint:
+        raise ValueError("--json gives everything and --hint leaves things out: choose one.")
+    path, only = split_target(target)
+    for name, file in (("--csv", options.csv), ("--html", options.html)):
+        if file is not None:
+            check_place(file, name)
+    if path.is_dir() and options.csv is not None:
+        _check_outside(options.csv, path)
+    policy = Policy() if options.policy is None else Policy.read(options.policy)
+    if options.adapter is not None:
+        policy = replace(policy, adapter=read_text("--adapter", options.adapter))
+    source = None if path.is_dir() else _readable(path)
+    if source is not None and only is not None:
+        _check_class(path, source, only, policy.adapter)
+    contained = _warn() if judge is batch.check_text else ""
+    if path.is_dir() or options.csv is not None or options.html is not None:
+        if only is not None:
+            policy = replace(policy, cls=only)
+        return _many(path, policy, options, judge, contained)
+    source = source or batch.read_source(path)
+    with _waiting(f"Checking {drawing.shorten(path.name, 40)}"), _patient(path):
+        reports = judge(source.text, str(path), only, policy.adapter)
+    judged = policy.judge(str(path), reports) or [
+        Report(str(path), only or "", "error", notes=("No attention class was found.",))
+    ]
+    reports = [report.placed(source) for report in judged]
+    _show(reports, options)
+    return exit_status(reports)
+
+
+def _readable(path: Path) -> Source | None:
+    """The file's Python; None if it cannot be read, which is said later, or is a row."""
+    try:
+        return batch.read_source(path)
+    except ValueError:
+        return None
+
+
+def _check_class(path: Path, source: Source, only: str, adapter: str | None = None) -> None:
+    """Raise ValueError if a file has no class of this name, with the names that it has."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # on a stranger's spelling
+            tree = ast.parse(f"{source.text}\n\n{adapter or ''}")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # the report says why it cannot be run
+    classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    # A name may also be a function's, imported or assigned: then only running the file tells.
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    given = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+    given |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    imported = [one for node in ast.walk(tree) if isinstance(node, _IMPORTS) for one in node.names]
+    given |= {one.asname or one.name for one in imported}
+    if only in {*classes, *given} or "*" in given:
+        return
+    near = difflib.get_close_matches(only, classes, n=1, cutoff=0.5)
+    there = f"Its classes: {', '.join(classes)}." if classes else "It has no class at all."
+    meant = f" Did you mean {path}:{near[0]}?" if near else ""
+    raise ValueError(f"{path}: there is no class {only} in it.\n  {there}{meant}")
+
+
+def _check_outside(csv: Path, folder: Path) -> None:
+    """Raise ValueError if the marks would lie among the submissions."""
+    if csv.parent.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"--csv {csv}: expected a place outside {folder}, the folder of submissions.\n"
+            "  Marks that came with a submission would be believed: choose another folder."
+        )
+
+
+def _warn() -> str:
+    """Say what is not contained, before anything runs; give back what is."""
+    contained = batch.containment()
+    if "Not contained" in contained:
+        print(contained, file=sys.stderr)
+    return contained
+
+
+def write_adapter(target: str, file: Path) -> None:
+    """Write a skeleton of an adapter for a class.
+
+    Raises:
+        ValueError: If the file is there already, or no class is found.
+    """
+    path, only = split_target(target)
+    if path.is_dir():
+        raise ValueError(f"--write-adapter is for one file, and {path} is a folder.")
+    if file.exists():
+        raise ValueError(f"--write-adapter {file}: there is a file of that name; it is left alone.")
+    source = batch.read_source(path)
+    if only is not None:
+        _check_class(path, source, only)
+    from clearhead.checker.harness.adapter_templates import adapter_for
+    from clearhead.checker.sandbox.submission import Failure, Isolated
+    from clearhead.checker.source.class_choice import choose, choose_unnamed
+
+    _warn()
+    with Isolated(source.text, path.name) as session:
+        classes = session.classes()
+    if isinstance(classes, Failure):
+        raise ValueError(f"{path}: it cannot be imported. {classes.type}: {classes.message}")
+    chosen = choose(classes, source.text, only) or choose_unnamed(classes, source.text) or classes
+    if not chosen:
+        raise ValueError(f"{path}: there is no class in it.")
+    with _patient(path):
+        made = adapter_for(chosen[0], source.text)
+    write(file, made.text.encode())
+    todo = f"Complete {file} where it says so, then" if made.open else f"Wrote {file}. Now"
+    print(f"{todo}: clearhead check {target} --adapter {file}", file=sys.stderr)
+
+
+def split_target(target: str) -> tuple[Path, str | None]:
+    """The path and the class of FILE[:CLASS].
+
+    Raises:
+        ValueError: If there is no such file or folder, or it is no Python.
+    """
+    path, only = Path(target), None
+    if not path.exists():
+        found = re.fullmatch(r"(.+):([^\W\d]\w*)", target)
+        if found is not None:
+            path, only = Path(found[1]), found[2]
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file or folder.{_near(path)}")
+    if not path.is_dir() and path.suffix not in batch.SUFFIXES:
+        raise ValueError(f"{path}: expected a .py file, an .ipynb notebook or a folder of them.")
+    return path, only
+
+
+def _near(path: Path) -> str:
+    """A file of nearly that name, if there is one."""
+    there = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, there, n=1)
+    return f"\n  Did you mean {path.with_name(near[0])}?" if near else ""
+
+
+def read_text(option: str, path: Path) -> str:
+    """The text of a file that an option names."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{option} {path}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{option} {path}: not text in UTF-8 (byte {error.start}).") from None
+
+
+def _show(reports: Sequence[Report], options: Options) -> None:
+    out = drawing.console()
+    for number, report in enumerate(reports):
+        if options.as_json:
+            print(json.dumps(report.to_json(), allow_nan=False), flush=True)
+        else:
+            out.print(*([""] if number else []), report.draw(hint=options.hint), sep="\n")
+
+
+def _many(path: Path, policy: Policy, options: Options, judge: batch.Check, contained: str) -> int:
+    """A folder, or a file whose row is to be kept."""
+    files, root = (batch.collect(path), path) if path.is_dir() else ([path], path.parent)
+    if not files:
+        raise ValueError(f"{path}: there are no .py files and no .ipynb notebooks in it.")
+    marks = Marks(options.csv) if options.csv is not None else None
+    names = [file.relative_to(root).as_posix() for file in files]
+    if marks is not None:
+        _say_what_changed(marks, names, policy)
+    rows, gone = list[Row](), list[Row]()
+    again = finished = 0
+    try:
+        with _progress(len(files)) as advance:
+            done = marks.done if marks is not None else lambda file, sha256, rules: False
+            links = not path.is_dir()
+            for result in batch.run(
+                files, root, jobs=options.jobs, policy=policy, done=done, links=links, check=judge
+            ):
+                if result is None:
+                    again += 1
+                else:
+                    row, reports = result
+                    if marks is not None:
+                        marks.add(row)
+                    else:
+                        rows.append(row)
+                        _show(reports or [_nothing(row)], options)
+                finished += 1
+                advance()
+        if marks is not None:
+            marks.sort()
+            rows, gone = marks.there_and_gone(names, root)
+    except KeyboardInterrupt:
+        _say_what_is_kept(finished, len(files), options)
+        return _INTERRUPTED
+    finally:
+        if marks is not None:
+            marks.close()
+    if options.html is not None:
+        made = page.html(rows, policy.fail, hint=options.hint, contained=contained)
+        write(options.html, made.encode())
+    if not options.as_json:
+        out = drawing.console()
+        if marks is None:
+            out.print()
+        if again:
+            out.print(f"{again} of {len(files)} were judged before and have not changed.")
+        out.print(summary.draw(rows, policy.fail, hint=options.hint))
+    if gone:
+        print(f"\n{_gone(gone, rows, root, options)}", file=sys.stderr if options.as_json else None)
+    for file in (options.csv, options.html):
+        if file is not None:
+            print(f"Wrote {file}", file=sys.stderr)
+    verdicts = {row.verdict for row in rows}
+    return 1 if "wrong" in verdicts else 0 if verdicts == {"correct"} else 2
+
+
+def _say_what_changed(marks: Marks, names: Sequence[str], policy: Policy) -> None:
+    """Rows of other rules are made anew: say so before, since it takes long."""
+    known = [marks.rows[name] for name in map(key_of, names) if name in marks.rows]
+    other = [row for row in known if row.rules != policy.digest]
+    if not other:
+        return
+    found = {part for row in other for part in policy.changes_since(row.rules)}
+    *first, last = [part for part in PARTS if part in found]
+    what = f"{', '.join(first)} and {last}" if first else last
+    some = f"{len(other)} of {len(names)} {'is' if len(other) == 1 else 'are'}"
+    again = "all are" if len(other) == len(known) else some
+    print(f"{what[0].upper()}{what[1:]} changed: {again} judged again.", file=sys.stderr)
+
+
+def _gone(gone: Sequence[Row], rows: Sequence[Row], root: Path, options: Options) -> str:
+    """The rows that are in the CSV file and whose files are not there, by name."""
+    same = {row.sha256: row.file for row in rows if row.sha256}
+    names = [
+        f"{row.file} (the same as {same[row.sha256]})" if row.sha256 in same else row.file
+        for row in gone
+    ]
+    stay = "The row stays" if len(gone) == 1 else "Their rows stay"
+    listed = drawing.harmless(", ".join(names))
+    return f"Not in {root} any more, and not counted: {listed}\n{stay} in {options.csv}."
+
+
+def _say_what_is_kept(finished: int, total: int, options: Options) -> None:
+    words = f"\nStopped: {finished} of {total} checked"
+    if options.csv is not None:
+        kept = f", and kept in {options.csv}" if finished else ""
+        words += f"{kept}. The same command again does the rest."
+    else:
+        words += ". Nothing is kept: with --csv FILE it could go on from here."
+    print(words, file=sys.stderr)
+
+
+def _nothing(row: Row) -> Report:
+    return Report(row.file, "", "error", notes=(row.note,))
+
+
+@contextmanager
+def _patient(path: Path, seconds: float = batch.PATIENCE) -> Iterator[None]:
+    """End what takes longer than one submission may, as in a folder of them."""
+
+    def ring(*_: object) -> None:
+        raise _TookTooLong
+
+    if not hasattr(signal, "setitimer") or threading.current_thread() != threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _TookTooLong:
+        raise ValueError(f"{path}: checking it took longer than {seconds:g} s.") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class _TookTooLong(BaseException):
+    """Not an Exception: nothing in between may take it for an answer."""
+
+
+@contextmanager
+def _waiting(words: str) -> Iterator[None]:
+    """A sign of life on a terminal."""
+    err = drawing.console(sys.stderr)
+    if not err.is_terminal:
+        yield
+        return
+    with err.status(words):
+        yield
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A bar on standard error, or some lines if that is no terminal; gives what moves it on."""
+    err = drawing.console(sys.stderr)
+    if not err.is_terminal:
+        yield _count(total)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = TextColumn("Checking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Bar(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _count(total: int) -> Callable[[], None]:
+    """Say how many are checked: each one, or about ten times in all."""
+    numbers = itertools.count(1)
+
+    def advance() -> None:
+        done = next(numbers)
+        if done * 10 // total > (done - 1) * 10 // total:
+            print(f"{done} of {total} checked", file=sys.stderr, flush=True)
+
+    return advance

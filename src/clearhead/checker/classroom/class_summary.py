@@ -1,0 +1,137 @@
+"""What a whole class found hard: counted from the rows, and written for the terminal."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from clearhead import drawing
+from clearhead.checker.classroom.marks_file import Row
+from clearhead.checker.report import MEANS, in_words, symptom_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Counts = list[tuple[str, int]]
+FAIL = ("wrong",)
+_NO_MISTAKES = {"cannot-run", "unsure"}  # the verdict says it
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What the rows say together, the most frequent first.
+
+    Args:
+        verdicts: How many submissions have each verdict.
+        fails: In how many submissions a finding is that fails.
+        remarks: The same for findings that do not fail, each with its severity in words.
+        remarked: How many submissions are correct and have a remark.
+        not_run: The rows of files that could not be run.
+        unsure: The rows of files of which the checker does not know whether they are right.
+    """
+
+    verdicts: Counts
+    fails: Counts
+    remarks: Counts
+    remarked: int
+    not_run: list[Row]
+    unsure: list[Row]
+
+
+def tally(rows: Sequence[Row], fail: Sequence[str] = FAIL, *, hint: bool = False) -> Tally:
+    """Count the rows.
+
+    Args:
+        rows: One for each submission.
+        fail: The severities that fail; see `Policy`.
+        hint: Give symptoms in place of ids, which tell the cause.
+    """
+    fails: Counter[str] = Counter()
+    remarks: Counter[str] = Counter()
+    for row in rows:
+        found = [(symptom_of(id) if hint else id, kind) for id, kind in findings_of(row)]
+        fails.update({name for name, kind in found if kind in fail})
+        remarks.update({_remark(name, kind) for name, kind in found if kind not in fail})
+    ordered = sorted(rows, key=lambda row: row.file)
+    return Tally(
+        _ranked(Counter(row.verdict for row in rows)),
+        _ranked(fails),
+        _ranked(remarks),
+        sum(row.verdict == "correct" and bool(row.findings) for row in rows),
+        [row for row in ordered if row.verdict == "error"],
+        [row for row in ordered if row.verdict == "unsure"],
+    )
+
+
+def findings_of(row: Row) -> Iterator[tuple[str, str]]:
+    """Each finding's id with its severity, "-" where nothing could be judged."""
+    for id, kind in zip_longest(row.findings.split(), row.severities.split(), fillvalue="-"):
+        if id not in (*_NO_MISTAKES, "-"):
+            yield id, kind
+
+
+def verdict_of(row: Row) -> str:
+    """A row's verdict as people say it: "correct, but it fails in some situations"."""
+    return in_words(row.verdict, row.severities.split() if row.findings else ())
+
+
+def _remark(name: str, kind: str) -> str:
+    return f"{name} ({MEANS[kind]})" if kind in MEANS else f"{name} (not judged)"
+
+
+def _ranked(counter: Counter[str]) -> Counts:
+    return sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+
+
+def draw(
+    rows: Sequence[Row], fail: Sequence[str] = FAIL, *, hint: bool = False
+) -> "RenderableType":
+    """The summary for the terminal: the mistakes, what does not fail, what could not be judged."""
+    from rich.console import Group
+    from rich.text import Text
+
+    seen = tally(rows, fail, hint=hint)
+    many = "submission" if len(rows) == 1 else "submissions"
+    words = ", ".join(_verdict(verdict, count, seen) for verdict, count in seen.verdicts)
+    parts: list[RenderableType] = [Text(f"{len(rows)} {many}: {words or 'none'}")]
+    for title, found in (("What fails", seen.fails), ("Remarks: what does not fail", seen.remarks)):
+        if found and hint:
+            lines = [f"{count} of {len(rows)}: {drawing.harmless(name)}" for name, count in found]
+            parts += _listed(title, lines)
+        elif found:
+            cells = [
+                [drawing.shorten(name, 70), str(count), f"{count / len(rows):.0%}"]
+                for name, count in found
+            ]
+            parts += [Text(), drawing.table([title, "files", "share"], cells)]
+    for title, lost in (("Could not be run", seen.not_run), ("Unsure", seen.unsure)):
+        if lost:
+            parts += _listed(title, (f"{drawing.shorten(r.file, 80)}: {reason(r)}" for r in lost))
+    return Group(*parts)
+
+
+def _verdict(verdict: str, count: int, seen: Tally) -> str:
+    if verdict != "correct" or not seen.remarked:
+        return f"{count} {verdict}"
+    of = "" if seen.remarked == count else f"{seen.remarked} of them "
+    return f"{count} {verdict} ({of}with a remark)"
+
+
+def _listed(title: str, lines: Iterable[str]) -> "list[RenderableType]":
+    from rich.text import Text
+
+    indented = [drawing.Indent(Text(line, overflow="fold"), 2) for line in lines]
+    return [Text(), Text(f"{title}:"), *indented]
+
+
+def reason(row: Row) -> str:
+    """Why a file could not be judged, in one line, and where if that is known.
+
+    Examples:
+        >>> reason(Row("a.py", "", "error", "x", "-", "line 7", "1", "SyntaxError: ( ?", "", ""))
+        'SyntaxError: ( ? (line 7)'
+    """
+    places = [place for place in row.places.split("; ") if place not in ("", "-")]
+    where = f" ({places[0]})" if places else ""
+    return drawing.harmless(row.note or "no reason is known").replace("\n", "\\n") + where

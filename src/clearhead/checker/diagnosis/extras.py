@@ -1,0 +1,346 @@
+"""What shows only in training, with a mask, in half precision, at other lengths, after loading."""
+
+import re
+import time
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis import decoding_cache as cached
+from clearhead.checker.diagnosis import learning, lengths, probes
+from clearhead.checker.diagnosis import long_padding as filling
+from clearhead.checker.diagnosis import other_uses as uses
+from clearhead.checker.diagnosis import side_effects as effects
+from clearhead.checker.diagnosis.search import Explanation, Search
+from clearhead.checker.diagnosis.simulator import Program, Switches, difference
+from clearhead.checker.harness import axis_orders as axes
+from clearhead.checker.harness.building import without_dropout
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.constructor_arguments import meaning_for
+from clearhead.checker.harness.error_messages import translate
+from clearhead.checker.harness.subject import Subject, call, inputs_for
+from clearhead.checker.harness.weight_roles import role_of
+from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.crossed_arguments import dropout_makes_bias
+from clearhead.checker.source.text_patterns import dropped_mask, made_without, may_make_on_cpu
+
+Inputs = probes.Inputs
+
+
+def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation) -> None:
+    """Everything that the plain run could not show."""
+    _stray(case, subject)
+    uses.batch_axis(case, subject, inputs)
+    longer = lengths.lengths(case, subject, best)
+    lengths.after_another(case, subject, inputs, out)
+    effects.changed_inputs(case, subject, inputs)
+    effects.kept_graph(case, subject, inputs, out)
+    _gradients(case, subject, inputs, out, best)
+    learning.out_of_reach(case, subject, inputs, out)
+    learning.from_its_start(case, subject, inputs, out)
+    _training(case, subject, inputs, out, best)
+    _large_scores(case, subject, inputs, best)
+    of_tokens = uses.padding(case, subject, inputs, out, best)
+    if subject.takes_mask and not subject.polarity and subject.takes_mask not in of_tokens:
+        _mask_argument(case, subject, inputs, out, best)
+    filling.long_filling(case, subject, best, of_tokens)
+    _alone(case, subject, inputs, out)
+    _device(case, subject)
+    _other_dtypes(case, subject)
+    if longer is not None:
+        lengths.long_texts(case, subject, longer)
+    cached.decoding(case, subject, inputs, out, best, longer)  # these build anew: they come last
+    _bias_flag(case, subject)
+    _training_differs(case, subject, inputs)
+
+
+def _stray(case: Case, subject: Subject) -> None:
+    for path in subject.built.stray:
+        name = path.rpartition(".")[2]
+        own = rf"self\.{re.escape(name)}"
+        lines = [line for line in case.text.code.splitlines() if re.search(rf"{own}\b", line)]
+        if not lines:
+            continue
+        if any(re.search(r"\.to\(|type_as|\.cuda\(|device", line) for line in lines):
+            continue
+        made = next((line for line in lines if re.search(rf"{own}\s*[:=]", line)), lines[0])
+        line = case.text.line(rf"{own}\s*[:=]", rf"{own}\b")
+        evidence = f"self.{name} is a tensor, but neither a parameter nor a buffer."
+        if re.search(r"mask|tri[lu]|causal", name + made):
+            case.add("mask-not-a-buffer", evidence, line)
+        elif re.search(r"scale|sqrt|[tT]ensor\(\[?|temp", name + made):
+            case.add("scale-is-stray-tensor", evidence, line)
+
+
+def _gradients(
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
+) -> None:
+    if not subject.built.parameters or subject.ids or subject.built.arrays:
+        return
+    got = probes.gradients(case.session, subject, inputs, out)
+    if isinstance(got, Failure):
+        if "expected shape" in got.message:
+            return  # the result is not the first thing returned
+        id = translate(got, "backward", case.text, subject.sizes) or "backward-fails"
+        case.add(id, f"In the backward pass: {got.type}: {got.message}"[:300], got.line)
+        return
+    sizes, _, cotangent = got
+    if not out.isfinite().all():
+        return
+    used = set(best.switches.roles[:2])
+    shapes = subject.built.parameters
+    scored = [n for n in sizes if role_of(n) in used and len(shapes[n]) > 1 and "bias" not in n]
+    still = [n for n in scored if sizes[n] < 1e-12]
+    if still and {"mask-hides-others", "values-not-mixed"} & set(best.ids):
+        return  # no weight could be another one, so that nothing depends on them
+    if still:
+        evidence = f"No gradient reaches {', '.join(still)}, though the output depends on them."
+        case.add("scores-detached", evidence)
+        return
+    mixed = [n for n in sizes if role_of(n) in (best.switches.roles[2], "o") and "bias" not in n]
+    mixed = [n for n in mixed if sizes[n] < 1e-12 and "out-proj-unused" not in best.ids]
+    if mixed:
+        case.add("values-detached", f"No gradient reaches {', '.join(mixed)}.")
+        return
+    wanted = _gradient_of(best, cotangent, subject)
+    if wanted is None:
+        return
+    place = probes.place_of_queries(subject)
+    if place is None or place >= len(got[1]):
+        return
+    given = got[1][place]
+    if given is None:
+        case.add("scores-detached", "No gradient reaches the input.")
+        return
+    given = given.to(torch.float64)
+    given = axes.taken(given, subject.axes)
+    gap = difference(given, wanted) if given.shape == wanted.shape else 0.0
+    if gap > 1e-4:
+        evidence = f"The output is reproduced, but its gradient differs by {gap:.2g} of its size."
+        case.add("scores-detached", evidence)
+
+
+def _gradient_of(best: Explanation, cotangent: Tensor, subject: Subject) -> Tensor | None:
+    """What the gradient of the first input should be."""
+    if subject.axes in ("single", "packed", *axes.HEADS_READY):
+        return None
+    q, k, v = best.program.inputs
+    x = q.clone().requires_grad_()
+    leaves = (x, x if k is q else k, x if v is q else v)
+    out = Program(best.program.weights, leaves, best.program.given).run(best.switches)
+    if out is None:
+        return None
+    cotangent = axes.taken(cotangent, subject.axes)
+    # Given a cotangent, torch would import a library of symbols first: half a second.
+    (gradient,) = torch.autograd.grad((out * cotangent).sum(), x)
+    return gradient if gradient.isfinite().all() else None
+
+
+def _training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation) -> None:
+    layers = [p for p, kind in subject.built.modules.items() if "Dropout" in kind]
+    asked = any(meaning_for(p) == "p" for p in case.info.init)
+    told = any(meaning_for(p) == "config" for p in case.info.init)
+    if subject.sizes.p == 0 or not (asked or layers or (told and case.text.has(r"[Dd]rop"))):
+        return
+    if case.given or not (asked or told) or subject.built.arrays:
+        return  # the layer's own rate is not known, or there is no training
+    seen = probes.training(case.session, subject, inputs, out)
+    if seen is None:
+        return
+    if not seen.varies:
+        evidence = f"With dropout {subject.sizes.p}, training gives the same output as evaluation."
+        case.add("dropout-unused", evidence)
+    elif seen.breaks:
+        evidence = (
+            "In training some outputs are NaN or infinite, in evaluation none: a hidden score of "
+            "-inf was dropped, and 0 times infinity is NaN."
+        )
+        case.add("dropout-before-softmax", evidence)
+    elif seen.only_outputs:
+        if len(layers) > 1 and any("att" in path for path in layers):
+            evidence = "In training whole outputs are dropped, but no attention weights."
+            case.add("dropout-unused", evidence)
+    elif not seen.varies_same and best.switches.softmax == "keys":
+        evidence = (
+            "In training the output varies, but not when all tokens are equal: every row still "
+            "sums to one, so the scores were dropped and not the weights."
+        )
+        case.add("dropout-before-softmax", evidence)
+
+
+def _large_scores(case: Case, subject: Subject, inputs: Inputs, best: Explanation) -> None:
+    if best.base.mask != "causal" or best.switches.mask != "causal" or subject.polarity:
+        return
+    names = ("split", "fill", "softmax", "merge", "mix", "keyed", "turn")
+    if any(getattr(best.switches, name) != getattr(best.base, name) for name in names):
+        return
+    if subject.dtype != torch.float64:
+        return
+    leak = probes.large_score_leak(case.session, subject, inputs)
+    if leak.size > 0:
+        evidence = (
+            f"With inputs 120 times as large, changing token {leak.changed} changed output "
+            f"{leak.moved} by {leak.size:.2g}."
+        )
+        case.add("mask-fill-too-small", evidence)
+
+
+def _other_dtypes(case: Case, subject: Subject) -> None:
+    """Half precision: numbers that are too large for it, and tensors that stay in another dtype."""
+    if not subject.weights:
+        return
+    failure = probes.dtype_failure(case.session, subject, torch.float16)
+    if failure is not None and "overflow" in failure.message:
+        evidence = f"In float16: {failure.type}: {failure.message}"[:300]
+        case.add("mask-fill-overflows-half", evidence, failure.line)
+    failure = probes.dtype_failure(case.session, subject, torch.bfloat16)
+    if failure is not None and re.search(_TWO_DTYPES, failure.message) and not _left(case):
+        evidence = f"In bfloat16: {failure.type}: {failure.message}"[:300]
+        case.add("one-dtype-only", evidence, made_without(case.text, "dtype") or failure.line)
+
+
+_TWO_DTYPES = r"same dtype|expected scalar type|expected dtype|dtypes? (do|does) not match"
+
+
+def _left(case: Case) -> bool:
+    """Whether something is wrong anyway, or a tensor that .to() leaves behind is named already."""
+    known = ("mask-not-a-buffer", "scale-is-stray-tensor")
+    return any(found.severity == "wrong" or found.id in known for found in case.findings)
+
+
+def _device(case: Case, subject: Subject) -> None:
+    """Tensors that are made on the CPU, whatever the inputs are on."""
+    if not may_make_on_cpu(case.text):
+        return  # the run takes two seconds, since it imports much of torch
+    failure = probes.device_failure(case.session, subject)
+    if failure is not None and not _left(case):
+        evidence = f"With inputs and weights on a GPU: {failure.message}"[:300]
+        case.add("made-on-cpu", evidence, made_without(case.text, "device") or failure.line)
+
+
+def _alone(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
+    """A batch of one sentence: squeeze() takes its axis away."""
+    if subject.axes != "batch" or out.shape[0] != inputs[0].shape[0] or _left(case):
+        return
+    got = probes.alone(case.session, subject, inputs, out)
+    if isinstance(got, Failure):
+        evidence = f"With one sentence: {got.type}: {got.message}"[:300]
+        line = None if case.text.has("squeeze") else got.line
+        case.add("fails-with-one-sentence", evidence, line)
+    elif got is not None:
+        gap = difference(got, out[:1])
+        evidence = f"Alone in its batch, a sentence gives another output: it differs by {gap:.2g}."
+        case.add("fails-with-one-sentence", evidence)
+
+
+def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
+    """With dropout 0, or without any, training must compute what evaluation does."""
+    if case.given or case.findings:
+        return
+    meanings = {meaning_for(p) for p in case.info.init}
+    layers = any("Dropout" in kind for kind in subject.built.modules.values())
+    if "p" in meanings or "config" in meanings:
+        calm = without_dropout(case, subject)
+        if calm is None:
+            return
+        subject = calm
+    elif layers:
+        return  # the layer's own rate is not known
+    still = call(case.session, subject, inputs)
+    trained, again = (call(case.session, subject, inputs, train=True, seed=s) for s in (0, 1))
+    if isinstance(still, Failure):
+        return
+    if isinstance(trained, Failure):
+        case.add("training-differs", f"In training: {trained.message}"[:300], trained.line)
+        return
+    if isinstance(again, Failure) or difference(trained, again) > 1e-9:
+        return  # there is dropout, with a rate of its own
+    gap = difference(trained, still)
+    if gap > 1e-6:
+        evidence = f"Without dropout, training and evaluation differ by {gap:.2g} of their size."
+        case.add("training-differs", evidence)
+
+
+def _bias_flag(case: Case, subject: Subject) -> None:
+    flags = [p.name for p in case.info.init if meaning_for(p) == "bias"]
+    flags = [name for name in flags if name not in ("add_bias_kv", "proj_bias", "out_bias")]
+    if case.given or not flags or flags[0] not in subject.keywords:
+        return
+    keywords = {**subject.keywords, flags[0]: False}
+    built = case.session.build(case.info.name, subject.arguments, keywords)
+    if isinstance(built, Failure):
+        return
+    before, after = set(subject.built.parameters), set(built.parameters)
+    if flags[0] != "bias":
+        before, after = (
+            {n for n in names if role_of(n) in ("q", "k", "v", "qkv", "kv")}
+            for names in (before, after)
+        )
+    if before == after and before and not dropout_makes_bias(case, subject, flags[0]):
+        left = sorted(n for n in after if n.endswith("bias"))
+        evidence = f"{flags[0]}=True and {flags[0]}=False give the same parameters" + (
+            f", {', '.join(left)} among them." if left else ", without any bias."
+        )
+        case.add("bias-flag-ignored", evidence)
+
+
+def _mask_argument(
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
+) -> None:
+    """Forward takes a mask: any polarity is right, as long as it hides what it marks."""
+    if best.switches.mask.startswith(("window", "given")):
+        return
+    batch, tokens = inputs[0].shape[:2]
+    keep = torch.rand(tokens, tokens, generator=torch.Generator().manual_seed(4)) < 0.6
+    keep |= torch.eye(tokens, dtype=torch.bool)
+    # Where it is causal by itself, a mask may come on top of that, or take its place.
+    kinds = ["given-and-causal", "given"] if best.base.mask == "causal" else ["given"]
+    program = Program(best.program.weights, best.program.inputs, keep)
+    wanted = [program.run(best.switches._replace(mask=kind)) for kind in kinds]
+    ran: list[Tensor] = []
+    for shape in ((tokens, tokens), (1, 1, tokens, tokens), (batch, tokens, tokens)):
+        shaped = keep.expand(shape).contiguous() if len(shape) != 4 else keep[None, None]
+        for mask in _polarities(shaped, subject.dtype):
+            got = call(case.session, subject, inputs, mask=mask)
+            if isinstance(got, Failure) or got.shape != out.shape:
+                continue
+            if any(right is not None and difference(right, got) < 1e-5 for right in wanted):
+                return
+            ran.append(got)
+    if not ran:
+        return
+    if all(difference(got, out) < 1e-9 for got in ran):
+        line = dropped_mask(case.text)
+        id = "mask-ignored" if line is None else "mask-result-dropped"
+        case.add(id, "A mask that hides 40 % of the cells changes nothing.", line)
+        return
+    if best.ids:
+        return  # one mistake at a time: the mask would only repeat it
+    _explain_mask(case, best, program, kinds[0], ran)
+
+
+def _explain_mask(
+    case: Case, best: Explanation, program: Program, kind: str, ran: list[Tensor]
+) -> None:
+    ends = time.monotonic() + 0.4
+    for got in ran:
+        if time.monotonic() > ends:
+            break
+        search = Search(got, [(best.candidate, program)], [kind], seconds=0.1)
+        found = next(iter(search.one()), None)
+        if found is not None and found.ids and "mask-ignored" not in found.ids:
+            evidence = (
+                f"Given a mask, your output equals, to {found.error:.0e}, what this mistake gives."
+            )
+            for id in found.ids:
+                case.add(id, evidence)
+            return
+    case.notes.append("Forward takes a mask; no usual meaning of it reproduces the output.")
+
+
+def _polarities(keep: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    added = torch.zeros(keep.shape, dtype=dtype).masked_fill(~keep, -torch.inf)
+    return [keep, ~keep, keep.to(torch.int64), added, (~keep).to(torch.int64), keep.to(dtype)]
+
+
+__all__ = ["Switches", "examine", "inputs_for"]

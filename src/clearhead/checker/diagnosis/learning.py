@@ -1,0 +1,145 @@
+"""Whether every weight can learn, from where the class's own code starts it.
+
+A layer that starts at zero is good practice: it moves in the first step, and what stands before it
+in the second. Two that are multiplied and both start at zero never move, since each one's gradient
+is a multiple of the other.
+"""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis import probes
+from clearhead.checker.diagnosis.simulator import difference
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.subject import Subject, call, inputs_for
+from clearhead.checker.harness.weight_roles import role_of
+from clearhead.checker.sandbox.submission import Failure
+
+STEPS = 4
+RATE = 0.1  # of each step: what the largest number of a weight moves by
+# Weights that come from a file, or are set by a function that __init__ does not call.
+_FILLED_LATER = (
+    r"\bempty\(|empty_like|load_state_dict|from_pretrained|checkpoint|torch\.load|"
+    r"def \w*(init|reset)\w*(weight|param)\w*|\.apply\("
+)
+
+
+def from_its_start(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
+    """Take a few steps from the class's own values: which weights never get a gradient?"""
+    if not subject.weights or subject.ids or subject.built.arrays:
+        return
+    if any(found.severity == "wrong" for found in case.findings):
+        return
+    own = {name: subject.built.weights.get(name) for name in subject.weights}
+    values = {name: w.to(torch.float64) for name, w in own.items() if w is not None}
+    matrices = [w for w in values.values() if w.ndim > 1]
+    if all(bool((w == w.flatten()[0]).all()) for w in matrices) or len(values) < len(own):
+        return  # not one has random numbers: room for weights from elsewhere
+    if re.search(_FILLED_LATER, case.text.file):
+        return
+    still = list(values)
+    for step in range(STEPS):
+        some = inputs_for(subject, subject.sizes.tokens, seed=30 + step)
+        got = _gradients(case, subject, values, some, out)
+        sizes = {name: float(gradient.abs().max()) for name, gradient in got.items()}
+        still = [name for name in still if sizes.get(name) == 0.0]
+        if not still:
+            break
+        values = {n: w - RATE * got[n] / (sizes[n] or 1.0) for n, w in values.items()}
+    usual = _gradients(case, subject, subject.weights, inputs, out) if still else {}
+    _load(case, subject, subject.weights)
+    stuck = [name for name in still if name in usual and float(usual[name].abs().max()) > 1e-8]
+    if stuck:
+        names = ", ".join(stuck[:4])
+        evidence = (
+            f"In {STEPS} steps of training from the values that __init__ gives, {names} got no "
+            "gradient at all; with random values they get one."
+        )
+        case.add("never-learns", evidence)
+
+
+def _gradients(
+    case: Case,
+    subject: Subject,
+    weights: dict[str, Tensor],
+    inputs: probes.Inputs,
+    out: Tensor,
+) -> dict[str, Tensor]:
+    """The gradient of each of these weights, zeros where there is none; nothing if it fails."""
+    if not _load(case, subject, weights):
+        return {}
+    got = probes.backward(case.session, subject, inputs, out)
+    if isinstance(got, Failure):
+        return {}
+    found = {n: got[0].parameters.get(n) for n in weights}
+    return {
+        n: torch.zeros_like(weights[n]) if g is None else g.to(weights[n]) for n, g in found.items()
+    }
+
+
+def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
+    """Rows of query and key weights that get no gradient, though the output needs them."""
+    if not case.text.has(r"detach\(|no_grad|\.data\b|inference_mode"):
+        return
+    got = probes.backward(case.session, subject, inputs, out)
+    if isinstance(got, Failure):
+        return
+    for name, gradient in got[0].parameters.items():
+        if role_of(name) not in ("q", "k", "qkv") or subject.weights[name].ndim < 2:
+            continue
+        weight = subject.weights[name]
+        rows = torch.ones(len(weight), dtype=torch.bool)
+        if gradient is not None:
+            rows = gradient.flatten(1).abs().amax(1) == 0
+        if not rows.any():
+            continue
+        other = weight.clone()
+        other[rows] *= -1.5
+        _load(case, subject, {**subject.weights, name: other})
+        moved = call(case.session, subject, inputs)
+        if isinstance(moved, Tensor) and float((moved - out).abs().max()) > 1e-6:
+            evidence = (
+                f"No gradient reaches {int(rows.sum())} of the {len(weight)} rows of {name}, "
+                "though the output depends on them."
+            )
+            case.add("scores-detached", evidence)
+    _load(case, subject, subject.weights)
+
+
+def out_of_reach(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
+    """Weights that are in no graph though the output depends on them: float(w), math.exp(w).
+
+    A gradient of zero is another thing: at these values the output may be flat.
+    """
+    if not subject.weights or subject.ids or subject.built.arrays:
+        return
+    if any(found.severity == "wrong" for found in case.findings):
+        return
+    got = probes.backward(case.session, subject, inputs, out)
+    if isinstance(got, Failure) or not any(g is not None for g in got[0].parameters.values()):
+        return
+    found = []
+    for name in [n for n, gradient in got[0].parameters.items() if gradient is None][:12]:
+        weight = subject.weights.get(name)
+        if weight is None or case.text.has(rf"\b{name.rpartition('.')[2]}\.(detach\(|data\b)"):
+            continue  # it says itself that it does not learn
+        _load(case, subject, {**subject.weights, name: 0.5 - 1.5 * weight})
+        moved = call(case.session, subject, inputs)
+        if isinstance(moved, Tensor) and difference(moved, out) > 1e-6:
+            found.append(name)
+    if found:
+        _load(case, subject, subject.weights)
+        evidence = (
+            f"No gradient reaches {', '.join(found[:4])}, though the output depends on them: on "
+            "the way they become plain numbers."
+        )
+        line = case.text.line(r"float\(|\.item\(\)|math\.\w+\(.*self\.|no_grad|tolist\(|numpy\(")
+        case.add("never-learns", evidence, line)
+
+
+def _load(case: Case, subject: Subject, weights: Mapping[str, Tensor]) -> bool:
+    """Give the class these weights, in the dtype it computes in; whether that worked."""
+    return case.session.load({n: w.to(subject.dtype) for n, w in weights.items()}) is None

@@ -1,0 +1,237 @@
+"""Texts of other lengths, and one text after another: is it the same attention there?
+
+A mask or a table may fit one length only, code that works in blocks shows its mistakes when a text
+is longer than a block, and what an object has kept from one text may be wrong for the next.
+"""
+
+import time
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis.probes import Inputs
+from clearhead.checker.diagnosis.search import Explanation
+from clearhead.checker.diagnosis.simulator import Program, difference
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.constructor_arguments import likely_meaning, meaning_for, meaning_of
+from clearhead.checker.harness.subject import Subject, call, inputs_for, renew
+from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.text_patterns import keeps_something
+
+LENGTHS = (1, 2, 3, 19, 67)  # one token, few, more than a usual block of 16, more than 64
+LONG = 263  # more than two blocks of 128
+PATIENCE = 1.5  # seconds: a loop over all pairs of tokens would take longer
+BREAKS = 1e-3  # angles in float32 differ by less, another mask by more
+DRIFT = 1e-5
+SPARSE = r"(?i)window|local|sliding|sparse|dilat|stride|\bband|yarn|ntk|\blog\(|log2"
+
+
+def longest(case: Case, subject: Subject) -> int:
+    """The longest text that the class has promised to take."""
+    names = {meaning_for(p) for p in case.info.init}
+    read = {meaning_of(name) for name, _ in case.info.fields}
+    limited = "context" in names or ("config" in names and "context" in read)
+    return subject.sizes.context if limited and not case.given else LONG
+
+
+def of_one_length(subject: Subject) -> bool:
+    """Whether it wants this length or a multiple of it, or as many tokens as a window of pixels."""
+    whole = subject.sizes.tokens % subject.sizes.context == 0
+    return whole or subject.axes == "single" or subject.sizes.window is not None
+
+
+def lengths(case: Case, subject: Subject, best: Explanation) -> Explanation | None:
+    """Whether it runs at other lengths, and is the same attention there.
+
+    Returns:
+        The form with the window that a longer text has shown, if there is one; None if nothing
+        can be said of longer texts.
+    """
+    if of_one_length(subject):
+        return None
+    known = {meaning_for(p) for p in case.info.init}
+    told = bool(known & {"context", "config"}) and not case.given
+    most = longest(case, subject)
+    judged = not any(found.severity == "wrong" for found in case.findings)
+    for tokens in sorted({*LENGTHS, subject.sizes.context}):
+        if tokens > most:
+            break
+        got = call(case.session, subject, inputs_for(subject, tokens))
+        if isinstance(got, Failure):
+            if _is_new(case, subject, best, tokens, got):
+                return None
+            if tokens <= 3 or (tokens == subject.sizes.context and told):
+                evidence = f"With {tokens} tokens: {got.type}: {got.message}"[:300]
+                case.add("fails-at-some-lengths", evidence, got.line)
+            elif tokens > subject.sizes.context:
+                return None
+        elif judged and _parts(subject, best, inputs_for(subject, tokens), got) > BREAKS:
+            windowed = _windowed(case, subject, best, tokens, got)
+            if windowed is None:
+                if not _is_new(case, subject, best, tokens, got):
+                    _name_length(case, subject, best, tokens)
+                return None
+            best = windowed
+    return best
+
+
+def _is_new(
+    case: Case, subject: Subject, best: Explanation, tokens: int, got: Tensor | Failure
+) -> bool:
+    """Whether a new object is right at this length, so that an earlier text is to blame."""
+    before = [n for n in {*LENGTHS, subject.sizes.context} if n < tokens]
+    seen = max(subject.sizes.tokens, *before, 1)
+    if not keeps_something(case.text) or not renew(case.session, subject):
+        return False
+    inputs = inputs_for(subject, tokens)
+    fresh = call(case.session, subject, inputs)
+    renew(case.session, subject)
+    call(case.session, subject, inputs_for(subject, subject.sizes.tokens))  # as it was
+    if isinstance(fresh, Failure) or _parts(subject, best, inputs, fresh) > BREAKS:
+        return False
+    start = f"After texts of up to {seen} tokens, one of {tokens} tokens"
+    if isinstance(got, Failure):
+        evidence = f"{start} fails: {got.type}: {got.message}"[:300] + ". A new object takes it."
+        case.add("depends-on-earlier-call", evidence, got.line)
+    else:
+        gap = f"which differs by {difference(got, fresh):.2g} of its size"
+        evidence = f"{start} gives another output than a new object, {gap}."
+        case.add("depends-on-earlier-call", evidence)
+    return True
+
+
+def after_another(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
+    """Whether a text of one token, taken before, changes the output; only where something is kept.
+
+    A mask of one token is as good as none: it fits every shape, and hides nothing.
+    """
+    if of_one_length(subject) or not keeps_something(case.text):
+        return
+    if any(found.severity == "wrong" for found in case.findings):
+        return
+    if not renew(case.session, subject):
+        return
+    first = call(case.session, subject, inputs_for(subject, 1))
+    got = call(case.session, subject, inputs)
+    renew(case.session, subject)
+    if isinstance(first, Failure):
+        return
+    tokens = inputs[0].shape[1]
+    if isinstance(got, Failure):
+        what = f"fails: {got.type}: {got.message}"[:250]
+    elif difference(got, out) > 1e-6:
+        gap = f"which differs by {difference(got, out):.2g} of its size"
+        what = f"gives another output than a new object, {gap}"
+    else:
+        return
+    case.add("depends-on-earlier-call", f"After a text of 1 token, one of {tokens} tokens {what}.")
+
+
+def long_texts(case: Case, subject: Subject, best: Explanation) -> None:
+    """The same attention in a text of a few hundred tokens, longer than the usual blocks?"""
+    if "Lazy" in case.text.file or any(found.severity == "wrong" for found in case.findings):
+        return
+    limited = longest(case, subject) < LONG
+    roomy = _with_room(case, subject) if limited else subject
+    # A new object: a buffer that was in half precision once is no longer exact.
+    if roomy is None or not renew(case.session, roomy):
+        return
+    began = time.monotonic()
+    call(case.session, roomy, inputs_for(roomy, max(LENGTHS)))
+    if (time.monotonic() - began) * (LONG / max(LENGTHS)) ** 2 < PATIENCE:
+        inputs = inputs_for(roomy, LONG, batch=1)
+        got = call(case.session, roomy, inputs)
+        if isinstance(got, Tensor):
+            breaks = _parts(roomy, best, inputs, got) > BREAKS
+            if breaks and _windowed(case, roomy, best, LONG, got) is None:
+                _name_length(case, roomy, best, LONG)
+    if limited:
+        renew(case.session, subject)
+
+
+def _with_room(case: Case, subject: Subject) -> Subject | None:
+    """The same class with the same weights and a longer context; None if it cannot be had."""
+    keywords: dict[str, object] = {}
+    for name, value in subject.keywords.items():
+        if isinstance(value, dict) and "__config__" in value:
+            fields = {n: _longer(n, v, subject) for n, v in value["__config__"].items()}
+            keywords[name] = {"__config__": fields}
+        else:
+            keywords[name] = _longer(name, value, subject)
+    roomy = replace(subject, keywords=keywords)
+    built = case.session.build(case.info.name, subject.arguments, keywords)
+    if isinstance(built, Failure) or built.parameters != subject.built.parameters:
+        renew(case.session, subject)
+        return None  # a table of positions, perhaps
+    return roomy
+
+
+def _longer(name: str, value: object, subject: Subject) -> object:
+    is_context = likely_meaning(name.lower()) == "context" and value == subject.sizes.context
+    return LONG + 8 if is_context else value
+
+
+def _parts(subject: Subject, best: Explanation, inputs: Inputs, got: Tensor) -> float:
+    """How far the output for these inputs is from the form that was found."""
+    q, k, v = (t.to(torch.float64) for t in inputs)
+    right = Program(best.program.weights, (q, k, v) if subject.separate else (q, q, q)).run(
+        best.switches
+    )
+    return difference(got, right) if right is not None and right.shape == got.shape else 0.0
+
+
+def _windowed(
+    case: Case, subject: Subject, best: Explanation, tokens: int, got: Tensor
+) -> Explanation | None:
+    """The same form with a window too wide for the plain run, where the source has a window."""
+    kinds = {"causal": "window", "none": "band"}
+    if best.switches.mask not in kinds:
+        return None
+    widths = [v for n, v in subject.keywords.items() if not meaning_of(n) and type(v) is int]
+    kept = [v for v in subject.built.plain.values() if type(v) is int and 1 < v < tokens]
+    if tokens == LONG:
+        widths += kept  # an attribute may be one too
+    elif case.text.has(r"(?i)window|local|sliding"):
+        widths = list(range(subject.sizes.tokens, tokens))
+    inputs = inputs_for(subject, tokens, batch=got.shape[0])
+    for width in dict.fromkeys(widths):  # an argument of unknown name may be a window
+        mask = f"{kinds[best.switches.mask]}{width}"
+        trial = replace(best, switches=best.switches._replace(mask=mask))
+        if _parts(subject, trial, inputs, got) < BREAKS:
+            case.notes.append(f"In longer texts it sees a window of {width} tokens.")
+            return trial
+    return None
+
+
+def _name_length(case: Case, subject: Subject, best: Explanation, tokens: int) -> None:
+    """Say from which length on it breaks."""
+    fine = subject.sizes.tokens
+    low, high = min(fine, tokens), max(fine, tokens)
+
+    def gap_at(length: int) -> float | None:
+        inputs = inputs_for(subject, length)
+        got = call(case.session, subject, inputs)
+        return None if isinstance(got, Failure) else _parts(subject, best, inputs, got)
+
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = gap_at(middle)
+        bad = found is None or found > BREAKS
+        low, high = (low, middle) if bad == (fine < tokens) else (middle, high)
+    gap, before = (
+        gap_at(length) or 0.0 for length in ((high, low) if fine < tokens else (low, high))
+    )
+    if before > DRIFT:
+        return  # it parts slowly: numbers are rounded somewhere
+    evidence = (
+        f"With {low} tokens the output is that of attention; from {high} tokens on"
+        if fine < tokens
+        else f"With {high} tokens the output is that of attention; with {low} or fewer"
+    )
+    evidence += f" it is not, and differs by {gap:.2g} of its size."
+    if case.text.has(SPARSE):
+        evidence += " Is it meant to see only a part of a long text? Then it is right."
+        case.add("breaks-with-length", evidence, severity="edge")
+    else:
+        case.add("breaks-with-length", evidence)

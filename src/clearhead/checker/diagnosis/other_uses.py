@@ -1,0 +1,287 @@
+"""Other uses of the same class: filled-up texts, and the batch's axis.
+
+The plain run has shown which form the class has. Here that form is held against what the class
+gives when it is used as a model uses it.
+"""
+
+import re
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis import probes
+from clearhead.checker.diagnosis.search import Explanation
+from clearhead.checker.diagnosis.simulator import Program, difference
+from clearhead.checker.harness.axis_orders import HEADS_READY, taken
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.subject import Subject, arguments_for, call, handed, ids_for, pick
+from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.text_patterns import Text, uses_sdpa
+
+Inputs = probes.Inputs
+
+_BATCH = r"b|bs|bsz|batch\w*|n_?batch\w*|num_batch\w*"
+_TOKENS = r"t|l|s|seq\w*|len\w*|time\w*|tok\w*|length|\w+_len|n_tok\w*|num_tok\w*|sequence\w*"
+
+
+def order_said(source: str) -> str:
+    """Which axis a source says comes first: "batch", "tokens", "both" or "".
+
+    Examples:
+        >>> order_said("B, T, C = x.shape"), order_said("# (seq, batch, d)"), order_said("y = x")
+        ('batch', 'tokens', '')
+    """
+    between = r"\s*,\s*"
+    end = rf"{between}[\w*/ ]+(\)|\]|=)"
+    batch = rf"(?i)[(\[\s](({_BATCH}){between}\w+|n{between}({_TOKENS})){end}"
+    tokens = rf"(?i)[(\[\s]({_TOKENS}|n){between}({_BATCH}){end}"
+    batch += r"|batch[ -]first|batch_first\s*=\s*True"
+    tokens += r"|(seq\w*|tokens?|time)[ -]first"
+    patterns = {"batch": batch, "tokens": tokens}
+    found = [name for name, pattern in patterns.items() if re.search(pattern, f" {source}")]
+    return found[0] if len(found) == 1 else "both" if found else ""
+
+
+def batch_axis(case: Case, subject: Subject, inputs: Inputs) -> None:
+    """The first axis is that of the tokens: does the source mean it so?"""
+    if subject.axes != "first":
+        return
+    said = order_said(case.text.source)
+    if "tokens" in (said, said or order_said(case.text.file)):
+        return
+    plain = replace(subject, axes="batch")
+    out = call(case.session, plain, inputs)
+    if isinstance(out, Failure):
+        return
+    leak = probes.batch_leak(case.session, plain, inputs, out)
+    evidence = (
+        f"With an input (batch, tokens, d), changing text 0 changed the output of text 1 by "
+        f"{leak:.2g}, and no token saw another one of its own text."
+    )
+    if said == "batch":
+        case.add("attends-across-batch", f"{evidence} The source says that the batch comes first.")
+    else:
+        question = "Is the input meant to be (tokens, batch, d)? Then it is right."
+        case.add("attends-across-batch", f"{evidence} {question}", severity="edge")
+
+
+_MASK = re.compile(r"mask|pad|keep|valid|real")
+_NO_MASK = r"cache|past|state|pos|layer|return|need|output|use|train|context|memory$|bias|scale"
+
+
+def padding(
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
+) -> set[str]:
+    """A (batch, tokens) argument that marks the filling, or the real tokens: is it hidden?
+
+    Any argument may be such a mask that runs with one and then gives another output.
+
+    Returns:
+        The arguments that are such a mask.
+    """
+    understood: set[str] = set()
+    masks = {"none": "given", "causal": "given-and-causal"}
+    if subject.axes not in ("batch", "first") or best.switches.mask not in masks:
+        return understood
+    if subject.ids:
+        _filling_in_ids(case, subject, inputs, best, masks[best.switches.mask])
+        return understood
+    fed = {name for name, role in subject.feed if role not in ("mask", "marks")}
+    must = {name for name, role in subject.feed if role == "marks"}
+    for parameter in case.info.forward:
+        name = parameter.name.lower()
+        named = _MASK.search(name)
+        usable = parameter.name in must or (parameter.has_default and parameter.default is None)
+        if parameter.name in fed or re.search(_NO_MASK, name) or not (usable or named):
+            continue
+        if re.match(r"q(uery)?_|.*_q$", name) or (subject.polarity and "mask" in name):
+            continue
+        kind = masks[best.switches.mask]
+        if _padding_of(case, subject, inputs, out, best, parameter.name, kind):
+            understood.add(parameter.name)
+    return understood
+
+
+def _padding_of(
+    case: Case,
+    subject: Subject,
+    inputs: Inputs,
+    out: Tensor,
+    best: Explanation,
+    name: str,
+    kind: str,
+) -> bool:
+    """Whether the argument is a mask of tokens, which is judged then."""
+    batch, tokens = inputs[0].shape[:2]
+    real = torch.ones(batch, tokens, dtype=torch.bool)
+    hidden = [1, 3] if kind == "given-and-causal" else [tokens - 2, tokens - 1]
+    real[-1, hidden] = False  # where it is causal, no one sees filling at the end anyway
+    visible = real[:, None, None, :].expand(batch, 1, tokens, tokens)
+    program = Program(best.program.weights, best.program.inputs, visible)
+    right = program.run(best.switches._replace(mask=kind))
+    if right is None or right.shape != out.shape:
+        return False
+    answers = [with_mask(case, subject, inputs, name, marks) for marks in (real, ~real)]
+    runs = [got for got in answers if got is not None and got.shape == out.shape]
+    if len(runs) < 2 or all(difference(got, out) < 1e-12 for got in runs):
+        return False
+    keeps, hides = runs
+    if difference(hides[real], right[real]) < 1e-5:
+        if _said_real(case.text, name):
+            case.add(
+                "padding-inverted",
+                f"The source says that {name} marks the real tokens; with them marked, the output "
+                "is what you get when only the filling is seen.",
+            )
+        return True
+    if difference(keeps[real], right[real]) < 1e-5:
+        if "pad" in name.lower() and not _marks_real(case.text):
+            case.add(
+                "padding-inverted",
+                f"With {name} True at two filling tokens, the output is what you get when only "
+                "the filling is seen; with True at the real tokens it is right.",
+            )
+        return True
+    if best.ids:
+        return False
+    idle = all(difference(got, out) < 1e-5 for got in runs)  # a number added to a whole row
+    for got in runs:
+        if difference(got[real], out[real]) > 1e-5:
+            continue
+        if difference(got[~real], out[~real]) < 1e-5 and not (idle and _MASK.search(name.lower())):
+            continue
+        moved = _seen_filling(case, subject, inputs, name, real if got is keeps else ~real, real)
+        if moved > 1e-3:
+            zeros = bool((got[~real] == 0).all())
+            only = "no output is" if idle else "only the outputs at the filling itself are"
+            evidence = (
+                f"With {name} given, changing two filling tokens changed the output of a real one "
+                f"by {moved:.2g}; {only} changed by {name}."
+            )
+            case.add("padding-on-queries", evidence, severity="edge" if zeros else "")
+            return True
+    return _hides_in_others(case, subject, inputs, out, name, runs)
+
+
+def _hides_in_others(
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, name: str, runs: list[Tensor]
+) -> bool:
+    """Whether the filling of the last text hides tokens of the first, which has none."""
+    for got, nothing in zip(runs, (torch.ones, torch.zeros), strict=True):
+        marks = nothing(inputs[0].shape[:2], dtype=torch.bool)
+        calm = with_mask(case, subject, inputs, name, marks)
+        if calm is None or calm.shape != out.shape or difference(calm, out) > 1e-5:
+            continue  # these marks mean something else
+        moved = difference(got[:-1], out[:-1])
+        if moved > 1e-3:
+            evidence = (
+                f"With {name} given, the filling of the last text changed the output of another "
+                f"text, which has none, by {min(moved, 99):.2g} of its size."
+            )
+            case.add("padding-in-other-texts", evidence)
+            return True
+    return False
+
+
+def _filling_in_ids(
+    case: Case, subject: Subject, inputs: Inputs, best: Explanation, kind: str
+) -> None:
+    """Token ids with filling among them: is it hidden, or is only the filling seen?"""
+    told = [v for n, v in subject.built.plain.items() if "pad" in n.lower() and type(v) is int]
+    if not told and not case.text.has(r"padding_idx\s*=\s*0|[!=]=\s*0"):
+        return
+    filling = told[0] if told else 0
+    x = inputs[0].clone()
+    batch, tokens = x.shape[:2]
+    real = torch.ones(batch, tokens, dtype=torch.bool)
+    real[:, [1, tokens - 1]] = False
+    x[~real] = x[-1, -1].clone()
+    ids = ids_for(case.session, subject, x, filling)
+    if isinstance(ids, Failure):
+        return
+    ids[~real] = filling
+    positional, keywords = arguments_for(subject, (ids, ids, ids), None)
+    output = case.session.forward(positional, keywords)
+    chosen = None if isinstance(output, Failure) else pick(output, x.shape)
+    if isinstance(output, Failure) or chosen is None:
+        return
+    got = output.tensors[chosen].to(torch.float64)
+    visible = real[:, None, None, :].expand(batch, 1, tokens, tokens)
+    wide = x.to(torch.float64)
+    program = Program(best.program.weights, (wide, wide, wide), visible)
+    right, plain = (program.run(best.switches._replace(mask=m)) for m in (kind, best.switches.mask))
+    inverted = program.run(best.switches._replace(mask="given-inverted"))
+    if right is None or plain is None or inverted is None or got.shape != right.shape:
+        return
+    if difference(got[real], right[real]) < 1e-5 or difference(got[real], plain[real]) < 1e-5:
+        return
+    if difference(got[real], inverted[real]) < 1e-5:
+        case.add(
+            "sdpa-mask-polarity" if uses_sdpa(case.text) else "padding-inverted",
+            f"With two tokens of each text replaced by id {filling}, the filling, your output is "
+            "what you get when only the filling is seen.",
+        )
+
+
+def with_mask(
+    case: Case, subject: Subject, inputs: Inputs, name: str, marks: Tensor
+) -> Tensor | None:
+    """The output when one argument marks tokens: as (batch, tokens), or with more axes."""
+    q, k, v = handed(subject, inputs)
+    marks = marks[:1] if subject.axes in HEADS_READY else marks  # what is a batch here are heads
+    positional, keywords = arguments_for(subject, (q, k, v), None)
+    names = [parameter.name for parameter in case.info.forward]
+    place = names.index(name)
+    shaped = [marks, marks[:, None, None, :]]
+    if subject.axes == "first":
+        shaped.append(marks.T.contiguous())
+    for shape in shaped:
+        for dtype in (torch.bool, torch.int64, subject.dtype):
+            if place < len(positional):
+                positional[place] = shape.to(dtype)
+            else:
+                keywords[name] = shape.to(dtype)
+            output = case.session.forward(positional, keywords)
+            if isinstance(output, Failure):
+                continue
+            chosen = pick(output, q.shape)
+            if chosen is not None:
+                return taken(output.tensors[chosen].to(torch.float64), subject.axes)
+    return None
+
+
+def _seen_filling(
+    case: Case, subject: Subject, inputs: Inputs, name: str, marks: Tensor, real: Tensor
+) -> float:
+    """How much the filling changes what comes out at real tokens."""
+    others = inputs
+    for token in (~real[-1]).nonzero().flatten().tolist():
+        others = probes.changed(others, -1, token)
+    before, after = (with_mask(case, subject, each, name, marks) for each in (inputs, others))
+    if before is None or after is None or before.shape != after.shape:
+        return 0.0
+    return float((before - after)[real].abs().max())
+
+
+_REAL = (
+    r"(1|True|ones?)\s*(=|:|means?|for|is|are|where|->|marks?)+\s*(there is )?(the |a )?"
+    r"(real|valid|keep|kept|token|attend|visible|not pad|may|non-?pad)|"
+    r"0\s*(=|for|means?)\s*pad"
+)
+_HIDDEN = (
+    r"(?i)(1|True|ones?)\s*(=|:|means?|for|is|are|where|->|marks?)+\W*(pad|ignor|hid|mask|block)"
+)
+
+
+def _marks_real(text: Text) -> bool:
+    """Whether the source says that 1 or True marks the real tokens."""
+    return re.search(_REAL, text.source) is not None
+
+
+def _said_real(text: Text, name: str) -> bool:
+    """Whether the source says so of this very argument, in one line: `mask: (B, S), 1 = token`."""
+    own = rf"\W*{re.escape(name)}\b(?!\s*=)"
+    told = [line for line in text.source.splitlines() if re.match(own, line)]
+    real = [line for line in told if re.search(_REAL, line)]
+    return bool(real) and not any(re.search(_HIDDEN, line) for line in told)

@@ -1,0 +1,279 @@
+"""What can be seen of an attention from outside, without knowing how it is written.
+
+Each probe answers a question with a number: does a later token change an earlier output, does one
+sentence change another, does every weight get a gradient, do other lengths and half precision work.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.harness import axis_orders as axes
+from clearhead.checker.harness.subject import (
+    Session,
+    Subject,
+    arguments_for,
+    call,
+    handed,
+    inputs_for,
+)
+from clearhead.checker.harness.weight_roles import role_of, takes_last
+from clearhead.checker.sandbox.submission import Failure, Gradients
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Influence:
+    """How much a change at one place moved the output at another, where it moved most.
+
+    Args:
+        size: The largest change.
+        changed: The token, or sentence, that was changed.
+        moved: The token, or sentence, whose output moved most.
+    """
+
+    size: float
+    changed: int
+    moved: int
+
+
+def changed(inputs: Inputs, batch: int | slice, token: int | slice, seed: int = 9) -> Inputs:
+    """The same inputs with other numbers at one place."""
+    generator = torch.Generator().manual_seed(seed)
+    made: dict[int, Tensor] = {}
+    for tensor in inputs:
+        if id(tensor) not in made:
+            other = tensor.clone()
+            part = other[batch, token]
+            noise = torch.randn(part.shape, generator=generator, dtype=torch.float64)
+            other[batch, token] = part + noise.to(other) * tensor.abs().mean()
+            made[id(tensor)] = other
+    q, k, v = (made[id(tensor)] for tensor in inputs)
+    return q, k, v
+
+
+def future_leak(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> Influence:
+    """How much later tokens change earlier outputs: 0 for causal attention."""
+    worst = Influence(0.0, 0, 0)
+    tokens = inputs[0].shape[1]
+    for token in {tokens - 1, max(tokens - 2, 1)}:
+        other = call(session, subject, changed(inputs, slice(None), token))
+        if isinstance(other, Failure) or other.shape != out.shape or out.shape[1] < tokens:
+            continue
+        moved = (other - out)[:, :token].nan_to_num(0.0, 0.0, 0.0).abs().amax((0, 2))
+        where = int(moved.argmax())
+        if float(moved[where]) > worst.size:
+            worst = Influence(float(moved[where]), token, where)
+    return worst
+
+
+def sees_others(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
+    """Whether the first token changes any later output, as in every attention."""
+    other = call(session, subject, changed(inputs, slice(None), 0))
+    if isinstance(other, Failure) or other.shape != out.shape:
+        return True
+    return not bool(((other - out)[:, 1:].abs() < 1e-12).all())
+
+
+def batch_leak(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> float:
+    """How much one sentence changes the output of another: 0 for any attention."""
+    other = call(session, subject, changed(inputs, 0, slice(None)))
+    if isinstance(other, Failure) or other.shape != out.shape:
+        return 0.0
+    return float((other - out)[1:].nan_to_num(0.0, 0.0, 0.0).abs().max())
+
+
+def is_sequence_first(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
+    """Whether the first axis, not the second, is the tokens."""
+    if subject.axes != "batch" or not batch_leak(session, subject, inputs, out) > 1e-9:
+        return False
+    other = call(session, subject, changed(inputs, slice(None), 0))
+    if isinstance(other, Failure) or other.shape != out.shape:
+        return False
+    return float((other - out)[:, 1:].abs().max()) < 1e-9
+
+
+def same_tokens(session: Session, subject: Subject, inputs: Inputs) -> tuple[float, Tensor | None]:
+    """How far the output for equal tokens is from the output for one: 0 where rows sum to one.
+
+    If all tokens are the same, any weights that sum to one give back the same vector.
+    """
+    q, k, v = (t[:, :1].expand(-1, t.shape[1], -1).contiguous() for t in inputs)
+    many = call(session, subject, (q, k, v))
+    one = call(session, subject, (q[:, :1], k[:, :1], v[:, :1]))
+    if isinstance(many, Failure) or isinstance(one, Failure) or many.shape[2:] != one.shape[2:]:
+        return 0.0, None
+    if many.shape[1] != q.shape[1]:
+        return 0.0, None
+    gap = (many - one).abs().nan_to_num(torch.inf)
+    return float(gap.max() / one.abs().max().clamp_min(1e-12)), many
+
+
+def permutation_gap(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> float:
+    """How far permuted inputs are from giving permuted outputs: 0 without mask and positions."""
+    order = torch.randperm(inputs[0].shape[1], generator=torch.Generator().manual_seed(3))
+    q, k, v = (t[:, order].contiguous() for t in inputs)
+    other = call(session, subject, (q, k, v))
+    if isinstance(other, Failure) or other.shape != out.shape:
+        return 0.0
+    return float((other - out[:, order]).abs().max() / out.abs().max().clamp_min(1e-12))
+
+
+def large_score_leak(session: Session, subject: Subject, inputs: Inputs) -> Influence:
+    """Whether the future leaks when scores are very large, as after unlucky training."""
+    # Scores grow with the square: up to some ten thousands.
+    q, k, v = (t * 120.0 for t in inputs)
+    made = (q, q, q) if inputs[0] is inputs[1] else (q, k, v)
+    out = call(session, subject, made)
+    if isinstance(out, Failure) or not out.isfinite().all():
+        return Influence(0.0, 0, 0)
+    worst = Influence(0.0, 0, 0)
+    size = float(out.abs().max())
+    for seed in range(4):
+        for token in range(1, q.shape[1]):
+            other = call(session, subject, changed(made, slice(None), token, seed=seed))
+            if isinstance(other, Failure) or not other.isfinite().all():
+                continue
+            moved = (other - out)[:, :token].abs().amax((0, 2))
+            where = int(moved.argmax())
+            if float(moved[where]) > max(worst.size, 1e-4 * size):
+                return Influence(float(moved[where]), token, where)
+    return worst
+
+
+def dtype_failure(session: Session, subject: Subject, dtype: torch.dtype) -> Failure | None:
+    """What happens in another dtype, if it fails."""
+    other = replace(subject, dtype=dtype)
+    failed = session.load({n: w.to(dtype) for n, w in subject.weights.items()})
+    got = failed or call(session, other, inputs_for(other, subject.sizes.tokens))
+    session.load({n: w.to(subject.dtype) for n, w in subject.weights.items()})
+    return got if isinstance(got, Failure) else None
+
+
+def device_failure(session: Session, subject: Subject) -> Failure | None:
+    """What would happen on a GPU, if two devices met there."""
+    if subject.axes != "batch" or subject.ids:
+        return None
+    inputs = inputs_for(subject, subject.sizes.tokens)
+    positional, keywords = arguments_for(subject, inputs, None)
+    got = session.device(positional, keywords)
+    if got is None or not re.search(r"same device|two (different )?devices", got.message):
+        return None
+    return got
+
+
+def alone(
+    session: Session, subject: Subject, inputs: Inputs, out: Tensor
+) -> Failure | Tensor | None:
+    """The first sentence in a batch of its own, if it fails or gives something else there."""
+    q, k, v = (t[:1].contiguous() for t in inputs)
+    if inputs[1] is inputs[0]:
+        k = q
+    if inputs[2] is inputs[1]:
+        v = k
+    got = call(session, subject, (q, k, v))
+    if isinstance(got, Failure):
+        return got
+    same = got.shape == out[:1].shape and torch.allclose(got, out[:1], atol=1e-6, equal_nan=True)
+    return None if same else got
+
+
+def gradients(
+    session: Session, subject: Subject, inputs: Inputs, out: Tensor
+) -> tuple[dict[str, float], tuple[Tensor | None, ...], Tensor] | Failure:
+    """The size of each parameter's gradient (0 for none), the inputs' gradients, the cotangent."""
+    got = backward(session, subject, inputs, out)
+    if isinstance(got, Failure):
+        return got
+    found, noise = got
+    sizes = {n: 0.0 if g is None else float(g.abs().max()) for n, g in found.parameters.items()}
+    return sizes, found.inputs, noise
+
+
+def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> dict[str, int]:
+    """Weights of queries, keys, values or output of which some outputs are never used: how many."""
+    got = backward(session, subject, inputs, out)
+    if isinstance(got, Failure):
+        return {}
+    idle = {}
+    for name, gradient in got[0].parameters.items():
+        layer = takes_last(subject.built.modules.get(name.rpartition(".")[0], ""))
+        named = role_of(name) in ("q", "k", "v", "o") and name.endswith("weight")
+        if layer and named and gradient is not None:
+            still = int((gradient.flatten(1).abs().amax(1) < 1e-14).sum())
+            if 0 < still < len(gradient):
+                idle[name] = still
+    return idle
+
+
+def backward(
+    session: Session, subject: Subject, inputs: Inputs, out: Tensor
+) -> tuple[Gradients, Tensor] | Failure:
+    """The gradients of the output's product with random numbers, and those numbers."""
+    q, k, v = handed(subject, inputs)
+    out = axes.given(out, subject.axes)
+    positional, keywords = arguments_for(subject, (q, k, v), None)
+    noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    got = session.backward(positional, keywords, cotangent=noise.to(subject.dtype))
+    return got if isinstance(got, Failure) else (got, noise)
+
+
+def place_of_queries(subject: Subject) -> int | None:
+    """Which of forward's positional arguments the queries come from."""
+    for place, (_, role) in enumerate(subject.feed):
+        if role in ("x", "q"):
+            return place
+    return None
+
+
+@dataclass(frozen=True)
+class Training:
+    """What dropout does in training.
+
+    Args:
+        varies: Whether it differs from evaluation.
+        breaks: Whether NaN or infinity come out.
+        varies_same: Whether they differ when all tokens are equal, beyond whole outputs dropped.
+        only_outputs: Whether each number is the evaluated one, scaled up, or zero.
+    """
+
+    varies: bool
+    breaks: bool
+    varies_same: bool
+    only_outputs: bool
+
+
+def training(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> Training | None:
+    """Run twice in training, with random and with equal tokens; None if it fails."""
+    same = tuple(t[:, :1].expand(-1, t.shape[1], -1).contiguous() for t in inputs)
+    calm = call(session, subject, same)  # type: ignore[arg-type]  # three tensors
+    runs = [call(session, subject, inputs, train=True, seed=s) for s in (1, 2, 3)]
+    equal = [call(session, subject, same, train=True, seed=s) for s in (1, 2, 3)]  # type: ignore[arg-type]
+    tensors = [t for t in [calm, *runs, *equal] if not isinstance(t, Failure)]
+    if len(tensors) < 7:
+        return None
+    p = subject.sizes.p
+
+    def moved(run: Tensor, still: Tensor, *also: float) -> bool:
+        """Whether a number is neither the still one, nor one of its multiples."""
+        fine = still.isfinite()
+        run, still = run[fine], still[fine]
+        if not len(still):
+            return False
+        small = 1e-6 * float(still.abs().max())
+        same = (run - still).abs() <= small
+        for factor in also:
+            same |= (run - factor * still).abs() <= small
+        return not bool(same.all())
+
+    multiples = (0.0, 1 / (1 - p))
+    fine = out.isfinite()
+    return Training(
+        any(moved(t, out) for t in tensors[1:4]),
+        any(not t[fine].isfinite().all() for t in tensors[1:4]),
+        any(moved(t, tensors[0], *multiples) for t in tensors[4:]),
+        not any(moved(t, out, *multiples) for t in tensors[1:4]),
+    )

@@ -1,0 +1,64 @@
+"""What a call leaves behind: an input that was changed in place, or a graph that was kept."""
+
+import re
+
+import torch
+
+from clearhead.checker.diagnosis import probes
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.subject import Subject, arguments_for, handed, renew
+from clearhead.checker.sandbox.submission import Failure, Output
+from clearhead.checker.source.text_patterns import keeps_something
+
+_POSITIONS = r"pos(ition)?(_?(emb\w*|enc\w*))?$|pos_?emb|pos_?enc"
+_CACHES = r"@\s*(functools\.|ft\.)?(lru_)?cache\b"
+_STATE = r"self\.\w*(cache|past|memory|mems?\b|state)"
+
+
+def changed_inputs(case: Case, subject: Subject, inputs: probes.Inputs) -> None:
+    """Whether the caller's tensors are others after the call; also with positions given."""
+    if subject.ids or subject.axes == "single":
+        return
+    names = [p.name for p in case.info.forward if p.has_default and p.default is None]
+    fed = {name for name, _ in subject.feed}
+    places = [n for n in names if n not in fed and re.search(_POSITIONS, n.lower())]
+    for name in ("", *places):
+        x = handed(subject, inputs)
+        positional, keywords = arguments_for(subject, x, None)
+        if name:
+            noise = torch.Generator().manual_seed(17)
+            keywords[name] = torch.randn(x[0].shape, generator=noise, dtype=torch.float64).to(x[0])
+        got = case.session.forward(positional, keywords)
+        changed = () if isinstance(got, Failure) else _inputs_among(subject, got)
+        if changed:
+            given = f" with {name} given" if name else ""
+            evidence = f"After one call{given}, {changed[0]} holds other numbers than before."
+            case.add("changes-its-input", evidence)
+            return
+
+
+def _inputs_among(subject: Subject, got: Output) -> list[str]:
+    """The names of the inputs that were changed: vectors, no mask and no cache."""
+    order = [p.name for p in subject.info.forward]
+    names = [order[one] if isinstance(one, int) else one for one in got.changed]
+    vectors = {name for name, role in subject.feed if role in ("x", "q", "k", "v", "kv")}
+    return [name for name in names if name in vectors]
+
+
+def kept_graph(case: Case, subject: Subject, inputs: probes.Inputs, out: torch.Tensor) -> None:
+    """Whether a second step of training fails, because the first one's graph was kept."""
+    if not subject.weights or subject.ids or subject.built.arrays:
+        return
+    kept = keeps_something(case.text) or re.search(_CACHES, case.text.file)
+    if not kept or any(found.severity == "wrong" for found in case.findings):
+        return
+    if not renew(case.session, subject):
+        return
+    first, second = (probes.backward(case.session, subject, inputs, out) for _ in range(2))
+    renew(case.session, subject)
+    if isinstance(first, Failure) or not isinstance(second, Failure):
+        return
+    if "second time" in second.message:
+        evidence = f"The second backward pass fails: {second.type}: {second.message}"[:200] + "..."
+        severity = "edge" if case.text.has(_STATE) else ""
+        case.add("keeps-its-graph", evidence, severity=severity)

@@ -1,0 +1,244 @@
+"""An adapter written from a class's own signature: how it is built, called, and what it returns.
+
+Names tell what an argument is for, as everywhere in the checker. Where they do not, the line says
+"change this".
+"""
+
+import ast
+import re
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from clearhead.checker.harness.constructor_arguments import (
+    likely_meaning,
+    meaning_for,
+    with_configs,
+)
+from clearhead.checker.harness.forward_arguments import feeds
+from clearhead.checker.sandbox.answers import ClassInfo, Parameter
+from clearhead.checker.source.text_patterns import text_of
+
+_WIDTH = 88
+_CHANGE = "  # change this: "
+# What an adapter passes on for each meaning; its own arguments stand on the right.
+_VALUES = {
+    "d_in": "d_in",
+    "d_out": "d_out",
+    "heads": "num_heads",
+    "kv_heads": "num_heads",
+    "kv_groups": "num_heads",
+    "context": "context_length",
+    "p": "dropout",
+    "bias": "True",
+    "batch_first": "True",
+    "causal": "True",
+    "vocab": "211",
+    "rope": "False",
+    "device": "None",
+    "dtype": "None",
+}
+_AS_THEY_ARE = {"bias", "kv_groups", "rope", "device", "dtype"}  # where there is a default
+_OURS = ("d_in", "d_out", "context_length", "dropout", "num_heads")
+
+
+class Skeleton(NamedTuple):
+    """An adapter's text, and whether a person has to complete it."""
+
+    text: str
+    open: bool
+
+
+class _Argument(NamedTuple):
+    """One argument of a call: its name ("" for a positional one), its value, what is unclear."""
+
+    name: str
+    value: str
+    unclear: str = ""
+
+    @property
+    def code(self) -> str:
+        return f"{self.name}={self.value}" if self.name else self.value
+
+
+def adapter_for(info: ClassInfo, source: str) -> Skeleton:
+    """An adapter for a class, with its constructor's and its forward's own arguments.
+
+    Args:
+        info: The class.
+        source: The whole file.
+    """
+    code = text_of(source, info).code
+    info = with_configs(info, code, source)
+    built = _constructor(info, source)
+    taken, given = _call(info)
+    returned, unclear = _result(code, info)
+    inner = "self.inner" if info.is_module or "__call__" in info.methods else "self.inner.forward"
+    used = [name for name in _OURS if any(re.search(rf"\b{name}\b", a.value) for a in built)]
+    lines = [
+        f'"""How clearhead check shall build and call {info.name}."""',
+        "",
+        *(["from types import SimpleNamespace", ""] if "SimpleNamespace" in str(built) else []),
+        "from torch import nn",
+        "",
+        "",
+        "class Adapted(nn.Module):",
+        f"    def __init__({', '.join(['self', *used])}):",
+        "        super().__init__()",
+        *_written(f"self.inner = {info.name}", built, 8),
+    ]
+    if not info.is_module:  # its weights hang on no module yet
+        lines += [
+            "        parts = vars(self.inner).values()",
+            "        self.parts = nn.ModuleList(p for p in parts if isinstance(p, nn.Module))",
+        ]
+    lines += ["", f"    def forward(self, {', '.join(taken)}):  # x: (batch, tokens, width)"]
+    lines += _written(f"out = {inner}", given, 8)
+    lines.append(f"        return {returned}" + (f"{_CHANGE}{unclear}" if unclear else ""))
+    text = "\n".join(lines) + "\n"
+    return Skeleton(text, _CHANGE in text)
+
+
+def _constructor(info: ClassInfo, source: str) -> list[_Argument]:
+    meanings = {
+        p.name: meaning_for(p) or ("" if p.has_default else likely_meaning(p.name))
+        for p in info.init
+    }
+    present = set(meanings.values())
+    found = []
+    for parameter in info.init:
+        meaning = meanings[parameter.name]
+        left = not meaning or meaning in _AS_THEY_ARE
+        a_mask = meaning == "causal" and parameter.default is None  # itself, it may be
+        if parameter.kind.startswith("VAR") or (parameter.has_default and (left or a_mask)):
+            continue
+        name = "" if parameter.kind == "POSITIONAL_ONLY" else parameter.name
+        if meaning == "config":
+            found.append(_Argument(name, *_config(parameter, info, source)))
+        elif meaning:
+            found.append(_Argument(name, _value(meaning, present)))
+        else:
+            found.append(_Argument(name, *_guess(parameter)))
+    return found
+
+
+def _value(meaning: str, present: set[str]) -> str:
+    """What stands for a meaning, given which others the constructor takes."""
+    single = "head_dim" in present and "heads" not in present
+    if meaning == "d":
+        return "d_in" if "d_out" in present or single else "d_out"
+    if meaning == "head_dim":
+        return "d_out" if single else "d_out // num_heads"
+    return _VALUES[meaning]
+
+
+def _guess(parameter: Parameter) -> tuple[str, str]:
+    """A value for an argument whose name says nothing, and what to look at."""
+    annotation = parameter.annotation.lower()
+    if re.search(r"layer|idx|index", parameter.name):
+        return "0", ""
+    for kind, value in (("bool", "False"), ("float", "0.0"), ("str", '""'), ("int", "d_out")):
+        if kind in annotation:
+            return value, f"what is {parameter.name}?"
+    return "d_out", f"what is {parameter.name}?"
+
+
+def _config(parameter: Parameter, info: ClassInfo, source: str) -> tuple[str, str]:
+    """A configuration with the fields that the file reads from it."""
+    defaults = {**dict(with_configs(info, source, source).fields), **dict(info.fields)}
+    kept = re.findall(rf"self\.(\w+)\s*=\s*{re.escape(parameter.name)}\s*$", source, re.MULTILINE)
+    start = rf"(?<![\w.])(?:self\.)?(?:{'|'.join(map(re.escape, [parameter.name, *kept]))})"
+    read = re.findall(rf"{start}(?:\.(\w+)\b(?!\()|\[['\"](\w+))", source)
+    names = sorted({*defaults, *(one or other for one, other in read)})
+    present = {likely_meaning(name) for name in names} | {"heads"}
+    pairs, unknown = [], []
+    for name in names:
+        meaning, default = likely_meaning(name), defaults.get(name)
+        known = meaning and meaning != "config"
+        pairs.append((name, _value(meaning, present) if known else repr(default)))
+        unknown += [] if known or default is not None else [name]
+    quoted = any(other for _, other in read)
+    parts = [f'"{name}": {value}' if quoted else f"{name}={value}" for name, value in pairs]
+    first, last = ("{", "}") if quoted else ("SimpleNamespace(", ")")
+    made = f"{first}{', '.join(parts)}{last}"
+    if len(made) > _WIDTH // 2:
+        inside = "".join(f"{' ' * 16}{part},\n" for part in parts)
+        made = f"{first}\n{inside}{' ' * 12}{last}"
+    return made, f"what is {', '.join(unknown)}?" if unknown else ""
+
+
+def _call(info: ClassInfo) -> tuple[list[str], list[_Argument]]:
+    """The parameters of the adapter's forward, and what it passes to the class's own."""
+    taken, given = ["x"], []
+    roles = dict(feeds(info))
+    positional = True
+    for parameter in info.forward:
+        role = roles.get(parameter.name)
+        if parameter.kind.startswith("VAR") or role is None:
+            positional = False
+            continue
+        name = "" if positional and parameter.kind != "KEYWORD_ONLY" else parameter.name
+        if role in ("x", "q", "k", "v", "kv"):
+            given.append(_Argument(name, "x"))
+        elif role == "none":
+            given.append(_Argument(name, *_other(parameter)))
+        else:  # a mask or rotary angles: the checker tries the usual ways
+            taken.append(f"{parameter.name}=None" if parameter.has_default else parameter.name)
+            given.append(_Argument(name, parameter.name))
+    required = [name for name in taken if not name.endswith("=None")]
+    return [*required, *(name for name in taken if name.endswith("=None"))], given
+
+
+def _other(parameter: Parameter) -> tuple[str, str]:
+    """A value for an argument of forward that is no input."""
+    name = parameter.name.lower()
+    for pattern, value in (
+        (r"len", "x.shape[1]"),
+        (r"pos|layer|idx|index|step|start|offset", "0"),
+        (r"flag|train|use|is_|return|need|output_", "False"),
+        (r"cache|past|state", "None"),
+    ):
+        if re.search(pattern, name):
+            return value, ""
+    return "None", f"what is {parameter.name}?"
+
+
+def _result(code: str, info: ClassInfo) -> tuple[str, str]:
+    """What the adapter returns of `out`, and what to look at."""
+    returned = _returned(code)
+    if any(isinstance(value, ast.Tuple | ast.List) for value in returned):
+        plain = all(isinstance(value, ast.Tuple | ast.List) for value in returned)
+        return ("out[0]" if plain else "out[0] if isinstance(out, tuple) else out"), ""
+    if any(isinstance(value, ast.Dict) for value in returned):
+        keys = [k.value for v in returned if isinstance(v, ast.Dict) for k in v.keys
+                if isinstance(k, ast.Constant)]  # fmt: skip
+        return f"out[{(keys or ['output'])[0]!r}]", "which entry is the output?"
+    return "out", ""
+
+
+def _returned(code: str) -> list[ast.expr]:
+    """What the class's forward returns."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # on a stranger's spelling
+            tree = ast.parse(code)
+    except (SyntaxError, ValueError):
+        return []
+    own = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)
+           and n.name in ("forward", "__call__")]  # fmt: skip
+    found = [n.value for f in own for n in ast.walk(f) if isinstance(n, ast.Return) and n.value]
+    branches = [e for v in found if isinstance(v, ast.IfExp) for e in (v.body, v.orelse)]
+    return [*(v for v in found if not isinstance(v, ast.IfExp)), *branches]
+
+
+def _written(start: str, arguments: Sequence[_Argument], indent: int) -> list[str]:
+    """A call in one line, or with one argument on each line where that is too long or unclear."""
+    space = " " * indent
+    one = f"{space}{start}({', '.join(argument.code for argument in arguments)})"
+    long = len(one) > _WIDTH or "\n" in one
+    if not long and not any(argument.unclear for argument in arguments):
+        return [one]
+    lines = [f"{space}{start}("]
+    for argument in arguments:
+        note = f"{_CHANGE}{argument.unclear}" if argument.unclear else ""
+        lines.append(f"{space}    {argument.code},{note}")
+    return [*lines, f"{space})"]

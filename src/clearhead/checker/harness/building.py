@@ -1,0 +1,363 @@
+"""Building a stranger's class, finding how it is called, and giving it random weights."""
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from clearhead.checker.diagnosis import probes
+from clearhead.checker.diagnosis.simulator import difference
+from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, HEADS_READY
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.constructor_arguments import (
+    SQUARE,
+    WINDOW,
+    Sizes,
+    constructors,
+    likely_meaning,
+    may_be_window,
+    meaning_for,
+    meaning_of,
+)
+from clearhead.checker.harness.error_messages import (
+    SIZE_MISMATCH,
+    only_with_equal_widths,
+    translate,
+)
+from clearhead.checker.harness.forward_arguments import (
+    ANGLES,
+    GRID,
+    MARKS,
+    POLARITIES,
+    ROTARY,
+    feeds,
+    marked,
+)
+from clearhead.checker.harness.subject import (
+    Subject,
+    call,
+    head_width,
+    inputs_for,
+    random_weights,
+    width_in,
+    width_of_memory,
+)
+from clearhead.checker.harness.weight_roles import role_of
+from clearhead.checker.report import Finding, Report
+from clearhead.checker.sandbox.submission import Built, Failure
+
+ADAPTER = (
+    "If your class wants another kind of input (a picture, say) or other arguments, an adapter "
+    "says how to build and call it: clearhead check FILE --write-adapter adapter.py writes one to "
+    "complete, and --adapter adapter.py uses it."
+)
+AT_ONCE = (
+    'Put what runs at once under if __name__ == "__main__":, so that the file can be imported for '
+    "its classes."
+)
+_GONE = ("timeout", "memory", "died", "protocol")
+
+
+def could_not_run(filename: str, name: str, failure: Failure, stage: str) -> Report:
+    """A report that says why there is nothing to judge."""
+    said = f"{failure.type}: {failure.message}" if failure.type else failure.message
+    text = f"It failed at {stage}, {failure.kind}: {said}"
+    evidence = (failure.traceback or "").strip()[-600:]
+    fix = "" if stage == "import" or failure.kind != "exception" else ADAPTER
+    if stage == "import" and failure.kind == "timeout":
+        text += ". A loop at the top of the file, perhaps: training, or a game."
+        evidence, fix = "", AT_ONCE  # the line says it all
+    elif stage == "import" and failure.type == "EOFError":
+        text += ". Nobody answers input() here."
+        evidence, fix = "", AT_ONCE
+    found = Finding("cannot-run", "wrong", text, evidence, fix, failure.line)
+    return Report(filename, name, "error", (found,))
+
+
+def _constructors(case: Case) -> Iterator[tuple[Sizes, list[object], dict[str, object]]]:
+    """Ways to build the class; with a window of pixels where one number is not enough."""
+    if not any(map(may_be_window, case.info.init)):
+        yield from constructors(case.info)
+        return
+    _, arguments, keywords = next(constructors(case.info))
+    got = case.session.build(case.info.name, arguments, keywords)
+    pair = r"unpack non-iterable int|'int' object is not (subscriptable|iterable)"
+    pairs = isinstance(got, Failure) and re.search(pair, got.message) is not None
+    yield from constructors(case.info, WINDOW if pairs else None)
+    if not pairs:
+        yield from constructors(case.info, SQUARE)
+
+
+def prepare(case: Case) -> Subject | Report:
+    """Build and run the class; a report where that is impossible."""
+    first: tuple[str, Failure, Sizes] | None = None
+    for sizes, arguments, keywords in _constructors(case):
+        built = case.session.build(case.info.name, arguments, keywords)
+        if isinstance(built, Failure):
+            got, stage = built, "build"
+        else:
+            if _unregistered(built):
+                names = ", ".join(_unregistered(built)[:3])
+                case.add("heads-in-python-list", f"Not among the parameters: {names}, ...")
+                return case.report()
+            subject = Subject(
+                case.info, sizes, keywords, built, feed=feeds(case.info),
+                arguments=tuple(arguments),
+            )  # fmt: skip
+            settled = settle(case, subject)
+            if not isinstance(settled, Failure):
+                if first is not None and sizes.d_in == sizes.d_out and sizes.window is None:
+                    id = only_with_equal_widths(first[1], case.text, case.info)
+                    if id is not None:
+                        widths = f"d_in={first[2].d_in} and d_out={first[2].d_out}"
+                        evidence = f"With {widths}: {first[1].message}"
+                        defined = id == "out-proj-takes-d-in"  # the error comes where it is used
+                        case.add(id, evidence, None if defined else first[1].line)
+                return settled
+            got, stage = settled, "forward"
+        if first is None or (first[0] == "build" and stage == "forward"):
+            first = stage, got, sizes
+        if got.kind in _GONE or translate(got, stage, case.text, sizes):
+            break
+    assert first is not None
+    stage, failure, sizes = first
+    id = translate(failure, stage, case.text, sizes)
+    if id is None:
+        report = could_not_run(case.filename, case.info.name, failure, stage)
+        return replace(report, findings=(*case.findings, *report.findings))
+    case.add(id, f"{failure.type}: {failure.message}"[:400], failure.line)
+    return case.report()
+
+
+def _unregistered(built: Built) -> list[str]:
+    """Weights of modules that hang in a plain list or dict, where no one finds them."""
+    return [path for path in built.stray if re.search(r"\.(weight|bias)$", path)]
+
+
+def settle(case: Case, subject: Subject) -> Subject | Failure:
+    """Give it random weights and find how it is called."""
+    session = case.session
+    d_in = width_in(subject.built, subject.sizes)
+    subject = replace(subject, d_in=d_in, d_kv=width_of_memory(subject.built, d_in))
+    if any("Lazy" in kind for kind in subject.built.modules.values()):
+        calm = replace(subject, dtype=torch.float32)
+        call(session, calm, inputs_for(calm, subject.sizes.tokens))
+        built = session.describe()
+        if not isinstance(built, Failure):
+            subject = replace(subject, built=built)
+    subject = replace(subject, weights=random_weights(subject.built))
+    first: Failure | None = None
+    for dtype in (torch.float64, torch.float32):
+        weights = {name: w.to(dtype) for name, w in subject.weights.items()}
+        failed = session.load(weights) if weights else None
+        if failed is not None:
+            return failed
+        trial = _tied(case, replace(subject, dtype=dtype))
+        got = _ways(case, trial)
+        if isinstance(got, Failure) and "NoneType" in got.message:
+            fed = replace(trial, feed=feeds(case.info, optional=True))
+            got = _ways(case, fed) if fed.feed != trial.feed else got
+        if isinstance(got, Failure) and re.search(r"indices|Long, Int|embedding", got.message):
+            tables = [p for p, kind in trial.built.modules.items() if kind == "Embedding"]
+            if len(tables) == 1 and trial.weights[f"{tables[0]}.weight"].shape[1] == trial.d_in:
+                got = _ways(case, replace(trial, ids=f"{tables[0]}.weight"))
+        if isinstance(got, Failure) and got.kind not in _GONE:
+            got = _mended(case, trial, got)
+        if not isinstance(got, Failure):
+            return got
+        first = first or got
+        if not re.search(r"dtype|Double|Float|Long|scalar type", got.message):
+            break
+    assert first is not None
+    return first
+
+
+def _mended(case: Case, subject: Subject, failure: Failure) -> Subject | Failure:
+    """Other widths and marks of real tokens, as long as that brings it further than it came."""
+    first = failure
+    for _ in range(3):
+        for trial in _changes(subject, failure):
+            got = _ways(case, trial)
+            if not isinstance(got, Failure):
+                return got
+            if got.kind not in _GONE and (got.line or 0) > (failure.line or 0):
+                subject, failure = trial, got
+                break
+        else:
+            break
+    return first
+
+
+def _changes(subject: Subject, failure: Failure) -> Iterator[Subject]:
+    """What else may be given: an input of a width that the error names, or marks."""
+    numbers = [int(n) for n in re.findall(r"\d+", failure.message)]
+    widths = {n for shape in subject.built.parameters.values() for n in shape}
+    others = [n for n in dict.fromkeys(numbers) if n in widths]
+    if subject.d_in in numbers:
+        yield from (replace(subject, d_in=n) for n in others if n != subject.d_in)
+    if subject.separate and (subject.d_kv or subject.d_in) in numbers:
+        yield from (replace(subject, d_kv=n) for n in others if n != subject.d_kv)
+    feed = marked(subject.info, subject.feed)
+    if feed != subject.feed:
+        yield replace(subject, feed=feed)
+
+
+def without_dropout(case: Case, subject: Subject) -> Subject | None:
+    """The same class with dropout 0 and the same weights; None if it cannot be built so."""
+    keywords: dict[str, object] = {}
+    for name, value in subject.keywords.items():
+        if isinstance(value, dict) and "__config__" in value:
+            inner = value["__config__"].items()
+            calm = {n: 0.0 if likely_meaning(n) == "p" else v for n, v in inner}
+            keywords[name] = {"__config__": calm}
+        else:
+            keywords[name] = 0.0 if meaning_of(name) == "p" else value
+    built = case.session.build(case.info.name, subject.arguments, keywords)
+    if isinstance(built, Failure):
+        return None
+    sizes = replace(subject.sizes, p=0.0)
+    settled = settle(case, replace(subject, sizes=sizes, keywords=keywords, built=built))
+    return None if isinstance(settled, Failure) else settled
+
+
+def _tied(case: Case, subject: Subject) -> Subject:
+    """Weights that are one and the same under two names hold what was loaded last."""
+    now = case.session.describe()
+    if isinstance(now, Failure):
+        return subject
+    real = {n: now.weights[n].to(torch.float64) for n in subject.weights if n in now.weights}
+    changed = [n for n, w in real.items() if difference(w, subject.weights[n]) > 1e-6]
+    if not changed:
+        return subject
+    if any(re.search(r"\.\d+\.", name) and role_of(name) for name in changed):
+        names = ", ".join(changed[:2])
+        case.add("heads-share-weights", f"Loading other heads changed {names} too.")
+    return replace(subject, weights={**subject.weights, **real})
+
+
+# In which order axes are tried. Pixels: 3 × 4, so that no other size is the same.
+WITH_WEIGHTS = ("batch", "channels", "picture", "single")
+WITHOUT_WEIGHTS = ("batch", *HEADS_READY, "single")
+PIXELS = 12
+
+
+def _ways(case: Case, subject: Subject) -> Subject | Failure:
+    """The first way to call it that works; else what the plainest way answered."""
+    session, tokens = case.session, subject.sizes.tokens
+    first: Failure | None = None
+    first_axes = ""
+    orders: tuple[str, ...] = WITH_WEIGHTS if subject.built.parameters else WITHOUT_WEIGHTS
+    if "Conv2d" in subject.built.modules.values():  # it would take three axes for one picture
+        orders = ("picture", *(one for one in orders if one != "picture"))
+    roles = {role for _, role in subject.feed}
+    if "cumulative" in roles:
+        orders = ("packed",)
+    if roles & {"grid", "rows"}:
+        return _in_a_grid(case, subject)
+    apart = [(axes, "batch") for axes in orders if axes in CHANNELS_FIRST and subject.separate]
+    for axes, memory in [*((axes, "") for axes in orders), *apart]:
+        polarities = ("", *POLARITIES) if subject.takes_mask else ("",)
+        for polarity, rotary, marks in itertools.product(
+            polarities, rotary_ways(subject), mark_ways(subject)
+        ):
+            trial = replace(
+                subject, axes=axes, polarity=polarity, rotary=rotary, marks=marks, memory=memory
+            )
+            if axes == "picture":
+                trial = replace(trial, sizes=replace(trial.sizes, tokens=PIXELS))
+            inputs = inputs_for(trial, trial.sizes.tokens)
+            out = call(session, trial, inputs)
+            if not isinstance(out, Failure):
+                if marks and not out.isfinite().all():
+                    continue  # all tokens are hidden: the marks mean the filling
+                if axes in HEADS_READY and probes.batch_leak(session, trial, inputs, out) > 1e-9:
+                    continue  # the axes stand in another order
+                if axes in CHANNELS_FIRST and out.shape[:2] != inputs[0].shape[:2]:
+                    continue
+                if axes == "batch" and probes.is_sequence_first(session, trial, inputs, out):
+                    trial = replace(trial, axes="first")
+                return trial
+            if first is None or (first_axes == "picture" and axes == "batch"):
+                first, first_axes = out, axes
+            if out.kind in _GONE:
+                return out
+            if axes == "batch" and not polarity and re.search(SIZE_MISMATCH, out.message):
+                full = replace(trial, sizes=replace(trial.sizes, tokens=trial.sizes.context))
+                again = call(session, full, inputs_for(full, full.sizes.tokens))
+                if not isinstance(again, Failure):
+                    evidence = (
+                        f"{tokens} tokens with a context of {full.sizes.tokens}: {out.message}; "
+                        f"{full.sizes.tokens} tokens work."
+                    )
+                    case.add("mask-not-sliced", evidence, out.line)
+                    return full
+    if first is None:
+        return Failure("exception", "NoNumbers", "forward gave NaN or infinity")
+    two = 2 * subject.sizes.context  # no more tokens than numbers in each: see recovering.py
+    given = subject.sizes.context in subject.keywords.values() and two <= subject.d_in
+    if given and re.search(_MULTIPLE, first.message):
+        blocks = replace(subject, sizes=replace(subject.sizes, tokens=two))
+        if not isinstance(call(session, blocks, inputs_for(blocks, blocks.sizes.tokens)), Failure):
+            return blocks  # it takes whole blocks only
+    return first
+
+
+def _in_a_grid(case: Case, subject: Subject) -> Subject | Failure:
+    """Tokens that are pixels, whose height and width are given; with one more before them, or not.
+
+    A class may hold that token, or others, apart from the pixels.
+    """
+    first: Failure | None = None
+    extra = [v for n, v in subject.built.plain.items() if "prefix" in n or "num_" in n]
+    for more in dict.fromkeys([0, 1, *(v for v in extra if type(v) is int and 0 < v < 9)]):
+        sizes = replace(subject.sizes, tokens=GRID[0] * GRID[1] + more, window=GRID)
+        trial = replace(subject, sizes=sizes)
+        out = call(case.session, trial, inputs_for(trial, sizes.tokens))
+        if not isinstance(out, Failure):
+            return trial
+        first = first or out
+    assert first is not None
+    return first
+
+
+_MULTIPLE = r"(?i)divi|multiple|chunk|shape '\[|evenly"
+
+
+def rotary_ways(subject: Subject) -> tuple[str, ...]:
+    """How angles may be given: one empty way where forward takes none."""
+    return ROTARY if any(role in ANGLES.values() for _, role in subject.feed) else ("",)
+
+
+def mark_ways(subject: Subject) -> tuple[str, ...]:
+    """How real tokens may be marked: one empty way where forward takes no marks."""
+    return tuple(MARKS) if any(role == "marks" for _, role in subject.feed) else ("",)
+
+
+def head_counts(subject: Subject) -> list[int]:
+    """How many heads the class may have: one number where it is told, else the likely ones."""
+    meanings = {meaning_for(p) for p in subject.info.init}
+    attributes = subject.built.plain.items()
+    told = [v for n, v in attributes if meaning_of(n) == "heads" and isinstance(v, int) and v > 0]
+    if told:
+        return told[:1]
+    derived = _derived_heads(subject)
+    if subject.keywords and meanings & {"heads", "config"}:
+        return list(dict.fromkeys([subject.sizes.heads, *derived]))
+    passed = [v for v in subject.keywords.values() if v == subject.sizes.heads]
+    others = [v for _, v in attributes if isinstance(v, int) and 1 < v <= 64]
+    return list(dict.fromkeys([*([subject.sizes.heads] if passed else []), *derived, 1, *others]))
+
+
+def _derived_heads(subject: Subject) -> list[int]:
+    """The number of heads from the width of one, where the object keeps that."""
+    if "head_dim" not in map(meaning_of, subject.built.plain):
+        return []
+    head = head_width(subject)
+    widths = [
+        shape[0]
+        for name, shape in subject.built.parameters.items()
+        if role_of(name) == "q" and len(shape) == 2
+    ]
+    return [widths[0] // head] if widths and widths[0] % head == 0 else []

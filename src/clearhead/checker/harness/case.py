@@ -1,0 +1,54 @@
+"""One class under examination, and what was found of it so far."""
+
+from dataclasses import dataclass, field
+
+from clearhead.checker.catalogue.words import finding
+from clearhead.checker.harness.subject import Session
+from clearhead.checker.report import Finding, Report
+from clearhead.checker.sandbox.submission import ClassInfo
+from clearhead.checker.source.text_patterns import Text, locate
+
+
+@dataclass
+class Case:
+    """One class under examination.
+
+    Args:
+        session: Who answers for the stranger.
+        info: The class.
+        text: Its source.
+        filename: The file's name, for the report.
+        findings: What was found.
+        notes: What else the reader must know.
+        form: One line on what the class is.
+        doubt: Whether something was found that may be right or wrong, and decides the verdict.
+        given: Whether we do not know what it was built with: an object that somebody has built, or
+            a class inside an adapter.
+    """
+
+    session: Session
+    info: ClassInfo
+    text: Text
+    filename: str
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    form: str = ""
+    given: bool = False
+    doubt: bool = False
+
+    def add(self, id: str, evidence: str, line: int | None = None, severity: str = "") -> None:
+        """Note a finding, once."""
+        if all(found.id != id for found in self.findings):
+            place = line if line is not None else locate(id, self.text)
+            self.findings.append(finding(id, evidence, place, severity))
+
+    def report(self, verdict: str = "") -> Report:
+        """The report as it stands: wrong if anything is, else correct."""
+        order = {"wrong": 0, "compat": 1, "edge": 2}
+        ranked = sorted(self.findings, key=lambda f: order.get(f.severity, 3))
+        if not verdict:
+            wrong = any(f.severity == "wrong" for f in ranked)
+            verdict = "wrong" if wrong else "unsure" if self.doubt else "correct"
+        return Report(
+            self.filename, self.info.name, verdict, tuple(ranked), self.form, tuple(self.notes)
+        )

@@ -1,0 +1,301 @@
+"""What constructors call their parameters, and the sizes to give them."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from clearhead.checker.sandbox.submission import ClassInfo, Parameter
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes for one attempt. They share no factor, so that no two axes can be confused."""
+
+    d_in: int = 14
+    heads: int = 3
+    head_dim: int = 5
+    kv_heads: int = 3
+    tokens: int = 7
+    batch: int = 2
+    context: int = 11
+    p: float = 0.3
+    bias: bool = True
+    window: tuple[int, int] | None = None  # pixels, where the tokens are those of a window
+
+    @property
+    def d_out(self) -> int:
+        """The width of all heads together."""
+        return self.heads * self.head_dim
+
+
+ATTEMPTS = (
+    Sizes(),
+    Sizes(d_in=15),
+    Sizes(d_in=24, heads=4, head_dim=6, kv_heads=2),
+    Sizes(d_in=128, heads=8, head_dim=16, kv_heads=4, context=16),
+)
+GROUPED = Sizes(d_in=20, heads=4, head_dim=6, kv_heads=2)
+
+_NAMES = {
+    "d_in": "d_in in_dim input_dim dim_in in_features input_size in_channels d_input din indim "
+    "input_dimension input_features dim_input embed_dim_in d_entrada dim_entrada d_ein d_eingabe "
+    "d_entree dim_entree",
+    "d_out": "d_out out_dim output_dim dim_out out_features output_size d_output dout outdim "
+    "output_dimension d_salida dim_salida d_aus d_ausgabe d_sortie dim_sortie d_saida dim_saida",
+    "d": "dim embed_dim d_model n_embd emb_dim hidden_size embed_size emb_size embedding_dim "
+    "hidden_dim model_dim d c channels n_embed width emb embedding_size size features hidden "
+    "d_embed dmodel dim_model num_hiddens n_state embed embeddim d_emb model_size units "
+    "hidden_units n_units embed_dimension embedding_dimension emb_dimension attention_dim "
+    "all_head_size attn_dim dimension key_size query_size value_size kdim vdim model_dimension "
+    "d_hidden h_dim dims ch nc n_channels num_channels channel chan",
+    "heads": "num_heads n_head n_heads heads h nhead num_head nheads numheads n_attention_heads "
+    "num_attention_heads attention_heads head_count no_heads number_of_heads head_num num_q_heads "
+    "n_q_heads num_query_heads nh n_h attn_heads heads_num q_heads n_q cabezas n_cabezas "
+    "num_cabezas koepfe köpfe n_koepfe num_koepfe anzahl_koepfe tetes têtes n_tetes nb_tetes "
+    "cabecas n_cabecas num_cabecas",
+    "head_dim": "head_dim head_size d_k d_v dim_head d_head dk dv d_q d_qk d_kv dim_per_head "
+    "dim_k dim_q dim_v head_width d_key d_value d_query qk_dim v_dim attention_head_size headdim "
+    "dim_heads head_dimension size_per_head d_keys d_values key_dim value_dim head_ch "
+    "head_channels num_head_channels",
+    "kv_heads": "num_kv_heads n_kv_heads kv_heads num_key_value_heads n_kv_head "
+    "num_kv n_kv kv_n_heads num_key_value kvheads",
+    "kv_groups": "num_kv_groups n_groups num_groups kv_groups groups num_query_groups n_kv_groups",
+    "context": "context_length block_size ctx_len max_len seq_len context_len context_size n_ctx "
+    "max_seq_len max_length seq_length sequence_length max_seq_length max_position_embeddings "
+    "n_positions ctx_length max_context_length max_tokens num_tokens n_tokens context_window "
+    "max_context seqlen maxlen window_size_max n_context max_position ctx t max_t length kontext "
+    "kontextlaenge kontextlänge max_laenge max_länge contexto longitud_contexto longitud_maxima "
+    "contexte longueur longueur_max max_longueur",
+    "p": "dropout p attn_pdrop drop_rate dropout_rate p_drop attn_dropout dropout_p drop "
+    "resid_pdrop attention_dropout proj_drop attn_drop dropout_prob drop_prob p_dropout "
+    "resid_dropout attention_probs_dropout_prob hidden_dropout_prob dropout_ratio droprate pdrop "
+    "embd_pdrop proj_dropout residual_dropout attn_dropout_rate drop_p",
+    "bias": "qkv_bias bias use_bias attn_bias add_bias has_bias with_bias attention_bias "
+    "add_bias_kv proj_bias out_bias sesgo biais",
+    "config": "config cfg args conf hparams options opts params configuration hp model_args "
+    "model_config settings hparam conf_dict",
+    "batch_first": "batch_first",
+    "vocab": "vocab vocab_size n_vocab num_embeddings voc_size ntoken vocabulary_size vocab_len",
+    "causal": "causal is_causal masked use_mask use_causal_mask causal_mask autoregressive "
+    "use_causal is_decoder is_masked apply_causal_mask",
+    "rope": "rope use_rope rotary",
+    "device": "device",
+    "dtype": "dtype",
+}  # fmt: skip
+MEANING = {name: meaning for meaning, names in _NAMES.items() for name in names.split()}
+_LEFT_ALONE = {"kv_groups", "rope", "device", "dtype"}
+
+
+def meaning_of(name: str) -> str:
+    """What a constructor's parameter stands for; "" if its name says nothing.
+
+    Examples:
+        >>> [meaning_of(name) for name in ("n_embd", "num_heads", "blockSize", "colour")]
+        ['d', 'heads', 'context', '']
+    """
+    small = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
+    return MEANING.get(small) or MEANING.get(small.replace("_", "")) or ""
+
+
+def meaning_for(parameter: Parameter) -> str:
+    """What a constructor's parameter stands for; "config" where `with_configs` has found so."""
+    return "config" if parameter.annotation == _CONFIG else meaning_of(parameter.name)
+
+
+def likely_meaning(name: str) -> str:
+    """What a field of a configuration stands for, if a part of its name tells; else "".
+
+    Examples:
+        >>> [likely_meaning(name) for name in ("p_attn", "modelWidth", "kv_head_count", "colour")]
+        ['p', 'd', 'kv_heads', '']
+    """
+    small = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    return meaning_of(name) or next((m for m, part in _PARTS if re.search(part, small)), "")
+
+
+_PARTS = (
+    ("p", r"drop|^p_|_p$|_prob"),
+    ("kv_heads", r"(kv|key|value|group).*head|head.*(kv|group)"),
+    ("head_dim", r"head.*(dim|size|width|features|channels)|(dim|size|width).*(per_)?head"),
+    ("heads", r"head"),
+    ("bias", r"bias"),
+    ("causal", r"causal|autoregress|decoder"),
+    ("context", r"context|ctx|block|seq|length|position|max_?len|tokens"),
+    ("d", r"dim|width|emb|hidden|model|size|channels|features"),
+)
+_CONFIG = "a configuration"  # in place of an annotation
+_NO_FIELDS = {"shape", "dtype", "device", "weight", "bias", "training"}
+
+
+def with_configs(info: ClassInfo, code: str, file: str) -> ClassInfo:
+    """The class with those parameters marked that are configurations, whatever their name.
+
+    A parameter is one if __init__ reads fields from it: `c.n_head`, `settings["n_head"]`.
+
+    Args:
+        info: The class.
+        code: Its source.
+        file: The whole file, in which a configuration's own defaults may stand.
+    """
+    body = re.search(r"def __init__.*?(?=\n[ \t]*def |\Z)", code, re.DOTALL)
+    marked = tuple(
+        replace(p, annotation=_CONFIG)
+        if meaning_of(p.name) == "config" or (body and _may_be_config(p) and _read(p.name, body[0]))
+        else p
+        for p in info.init
+    )
+    names = {f for p in marked if p.annotation == _CONFIG for f in _read(p.name, code)}
+    names -= set(re.findall(r"def (\w+)\(self\)", file))  # properties: see `leaves.Config`
+    fields = tuple((name, _default_in(file, name)) for name in sorted(names))
+    return replace(info, init=marked, fields=fields)
+
+
+def _may_be_config(parameter: Parameter) -> bool:
+    plain = re.fullmatch(r"(int|float|bool|str)\b.*", parameter.annotation)
+    return not (parameter.kind.startswith("VAR") or parameter.has_default or plain)
+
+
+def _read(name: str, code: str) -> set[str]:
+    r"""The fields that are read from a name, or from an attribute of that name; calls are none.
+
+    >>> sorted(_read("config", "c = self.cfg = config\nself.cfg.width, c.depth, d.height"))
+    ['depth', 'width']
+    """
+    names = [name]
+    for known in names:  # grows while it is walked: other names for the same thing
+        same = rf"(?m)^((?:.*=)?\s*(?:self\.)?\w+)\s*=\s*(?:self\.)?{re.escape(known)}\s*$"
+        given = [
+            one for line in re.findall(same, code) for one in re.findall(r"(\w+)\s*(?:=|$)", line)
+        ]
+        names += [one for one in dict.fromkeys(given) if one not in names]
+    start = rf"(?<![\w.])(?:self\.)?(?:{'|'.join(map(re.escape, names))})"
+    found = re.findall(rf"{start}(?:\.(\w+)\b(?!\()|\[['\"](\w+))", code)
+    return {one or other for one, other in found} - _NO_FIELDS - set(names)
+
+
+def _default_in(file: str, name: str) -> object:
+    """The plain value that a field has in the file, if it has one: `rope_base: float = 1e4`."""
+    own = rf"^[ \t]+{re.escape(name)}[ \t]*(?::[^=\n]+)?=[ \t]*"
+    given = re.search(rf"(?m){own}([\w.+-]+)[ \t]*(?:#.*)?$", file)
+    try:
+        value = ast.literal_eval(given[1]) if given else None
+    except (SyntaxError, ValueError):
+        return None
+    return value if isinstance(value, bool | int | float) else None
+
+
+def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
+    """What to pass for a meaning, given which others the constructor takes."""
+    single = "head_dim" in meanings and "heads" not in meanings
+    return {
+        "d_in": sizes.d_in,
+        "d_out": sizes.d_out,
+        "d": sizes.d_in if meanings & {"d_out"} or single else sizes.d_out,
+        "heads": sizes.heads,
+        "head_dim": sizes.head_dim,
+        "kv_heads": sizes.kv_heads,
+        "kv_groups": sizes.kv_heads,
+        "context": sizes.context,
+        "p": sizes.p,
+        "bias": sizes.bias,
+        "batch_first": True,
+        "vocab": 211,
+        "rope": False,
+        "causal": True,
+        "device": None,
+        "dtype": None,
+    }[meaning]
+
+
+def constructors(
+    info: ClassInfo, window: tuple[int, int] | None = None
+) -> Iterator[tuple[Sizes, list[object], dict[str, object]]]:
+    """Ways to build a class, likely ones first, a handful at most.
+
+    Args:
+        info: The class.
+        window: What an argument of unknown name that may be a window gets: height and width, or
+            one number for both where they are equal.
+    """
+    meanings = {p.name: meaning_for(p) for p in info.init}
+    present = set(meanings.values())
+    attempts: list[Sizes] = list(ATTEMPTS)
+    if present & {"kv_heads", "kv_groups"}:
+        attempts = [GROUPED, replace(GROUPED, d_in=24), *attempts]
+    if "config" in present:
+        attempts = attempts[2:] if not present & {"kv_heads", "kv_groups"} else attempts[1:]
+    if window is not None and window[0] == window[1]:
+        attempts = [one for one in attempts if one.heads != window[0]]
+    for sizes in attempts:
+        arguments: list[object] = []
+        keywords: dict[str, object] = {}
+        unknown = [sizes.d_in] if not present & {"d", "d_in"} else []
+        unknown += [sizes.heads] if "heads" not in present else []
+        unknown += [sizes.context]
+        for parameter in info.init:
+            meaning = meanings[parameter.name]
+            value: object = {"__config__": config(sizes, info.fields)}
+            if meaning != "config":
+                value = _argument(parameter, meaning, sizes, present, unknown)
+            if window is not None and may_be_window(parameter):
+                value = window[0] if window[0] == window[1] else list(window)
+                sizes = replace(sizes, tokens=window[0] * window[1], window=window)
+            if value is _SKIP:
+                continue
+            if parameter.kind == "POSITIONAL_ONLY":
+                arguments.append(value)
+            else:
+                keywords[parameter.name] = value
+        yield sizes, arguments, keywords
+
+
+def may_be_window(parameter: Parameter) -> bool:
+    """Whether a parameter of unknown meaning may be a window's height and width."""
+    named = re.search(r"win|grid|resolution|shape|patch|size|ws|area|hw", parameter.name.lower())
+    return named is not None and not meaning_for(parameter)
+
+
+WINDOW, SQUARE = (3, 4), (3, 3)  # pixels
+_SKIP = object()
+
+
+def _argument(
+    parameter: Parameter, meaning: str, sizes: Sizes, present: set[str], unknown: list[int]
+) -> object:
+    if parameter.kind.startswith("VAR"):
+        return _SKIP
+    if meaning == "causal" and parameter.has_default and parameter.default is None:
+        return _SKIP  # a mask itself, it may be
+    if meaning and not (parameter.has_default and meaning in _LEFT_ALONE):
+        return value_of(meaning, sizes, present)
+    if parameter.has_default:
+        return _SKIP
+    annotation = parameter.annotation.lower()
+    if "bool" in annotation:
+        return False
+    if "float" in annotation:
+        return 0.1
+    if "str" in annotation and "int" not in annotation:
+        return ""
+    if re.search(r"layer|idx|index", parameter.name):
+        return 0
+    return unknown.pop(0) if unknown else sizes.d_out
+
+
+def asks_for_causal(keywords: dict[str, object]) -> bool:
+    """Whether these arguments ask for causal attention."""
+    return any(meaning_of(name) == "causal" and value is True for name, value in keywords.items())
+
+
+def config(sizes: Sizes, fields: Sequence[tuple[str, object]] = ()) -> dict[str, object]:
+    """A configuration that answers to every name we know, and to fields that tell what they are."""
+    guessed = {name: likely_meaning(name) for name, _ in fields if name not in MEANING}
+    values = {n: default for n, default in fields if default is not None and not guessed.get(n)}
+    for name, meaning in {**MEANING, **guessed}.items():
+        if not meaning or meaning in ("config", "device", "dtype", "kv_groups", "causal"):
+            continue
+        value = value_of(meaning, replace(sizes, d_in=sizes.d_out), {"heads", "head_dim"})
+        values[name] = value
+        values[name.upper()] = value
+    return values

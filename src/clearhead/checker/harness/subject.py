@@ -1,0 +1,326 @@
+"""A stranger's class: how it is built, how it is called, what comes back.
+
+Nothing is told to us, so names are read ("n_embd", "block_size", "p"), sizes without coincidences
+are chosen, and where the class answers with an error, other sizes and other calls are tried.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, given, taken
+from clearhead.checker.harness.constructor_arguments import Sizes, meaning_of
+from clearhead.checker.harness.forward_arguments import (
+    ANGLE_ROLES,
+    GRID,
+    MARKS,
+    causal_mask,
+    rotary_tables,
+)
+from clearhead.checker.harness.weight_roles import role_of, takes_last
+from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure, Output, Submission
+
+Session = Submission  # a process of its own, or this one
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A class that was built, and how to speak to it.
+
+    Args:
+        info: The class.
+        sizes: What it was built with.
+        keywords: The constructor's arguments.
+        built: What came out.
+        axes: The order of its axes, "batch" for (batch, tokens, d); see axis_orders.py.
+        feed: Forward's parameters in order: "q", "k", "v", "x", "kv", "mask" or "none".
+        polarity: How a causal mask is given, if it is: "keep", "hide", "int", "added", or "".
+        rotary: How the angles of rotary positions are given, if they are: one of ROTARY, or "".
+        dtype: float64, or float32 where the class cannot do otherwise.
+        d_in: The width of its inputs, as its weights tell.
+        weights: The random weights it carries now.
+        arguments: Positional-only arguments of the constructor.
+        d_kv: The width of the keys' and values' own input, if it is another one; else 0.
+        ids: The embedding's weights, where forward takes token ids; else "".
+        memory: The order of axes of the keys' and values' own input, if it is another one; else "".
+        marks: What a (batch, tokens) argument gets that must be given: one of MARKS, or "".
+        texts: How many texts stand in one row, if they are not as many as `sizes` says.
+    """
+
+    info: ClassInfo
+    sizes: Sizes
+    keywords: dict[str, object]
+    built: Built
+    axes: str = "batch"
+    feed: tuple[tuple[str, str], ...] = ()
+    polarity: str = ""
+    rotary: str = ""
+    dtype: torch.dtype = torch.float64
+    d_in: int = 0
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    arguments: tuple[object, ...] = ()
+    d_kv: int = 0
+    ids: str = ""
+    memory: str = ""
+    marks: str = ""
+    texts: int = 0
+
+    @property
+    def takes_mask(self) -> str:
+        """The name of forward's mask parameter, or ""."""
+        return next((n for n, role in self.feed if role == "mask"), "")
+
+    @property
+    def separate(self) -> bool:
+        """Whether queries, keys and values come from separate inputs."""
+        roles = {role for _, role in self.feed}
+        return "k" in roles or "kv" in roles
+
+
+def random_weights(built: Built, seed: int = 1) -> dict[str, Tensor]:
+    """Distinct random values for every parameter, biases too, in float64.
+
+    An array of numpy may also be a mask or a table: it keeps its values if its name tells nothing.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    values: dict[str, Tensor] = {}
+    for name, shape in built.parameters.items():
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        owner = built.modules.get(name.rpartition(".")[0], "")
+        if built.arrays and not role_of(name) and name in built.weights:
+            values[name] = built.weights[name].to(torch.float64)
+        elif len(shape) < 2:
+            is_gain = "Norm" in owner and name.endswith("weight")
+            values[name] = 1 + 0.3 * noise if is_gain else 0.4 * noise
+        else:
+            fan_in = shape[1] if takes_last(owner) else max(shape[-2:])
+            values[name] = noise * 1.3 / max(fan_in, 1) ** 0.5
+    return values
+
+
+def width_in(built: Built, sizes: Sizes) -> int:
+    """The width of the inputs, told by the weights that take them."""
+    shapes = {n: s for n, s in built.parameters.items() if len(s) >= 2}
+    for name, shape in shapes.items():
+        owner = built.modules.get(name.rpartition(".")[0], "")
+        if role_of(name) in ("q", "qkv", "k"):
+            if shape == (sizes.head_dim, sizes.head_dim) and _takes_all(shapes, sizes):
+                return sizes.d_out  # a projection inside each head
+            if takes_last(owner) or name.endswith("in_proj_weight"):
+                return shape[1]
+            if "Conv1D" in owner:
+                return shape[0]
+            known = [n for n in shape if n in (sizes.d_in, sizes.d_out)]
+            return sizes.d_in if sizes.d_in in known else (known or [shape[-2]])[0]
+    for name, shape in shapes.items():
+        if takes_last(built.modules.get(name.rpartition(".")[0], "")):
+            return shape[1]
+    return sizes.d_out if sizes.d_in not in {n for s in shapes.values() for n in s} else sizes.d_in
+
+
+def width_of_memory(built: Built, d_in: int) -> int:
+    """The width that key and value layers take, where it is another one than the queries'."""
+    widths = {
+        shape[1]
+        for name, shape in built.parameters.items()
+        if role_of(name) in ("k", "v", "kv")
+        and len(shape) == 2
+        and re.search(r"Linear|MultiheadAttention", built.modules.get(name.rpartition(".")[0], ""))
+    }
+    return widths.pop() if len(widths) == 1 and d_in not in widths else 0
+
+
+def _takes_all(shapes: dict[str, tuple[int, ...]], sizes: Sizes) -> bool:
+    """Whether an output projection takes all heads together."""
+    return any(role_of(n) == "o" and sizes.d_out in shape for n, shape in shapes.items())
+
+
+def call(
+    session: Session,
+    subject: Subject,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    *,
+    train: bool = False,
+    seed: int = 0,
+    mask: Tensor | None = None,
+    grad: Tensor | None = None,
+) -> Tensor | Failure:
+    """The class's output for inputs (batch, tokens, d_in), brought to (batch, tokens, d)."""
+    if subject.axes == "single":
+        rows = []
+        for row in zip(*inputs, strict=True):
+            q, k, v = row
+            got = _one(session, subject, (q, k, v), train, seed, mask)
+            if isinstance(got, Failure):
+                return got
+            rows.append(got)
+        return torch.stack(rows)
+    if subject.axes == "packed":
+        subject = replace(subject, texts=len(inputs[0]))
+    got = _one(session, subject, handed(subject, inputs), train, seed, mask)
+    if isinstance(got, Tensor) and subject.axes == "packed":
+        return got.view(*inputs[0].shape[:2], -1) if len(got) == inputs[0][..., 0].numel() else got
+    return got if isinstance(got, Failure) else taken(got, subject.axes)
+
+
+def handed(
+    subject: Subject, inputs: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs (batch, tokens, width) with their axes as the class wants them."""
+    q, k, v = inputs
+    memory = subject.memory or subject.axes
+    return given(q, subject.axes), given(k, memory), given(v, memory)
+
+
+def renew(session: Session, subject: Subject) -> bool:
+    """Build it anew, with the same weights; whether that worked."""
+    built = session.build(subject.info.name, subject.arguments, subject.keywords)
+    weights = {name: w.to(subject.dtype) for name, w in subject.weights.items()}
+    return not isinstance(built, Failure) and not (weights and session.load(weights) is not None)
+
+
+def length_of(x: Tensor, axes: str) -> int:
+    """How many tokens an input has, in the stranger's own order of axes."""
+    if axes in CHANNELS_FIRST:
+        return x[0, 0].numel()
+    return x.shape[{"first": 0, "spread": 1}.get(axes, -2)]
+
+
+def arguments_for(
+    subject: Subject, inputs: tuple[Tensor, Tensor, Tensor], mask: Tensor | None
+) -> tuple[list[object], dict[str, object]]:
+    """Forward's arguments, positional as far as possible."""
+    q, k, v = inputs
+    length = length_of(k, subject.memory or subject.axes)
+    if mask is None and subject.polarity:
+        mask = causal_mask(subject.polarity, length, subject.dtype)
+    value: dict[str, object] = {"x": q, "q": q, "k": k, "v": v, "kv": k, "mask": mask, "none": None}
+    value["marks"] = None
+    value |= dict.fromkeys(ANGLE_ROLES)
+    value |= {"grid": list(GRID), "rows": GRID[0], "columns": GRID[1]}
+    if subject.axes == "packed":
+        each = length // (subject.texts or subject.sizes.batch)
+        value["cumulative"] = torch.arange(0, length + 1, each, dtype=torch.int32)
+    if subject.rotary:
+        value |= rotary_tables(subject.rotary, length, head_width(subject), subject.dtype)
+    if subject.marks:
+        batch = [] if subject.axes == "single" else [q.shape[1 if subject.axes == "first" else 0]]
+        number, dtype = MARKS[subject.marks]
+        value["marks"] = torch.full([*batch, length], number, dtype=dtype)
+    kinds = {p.name: p.kind for p in subject.info.forward}
+    optional = {p.name for p in subject.info.forward if p.has_default}
+    keywords = {
+        name: value[role]
+        for name, role in subject.feed
+        if not (name in optional and value[role] is None)
+    }
+    positional: list[object] = []
+    for parameter in subject.info.forward:
+        if parameter.name not in keywords or kinds[parameter.name] == "KEYWORD_ONLY":
+            break
+        positional.append(keywords.pop(parameter.name))
+    return positional, keywords
+
+
+def _one(
+    session: Session,
+    subject: Subject,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    train: bool,
+    seed: int,
+    mask: Tensor | None,
+) -> Tensor | Failure:
+    shape = inputs[0].shape
+    if subject.ids:
+        ids = ids_for(session, subject, inputs[0])
+        if isinstance(ids, Failure):
+            return ids
+        inputs = (ids, ids, ids)
+    positional, keywords = arguments_for(subject, inputs, mask)
+    output = session.forward(positional, keywords, train=train, seed=seed)
+    if isinstance(output, Failure):
+        return output
+    chosen = pick(output, shape)
+    if chosen is None:
+        return Failure("exception", "NoTensor", "forward returned no tensor")
+    result = output.tensors[chosen]
+    if result.ndim != len(shape) or not result.is_floating_point():
+        shapes = f"{tuple(result.shape)} for inputs {tuple(shape)}"
+        return Failure("exception", "ShapeError", f"forward returned {shapes}")
+    return result.to(torch.float64)
+
+
+def ids_for(
+    session: Session, subject: Subject, x: Tensor, filling: int | None = None
+) -> Tensor | Failure:
+    """Ids whose embeddings are the vectors x: those are written into the embedding's last rows.
+
+    Args:
+        session: Who answers for the class.
+        subject: The class.
+        x: The vectors, (..., d_in).
+        filling: The id of the filling, whose embedding becomes the last vector.
+    """
+    table = subject.weights[subject.ids].clone()
+    flat = x.reshape(-1, x.shape[-1])
+    first = len(table) - len(flat)
+    if first < 1 or (filling is not None and filling >= first):
+        return Failure("exception", "IndexError", f"{len(table)} ids are too few to try it")
+    table[first:] = flat.to(table)
+    if filling is not None:
+        table[filling] = flat[-1].to(table)
+    failed = session.load({subject.ids: table.to(subject.dtype)})
+    return failed or torch.arange(first, len(table)).view(x.shape[:-1])
+
+
+def pick(output: Output, shape: Sequence[int]) -> int | None:
+    """Which of the returned tensors is the result: as many axes as the input, same first ones."""
+    tensors = output.tensors
+    if not tensors:
+        return None
+    for index, tensor in enumerate(tensors):
+        square = tensor.ndim >= 2 and tensor.shape[-1] == tensor.shape[-2] == shape[-2]
+        if tensor.ndim == len(shape) and tensor.shape[:-1] == tuple(shape[:-1]) and not square:
+            return index
+    return 0
+
+
+def others(subject: Subject) -> list[str]:
+    """The parameters that are no projection and no norm: tables, sinks, keys of their own."""
+    modules, found = subject.built.modules, []
+    layers = {role_of(n) for n in subject.built.parameters if modules.get(n.rpartition(".")[0])}
+    for name in subject.built.parameters:
+        kind = modules.get(name.rpartition(".")[0], "")
+        if takes_last(kind) or "Norm" in kind or kind in ("Conv1D", "MultiheadAttention"):
+            continue
+        if kind or role_of(name) in {"", *layers}:
+            found.append(name)
+    return found
+
+
+def head_width(subject: Subject) -> int:
+    """The width of one head, as the object says, or as its sizes make likely."""
+    told = [v for n, v in subject.built.plain.items() if meaning_of(n) == "head_dim"]
+    return next((v for v in told if isinstance(v, int) and v > 0), subject.sizes.head_dim)
+
+
+def inputs_for(
+    subject: Subject, tokens: int, seed: int = 2, batch: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random inputs: one for all, or three different ones where forward takes three."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (batch or subject.sizes.batch, tokens, subject.d_in)
+    q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    if subject.d_kv and subject.separate:
+        wide = (*shape[:2], subject.d_kv)
+        k, v = (torch.randn(wide, generator=generator, dtype=torch.float64) for _ in range(2))
+    q, k, v = q.to(subject.dtype), k.to(subject.dtype), v.to(subject.dtype)
+    roles = {role for _, role in subject.feed}
+    if "k" in roles and "v" in roles:
+        return q, k, v
+    if "kv" in roles or "k" in roles or "v" in roles:
+        return q, k, k
+    return q, q, q

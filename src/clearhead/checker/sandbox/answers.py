@@ -1,0 +1,334 @@
+"""What comes back from a stranger's process: plain data, each field examined before it is used.
+
+An answer may be forged. Whatever does not have exactly the expected form raises `Forged`, which
+`submission.py` turns into a Failure of kind "protocol".
+"""
+
+import json
+import keyword
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from safetensors.torch import load as read_tensors
+from torch import Tensor
+
+from clearhead.checker.sandbox.worker import DTYPES, MAX_CLASSES, MAX_NUMBERS, Header, Tensors
+
+MAX_ITEMS, MAX_NAME, MAX_TEXT, MAX_DIMS = 20_000, 500, 8_000, 16
+STRUCTURES = ("tensor", "tuple", "list", "dict", "none", "other")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A question that got no answer.
+
+    Args:
+        kind: "exception" (the stranger's code raised), "timeout", "memory", "died" (the process
+            ended) or "protocol" (an answer in a form that no honest process sends).
+        type: The exception's class, for example "RuntimeError".
+        message: The exception's message, or what happened.
+        line: The last line of the stranger's own file that was running.
+        traceback: The frames inside the stranger's file, then the message.
+        printed: What the submission has printed so far, cut at the limit.
+    """
+
+    kind: str
+    type: str = ""
+    message: str = ""
+    line: int | None = None
+    traceback: str = ""
+    printed: str = ""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a function; `kind` is the name in `inspect`: "POSITIONAL_OR_KEYWORD"..."""
+
+    name: str
+    kind: str
+    has_default: bool
+    default: object
+    annotation: str
+
+
+@dataclass(frozen=True)
+class ClassInfo:
+    """A class written in the file; `init` and `forward` leave out `self`."""
+
+    name: str
+    line: int
+    end_line: int
+    is_module: bool
+    init: tuple[Parameter, ...]
+    forward: tuple[Parameter, ...]
+    methods: tuple[str, ...]
+    bases: tuple[str, ...]
+    fields: tuple[tuple[str, object], ...] = ()  # read from a configuration, with any defaults
+
+
+@dataclass(frozen=True)
+class Built:
+    """An object that was built.
+
+    Args:
+        parameters: Name to shape. For an object that is no `nn.Module`, those of the modules
+            among its attributes.
+        buffers: Name to shape.
+        stray: Tensors that are neither, for example "mask", or "heads[0].W_query.weight" for
+            modules in a plain list.
+        modules: Path to class name: {"W_query": "Linear"}.
+        plain: The int, float, bool and str attributes.
+        weights: The values of the parameters.
+        arrays: Whether it computes with numpy: its arrays are the parameters, and it has no
+            gradients.
+    """
+
+    parameters: dict[str, tuple[int, ...]]
+    buffers: dict[str, tuple[int, ...]]
+    stray: tuple[str, ...]
+    modules: dict[str, str]
+    plain: dict[str, object]
+    weights: dict[str, Tensor]
+    arrays: bool = False
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a forward pass returned.
+
+    Args:
+        tensors: The tensors in it, in order.
+        structure: "tensor", "tuple", "list", "dict", "none" or "other".
+        changed: The inputs that it has changed in place: their places, or their names.
+    """
+
+    tensors: tuple[Tensor, ...]
+    structure: str
+    changed: tuple[int | str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients for each input, in order, and for each parameter.
+
+    None means that nothing flows there, or that the input is no floating-point tensor. A tensor
+    given twice is one input: its whole gradient stands at both places.
+    """
+
+    output: Output
+    inputs: tuple[Tensor | None, ...]
+    parameters: dict[str, Tensor | None]
+
+
+class Forged(ValueError):
+    """An answer in a form that no honest process sends."""
+
+
+def clean(text: str, most: int = MAX_TEXT) -> str:
+    """Text that is safe to print: no control characters, no half characters, not too long."""
+    text = text[:most].encode("utf-8", "replace").decode()
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
+def a_text(value: object, most: int = MAX_TEXT) -> str:
+    """The value, if it is text."""
+    if not isinstance(value, str) or len(value) > most:
+        raise Forged(f"expected text of at most {most} letters, got {type(value).__name__}")
+    return clean(value, most)
+
+
+def a_name(value: object) -> str:
+    """The value, if it is a short text."""
+    return a_text(value, MAX_NAME)
+
+
+def an_identifier(value: object) -> str:
+    """The value, if Python can name a thing so: adapters are written with such names."""
+    name = a_name(value)
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise Forged(f"expected a name as Python allows it, got {name[:50]!r}")
+    return name
+
+
+def a_number(value: object, low: int = 0, high: int = 1 << 40) -> int:
+    """The value, if it is a whole number in a sensible range."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise Forged(f"expected a whole number from {low} to {high}")
+    return value
+
+
+def a_flag(value: object) -> bool:
+    """The value, if it is true or false."""
+    if not isinstance(value, bool):
+        raise Forged(f"expected true or false, got {type(value).__name__}")
+    return value
+
+
+def a_list(value: object) -> list[Any]:
+    """The value, if it is a list of sensible length."""
+    if not isinstance(value, list) or len(value) > MAX_ITEMS:
+        raise Forged(f"expected a list of at most {MAX_ITEMS} items, got {type(value).__name__}")
+    return value
+
+
+def a_table(value: object) -> dict[str, Any]:
+    """The value, if it is a JSON object of sensible length with sensible names."""
+    if not isinstance(value, dict) or len(value) > MAX_ITEMS:
+        raise Forged(f"expected an object of at most {MAX_ITEMS} items")
+    return {a_name(name): item for name, item in value.items()}
+
+
+def a_plain(value: object) -> object:
+    """The value, if it is None, bool, int, finite float or text."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return a_number(value, -(2**63), 2**63)
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return a_text(value)
+
+
+def a_shape(value: object) -> tuple[int, ...]:
+    """The value, if it is a shape."""
+    sizes = a_list(value)
+    if len(sizes) > MAX_DIMS:
+        raise Forged(f"expected at most {MAX_DIMS} dimensions, got {len(sizes)}")
+    return tuple(a_number(size) for size in sizes)
+
+
+def read_header(text: bytes) -> Header:
+    """JSON without NaN and Infinity; anything else raises."""
+
+    def refuse(word: str) -> NoReturn:
+        raise Forged(f"{word} in an answer")
+
+    header = json.loads(text.decode("utf-8"), parse_constant=refuse)
+    if not isinstance(header, dict):
+        raise Forged("expected an object")
+    return header
+
+
+def read_blob(blob: bytes) -> Tensors:
+    """Tensors from safetensors bytes: known dtypes and few dimensions only."""
+    tensors = read_tensors(blob) if blob else {}
+    if len(tensors) > MAX_ITEMS:
+        raise Forged(f"{len(tensors)} tensors in one answer")
+    for name, tensor in tensors.items():
+        a_name(name)
+        if tensor.dtype not in DTYPES:
+            raise Forged(f"a tensor of dtype {tensor.dtype}")
+        a_shape(list(tensor.shape))
+    return tensors
+
+
+def read_failure(value: object, printed: str) -> Failure:
+    """A failure that the other side reports of itself."""
+    fields = a_table(value)
+    kind = a_name(fields["kind"])
+    if kind not in ("exception", "memory", "timeout"):
+        raise Forged(f"a failure of kind {kind!r}")
+    line = fields["line"]
+    return Failure(
+        kind=kind,
+        type=a_text(fields["type"]),
+        message=a_text(fields["message"]),
+        line=None if line is None else a_number(line),
+        traceback=a_text(fields["traceback"]),
+        printed=printed,
+    )
+
+
+def read_parameter(value: object) -> Parameter:
+    """One parameter of a signature."""
+    fields = a_table(value)
+    return Parameter(
+        name=an_identifier(fields["name"]),
+        kind=a_name(fields["kind"]),
+        has_default=a_flag(fields["has_default"]),
+        default=a_plain(fields["default"]),
+        annotation=a_text(fields["annotation"]),
+    )
+
+
+def read_class(value: object) -> ClassInfo:
+    """One class."""
+    fields = a_table(value)
+    return ClassInfo(
+        name=an_identifier(fields["name"]),
+        line=a_number(fields["line"]),
+        end_line=a_number(fields["end_line"]),
+        is_module=a_flag(fields["is_module"]),
+        init=tuple(read_parameter(item) for item in a_list(fields["init"])),
+        forward=tuple(read_parameter(item) for item in a_list(fields["forward"])),
+        methods=tuple(an_identifier(item) for item in a_list(fields["methods"])),
+        bases=tuple(an_identifier(item) for item in a_list(fields["bases"])),
+    )
+
+
+def read_classes(header: Header, tensors: Tensors) -> tuple[ClassInfo, ...]:
+    """All classes."""
+    found = a_list(header["classes"])
+    if len(found) > MAX_CLASSES:
+        raise Forged(f"{len(found)} classes in one file")
+    return tuple(read_class(item) for item in found)
+
+
+def read_built(header: Header, tensors: Tensors) -> Built:
+    """An object; the shape told must be the shape of the values, and every value must be there."""
+    parameters, buffers = (
+        {name: a_shape(shape) for name, shape in a_table(header[part]).items()}
+        for part in ("parameters", "buffers")
+    )
+    for name, shape in parameters.items():
+        if name not in tensors:
+            raise Forged(f"{name}: its numbers were not sent")
+        if tuple(tensors[name].shape) != shape:
+            raise Forged(f"{name}: said {shape}, sent {tuple(tensors[name].shape)}")
+    if sum(math.prod(shape) for shape in parameters.values()) > MAX_NUMBERS:
+        raise Forged("more numbers than an honest process sends")
+    return Built(
+        parameters=parameters,
+        buffers=buffers,
+        stray=tuple(a_name(name) for name in a_list(header["stray"])),
+        modules={path: a_name(name) for path, name in a_table(header["modules"]).items()},
+        plain={name: a_plain(value) for name, value in a_table(header["plain"]).items()},
+        weights={name: tensors[name] for name in parameters},
+        arrays=a_flag(header.get("arrays", False)),
+    )
+
+
+def read_output(header: Header, tensors: Tensors) -> Output:
+    """An output."""
+    structure = a_name(header["structure"])
+    names = [a_name(name) for name in a_list(header["tensors"])]
+    if structure not in STRUCTURES or not all(name in tensors for name in names):
+        raise Forged(f"an output of kind {structure!r} with tensors that were not sent")
+    if (structure == "tensor" and len(names) != 1) or (structure == "none" and names):
+        raise Forged(f"an output of kind {structure!r} with {len(names)} tensors")
+    changed = tuple(a_name(name) for name in a_list(header.get("changed", [])))
+    return Output(tuple(tensors[name] for name in names), structure, changed)
+
+
+def read_gradients(
+    header: Header, tensors: Tensors, inputs: list[str | None], given: Mapping[str, Tensor]
+) -> Gradients:
+    """Output and gradients; a gradient must have the shape of what it belongs to.
+
+    Args:
+        header: The answer.
+        tensors: What came with it.
+        inputs: For each input the name under which it was sent; None if it is no tensor.
+        given: The tensors that were sent.
+    """
+    found = [None if name is None else tensors.get(f"gradient.input.{name}") for name in inputs]
+    for name, gradient in zip(inputs, found, strict=True):
+        if name is not None and gradient is not None and gradient.shape != given[name].shape:
+            raise Forged("the gradient of an input does not have the input's shape")
+    names = [a_name(name) for name in a_list(header["parameters"])]
+    parameters = {name: tensors.get(f"gradient.parameter.{name}") for name in names}
+    return Gradients(read_output(header, tensors), tuple(found), parameters)

@@ -1,0 +1,169 @@
+"""What hangs on an object that a stranger has built, and what its forward pass returned.
+
+Like worker.py, which imports it, this runs beside code that may be hostile: see there.
+"""
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from inspect import getattr_static
+from types import FunctionType, MethodType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.parameter import is_lazy
+
+Tensors = dict[str, Tensor]
+LETTERS = 4000  # of a text
+
+_from_numpy = torch.from_numpy
+
+
+def json_value(value: object) -> object:
+    """The value if JSON can carry it, else None."""
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < 2**63 else None
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return str(value)[:LETTERS] if isinstance(value, str) else None
+
+
+class Config(dict[str, Any]):
+    """One configuration object for every habit: `c.n_head`, `c["n_head"]`, `c.get(..)`, `**c`.
+
+    What it was not given, it takes from the file's own classes: defaults, properties and methods.
+    """
+
+    homes: ClassVar[tuple[type, ...]] = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        missing = object()
+        for home in () if name.startswith("__") else Config.homes:
+            found = getattr_static(home, name, missing)
+            if isinstance(found, property) and found.fget is not None:
+                return found.fget(self)
+            if isinstance(found, FunctionType):
+                return MethodType(found, self)
+            if found is None or isinstance(found, bool | int | float | str):
+                return found
+        raise AttributeError(f"the config has no {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def cast(module: Module, dtype: torch.dtype) -> None:
+    """Cast a module's fractions; complex buffers, as of rotary angles, stay complex numbers."""
+    complex_ones = [
+        (part, name, buffer)
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None and buffer.is_complex()
+    ]
+    for part, name, _ in complex_ones:
+        part._buffers[name] = None
+    module.to(dtype)
+    wide = torch.complex128 if dtype == torch.float64 else torch.complex64
+    for part, name, buffer in complex_ones:
+        part._buffers[name] = buffer.to(wide)
+
+
+def array_type() -> Any:
+    """The type of numpy's arrays; of nothing, as long as no one has imported numpy."""
+    return getattr(sys.modules.get("numpy"), "ndarray", ())
+
+
+def flatten(value: object) -> tuple[str, list[Tensor]]:
+    """What a forward pass returned: its kind, and the tensors inside, in order."""
+    if isinstance(value, Tensor):
+        return "tensor", [value]
+    if isinstance(value, array_type()):
+        return "tensor", [_from_numpy(value.copy())]
+    if value is None:
+        return "none", []
+    if isinstance(value, tuple | list | Mapping):
+        items = value.values() if isinstance(value, Mapping) else value
+        inside = [tensor for item in items for tensor in flatten(item)[1]]
+        kinds = {tuple: "tuple", list: "list"}
+        return next((kinds[kind] for kind in kinds if isinstance(value, kind)), "dict"), inside
+    return "other", []
+
+
+def tensors_below(
+    value: object, path: str, kind: Any = Tensor, depth: int = 3
+) -> Iterator[tuple[str, Any]]:
+    """Tensors (or things of another kind) in an attribute: `heads[0].W_query.weight`."""
+    if isinstance(value, kind):
+        yield path, value
+    elif isinstance(value, Module):
+        yield from ((f"{path}.{name}", tensor) for name, tensor in value.named_parameters())
+    elif isinstance(value, list | tuple | dict) and depth:
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from tensors_below(item, f"{path}[{key!r}]", kind, depth - 1)
+
+
+def kind_of(module: Module) -> str:
+    """A module's class; for a group norm also how many groups it has: "GroupNorm 8"."""
+    name = type(module).__name__
+    groups = json_value(getattr(module, "num_groups", None)) if name == "GroupNorm" else None
+    return f"{name} {groups}" if isinstance(groups, int) else name
+
+
+class Leaves:
+    """The tensors and attributes of a built object, found by name.
+
+    An object that is no `nn.Module` has the modules among its attributes as its parts, and numpy's
+    arrays of fractions as its parameters: the tensors here share their memory.
+    """
+
+    def __init__(self, built: object) -> None:
+        self.parameters: Tensors = {}
+        self.buffers: Tensors = {}
+        self.stray: Tensors = {}
+        self.modules: dict[str, str] = {}
+        self.plain: dict[str, object] = {}
+        if isinstance(built, Module):
+            self.add_module(built, "")
+        self.add_attributes(built, "")
+        self.arrays = not (self.parameters or self.stray) and self.add_arrays(built)
+        for name, value in getattr(built, "__dict__", {}).items():
+            if type(value) in (bool, int, float, str) and not name.startswith("_"):
+                self.plain[name] = json_value(value)
+        self.plain.pop("training", None)
+
+    def add_arrays(self, owner: object) -> bool:
+        """Take the arrays of an object that has no tensors; whether there are any."""
+        own = {} if isinstance(owner, Module) else getattr(owner, "__dict__", {})
+        found = (one for name in own for one in tensors_below(own[name], name, array_type()))
+        for path, array in found:
+            forward = min(array.strides, default=0) >= 0  # torch knows no steps back
+            if array.dtype.kind == "f" and array.flags.writeable and forward:
+                self.parameters[path] = _from_numpy(array)
+        return bool(self.parameters)
+
+    def add_module(self, module: Module, prefix: str) -> None:
+        """Take the registered tensors of a module and of those inside it."""
+        for name, tensor in module.named_parameters(prefix, remove_duplicate=False):
+            if not is_lazy(tensor):
+                self.parameters[name] = tensor
+        self.buffers.update(module.named_buffers(prefix, remove_duplicate=False))
+        for path, inner in module.named_modules(prefix=prefix):
+            if path:
+                self.modules[path] = kind_of(inner)
+            if inner is not module or prefix:
+                self.add_attributes(inner, path)
+
+    def add_attributes(self, owner: object, path: str) -> None:
+        """Take what hangs on an object without being registered."""
+        for name, value in getattr(owner, "__dict__", {}).items():
+            here = f"{path}.{name}" if path else name
+            if isinstance(value, Module) and not isinstance(owner, Module):
+                self.add_module(value, here)
+            elif name not in ("_parameters", "_buffers", "_modules"):
+                self.stray.update(tensors_below(value, here))

@@ -1,0 +1,428 @@
+r"""A stranger's submission, asked from outside: build it, load weights, run it, differentiate it.
+
+`Isolated` runs a file in a process of its own; `InProcess` asks a class or module of this process
+the same questions. All judgement happens here. Nothing that comes back is unpickled: an answer is
+JSON and safetensors bytes over a pipe, bounded in size, and examined field by field. An answer can
+be forged by the code that is judged, so it counts as numbers to compare, never as a verdict.
+
+>>> source = "class Double:\n    def forward(self, x): return 2 * x"
+>>> with Isolated(source, "double.py") as submission:
+...     built = submission.build("Double", [], {})
+...     submission.forward([torch.tensor([1.0, 2.0])]).tensors
+(tensor([2., 4.]),)
+"""
+
+import copy
+import inspect
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeGuard, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.checker.sandbox.answers import (
+    Built,
+    ClassInfo,
+    Failure,
+    Gradients,
+    Output,
+    Parameter,
+    clean,
+    read_blob,
+    read_built,
+    read_classes,
+    read_failure,
+    read_gradients,
+    read_header,
+    read_output,
+)
+from clearhead.checker.sandbox.limits import Limits
+from clearhead.checker.sandbox.process import START_SECONDS, Process, choose_way, contained_by
+from clearhead.checker.sandbox.worker import Header, Known, Tensors, Worker, pack, plain_tensor
+from clearhead.checker.source.notebooks import notebook_source
+
+__all__ = [
+    "Built",
+    "ClassInfo",
+    "Failure",
+    "Gradients",
+    "InProcess",
+    "Isolated",
+    "Output",
+    "Parameter",
+    "Submission",
+    "notebook_source",
+]
+
+RESTARTS = 3
+NOTHING: Mapping[str, object] = {}
+LIMITS = Limits()
+Answer = TypeVar("Answer")
+
+
+class Arguments:
+    """Arguments on their way out: JSON, with the tensors beside it. The same tensor goes once."""
+
+    def __init__(self) -> None:
+        self.tensors: Tensors = {}
+        self._names: dict[int, str] = {}
+        self._held: list[Tensor] = []  # an id is unique only while its object lives
+
+    def encode(self, value: object) -> Any:
+        """The JSON for one argument."""
+        if isinstance(value, Tensor):
+            if value.is_complex():  # safetensors has no complex numbers
+                return {"__complex__": self.name_of(torch.view_as_real(value))}
+            return {"__tensor__": self.name_of(value)}
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Mapping):
+            return {str(name): self.encode(item) for name, item in value.items()}
+        if isinstance(value, Sequence):
+            return [self.encode(item) for item in value]
+        raise ValueError(
+            f"argument: expected a tensor or a JSON value, got {type(value).__name__}.\n"
+            '  A configuration object? Send {"__config__": {..}}.'
+        )
+
+    def name_of(self, tensor: Tensor) -> str:
+        """The name under which a tensor is sent."""
+        name = self._names.setdefault(id(tensor), f"t{len(self._names)}")
+        if name not in self.tensors:
+            plain = plain_tensor(tensor)
+            if plain is None:
+                raise ValueError(f"a tensor of dtype {tensor.dtype} cannot be sent")
+            self.tensors[name] = plain
+            self._held.append(tensor)
+        return name
+
+
+def _is_sent(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and not value.is_complex()
+
+
+class Submission(ABC):
+    """What can be asked of a submission, wherever it runs. Every question can give a Failure."""
+
+    contained: str
+
+    @abstractmethod
+    def _ask(
+        self, question: str, fields: Header, tensors: Tensors
+    ) -> tuple[Header, Tensors] | Failure:
+        """Ask one question; header and tensors of the answer are not examined yet."""
+
+    def _forged(self, error: Exception) -> Failure:
+        """An answer could not be read."""
+        return Failure("protocol", type(error).__name__, clean(str(error)))
+
+    def _get(
+        self,
+        question: str,
+        fields: Header,
+        tensors: Tensors,
+        read: Callable[[Header, Tensors], Answer],
+    ) -> Answer | Failure:
+        got = self._ask(question, fields, tensors)
+        if isinstance(got, Failure):
+            return got
+        try:
+            return read(*got)
+        except Exception as error:
+            return self._forged(error)
+
+    def classes(self) -> tuple[ClassInfo, ...] | Failure:
+        """The classes that are written in the file, from top to bottom."""
+        return self._get("classes", {}, {}, read_classes)
+
+    def build(
+        self, name: str, arguments: Sequence[object], keywords: Mapping[str, object]
+    ) -> Built | Failure:
+        """Make an object; later questions are about it.
+
+        Args:
+            name: The class.
+            arguments: Tensors or JSON values; {"__config__": {..}} becomes an object that answers
+                attribute, item, `.get` and `**` access.
+            keywords: The same, by name.
+        """
+        sent = Arguments()
+        fields = {
+            "name": name,
+            "arguments": sent.encode(list(arguments)),
+            "keywords": sent.encode(keywords),
+        }
+        return self._get("build", fields, sent.tensors, read_built)
+
+    def describe(self) -> Built | Failure:
+        """The object as it is now: some layers are made in the first forward pass."""
+        return self._get("describe", {}, {}, read_built)
+
+    def load(self, weights: Mapping[str, Tensor]) -> Failure | None:
+        """Set parameters (or stray tensors) by name, and cast the module to their dtype."""
+        tensors = {name: plain_tensor(value) for name, value in weights.items()}
+        fine = {name: value for name, value in tensors.items() if value is not None}
+        return self._get("load", {}, fine, lambda header, found: None)
+
+    def forward(
+        self,
+        inputs: Sequence[object],
+        keywords: Mapping[str, object] = NOTHING,
+        *,
+        train: bool = False,
+        seed: int = 0,
+    ) -> Output | Failure:
+        """Run it once, without gradients, after `torch.manual_seed(seed)`."""
+        sent = Arguments()
+        fields = self._call(sent, inputs, keywords, train, seed)
+
+        def read(header: Header, tensors: Tensors) -> Output:
+            found = read_output(header, tensors)
+            given: list[tuple[int | str, object]] = [*enumerate(inputs), *keywords.items()]
+            named = [(p, sent.name_of(t)) for p, t in given if _is_sent(t)]
+            places = tuple(place for place, name in named if name in found.changed)
+            return replace(found, changed=places)
+
+        return self._get("forward", fields, sent.tensors, read)
+
+    def device(
+        self, inputs: Sequence[object], keywords: Mapping[str, object] = NOTHING
+    ) -> Failure | None:
+        """Run it without numbers, as if its parameters, buffers and inputs were on a GPU."""
+        sent = Arguments()
+        fields = self._call(sent, inputs, keywords, False, 0)
+        return self._get("device", fields, sent.tensors, lambda header, found: None)
+
+    def backward(
+        self,
+        inputs: Sequence[object],
+        keywords: Mapping[str, object] = NOTHING,
+        *,
+        cotangent: Tensor,
+        train: bool = False,
+        seed: int = 0,
+    ) -> Gradients | Failure:
+        """Run it once and differentiate sum(first output tensor * cotangent)."""
+        sent = Arguments()
+        fields = self._call(sent, inputs, keywords, train, seed)
+        names = [sent.name_of(one) if _is_sent(one) else None for one in inputs]
+        plain = plain_tensor(cotangent)
+        if plain is None:
+            raise ValueError(f"cotangent: a tensor of dtype {cotangent.dtype} cannot be sent")
+        given = dict(sent.tensors)
+
+        def read(header: Header, tensors: Tensors) -> Gradients:
+            return read_gradients(header, tensors, names, given)
+
+        return self._get("backward", fields, sent.tensors | {"cotangent": plain}, read)
+
+    def _call(
+        self,
+        sent: Arguments,
+        inputs: Sequence[object],
+        keywords: Mapping[str, object],
+        train: bool,
+        seed: int,
+    ) -> Header:
+        return {
+            "inputs": sent.encode(list(inputs)),
+            "keywords": sent.encode(keywords),
+            "train": train,
+            "seed": seed,
+        }
+
+    def close(self) -> None:
+        """Let go of everything."""
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Isolated(Submission):
+    """One submission in one process of its own.
+
+    When the process is gone (a Failure of kind "timeout", "memory", "died" or "protocol"), the next
+    question starts another one, imports the file, builds and loads as before, and then asks; three
+    times at most, then the last Failure is given again. A file that cannot be imported gives that
+    same Failure to every question.
+
+    Args:
+        source: The Python source.
+        filename: Its name, for tracebacks; the folder is not told to the stranger.
+        limits: What it may use.
+        way: The strongest way to try: "bwrap", "unshare" or "plain".
+    """
+
+    def __init__(
+        self, source: str, filename: str, *, limits: Limits = LIMITS, way: str = "bwrap"
+    ) -> None:
+        soon = limits.seconds - min(1.0, limits.seconds / 10)  # time to say where it was
+        self._start = {"source": source, "filename": Path(filename).name, "seconds": soon}
+        self._limits = limits
+        self._way = choose_way(way)
+        self.contained = contained_by(self._way)
+        self._asked, self._spent, self._restarts = 0, 0.0, 0
+        self._imported = False
+        self._broken: Failure | None = None  # said to every question from now on
+        self._last: Failure | None = None
+        self._replay: dict[str, tuple[Header, Tensors]] = {}
+        self._process: Process | None = Process(limits, self._way)
+
+    @property
+    def printed(self) -> str:
+        """What the running process has printed until now, cut at the limit."""
+        return "" if self._process is None else clean_output(self._process.printed)
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+        self._broken = self._broken or Failure("died", message="closed")
+
+    def _stop(self, failure: Failure) -> Failure:
+        """The process is of no use any more."""
+        assert self._process is not None
+        failure = Failure(
+            failure.kind,
+            failure.type,
+            failure.message,
+            failure.line,
+            failure.traceback,
+            failure.printed or self.printed,
+        )
+        self._process.close()
+        self._process, self._imported, self._last = None, False, failure
+        return failure
+
+    def _forged(self, error: Exception) -> Failure:
+        return self._stop(super()._forged(error))
+
+    def _ask(
+        self, question: str, fields: Header, tensors: Tensors
+    ) -> tuple[Header, Tensors] | Failure:
+        failure = self._prepare()
+        if failure is not None:
+            return failure
+        got = self._exchange(question, fields, tensors)
+        if question == "build":
+            self._replay = {}
+        if question in ("build", "load") and not isinstance(got, Failure):
+            self._replay[question] = (fields, tensors)
+        return got
+
+    def _prepare(self) -> Failure | None:
+        """See that a process is there that has imported the file."""
+        if self._broken is not None:
+            return self._broken
+        if self._process is None:
+            if self._restarts == RESTARTS:
+                return self._last
+            self._restarts += 1
+            self._process = Process(self._limits, self._way)
+        if self._imported:
+            return None
+        hello = self._process.ask(b"", START_SECONDS)
+        if isinstance(hello, Failure):
+            reason = f"the process for checking could not start: {hello.message}"
+            self._broken = self._stop(Failure("died", message=reason))
+            return self._broken
+        self._asked = 0
+        got = self._exchange("start", self._start, {})
+        if isinstance(got, Failure):
+            self._broken = got
+            return got
+        self._imported = True
+        for question, (fields, tensors) in self._replay.items():
+            got = self._exchange(question, fields, tensors)
+            if isinstance(got, Failure):
+                return got
+        return None
+
+    def _exchange(
+        self, question: str, fields: Header, tensors: Tensors
+    ) -> tuple[Header, Tensors] | Failure:
+        """One question to the running process, inside the time that is left."""
+        assert self._process is not None
+        left = self._limits.total_seconds - self._spent
+        self._asked += 1
+        frame = pack({"id": self._asked, "question": question, **fields}, tensors)
+        began = time.monotonic()
+        got = self._process.ask(frame, min(self._limits.seconds, left))
+        self._spent += time.monotonic() - began
+        if self._spent >= self._limits.total_seconds:
+            total = f"all questions together took {self._limits.total_seconds:g} s"
+            self._broken = self._stop(Failure("timeout", message=total))
+            return self._broken
+        if isinstance(got, Failure):
+            return self._stop(got)
+        try:
+            header, found = read_header(got[0]), read_blob(got[1])
+            if header["id"] != self._asked:
+                raise ValueError("an answer to another question")
+            if "failure" not in header:
+                return header, found
+            failure = read_failure(header["failure"], self.printed)
+        except Exception as error:
+            return self._forged(error)
+        return failure if failure.kind == "exception" else self._stop(failure)
+
+
+def clean_output(printed: bytearray) -> str:
+    """Printed bytes as text that is safe to show."""
+    return clean(printed.decode("utf-8", "replace"), len(printed))
+
+
+class InProcess(Submission):
+    """A class, or a module that is already built, of this very process: trusted, not contained.
+
+    A module is copied before anything happens to it; `build` makes a fresh copy, whatever the
+    arguments. Random numbers outside are left as they were.
+
+    Args:
+        subject: The class or the `nn.Module`.
+    """
+
+    contained = "Not contained: it runs in your own process."
+
+    def __init__(self, subject: type | nn.Module) -> None:
+        cls = subject if isinstance(subject, type) else type(subject)
+        file, lines = "", (0, 0)
+        try:
+            file = inspect.getsourcefile(cls) or ""
+            text, first = inspect.getsourcelines(cls)
+            lines = (first, first + len(text) - 1)
+        except (OSError, TypeError):
+            lines = (0, 0)  # typed at a prompt: there is no file
+        libraries = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]), "<frozen")
+
+        def own(name: str) -> bool:
+            return name == file or not name.startswith(libraries)
+
+        make = (
+            subject if isinstance(subject, type) else lambda *_, **__: copy.deepcopy(subject).cpu()
+        )
+        self._worker = Worker(own, Exception)
+        self._worker.known[cls.__name__] = Known(cls, lines, make)
+
+    def _ask(
+        self, question: str, fields: Header, tensors: Tensors
+    ) -> tuple[Header, Tensors] | Failure:
+        with torch.random.fork_rng(devices=[]):
+            header, found = self._worker.answer(question, fields, dict(tensors))
+        return read_failure(header["failure"], "") if "failure" in header else (header, found)

@@ -1,0 +1,114 @@
+"""Which classes of a file are attention: by name, and where no name tells, by what they compute."""
+
+import re
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from clearhead.checker.diagnosis import probes
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.subject import Subject
+from clearhead.checker.harness.weight_roles import role_of
+from clearhead.checker.report import Report
+from clearhead.checker.sandbox.submission import ClassInfo
+from clearhead.checker.source.text_patterns import Text, text_of, used_by
+
+_NAMED = r"att|mha|gqa|mqa|head|aten[cç]|aufmerk|k[oö]e?pf|cabe[zç]|t[eê]te|внима|注意"
+_OTHERS = (
+    r"block|mlp|feed|embed|model$|transformer$|encoder$|decoder$|config|lmhead|classif|cache|test|"
+    r"mask$"
+)
+# A name that ends so says what the class is, and not what it belongs to.
+_CLAIMS = r"(att(ention|n)?|mha|gqa|mqa|aten[cç]\w*|aufmerksamkeit)(_?v?\d+)?$"
+_WHOLE = r"scaled_dot_product|MultiheadAttention|flex_attention|flash_attn"
+_SOFT = r"softmax|logsumexp|\.exp\(|\bexp\("
+_PRODUCT = r"[\w)\]]\s*@\s*[\w(]|matmul|einsum|bmm\(|tensordot|\bdot\("
+_QUERIES = r"[Qq]uer|\b[Kk]eys?\b|\b[Ww]_?[qk]\b|to_[qk]\b|[qk]_proj|qkv|[Aa]tt\w*\("
+# What a block or a model has beside its attention.
+_MORE = r"(?i)gelu|relu|silu|swish|tanh|embedding|layer_?norm|rms_?norm|vocab|cross_?entropy"
+_MODEL = r"(?i)gelu|relu|silu|swish|embedding\(|vocab|cross_?entropy"
+NO_ATTENTION = (
+    "Nothing in it says that it is attention, and no token sees another: a norm or a layer for "
+    "each token alone, perhaps."
+)
+
+
+def is_attention(info: ClassInfo) -> bool:
+    """Whether a class looks like attention by its name."""
+    small = info.name.lower()
+    return bool(re.search(_NAMED, small)) and not re.search(_OTHERS, small)
+
+
+def choose(classes: Sequence[ClassInfo], source: str, only: str | None = None) -> list[ClassInfo]:
+    """The attention classes of a file, by their names; the one named, if one is."""
+    if only is not None:
+        return [info for info in classes if info.name == only]
+    modules = [info for info in classes if info.is_module]
+    named = [info for info in modules if is_attention(info)]
+    if named:
+        return [info for info in named if may_attend(text_of(source, info))] or named
+    if len(modules) == 1:
+        return modules
+    return [info for info in classes if info.forward and not info.is_module and is_attention(info)]
+
+
+def choose_unnamed(classes: Sequence[ClassInfo], source: str) -> list[ClassInfo]:
+    """The classes that compute attention under another name, and those that only put them together.
+
+    Not blocks and models, which have more than that.
+    """
+    texts = {info.name: text_of(source, info) for info in classes if info.is_module}
+    heads = {name for name, text in texts.items() if _attends(text) and not text.has(_MODEL)}
+    chosen = []
+    for info in classes:
+        if info.name not in texts:
+            continue
+        used = used_by(texts[info.name])
+        around = {part.name for part in used} & heads
+        more = any(part.has(_MORE) for part in (texts[info.name], *used))
+        if info.name in heads or (around and not more):
+            chosen.append(info)
+    return chosen
+
+
+def _attends(text: Text, *, around: bool = False) -> bool:
+    """Whether a class computes weights and mixes something by them.
+
+    Args:
+        text: The class.
+        around: Whether it may do so by other classes of the file.
+    """
+    used = [part for part in used_by(text) if around or not part.source.startswith("class")]
+    parts = [text, *used]
+    whole = any(part.has(_WHOLE) for part in parts)
+    soft, product = (any(part.has(sign) for part in parts) for sign in (_SOFT, _PRODUCT))
+    return whole or (soft and product)
+
+
+def may_attend(text: Text) -> bool:
+    """Whether anything in a class, or in what it uses, may be a part of attention."""
+    signs = f"{_WHOLE}|{_SOFT}|{_PRODUCT}|{_QUERIES}"
+    inherits = re.match(r"class \w+\((?!(\w+\.)*Module\))\w", text.source) is not None
+    return inherits or any(part.has(signs) for part in (text, *used_by(text)))
+
+
+def is_no_attention(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
+    """Whether no token sees another in a class that does not say it is attention.
+
+    A class with queries and keys, or that is called so, means to be one.
+    """
+    if {"q", "k", "qkv", "kv"} & {role_of(name) for name in subject.built.parameters}:
+        return False
+    if subject.separate or re.search(_CLAIMS, case.info.name.lower()):
+        return False
+    if is_attention(case.info) and _attends(case.text, around=True):
+        return False
+    return out.shape[:2] == inputs[0].shape[:2] and not probes.sees_others(
+        case.session, subject, inputs, out
+    )
+
+
+def left_out(reports: Sequence[Report]) -> list[Report]:
+    """The reports without those of classes that are no attention; all of them if none is."""
+    kept = [r for r in reports if all(f.evidence != NO_ATTENTION for f in r.findings)]
+    return kept or list(reports)

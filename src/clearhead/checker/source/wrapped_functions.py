@@ -1,0 +1,187 @@
+"""Attention written as a function: a class is written around it, which is then checked.
+
+attention(q, k, v, mask=None)              no weights: it mixes what it is given
+attention(x, Wq, Wk, Wv, Wo, n_heads)      the weights are arguments: the class holds them
+attention(x, weights, n_heads)             likewise, where weights["Wq"] or weights.Wq is read
+"""
+
+import ast
+import re
+from typing import NamedTuple
+
+from clearhead.checker.harness.constructor_arguments import meaning_of
+from clearhead.checker.harness.forward_arguments import ANGLES
+from clearhead.checker.harness.weight_roles import role_of
+
+_NAMED = r"att|mha|mqa|gqa|multi_?head|sdpa|aten[cç]|aufmerk"
+_SOFT = r"softmax|exp\("
+_NO_ATTENTION = r"mask|test|plot|show|draw|visual|score|weights$|pattern|bench|main|train|load"
+_WEIGHT = r"(?i)^w[_a-z]?|weight|_w$|kernel|_?proj|mat"
+_BIAS = r"(?i)^b[_a-z]?$|^b_|bias"
+
+
+class Wrapped(NamedTuple):
+    """A function, and the class around it.
+
+    Args:
+        name: The function.
+        cls: The class's name.
+        text: The class's source, to stand after the file.
+        line: The function's first line.
+        end_line: Its last.
+    """
+
+    name: str
+    cls: str
+    text: str
+    line: int
+    end_line: int
+
+
+def wrapped(source: str, *, named: bool = True) -> list[Wrapped]:
+    r"""A class for each function of a file that is attention and says what it takes.
+
+    Args:
+        source: The file.
+        named: Whether its name must say that it is attention; else it must take queries, keys and
+            values, or their weights, and compute a softmax.
+
+    Examples:
+        >>> made = wrapped("def attention(q, k, v):\n    return v")
+        >>> [(one.name, one.cls) for one in made]
+        [('attention', 'FunctionAttention0')]
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    likely = [n for n in nodes if not re.match(r"_|test", n.name)]
+    if named:
+        likely = [n for n in likely if re.search(_NAMED, n.name.lower())]
+        likely = [n for n in likely if not re.search(_NO_ATTENTION, n.name.lower())]
+    else:
+        likely = [n for n in likely if _computes_softmax(n, nodes)]
+    arrays = not re.search(r"(?m)^\s*(import|from) torch\b", source) and "numpy" in source
+    made = [_class_for(node, f"FunctionAttention{i}", arrays) for i, node in enumerate(likely)]
+    return [one for one in made if one is not None]
+
+
+def _computes_softmax(node: ast.FunctionDef, nodes: list[ast.FunctionDef]) -> bool:
+    """Whether a function has a softmax in it, or in a function of the file that it calls."""
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    bodies = [node, *(other for other in nodes if other.name in names)]
+    return any(re.search(_SOFT, ast.unparse(body)) for body in bodies)
+
+
+def _class_for(node: ast.FunctionDef, cls: str, arrays: bool) -> Wrapped | None:
+    arguments = [*node.args.posonlyargs, *node.args.args]
+    defaults = dict(zip(reversed(arguments), reversed(node.args.defaults), strict=False))
+    pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    defaults |= {argument: value for argument, value in pairs if value is not None}
+    told, held, taken, passed = ["width"], dict[str, str](), list[str](), list[str]()
+    for argument in [*arguments, *node.args.kwonlyargs]:
+        name, default = argument.arg, defaults.get(argument)
+        several = _weights_in(node, name) if taken and default is None else None
+        value = ("several", "") if several else _value(name, default, place=len(taken))
+        if value is None:
+            return None
+        kind, code = value
+        if kind == "told":
+            told.append(name)
+        elif several is not None:
+            form, parts = several
+            held |= {f"{name}_{part}": shape for part, shape in parts.items()}
+            code = form.format(*(f"self.{name}_{part}" for part in parts))
+        elif kind == "held":
+            held[name] = code
+            code = f"self.{name}"
+        elif kind == "taken":
+            taken.append(name if default is None else f"{name}=None")
+        if code:
+            passed.append(code if argument in node.args.posonlyargs else f"{name}={code}")
+    roles = {role_of(name) for name in taken}
+    if not (held and taken) and not {"q", "k", "v"} <= roles:
+        return None
+    owner = "" if arrays and held else "(_torch.nn.Module)"
+    made = "_torch.nn.Parameter(_torch.randn({}))" if owner else "_torch.randn({}).numpy()"
+    lines = [
+        "import torch as _torch", "", "",
+        f"class {cls}{owner}:",
+        f"    def __init__(self, {', '.join(told)}):",
+        *(["        super().__init__()"] if owner else []),
+        *(f"        self.{name} = {name}" for name in told[1:]),
+        *(f"        self.{name} = {made.format(shape)}" for name, shape in held.items()), "",
+        f"    def forward(self, {', '.join(taken)}):",
+        f"        return {node.name}({', '.join(passed)})", "",
+    ]  # fmt: skip
+    return Wrapped(node.name, cls, "\n".join(lines), node.lineno, node.end_lineno or node.lineno)
+
+
+def _weights_in(node: ast.FunctionDef, name: str) -> tuple[str, dict[str, str]] | None:
+    """Weights that a function reads from one argument: `weights["Wq"]`, `p.Wq`, `q, k, v = ws`.
+
+    Returns:
+        The argument in code, with a place for each weight, and each weight's shape in code.
+    """
+    items, fields, parts = list[str](), list[str](), list[str]()
+    for one in ast.walk(node):
+        if isinstance(one, ast.Subscript) and _is_name(one.value, name):
+            items += [str(one.slice.value)] if isinstance(one.slice, ast.Constant) else []
+        elif isinstance(one, ast.Attribute) and _is_name(one.value, name):
+            fields.append(one.attr)
+        elif isinstance(one, ast.Assign) and _is_name(one.value, name):
+            (target, *_) = one.targets
+            if isinstance(target, ast.Tuple):
+                parts += [ast.unparse(each) for each in target.elts]
+    for form, found in (("dict", items), ("object", fields), ("tuple", parts)):
+        names = list(dict.fromkeys(found))
+        shapes = {n: _shape(n) for n in names}
+        known = {n: shape for n, shape in shapes.items() if shape}
+        if known and len(known) == len(names) and {"q", "k", "v"} <= set(map(role_of, known)):
+            return _written(form, names), known
+    return None
+
+
+def _written(form: str, names: list[str]) -> str:
+    if form == "dict":
+        return "{{" + ", ".join(f"{name!r}: {{}}" for name in names) + "}}"
+    if form == "tuple":
+        return "(" + ", ".join("{}" for _ in names) + ",)"
+    fields = ", ".join(f"{name}={{}}" for name in names)
+    return f"__import__('types').SimpleNamespace({fields})"
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _shape(name: str) -> str:
+    """The shape of a weight in code, as its name tells; "" if it tells nothing."""
+    role = role_of(name)
+    if role not in ("q", "k", "v", "o", "qkv"):
+        return ""
+    if re.search(_BIAS, name):
+        return "3 * width" if role == "qkv" else "width"
+    if re.search(_WEIGHT, name) or len(name) == 1:
+        return "width, 3 * width" if role == "qkv" else "width, width"
+    return ""
+
+
+def _value(name: str, default: ast.expr | None, place: int) -> tuple[str, str] | None:
+    """What is done with an argument, and the code that stands for it; None where it is unclear."""
+    role, meaning, small = role_of(name), meaning_of(name), name.lower()
+    plain = default.value if isinstance(default, ast.Constant) else default
+    if meaning in ("heads", "causal") and (default is None or plain is not None):
+        return "told", f"self.{name}"
+    if place and default is None and len(name) > 1 and _shape(name):
+        return "held", _shape(name)
+    if meaning == "p" and isinstance(plain, float):
+        return "fixed", "0.0"
+    if small in ("training", "train", "is_training"):
+        return "fixed", "False"
+    if "mask" in small or small in ANGLES:
+        return "taken", name
+    if default is not None:
+        return "left", ""
+    return ("taken", name) if place == 0 or role in ("q", "k", "v") else None
