@@ -91,7 +91,7 @@ def processor_seconds(files: list[str]) -> float:
     Without bubblewrap: what a process in its own namespace has used is lost when it is ended.
     """
     from clearhead.checker.diagnosis import diagnose
-    from clearhead.checker.sandbox.process import submission as isolate
+    from clearhead.checker.sandbox import submission as isolate
 
     def used() -> float:
         both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from clearhead.checker.sandbox import confinement as confine
+from clearhead.checker.sandbox import process as sandbox
+from clearhead.checker.sandbox import resource_usage as usage
 from clearhead.checker.sandbox.limits import Limits
-from clearhead.checker.sandbox.process import confinement as confine
-from clearhead.checker.sandbox.process import process as sandbox
-from clearhead.checker.sandbox.process import resource_usage as usage
 from clearhead.checker.sandbox.submission import Built, Failure, Isolated, Output
 
 QUICK = Limits(seconds=15, memory_mib=900, processes=24, file_mib=1)

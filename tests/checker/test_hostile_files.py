@@ -22,9 +22,9 @@ from clearhead.checker.classroom.marks_file import HEAD, Marks, Row, guarded
 from clearhead.checker.diagnosis.class_check import check_source
 from clearhead.checker.harness.constructor_arguments import _default_in, with_configs
 from clearhead.checker.report import Report
+from clearhead.checker.sandbox import answers
+from clearhead.checker.sandbox import resource_usage as usage
 from clearhead.checker.sandbox.answers import Forged
-from clearhead.checker.sandbox.process import answers
-from clearhead.checker.sandbox.process import resource_usage as usage
 from clearhead.checker.sandbox.submission import Failure, InProcess, Isolated
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
@@ -401,7 +401,7 @@ def test_all_parameters_together_have_a_limit(monkeypatch):
 
 
 def test_where_nothing_can_be_held_in_the_command_says_so(tmp_path, monkeypatch, capsys):
-    from clearhead.checker.sandbox.process import process as sandbox
+    from clearhead.checker.sandbox import process as sandbox
 
     def refuse(first: str) -> None:
         raise RuntimeError("A stranger's code runs only where it can be held in.")

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
+from clearhead.checker.sandbox import process as sandbox
 from clearhead.checker.sandbox.limits import Limits
-from clearhead.checker.sandbox.process import process as sandbox
 from clearhead.checker.sandbox.submission import (
     Built,
     Failure,
