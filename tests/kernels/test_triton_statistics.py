@@ -69,15 +69,21 @@ def random(*shape: int, dtype: torch.dtype = HALF) -> Tensor:
     return torch.randn(*shape, device=DEVICE).to(dtype)
 
 
-def assert_as_good_as_plain(ours: Tensor, exact: Tensor, plain: Tensor) -> None:
-    """At most twice the error of plain float32, give or take the last bit of a float32."""
+def assert_as_good_as_plain(
+    ours: Tensor, exact: Tensor, plain: Tensor, highest: float = 0.0
+) -> None:
+    """At most twice the error of plain float32, give or take the last bit of a float32.
+
+    With large scores, also one rounding of the highest score: Triton's interpreter rounds a product
+    before it adds, which a GPU does not.
+    """
     assert ours.dtype == torch.float32
     assert torch.equal(ours.isinf(), exact.isinf())
     finite = ~exact.isinf()
     error = (ours - exact)[finite].abs().max() if finite.any() else torch.tensor(0.0)
     allowed = (plain - exact)[finite].abs().max() if finite.any() else torch.tensor(0.0)
     last_bit = 2.0**-22 * max(1.0, exact[finite].abs().max().item() if finite.any() else 1.0)
-    assert error <= 2 * allowed + last_bit
+    assert error <= 2 * allowed + last_bit + 2.0**-24 * highest
 
 
 def some_keys(batch: int, keys: int) -> Tensor:
@@ -196,8 +202,9 @@ def test_equals_the_dense_map(case: dict[str, Any], dtype: torch.dtype) -> None:
     options.pop("thumbnail")
     ours["lse"] = log_sum_exp(q, k, **options)
     assert ours.keys() == exact.keys()
+    highest = exact["lse"].nan_to_num(0.0, 0.0, 0.0).abs().max().item()
     for name in exact:
-        assert_as_good_as_plain(ours[name], exact[name], plain[name])
+        assert_as_good_as_plain(ours[name], exact[name], plain[name], highest)
 
 
 @pytest.mark.parametrize("tiles", [2, 4, 8])

@@ -83,10 +83,9 @@ def _arguments(
         "group": q.shape[1] // k.shape[1],
         "n_q": n_q,
         "n_k": n_k,
-        # Exponents are those of 2. A cap makes the scores, so that no factor is left.
-        "scale2": scale * LOG2_E.value if cap is None else 1.0,
-        "inner": scale / (cap or 1.0),
-        "cap2": (cap or 1.0) * LOG2_E.value,
+        # Exponents are those of 2.
+        "scale2": scale * LOG2_E.value,
+        "inner": scale / cap if cap else 1.0,
         "offset": n_k - n_q if causal_offset is None else causal_offset,
         "window": window or 0,
         "CAUSAL": causal,
