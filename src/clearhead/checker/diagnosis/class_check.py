@@ -24,9 +24,12 @@ from clearhead.checker.diagnosis.naming import (
     name_mistakes,
     question_of_causality,
 )
+from clearhead.checker.diagnosis.reading import Unreadable
+from clearhead.checker.diagnosis.recorded_pass import judge_mask, judge_steps
 from clearhead.checker.diagnosis.recovering import recover
 from clearhead.checker.diagnosis.search import Explanation, Search
 from clearhead.checker.diagnosis.simulator import Program, Switches, difference
+from clearhead.checker.diagnosis.step_checks import Judgement
 from clearhead.checker.diagnosis.weight_layouts import Candidate, candidates
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST
 from clearhead.checker.harness.building import (
@@ -240,9 +243,17 @@ def _examine(case: Case, subject: Subject) -> Report:
     search = _search(case, subject, inputs, out)
     if subject.polarity or subject.rotary or subject.marks:
         subject, out, search = _right_way(case, subject, inputs, out, search)
-    best = search.best() or _with_terms(case, subject, inputs, out)
+    steps = _steps(case, subject)
+    best = search.best()
+    if best is None and not _is_right(steps) and not _names_all(steps):
+        best = _with_terms(case, subject, inputs, out)
     if best is not None and strange_cap(case, subject, best):
         best = None
+    if steps is not None and (best is None or best.ids):
+        if _names_all(steps):
+            return _by_steps(case, subject, steps, best)
+        if best is None and _is_right(steps):
+            return _right_by_steps(case, subject, inputs, out, steps)
     case.form = form_of(subject, best, out)
     if best is None:
         return unexplained(case, subject, inputs, out, search)
@@ -254,9 +265,64 @@ def _examine(case: Case, subject: Subject) -> Report:
     if terms is not None and (terms.sink is not None or terms.cap is not None):
         case.notes += terms.in_words()
     name_mistakes(case, subject, inputs, out, best, search)
+    if subject.takes_mask and not subject.polarity and not case.findings:
+        judge_mask(case, subject)
     question_of_causality(case, subject, inputs, out, best)
     extras.examine(case, subject, inputs, out, best)
     return case.report()
+
+
+def _steps(case: Case, subject: Subject) -> Judgement | None:
+    """What the recorded pass shows, step by step; None if it cannot be read."""
+    try:
+        _, steps = judge_steps(case, subject)
+    except Unreadable:
+        return None
+    return steps
+
+
+def _is_right(steps: Judgement | None) -> bool:
+    return steps is not None and not steps.findings and not steps.doubts
+
+
+def _names_all(steps: Judgement | None) -> bool:
+    """Whether the recorded pass names mistakes of which there is no doubt."""
+    return steps is not None and bool(steps.findings) and not steps.doubts
+
+
+def _by_steps(case: Case, subject: Subject, steps: Judgement, best: Explanation | None) -> Report:
+    """The mistakes that the recorded pass shows, each at its own line.
+
+    The black box may know more of the same: what it reproduces, and no step shows.
+    """
+    for found in steps.findings:
+        case.add(found.id, found.evidence, found.line, found.severity)
+    case.notes += steps.notes
+    ids = {found.id for found in steps.findings}
+    if best is not None and ids <= set(best.ids):
+        for id in best.ids:
+            case.add(id, "The output is reproduced exactly when this mistake is made too.")
+    case.form = f"{steps.heads} heads × {steps.head_dim}, {_mask_words(steps)}"
+    return case.report()
+
+
+def _right_by_steps(
+    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, steps: Judgement
+) -> Report:
+    """Every step of the recorded pass is right, and the class computes what was recorded."""
+    idle = probes.idle_rows(case.session, subject, inputs, out)
+    for name, rows in idle.items():
+        size = subject.built.parameters[name][0]
+        evidence = f"{rows} of the {size} numbers that {name} gives are never used."
+        case.add("unexplained", evidence)
+    case.notes += steps.notes
+    case.form = f"{steps.heads} heads × {steps.head_dim}, {_mask_words(steps)}"
+    extras.examine_without_form(case, subject, inputs, out)
+    return case.report()
+
+
+def _mask_words(steps: Judgement) -> str:
+    return {"causal": "causal", "window": "causal window"}.get(steps.mask, "not causal")
 
 
 def _with_terms(

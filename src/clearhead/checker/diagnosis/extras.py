@@ -54,6 +54,23 @@ def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Exp
     _training_differs(case, subject, inputs)
 
 
+def examine_without_form(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
+    """What needs no form to compare with: it was read step by step, and is right there."""
+    _stray(case, subject)
+    uses.batch_axis(case, subject, inputs)
+    lengths.after_another(case, subject, inputs, out)
+    effects.changed_inputs(case, subject, inputs)
+    effects.kept_graph(case, subject, inputs, out)
+    learning.detached(case, subject, inputs, out)
+    learning.out_of_reach(case, subject, inputs, out)
+    learning.from_its_start(case, subject, inputs, out)
+    _alone(case, subject, inputs, out)
+    _device(case, subject)
+    _other_dtypes(case, subject)
+    _bias_flag(case, subject)
+    _training_differs(case, subject, inputs)
+
+
 def _stray(case: Case, subject: Subject) -> None:
     for path in subject.built.stray:
         name = path.rpartition(".")[2]

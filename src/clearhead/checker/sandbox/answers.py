@@ -122,6 +122,55 @@ class Gradients:
     parameters: dict[str, Tensor | None]
 
 
+@dataclass(frozen=True)
+class Call:
+    """One torch call of a recorded forward pass.
+
+    Args:
+        home: Where the function is: "torch", "F", "Tensor", "linalg", or "get" for a property.
+        name: The function's name.
+        args: Positional arguments as JSON; {"register": 3} is the tensor in register 3.
+        kwargs: The same, by name.
+        out: The registers of the results; -1 for what is no tensor.
+        line: The line of the submission that made the call.
+    """
+
+    home: str
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: tuple[int, ...]
+    line: int | None
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor that no call has made: "input", "parameter", "constant" or "complex" (as pairs)."""
+
+    register: int
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A forward pass, written down.
+
+    Args:
+        calls: What was called, in order.
+        leaves: Where the first tensors come from.
+        constants: The values of those that are neither inputs nor parameters, by name.
+        outputs: The registers of the returned tensors.
+        output: What the pass returned.
+    """
+
+    calls: tuple[Call, ...]
+    leaves: tuple[Leaf, ...]
+    constants: dict[str, Tensor]
+    outputs: tuple[int, ...]
+    output: Output
+
+
 class Forged(ValueError):
     """An answer in a form that no honest process sends."""
 
@@ -332,3 +381,55 @@ def read_gradients(
     names = [a_name(name) for name in a_list(header["parameters"])]
     parameters = {name: tensors.get(f"gradient.parameter.{name}") for name in names}
     return Gradients(read_output(header, tensors), tuple(found), parameters)
+
+
+def an_argument(value: object, depth: int = 0) -> Any:
+    """The value, if it is an argument as the recorder writes it."""
+    if depth > 6:
+        raise Forged("an argument that is nested too deeply")
+    if isinstance(value, dict):
+        if len(value) != 1:
+            raise Forged("an argument of unknown form")
+        ((kind, inner),) = value.items()
+        if kind == "register":
+            return {kind: a_number(inner)}
+        if kind in ("slice", "list", "tuple"):
+            return {kind: [an_argument(item, depth + 1) for item in a_list(inner)]}
+        if kind in ("float", "dtype", "memory_format"):
+            return {kind: a_name(inner)}
+        if kind in ("ellipsis", "device"):
+            return {kind: True}
+        raise Forged(f"an argument of kind {a_name(kind)!r}")
+    return a_plain(value)
+
+
+def read_call(value: object) -> Call:
+    """One call of a recording."""
+    fields = a_table(value)
+    line = fields["line"]
+    return Call(
+        home=a_name(fields["home"]),
+        name=a_name(fields["name"]),
+        args=tuple(an_argument(item) for item in a_list(fields["args"])),
+        kwargs={name: an_argument(item) for name, item in a_table(fields["kwargs"]).items()},
+        out=tuple(a_number(item, low=-1) for item in a_list(fields["out"])),
+        line=None if line is None else a_number(line),
+    )
+
+
+def read_recording(header: Header, tensors: Tensors) -> Recording:
+    """A recorded forward pass."""
+    leaves = []
+    for item in a_list(header["leaves"]):
+        fields = a_table(item)
+        leaf = Leaf(a_number(fields["register"]), a_name(fields["kind"]), a_name(fields["name"]))
+        if leaf.kind in ("constant", "complex") and leaf.name not in tensors:
+            raise Forged(f"{leaf.name}: its numbers were not sent")
+        leaves.append(leaf)
+    return Recording(
+        calls=tuple(read_call(item) for item in a_list(header["calls"])),
+        leaves=tuple(leaves),
+        constants={n: tensor for n, tensor in tensors.items() if n.startswith("constant.")},
+        outputs=tuple(a_number(item) for item in a_list(header["outputs"])),
+        output=read_output(header, tensors),
+    )

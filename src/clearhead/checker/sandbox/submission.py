@@ -33,6 +33,7 @@ from clearhead.checker.sandbox.answers import (
     Gradients,
     Output,
     Parameter,
+    Recording,
     clean,
     read_blob,
     read_built,
@@ -41,6 +42,7 @@ from clearhead.checker.sandbox.answers import (
     read_gradients,
     read_header,
     read_output,
+    read_recording,
 )
 from clearhead.checker.sandbox.limits import Limits
 from clearhead.checker.sandbox.process import START_SECONDS, Process, choose_way, contained_by
@@ -56,6 +58,7 @@ __all__ = [
     "Isolated",
     "Output",
     "Parameter",
+    "Recording",
     "Submission",
     "notebook_source",
 ]
@@ -190,6 +193,20 @@ class Submission(ABC):
             return replace(found, changed=places)
 
         return self._get("forward", fields, sent.tensors, read)
+
+    def record(
+        self,
+        inputs: Sequence[object],
+        keywords: Mapping[str, object] = NOTHING,
+        *,
+        train: bool = False,
+        seed: int = 0,
+    ) -> tuple[Recording, dict[str, Tensor]] | Failure:
+        """Run it once, and write down every torch call; the inputs come with their names there."""
+        sent = Arguments()
+        fields = self._call(sent, inputs, keywords, train, seed)
+        got = self._get("record", fields, sent.tensors, read_recording)
+        return got if isinstance(got, Failure) else (got, sent.tensors)
 
     def device(
         self, inputs: Sequence[object], keywords: Mapping[str, object] = NOTHING

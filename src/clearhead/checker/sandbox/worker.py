@@ -35,6 +35,7 @@ from clearhead.checker.sandbox.object_contents import (
     flatten,
     json_value,
 )
+from clearhead.checker.sandbox.recorder import Recorder
 
 FRAME = struct.Struct(">4sIQ")  # magic, bytes of JSON, bytes of safetensors
 MAGIC = b"CLR1"
@@ -335,6 +336,29 @@ class Worker:
         with _plain_torch():
             changed = [name for name, old in before.items() if not _equal(old, tensors[name])]
         return header | {"changed": changed}, found
+
+    def do_record(
+        self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
+    ) -> tuple[Header, Tensors]:
+        """A forward pass, written down call by call."""
+        if self.arrays:
+            raise ValueError("a pass with numpy cannot be recorded")
+        leaves = Leaves(self.built)
+        named = {("input", name): tensor for name, tensor in tensors.items()}
+        named |= {("parameter", name): tensor for name, tensor in leaves.parameters.items()}
+        recorder = Recorder(named, self.own)
+        positional, by_name = (
+            revive(given, tensors, self.returned) for given in (inputs, keywords)
+        )
+        with _no_grad(), recorder:
+            self.returned = self.call(positional, by_name, train, seed)
+        if recorder.problem:
+            raise ValueError(f"the pass could not be recorded: {recorder.problem}")
+        header, found = self.output(self.returned)
+        _, results = flatten(self.returned)
+        outputs = [recorder.register(one) for one in results]
+        header |= {"calls": recorder.calls, "leaves": recorder.leaves, "outputs": outputs}
+        return header, found | recorder.constants
 
     def do_device(
         self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int

@@ -1,0 +1,335 @@
+"""A recorded forward pass as a program that can be run again, in whole or in part.
+
+Registers hold tensors, and every call writes new ones: a call that changes its argument in place
+works on a copy here. So any register can be given other numbers, and what follows from them is
+computed anew. That is how the meaning of each axis is found: change a token, and see what moves.
+
+Only functions that compute are run, and only on sizes that are affordable: a recording may be
+forged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from clearhead.checker.sandbox.answers import Call, Recording
+from clearhead.checker.sandbox.recorder import is_in_place
+
+Values = dict[int, Tensor]
+
+MOST_NUMBERS = 1 << 28  # in one result
+
+_COMPUTES = {
+    "H", "T", "__and__", "__eq__", "__floordiv__", "__ge__", "__getitem__", "__gt__",
+    "__iadd__", "__idiv__", "__imul__", "__invert__", "__isub__", "__itruediv__", "__le__",
+    "__lt__", "__matmul__", "__mod__", "__ne__", "__or__", "__rdiv__", "__rfloordiv__",
+    "__rmatmul__", "__rpow__", "__rsub__", "__setitem__", "__xor__", "abs",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "add", "add_", "addbmm", "addmm", "all",
+    "alpha_dropout", "amax", "amin", "any", "arange", "argmax", "argmin", "argsort",
+    "as_tensor", "asinh", "atan", "avg_pool1d", "avg_pool2d", "baddbmm", "batch_norm",
+    "bfloat16", "bitwise_and", "bitwise_not", "bitwise_or", "block_diag", "bmm", "bool",
+    "broadcast_tensors", "broadcast_to", "bucketize", "cat", "ceil", "celu", "chain_matmul",
+    "chunk", "clamp", "clamp_", "clamp_max", "clamp_min", "clip", "clone", "complex", "concat",
+    "concatenate", "contiguous", "conv1d", "conv2d", "conv3d", "copy_", "cos", "cosh",
+    "cosine_similarity", "cpu", "cross", "cuda", "cummax", "cumsum", "data", "detach",
+    "detach_", "diag", "diag_embed", "diagonal", "diff", "div", "div_", "dot", "double",
+    "dropout", "dropout1d", "dropout2d", "dropout_", "einsum", "elu", "embedding", "empty",
+    "empty_like", "eq", "erf", "exp", "exp2", "exp_", "expand", "expand_as", "expm1", "eye",
+    "fill_", "flatten", "flip", "float", "floor", "floor_divide", "fmod", "fold", "full",
+    "full_like", "gather", "ge", "gelu", "glu", "group_norm", "gt", "half", "hstack", "imag",
+    "index_fill", "index_select", "inner", "instance_norm", "int", "interpolate", "isfinite",
+    "isinf", "isnan", "kron", "layer_norm", "le", "leaky_relu", "lerp", "linear", "linspace",
+    "log", "log10", "log1p", "log2", "log_softmax", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "logsumexp", "long", "lt", "mH", "mT", "masked_fill", "masked_fill_",
+    "matmul", "max", "maximum", "mean", "meshgrid", "min", "minimum", "mish", "mm", "moveaxis",
+    "movedim", "mul", "mul_", "multi_head_attention_forward", "multiply", "mv", "nan_to_num",
+    "nan_to_num_", "narrow", "ne", "neg", "neg_", "negative", "new_empty", "new_full",
+    "new_ones", "new_tensor", "new_zeros", "norm", "normalize", "not_equal", "one_hot", "ones",
+    "ones_like", "outer", "pad", "permute", "polar", "pow", "pow_", "prelu", "prod", "real",
+    "reciprocal", "relu", "relu6", "relu_", "remainder", "repeat", "repeat_interleave",
+    "requires_grad_", "reshape", "reshape_as", "rms_norm", "roll", "round", "rsqrt", "rsub",
+    "scalar_tensor", "scaled_dot_product_attention", "scatter", "scatter_", "searchsorted",
+    "select", "selu", "sigmoid", "sign", "silu", "sin", "softmax", "softmin", "softplus",
+    "sort", "split", "split_with_sizes", "sqrt", "square", "squeeze", "squeeze_", "stack",
+    "std", "sub", "sub_", "subtract", "sum", "swapaxes", "swapdims", "t", "tan", "tanh",
+    "tensor", "tensor_split", "tensordot", "threshold", "tile", "to", "topk", "transpose",
+    "transpose_", "tril", "tril_", "tril_indices", "triu", "triu_", "triu_indices",
+    "true_divide", "type", "type_as", "unbind", "unflatten", "unfold", "unsqueeze",
+    "unsqueeze_", "var", "vecdot", "vector_norm", "view", "view_as", "view_as_complex",
+    "view_as_real", "vstack", "where", "xlogy", "zero_", "zeros", "zeros_like",
+}  # fmt: skip
+_JOINS = {
+    "cat",
+    "concat",
+    "concatenate",
+    "stack",
+    "hstack",
+    "vstack",
+    "meshgrid",
+    "broadcast_tensors",
+}
+_DROPOUTS = {"dropout", "dropout_", "dropout1d", "dropout2d", "alpha_dropout"}
+# The result is no larger than an argument, whatever numbers are given.
+_KEEPS = {
+    "layer_norm", "group_norm", "batch_norm", "rms_norm", "instance_norm", "softmax", "dropout",
+    "multi_head_attention_forward", "view", "reshape", "transpose", "permute", "__getitem__",
+    "chunk", "split", "sum", "mean", "flatten", "unflatten", "unbind", "squeeze", "unsqueeze",
+    "conv1d", "conv2d",
+}  # fmt: skip
+_HOMES: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor, "linalg": torch.linalg}
+
+
+class NotRunnable(ValueError):
+    """A recorded call that is not run again, with the reason."""
+
+
+def registers_in(value: Any) -> Iterable[int]:
+    """The registers that an argument mentions."""
+    if isinstance(value, dict):
+        if "register" in value:
+            yield value["register"]
+        for inner in value.values():
+            if isinstance(inner, list):
+                for item in inner:
+                    yield from registers_in(item)
+
+
+def _integers(value: Any) -> Iterable[int]:
+    if isinstance(value, dict):
+        for kind, inner in value.items():
+            if kind in ("list", "tuple"):
+                for item in inner:
+                    yield from _integers(item)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield value
+
+
+def function_of(call: Call) -> Callable[..., Any]:
+    """The function that a call names."""
+    if call.name not in _COMPUTES:
+        raise NotRunnable(f"{call.name} is not run again")
+    if call.home == "get":
+        return lambda tensor: getattr(tensor, call.name)
+    function = getattr(_HOMES.get(call.home), call.name, None)
+    if function is None:
+        raise NotRunnable(f"{call.home}.{call.name} is not known")
+    return function  # type: ignore[no-any-return]
+
+
+def revived(value: Any, values: Mapping[int, Tensor]) -> Any:
+    """An argument of a recorded call, with the tensors of these registers."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "register":
+        return values[inner]
+    if kind == "slice":
+        return slice(*(revived(item, values) for item in inner))
+    if kind == "list":
+        return [revived(item, values) for item in inner]
+    if kind == "tuple":
+        return tuple(revived(item, values) for item in inner)
+    if kind == "ellipsis":
+        return ...
+    if kind == "device":
+        return torch.device("cpu")
+    if kind == "float":
+        return float(inner)
+    found = getattr(torch, inner, None)
+    if not isinstance(found, torch.dtype | torch.memory_format):
+        raise NotRunnable(f"{inner[:40]} is not known")
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A recorded pass.
+
+    Args:
+        recording: What was recorded.
+        weights: The values of the parameters.
+        given: The inputs of the recorded pass, by name.
+    """
+
+    recording: Recording
+    weights: dict[str, Tensor]
+    given: dict[str, Tensor]
+    values: Values = field(default_factory=dict)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """What was called, in order."""
+        return self.recording.calls
+
+    @cached_property
+    def inputs(self) -> dict[str, int]:
+        """The registers of the inputs, by name."""
+        return {leaf.name: leaf.register for leaf in self.recording.leaves if leaf.kind == "input"}
+
+    @cached_property
+    def parameters(self) -> dict[int, str]:
+        """The names of the parameters, by register."""
+        leaves = self.recording.leaves
+        return {leaf.register: leaf.name for leaf in leaves if leaf.kind == "parameter"}
+
+    @cached_property
+    def maker(self) -> dict[int, int]:
+        """Which call has made a register."""
+        return {out: i for i, call in enumerate(self.calls) for out in call.out if out >= 0}
+
+    @cached_property
+    def sources(self) -> tuple[tuple[int, ...], ...]:
+        """For each call the registers that it reads, each once."""
+        return tuple(
+            tuple(
+                dict.fromkeys(
+                    number
+                    for value in (*call.args, *call.kwargs.values())
+                    for number in registers_in(value)
+                )
+            )
+            for call in self.calls
+        )
+
+    @cached_property
+    def users(self) -> dict[int, tuple[int, ...]]:
+        """Which calls read a register."""
+        found: dict[int, list[int]] = {}
+        for i, sources in enumerate(self.sources):
+            for register in sources:
+                found.setdefault(register, []).append(i)
+        return {register: tuple(calls) for register, calls in found.items()}
+
+    def first_values(self, inputs: Mapping[str, Tensor]) -> Values:
+        """The registers before the first call."""
+        values: Values = {}
+        for leaf in self.recording.leaves:
+            if leaf.kind == "input":
+                values[leaf.register] = inputs[leaf.name]
+            elif leaf.kind == "parameter":
+                values[leaf.register] = self.weights[leaf.name]
+            elif leaf.kind == "complex":
+                values[leaf.register] = torch.view_as_complex(
+                    self.recording.constants[leaf.name].contiguous()
+                )
+            else:
+                values[leaf.register] = self.recording.constants[leaf.name]
+        return values
+
+    def run(self, inputs: Mapping[str, Tensor] | None = None) -> Values:
+        """Every register, for these inputs; for the recorded ones if none are given."""
+        values = self.first_values(self.given if inputs is None else inputs)
+        for i in range(len(self.calls)):
+            self._step(i, values, values)
+        return values
+
+    def again(self, base: Values, changed: Mapping[int, Tensor]) -> Values:
+        """The registers that differ when some are given other numbers, those included."""
+        new = dict(changed)
+        view = _Layered(new, base)
+        for i, call in enumerate(self.calls):
+            if any(out in changed for out in call.out):
+                continue
+            if any(register in new for register in self.sources[i]):
+                self._step(i, view, new)
+        return new
+
+    def _step(self, i: int, values: Mapping[int, Tensor], results: Values) -> None:
+        call = self.calls[i]
+        function = function_of(call)
+        for register in self.sources[i]:
+            if register not in values:
+                raise NotRunnable(f"register {register} is read before it is written")
+        self._check_size(i, values)
+        args = [revived(value, values) for value in call.args]
+        kwargs = {name: revived(value, values) for name, value in call.kwargs.items()}
+        kwargs.pop("device", None)
+        if call.name in _DROPOUTS:  # what is random is left out
+            function, args, kwargs = (lambda x: x.view_as(x)), args[:1], {}
+        if is_in_place(call.name):
+            args[0] = args[0].clone()
+        if call.name == "view" and len(args) > 1 and not isinstance(args[1], torch.dtype):
+            function = Tensor.reshape  # other strides than in the recorded pass are fine
+        with torch.no_grad():
+            got = function(*args, **kwargs)
+        if is_in_place(call.name):
+            got = args[0]
+        made = list(got) if isinstance(got, list | tuple) else [got]
+        for register, tensor in zip(call.out, made, strict=True):
+            if register >= 0:
+                if not isinstance(tensor, Tensor):
+                    raise NotRunnable(f"{call.name} gave no tensor")
+                results[register] = tensor
+
+    def _check_size(self, i: int, values: Mapping[int, Tensor]) -> None:
+        """No result may be larger than what an honest pass on a small input has."""
+        call = self.calls[i]
+        tensors = [values[register] for register in self.sources[i]]
+        sizes = [max(tensor.numel(), 1) for tensor in tensors]
+        integers = [
+            max(abs(n), 1) for v in (*call.args, *call.kwargs.values()) for n in _integers(v)
+        ]
+        largest = math.prod(integers)
+        if call.name in ("linear", "embedding") and len(tensors) > 1 and tensors[1].ndim:
+            largest = sizes[0] * max(tensors[1].shape)
+        elif call.name == "scaled_dot_product_attention":
+            largest = sizes[0] * max(sizes[1:], default=1)
+        elif call.name in _JOINS:
+            largest *= sum(sizes)
+        elif call.name in _KEEPS:
+            largest = max(sizes, default=1)
+        elif call.name in ("arange", "linspace"):
+            largest = max(integers, default=1)
+        else:
+            largest *= math.prod(sizes)
+        if largest > MOST_NUMBERS:
+            raise NotRunnable(f"{call.name} on sizes that are not tried")
+
+    def before(self, register: int) -> set[int]:
+        """The calls that a register comes from."""
+        found: set[int] = set()
+        ahead = [register]
+        while ahead:
+            maker = self.maker.get(ahead.pop())
+            if maker is not None and maker not in found:
+                found.add(maker)
+                ahead.extend(self.sources[maker])
+        return found
+
+    def after(self, register: int) -> set[int]:
+        """The calls that come from a register."""
+        found: set[int] = set()
+        ahead = [register]
+        while ahead:
+            for i in self.users.get(ahead.pop(), ()):
+                if i not in found:
+                    found.add(i)
+                    ahead.extend(out for out in self.calls[i].out if out >= 0)
+        return found
+
+
+class _Layered(Mapping[int, Tensor]):
+    """The new values, and below them the old ones."""
+
+    def __init__(self, new: Values, base: Values) -> None:
+        self._new, self._base = new, base
+
+    def __getitem__(self, register: int) -> Tensor:
+        return self._new[register] if register in self._new else self._base[register]
+
+    def __contains__(self, register: object) -> bool:
+        return register in self._new or register in self._base
+
+    def __iter__(self) -> Any:
+        return iter({**self._base, **self._new})
+
+    def __len__(self) -> int:
+        return len({**self._base, **self._new})

@@ -1,0 +1,588 @@
+"""Read the attention in a program: scores, scale, mask, softmax, weights, values, merge.
+
+    scores = queries @ keys,  weights = softmax(a * scores + b),  context = weights @ values
+
+Nothing is looked up by name. A token of the input is changed, and what moves tells which axis of a
+tensor is the tokens; the first tensor whose numbers depend on two tokens holds the scores; the
+numbers a and b are measured for every pair of tokens. So a step is known by what it does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis.program import NotRunnable, Program, Values, registers_in, revived
+
+PRODUCTS = {"matmul", "bmm", "mm", "einsum", "inner", "tensordot", "__matmul__", "linear", "mv"}
+_HUGE = -1e3  # a score that is this much lower is hidden
+
+
+class Unreadable(ValueError):
+    """The program has no attention that can be read, with the reason."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input that holds tokens.
+
+    Args:
+        register: Where it is.
+        batch: The axis of the texts; None if there is one text without such an axis.
+        axes: The axis of the tokens; two for the pixels of a picture.
+    """
+
+    register: int
+    batch: int | None
+    axes: tuple[int, ...]
+
+
+def changed_at(x: Tensor, axes: tuple[int, ...], index: int, seed: int = 0) -> Tensor:
+    """The same tensor with other numbers at one index along these axes, taken as one."""
+    new = x.clone()  # with the same strides, so that a later view works
+    if new.stride() != x.stride() and 0 in x.stride():
+        new = x.contiguous().clone()
+    part = new
+    sizes = [x.shape[axis] for axis in axes]
+    for axis, size, rest in zip(axes, sizes, (*sizes[1:], 1), strict=True):
+        # One select takes an axis away, so that later axes move down.
+        part = part.select(
+            axis - sum(a < axis for a in axes[: axes.index(axis)]), index // rest % size
+        )
+    noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(17 + seed))
+    size_of = x.abs().nan_to_num(0.0, 0.0, 0.0).mean().clamp_min(0.1)
+    part.add_((noise.to(x.dtype) + 0.5) * size_of)
+    return new
+
+
+def differs(one: Tensor, other: Tensor) -> Tensor:
+    """Where two tensors differ by more than rounding; NaN is like NaN."""
+    if one.shape != other.shape:
+        raise Unreadable("a shape depends on the numbers in the input")
+    unequal = (one != other) & ~((one != one) & (other != other))
+    if not one.is_floating_point():
+        return unequal
+    large = torch.maximum(one.abs(), other.abs())
+    usual = large[large < 1e6]  # without the scores of a mask
+    size = large + (usual.mean() if usual.numel() else 0.0)
+    return unequal & ~((one - other).abs() <= 1e4 * torch.finfo(one.dtype).eps * size)
+
+
+def axis_of(moves: Tensor, skip: tuple[int, ...] = ()) -> int | None:
+    """The axis along which entry i moves with change i alone; moves is (changes, *shape)."""
+    count = len(moves)
+    found = None
+    for axis in range(moves.ndim - 1):
+        if moves.shape[axis + 1] != count or axis in skip:
+            continue
+        by = moves.movedim(axis + 1, 1).flatten(2).any(-1)  # (changes, index along the axis)
+        if by.any() and not (by & ~torch.eye(count, dtype=torch.bool)).any():
+            if found is not None:
+                return None
+            found = axis
+    return found
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How scores become what goes into the softmax: a * scores + b, for (group, query, key).
+
+    Args:
+        a: What each score is multiplied by; NaN where it cannot be told.
+        b: What is added to each; -inf where it is hidden.
+        linear: Whether that is all that happens to a score.
+    """
+
+    a: Tensor
+    b: Tensor
+    linear: bool
+
+
+class Reading:
+    """A program, and what depends on what in it.
+
+    Args:
+        program: The recorded pass.
+        sources: The inputs that hold tokens.
+        output: The register of the result.
+    """
+
+    def __init__(self, program: Program, sources: tuple[Source, ...], output: int) -> None:
+        self.program = program
+        self.sources = sources
+        self.output = output
+        self.values = program.run()
+        self.tokens: dict[int, Tensor] = {}
+        self.texts: dict[int, Tensor] = {}
+        self.size: list[int] = []
+        self._look()
+        for _ in range(3):
+            beyond = self._after_norm()
+            if beyond is None:
+                break
+            self.sources = beyond
+            self._look()
+
+    def _look(self) -> None:
+        """Find out what depends on which token and which text."""
+        self.tokens, self.texts, self.size = {}, {}, []
+        self.__dict__.pop("tokenwise", None)
+        for source in self.sources:
+            x = self.values[source.register]
+            count = 1
+            for axis in source.axes:
+                count *= x.shape[axis]
+            self.size.append(count)
+        self._token_prints()
+        self._text_prints()
+
+    def _after_norm(self) -> tuple[Source, ...] | None:
+        """The sources after a norm over all tokens of a text, if one is the first thing to come."""
+        for call in self.program.calls:
+            out = call.out[0]
+            if out in self.tokens and out not in self.tokenwise:
+                if call.name not in ("group_norm", "batch_norm", "instance_norm"):
+                    return None
+                read = self.program.sources[self.program.maker[out]]
+                return tuple(
+                    Source(out, s.batch, s.axes)
+                    if any(s.register == r or self._comes_from(r, s.register) for r in read)
+                    else s
+                    for s in self.sources
+                )
+        return None
+
+    def _comes_from(self, register: int, start: int) -> bool:
+        return self.program.maker.get(register) in self.program.after(start)
+
+    def _token_prints(self) -> None:
+        total = sum(self.size)
+        first = 0
+        for source, count in zip(self.sources, self.size, strict=True):
+            x = self.values[source.register]
+            for token in range(count):
+                new = self.program.again(
+                    self.values, {source.register: changed_at(x, source.axes, token)}
+                )
+                self._add(self.tokens, new, first + token, total)
+            first += count
+
+    def _text_prints(self) -> None:
+        batches = {
+            self.values[s.register].shape[s.batch] for s in self.sources if s.batch is not None
+        }
+        if len(batches) != 1:
+            return
+        (count,) = batches
+        for text in range(count):
+            changed = {
+                s.register: changed_at(self.values[s.register], (s.batch,), text)
+                for s in self.sources
+                if s.batch is not None
+            }
+            self._add(self.texts, self.program.again(self.values, changed), text, count)
+
+    def _add(self, prints: dict[int, Tensor], new: Values, index: int, total: int) -> None:
+        for register, value in new.items():
+            base = self.values[register]
+            if register not in prints:
+                prints[register] = torch.zeros(total, *base.shape, dtype=torch.bool)
+            prints[register][index] = differs(value, base)
+
+    @cached_property
+    def tokenwise(self) -> set[int]:
+        """The registers in which each number depends on one token at most."""
+        return {r for r, moves in self.tokens.items() if int(moves.sum(0).max()) <= 1}
+
+    def depends(self, register: int) -> bool:
+        """Whether a register depends on the input at all."""
+        return register in self.tokens and bool(self.tokens[register].any())
+
+    def token_axis(self, register: int) -> int | None:
+        """The axis of the tokens in a register, for whichever source it depends on."""
+        found = set()
+        first = 0
+        for count in self.size:
+            moves = self.tokens[register][first : first + count]
+            if moves.any():
+                found.add(axis_of(moves))
+            first += count
+        return found.pop() if len(found) == 1 else None
+
+    def text_axis(self, register: int) -> int | None:
+        """The axis of the texts in a register."""
+        return axis_of(self.texts[register]) if register in self.texts else None
+
+    def follow(self, start: int, axis: int, *ends: int) -> list[int | None]:
+        """Where an axis of one register is in others: entry i moves what is at i alone."""
+        base = self.values[start]
+        count = base.shape[axis]
+        moves = {end: torch.zeros(count, *self.values[end].shape, dtype=torch.bool) for end in ends}
+        for index in range(count):
+            new = self.program.again(self.values, {start: changed_at(base, (axis,), index)})
+            for end in ends:
+                if end in new:
+                    moves[end][index] = differs(new[end], self.values[end])
+        return [axis_of(moves[end]) for end in ends]
+
+    def call_alone(self, index: int, place: int, tensor: Tensor) -> Tensor:
+        """The first result of one call, with another tensor at one of its register arguments."""
+        call = self.program.calls[index]
+        count = -1
+
+        def put(value: object) -> object:
+            nonlocal count
+            if isinstance(value, dict) and "register" in value:
+                count += 1
+                return tensor if count == place else revived(value, self.values)
+            if isinstance(value, dict):
+                ((kind, inner),) = value.items()
+                if kind in ("list", "tuple"):
+                    made = [put(item) for item in inner]
+                    return made if kind == "list" else tuple(made)
+            return revived(value, self.values)
+
+        from clearhead.checker.diagnosis.program import function_of
+
+        with torch.no_grad():
+            args = [put(value) for value in call.args]
+            kwargs = {name: put(value) for name, value in call.kwargs.items()}
+            got = function_of(call)(*args, **kwargs)
+        return got[0] if isinstance(got, list | tuple) else got  # type: ignore[no-any-return]
+
+    def places(self, index: int) -> list[int]:
+        """The registers that a call mentions, in order, with repetitions."""
+        call = self.program.calls[index]
+        values = (*call.args, *call.kwargs.values())
+        return [number for value in values for number in registers_in(value)]
+
+    @cached_property
+    def cores(self) -> tuple[Core, ...]:
+        """Every attention in the program."""
+        found: list[Core] = []
+        for index in range(len(self.program.calls)):
+            softmax = self._softmax(index)
+            if softmax is not None and not self._of_weights(softmax[0], found):
+                found.append(Core(self, index, *softmax))
+        if not found:
+            raise Unreadable("no softmax over scores was found")
+        return tuple(found)
+
+    def _of_weights(self, scores: int, found: list[Core]) -> bool:
+        """Whether these scores are the weights of an attention that was found before."""
+        before = self.program.before(scores)
+        return any(
+            core.softmax in before
+            and self.program.calls[core.mixing].out[0] != scores
+            and core.mixing not in before
+            for core in found
+        )
+
+    def _softmax(self, index: int) -> tuple[int, int] | None:
+        """The registers of scores and weights, if this call is a softmax of something of tokens."""
+        call = self.program.calls[index]
+        if call.out[0] not in self.tokens or not self.depends(call.out[0]):
+            return None
+        if call.name in ("softmax", "log_softmax"):
+            scores = self.places(index)[0]
+            return (scores, call.out[0]) if self._pairs(scores) else None
+        if call.name not in ("div", "true_divide", "__itruediv__", "div_", "mul"):
+            return None
+        weights = self.values[call.out[0]]
+        if weights.ndim < 2 or not weights.is_floating_point():
+            return None
+        if not any(self._sums_to_one(weights, axis) for axis in range(weights.ndim)):
+            return None
+        register: int | None = self.places(index)[0]
+        for _ in range(12):  # from the numerator back to the exp
+            maker = self.program.maker.get(register) if register is not None else None
+            if maker is None:
+                return None
+            made = self.program.calls[maker]
+            if made.name in ("exp", "exp_"):
+                scores = self._unshifted(self.places(maker)[0])
+                return (scores, call.out[0]) if self._pairs(scores) else None
+            sources = [r for r in self.places(maker) if self.depends(r)]
+            register = sources[0] if sources else None
+        return None
+
+    @staticmethod
+    def _sums_to_one(weights: Tensor, axis: int) -> bool:
+        sums = weights.sum(axis)
+        fine = sums.isfinite()
+        return bool(fine.any()) and bool((sums[fine] - 1).abs().max() < 1e-4)
+
+    def _unshifted(self, register: int) -> int:
+        """The scores before their highest was subtracted, which changes no weight."""
+        maker = self.program.maker.get(register)
+        if maker is None or self.program.calls[maker].name not in ("sub", "__isub__", "sub_"):
+            return register
+        places = self.places(maker)
+        before = {self.program.calls[i].name for i in self.program.before(places[-1])}
+        return places[0] if len(places) == 2 and before & {"max", "amax", "logsumexp"} else register
+
+    def _pairs(self, register: int) -> bool:
+        """Whether some number depends on two tokens."""
+        return register in self.tokens and int(self.tokens[register].sum(0).max()) >= 2
+
+
+class Core:
+    """One attention: one product of queries and keys, one softmax, one product with values.
+
+    Args:
+        reading: The program around it.
+        softmax: The call that makes the weights.
+        scores: The register that goes into the softmax.
+        weights: The register that comes out.
+    """
+
+    def __init__(self, reading: Reading, softmax: int, scores: int, weights: int) -> None:
+        self.reading = reading
+        self.softmax = softmax
+        self.scores = scores
+        self.weights = weights
+        self.product = self._first_pairs()
+        self.dots = self._summed(self.product, scores)
+        operands = [r for r in reading.places(self.product) if reading.depends(r)]
+        self.operands = tuple(operands[:2])
+        if len(operands) != 2:
+            raise Unreadable("the scores are not a product of queries and keys")
+
+    def _first_pairs(self) -> int:
+        """The call whose numbers are the first to depend on two tokens."""
+        reading, program = self.reading, self.reading.program
+        ancestors = sorted(program.before(self.scores))
+        for index in ancestors:
+            out = program.calls[index].out[0]
+            if out in reading.tokens and out not in reading.tokenwise:
+                return index
+        raise Unreadable("the scores depend on one token each")
+
+    def _summed(self, index: int, end: int) -> int:
+        """The result of a product; where it is written as q * k, the sum that follows."""
+        program = self.reading.program
+        out = program.calls[index].out[0]
+        if program.calls[index].name not in ("mul", "multiply"):
+            return out
+        for later in sorted(program.after(out)):
+            if program.calls[later].name == "sum" and (later in program.before(end) or end < 0):
+                return program.calls[later].out[0]
+        raise Unreadable("the scores are products that are not summed")
+
+    @cached_property
+    def line(self) -> int | None:
+        """The line of the scores."""
+        return self.reading.program.calls[self.product].line
+
+    @cached_property
+    def operand_axes(self) -> tuple[int | None, int | None]:
+        """The axis of the tokens in the two operands of the scores."""
+        first, second = (self.reading.token_axis(r) for r in self.operands)
+        return first, second
+
+    @cached_property
+    def dot_axes(self) -> tuple[int | None, int | None]:
+        """Which axis of the scores belongs to the tokens of each operand."""
+        reading = self.reading
+        places = reading.places(self.product)
+        base = reading.values[self.dots]
+        found: list[int | None] = []
+        seen = 0
+        for register, axis in zip(self.operands, self.operand_axes, strict=True):
+            place = [p for p, r in enumerate(places) if r == register][
+                seen if self.operands[0] == self.operands[1] else 0
+            ]
+            seen += 1
+            if axis is None:
+                found.append(None)
+                continue
+            tensor = reading.values[register]
+            moves = []
+            for i in range(tensor.shape[axis]):
+                new = reading.call_alone(self.product, place, changed_at(tensor, (axis,), i))
+                moves.append(differs(self._to_dots(new), base))
+            found.append(axis_of(torch.stack(moves)))
+        return found[0], found[1]
+
+    def _to_dots(self, product: Tensor) -> Tensor:
+        """The scores that follow from the product's result."""
+        out = self.reading.program.calls[self.product].out[0]
+        return self.reading.program.again(self.reading.values, {out: product})[self.dots]
+
+    @cached_property
+    def context(self) -> int:
+        """The register of the mixed values."""
+        return self._summed(self.mixing, -1)
+
+    @cached_property
+    def mixing(self) -> int:
+        """The call that mixes the values by the weights."""
+        reading, program = self.reading, self.reading.program
+        after = program.after(self.weights)
+        made = {out for i in after for out in program.calls[i].out} | {self.weights}
+        for index in sorted(after):
+            places = reading.places(index)
+            others = [r for r in places if r not in made and reading.depends(r)]
+            if others and any(r in made for r in places):
+                return index
+        raise Unreadable("the weights are never used to mix values")
+
+    @cached_property
+    def mixed(self) -> tuple[int, int, int, int]:
+        """Place and register of the weights, then of the values, in the mixing call."""
+        reading, program = self.reading, self.reading.program
+        after = program.after(self.weights)
+        made = {out for i in after for out in program.calls[i].out} | {self.weights}
+        places = reading.places(self.mixing)
+        weights = next(p for p, r in enumerate(places) if r in made)
+        values = next(p for p, r in enumerate(places) if r not in made and reading.depends(r))
+        return weights, places[weights], values, places[values]
+
+    @cached_property
+    def axes(self) -> tuple[int, int]:
+        """The axes of queries and keys in what goes into the softmax.
+
+        The keys are those whose axis the values are mixed along; the rows that come out are the
+        queries.
+        """
+        first, second = self.dot_axes
+        if first is None or second is None:
+            raise Unreadable("no axis of the scores is the tokens")
+        reading = self.reading
+        (one,), (other,) = (
+            reading.follow(self.dots, axis, self.scores) for axis in (first, second)
+        )
+        if one is None or other is None or one == other:
+            raise Unreadable("the axes of the scores are lost before the softmax")
+        return one, other
+
+    def weight_axes(self, scores_axes: tuple[int, int]) -> tuple[int, int]:
+        """The same two axes in the weights as they meet the values."""
+        reading = self.reading
+        end = self.mixed[1]
+        if end == self.weights:
+            return scores_axes
+        found = [reading.follow(self.weights, axis, end)[0] for axis in scores_axes]
+        if reading.values[end].shape == reading.values[self.weights].shape:
+            if found[0] == scores_axes[1] or found[1] == scores_axes[0]:
+                return scores_axes[1], scores_axes[0]
+            return scores_axes  # a sum over a row may mix its keys
+        if found[0] is None or found[1] is None:
+            raise Unreadable("the axes of the weights are lost before the values")
+        return found[0], found[1]
+
+    def mixes_along(self, axes: tuple[int, int]) -> tuple[int | None, int | None]:
+        """Along which of two axes the values are summed (0 or 1), and the rows' axis in the result.
+
+        Args:
+            axes: The two token axes of the weights as they meet the values.
+        """
+        reading = self.reading
+        _, register, _, value_register = self.mixed
+        weights, values = reading.values[register], reading.values[value_register]
+        value_axis = reading.token_axis(value_register)
+        if value_axis is None:
+            return None, None
+        for summed in (1, 0):
+            keys, rows = axes[summed], axes[1 - summed]
+            if weights.shape[keys] != values.shape[value_axis]:
+                continue
+            if not self._one_key(weights, keys, values, value_axis):
+                continue
+            moves = []
+            for index in range(weights.shape[rows]):
+                kept = torch.zeros_like(weights)
+                kept.select(rows, index).copy_(weights.nan_to_num(0.1).select(rows, index))
+                new = reading.program.again(reading.values, {register: kept})
+                moves.append(new[self.context] != 0)
+            return summed, axis_of(torch.stack(moves))
+        return None, None
+
+    def _one_key(self, weights: Tensor, keys: int, values: Tensor, axis: int) -> bool:
+        """Whether weight j along this axis meets the values of token j alone."""
+        reading = self.reading
+        _, weight_register, _, value_register = self.mixed
+        for index in range(weights.shape[keys]):
+            kept = torch.zeros_like(weights)
+            kept.select(keys, index).fill_(0.7)
+            other = torch.randn(values.shape, generator=torch.Generator().manual_seed(index))
+            other = other.to(values.dtype)
+            other.select(axis, index).copy_(values.select(axis, index))
+            alone, both = (
+                reading.program.again(reading.values, {weight_register: kept, **more})
+                for more in ({}, {value_register: other})
+            )
+            if differs(both[self.context], alone[self.context]).any():
+                return False
+        return True
+
+    def canonical(self, tensor: Tensor, axes: tuple[int, int]) -> Tensor:
+        """A tensor with axes of queries and keys as (groups, queries, keys)."""
+        moved = tensor.movedim(axes, (-2, -1))
+        return moved.reshape(-1, *moved.shape[-2:])
+
+    def restored(self, tensor: Tensor, like: Tensor, axes: tuple[int, int]) -> Tensor:
+        """The inverse of `canonical`."""
+        shape = like.movedim(axes, (-2, -1)).shape
+        return tensor.reshape(shape).movedim((-2, -1), axes).contiguous()
+
+    @cached_property
+    def head_dim(self) -> int:
+        """How many numbers are summed in one score."""
+        reading = self.reading
+        call = reading.program.calls[self.product]
+        tensor = reading.values[self.operands[0]]
+        if call.name == "einsum":
+            equation = call.args[0]
+            if isinstance(equation, str) and "->" in equation and "..." not in equation:
+                left, right = equation.replace(" ", "").split("->")
+                letters = left.split(",")
+                summed = set("".join(letters)) - set(right)
+                sizes = dict(zip(letters[0], tensor.shape, strict=False))
+                other = reading.values[self.operands[1]]
+                sizes |= dict(zip(letters[1], other.shape, strict=False))
+                total = 1
+                for letter in summed:
+                    total *= sizes.get(letter, 1)
+                return total
+            return tensor.shape[-1]
+        return tensor.shape[-1]
+
+    def scale(self, runs: list[Values]) -> Scale:
+        """A and b for every pair, measured on runs with other inputs."""
+        (one, other), (first, second) = self.axes, self.dot_axes
+        assert first is not None
+        assert second is not None
+        dots = torch.stack([self.canonical(v[self.dots], (first, second)) for v in runs])
+        scores = torch.stack([self.canonical(v[self.scores], (one, other)) for v in runs])
+        dots, scores = dots.to(torch.float64), scores.to(torch.float64)
+        if dots.shape != scores.shape:
+            if dots.shape[2:] != scores.shape[2:]:
+                raise Unreadable("the scores change their shape before the softmax")
+            if scores.shape[1] % dots.shape[1]:
+                raise Unreadable("the scores change their heads before the softmax")
+            dots = dots.repeat_interleave(scores.shape[1] // dots.shape[1], 1)
+        hidden = (scores == -torch.inf).all(0)
+        a = (scores[1] - scores[0]) / (dots[1] - dots[0])
+        b = scores[0] - a * dots[0]
+        rest = (scores - (a * dots + b)).abs()
+        size = scores.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(1.0)
+        fits = (rest <= 1e-6 * size).all(0) | hidden
+        a = a.masked_fill(hidden, torch.nan)
+        b = b.masked_fill(hidden, -torch.inf)
+        return Scale(a, b, bool(fits.all()))
+
+
+def reading_of(program: Program, sources: tuple[Source, ...], output: int) -> Reading | Unreadable:
+    """Read a program; the reason, where that is impossible."""
+    try:
+        reading = Reading(program, sources, output)
+        _ = reading.cores
+    except Unreadable as reason:
+        return reason
+    except (NotRunnable, RuntimeError, ValueError, TypeError, IndexError) as error:
+        return Unreadable(f"{type(error).__name__}: {error}"[:200])
+    return reading

@@ -1,0 +1,193 @@
+"""Record a forward pass of a class, read it, and judge it step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis.inlining import inlined
+from clearhead.checker.diagnosis.naming import is_causal
+from clearhead.checker.diagnosis.program import NotRunnable, Program
+from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable
+from clearhead.checker.diagnosis.step_checks import Judgement, is_same, judge
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.forward_arguments import POLARITIES
+from clearhead.checker.harness.subject import Subject, arguments_for, call, handed, inputs_for, pick
+from clearhead.checker.sandbox.submission import Failure
+
+# Where the texts and the tokens are: (axis of the texts, axes of the tokens).
+_AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {
+    "batch": (0, (1,)),
+    "first": (1, (0,)),
+    "single": (None, (0,)),
+    "channels": (0, (2,)),
+    "picture": (0, (2, 3)),
+}
+RUNS = 4
+
+
+def record(case: Case, subject: Subject) -> Reading:
+    """A recorded forward pass, read.
+
+    Raises:
+        Unreadable: If it cannot be recorded, run again or read, with the reason.
+    """
+    if subject.axes not in _AXES or subject.ids or subject.built.arrays:
+        raise Unreadable("its inputs are of an unusual form")
+    inputs = inputs_for(subject, subject.sizes.tokens)
+    unique = {id(tensor): tensor for tensor in inputs}
+    if subject.axes == "single":
+        given = {key: tensor[0] for key, tensor in unique.items()}
+    else:
+        shaped = handed(subject, inputs)
+        given = {id(tensor): new for tensor, new in zip(inputs, shaped, strict=True)}
+    q, k, v = (given[id(tensor)] for tensor in inputs)
+    positional, keywords = arguments_for(subject, (q, k, v), None)
+    got = case.session.record(positional, keywords)
+    if isinstance(got, Failure):
+        raise Unreadable(f"it could not be recorded: {got.message}"[:200])
+    recording, sent = got
+    chosen = pick(recording.output, q.shape)
+    if chosen is None:
+        raise Unreadable("it returns no tensor")
+    weights = {name: weight.to(subject.dtype) for name, weight in subject.weights.items()}
+    try:
+        first = Program(recording, weights, sent)
+        values = first.run()
+        if not is_same(values[recording.outputs[chosen]], recording.output.tensors[chosen]):
+            raise Unreadable("run again, the recorded pass gives another output")
+        program = Program(inlined(recording, values), weights, sent)
+        sources = _sources(subject, program, (q, k, v))
+        return Reading(program, sources, recording.outputs[chosen])
+    except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
+        raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def _sources(
+    subject: Subject, program: Program, inputs: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Source, ...]:
+    """The registers that hold tokens."""
+    found: list[Source] = []
+    kinds = (subject.axes, subject.memory or subject.axes, subject.memory or subject.axes)
+    for tensor, kind in zip(inputs, kinds, strict=True):
+        for name, register in program.inputs.items():
+            same = program.given[name].shape == tensor.shape and torch.equal(
+                program.given[name], tensor
+            )
+            if same and all(register != one.register for one in found):
+                batch, axes = _AXES[kind]
+                found.append(Source(register, batch, axes))
+    if not found:
+        raise Unreadable("its inputs could not be found in the recorded pass")
+    return tuple(found)
+
+
+def judge_steps(case: Case, subject: Subject, causal: str = "") -> tuple[Reading, Judgement]:
+    """Record, read and judge a class; the output must also be what the class gives unrecorded.
+
+    Args:
+        case: The class.
+        subject: How it is called.
+        causal: Whether it is meant to be causal, if that is known.
+
+    Raises:
+        Unreadable: If that is impossible, with the reason.
+    """
+    reading = record(case, subject)
+    program = reading.program
+    generator = torch.Generator().manual_seed(23)
+    registers = set(program.inputs.values()) & {s.register for s in reading.sources}
+    registers |= {r for r in program.inputs.values() if _feeds(reading, r)}
+    runs = []
+    for _ in range(RUNS):
+        inputs = {
+            name: torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype)
+            if program.inputs[name] in registers and x.is_floating_point()
+            else x
+            for name, x in program.given.items()
+        }
+        runs.append(program.run(inputs))
+    batch = 1 if subject.axes == "single" else subject.sizes.batch
+    try:
+        verdict = judge(
+            reading,
+            runs,
+            causal=causal or is_causal(case, subject),
+            given_mask=bool(subject.polarity),
+            batch=batch,
+        )
+    except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
+        raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
+    _faithful(case, subject, reading, verdict)
+    return reading, verdict
+
+
+def _feeds(reading: Reading, register: int) -> bool:
+    """Whether an input leads to one of the sources: a norm may stand between."""
+    makers = {reading.program.maker.get(s.register) for s in reading.sources}
+    return bool(reading.program.after(register) & makers)
+
+
+def _faithful(case: Case, subject: Subject, reading: Reading, verdict: Judgement) -> None:
+    """Whether the program is the class: on other inputs both must give the same."""
+    if subject.axes in ("single", "picture", "channels"):
+        return
+    inputs = inputs_for(subject, subject.sizes.tokens, seed=31)
+    out = call(case.session, subject, inputs)
+    shaped = handed(subject, inputs)
+    program = reading.program
+    recorded = handed(subject, inputs_for(subject, subject.sizes.tokens))
+    given = dict(program.given)
+    for name, tensor in program.given.items():
+        for old, new in zip(recorded, shaped, strict=True):
+            if tensor.shape == old.shape and torch.equal(tensor, old):
+                given[name] = new
+    if isinstance(out, Failure):
+        verdict.doubts.append("it fails on other inputs of the same shape")
+        return
+    got = program.run(given)[reading.output].to(torch.float64)
+    if subject.axes == "first":
+        got = got.transpose(0, 1)
+    gap = (got - out).abs().nan_to_num(0.0).max() if got.shape == out.shape else 1.0
+    if float(gap) > 1e-5 * float(out.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1.0)):
+        verdict.doubts.append("on other inputs it computes something else")
+
+
+def judge_mask(case: Case, subject: Subject) -> None:
+    """Pass a causal mask to a class that takes one: does it hide what it marks?
+
+    Any meaning of True is fine. If every usual mask is ignored, or leaves weights on what it hides,
+    that is a mistake, and the recorded pass shows the line.
+    """
+    tried: list[Judgement] = []
+    failures: list[Failure] = []
+    for polarity in POLARITIES:
+        trial = replace(subject, polarity=polarity)
+        out = call(case.session, trial, inputs_for(trial, trial.sizes.tokens))
+        if isinstance(out, Failure):
+            failures.append(out)
+            continue
+        try:
+            _, verdict = judge_steps(case, trial, "yes")
+        except Unreadable:
+            return
+        if verdict.mask in ("causal", "none") and not verdict.findings and not verdict.doubts:
+            return  # it hides the future
+        if any(f.id in ("mask-inverted", "sdpa-mask-polarity") for f in verdict.findings):
+            return  # True means the other thing here
+        if verdict.doubts:
+            return
+        tried.append(verdict)
+    if not tried:
+        return
+    for verdict in tried:
+        for found in verdict.findings:
+            if found.id in ("mask-fill-not-inf", "mask-result-dropped", "mask-added-not-filled"):
+                evidence = f"With a causal mask passed in: {found.evidence}"
+                case.add(found.id, evidence, found.line)
+                return
+    if all(f.id == "no-causal-mask" for verdict in tried for f in verdict.findings):
+        evidence = "A causal mask that is passed in hides nothing, whatever True means."
+        case.add("mask-ignored", evidence)
