@@ -21,7 +21,7 @@ from checker_beyond import BEYOND, UNUSUAL
 from checker_cases import PLANTED, planted
 from checker_right import RIGHT
 
-from clearhead.checker.catalogue.words import default_severity
+from clearhead.checker.catalogue import default_severity
 from clearhead.checker.classroom import check_command as runner
 
 STUDENTS = 200

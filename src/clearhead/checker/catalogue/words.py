@@ -4,35 +4,11 @@ import math
 
 from torch import Tensor
 
-from clearhead.checker.catalogue.mistakes import MISTAKES
-from clearhead.checker.catalogue.unlisted import UNLISTED
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.diagnosis.search import Explanation, Search
 from clearhead.checker.diagnosis.simulator import Switches, difference
 from clearhead.checker.harness.subject import Session, Subject
-from clearhead.checker.report import Finding
-
-_KNOWN = {mistake.id: mistake for mistake in MISTAKES}
-
-
-def default_severity(id: str) -> str:
-    """How bad a finding with this id is, unless something else is said.
-
-    Examples:
-        >>> default_severity("missing-scale"), default_severity("made-on-cpu")
-        ('wrong', 'edge')
-    """
-    return _KNOWN[id].severity if id in _KNOWN else UNLISTED[id][0]
-
-
-def finding(id: str, evidence: str, line: int | None, severity: str = "") -> Finding:
-    """A finding with the catalogue's words."""
-    if id in _KNOWN:
-        known = _KNOWN[id]
-        return Finding(id, severity or known.severity, known.says, evidence, known.fix, line)
-    default, says, fix = UNLISTED[id]
-    return Finding(id, severity or default, says, evidence, fix, line)
-
+from clearhead.checker.report import Form
 
 _WHEN = {
     "missing-scale": "the scores are not scaled",
@@ -136,39 +112,34 @@ def _scale_sentence(switches: Switches, head_dim: int, program: object) -> str:
     return f"The scale is 1 / √{name} instead of {right:.3g} (1 / √head_dim)."
 
 
-def form_of(subject: Subject, best: Explanation | None, out: Tensor) -> str:
-    """One line on what the class is."""
-    if best is None:
-        return f"d_in {subject.d_in}, output {tuple(out.shape)}"
-    w, base = best.program.weights, best.base
-    parts = [
-        f"{w.heads} heads × {best.program.head_dim}"
-        if w.heads > 1
-        else f"1 head × {best.program.head_dim}"
-    ]
-    if w.kv_heads and w.kv_heads != w.heads:
-        parts.append(f"{w.kv_heads} key and value heads")
-    if base.mask.startswith("window"):
-        parts.append(f"causal window of {base.mask.removeprefix('window')}")
-    else:
-        causal = {"causal": "causal", "given": "a part of the past"}
-        parts.append(causal.get(base.mask, "not causal"))
-    if subject.takes_mask:
-        parts.append("takes a mask")
-    if w.o is None:
-        parts.append("no output projection")
-    if base.split == "strided":
-        parts.append("heads strided")
-    if base.turn != "none":
-        parts.append("rotary positions")
-    if base.around != "nothing":
-        parts.append(base.around.replace("-", " ") + " inside")
-    words = {
+def form_of(subject: Subject, best: Explanation | None, out: Tensor) -> Form:
+    """What the class is, by the form that reproduces its output."""
+    axes = {
         "single": "one sentence without a batch axis",
         "first": "tokens before batch",
         "channels": "channels before tokens",
         "picture": "pictures",
-    }
-    if subject.axes in words:
-        parts.append(words[subject.axes])
-    return ", ".join(parts)
+    }.get(subject.axes, "")
+    if best is None:
+        width, shape = f"inputs of width {subject.d_in}", f"an output of shape {tuple(out.shape)}"
+        return Form(takes_mask=bool(subject.takes_mask), axes=axes, extra=(f"{width} and {shape}",))
+    w, base = best.program.weights, best.base
+    windowed = base.mask.startswith("window")
+    causal = {"causal": "yes", "given": "part"}.get(base.mask, "no")
+    extra = []
+    if base.split == "strided":
+        extra.append("strided heads")
+    if base.around != "nothing":
+        extra.append(base.around.replace("-", " ") + " inside")
+    return Form(
+        heads=w.heads,
+        head_dim=best.program.head_dim,
+        kv_heads=w.kv_heads or None,
+        causal="window" if windowed else causal,
+        window=int(base.mask.removeprefix("window")) if windowed else None,
+        takes_mask=bool(subject.takes_mask),
+        out_proj=w.o is not None,
+        positions="rotary positions" if base.turn != "none" else "",
+        axes=axes,
+        extra=tuple(extra),
+    )
