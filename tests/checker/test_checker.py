@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import clearhead
 from clearhead import ladder
-from clearhead.checker.catalogue import default_severity
+from clearhead.checker.catalogue import find
 from clearhead.checker.diagnosis.class_check import check_class, check_object, check_source
 from clearhead.checker.diagnosis.mistake_switches import ALONE, OPTIONS
 from clearhead.checker.diagnosis.search import Search
@@ -80,7 +80,7 @@ def test_a_planted_mistake_is_named(id: str, style: str) -> None:
     (report,) = check(source)
     assert ids(report) == {id}, report
     (finding,) = report.findings
-    severity = default_severity(id)
+    severity = find(id).severity
     assert finding.severity == severity
     assert report.verdict == ("wrong" if severity == "wrong" else "correct")
     assert finding.evidence

@@ -1,59 +1,91 @@
-"""The mistakes that people make in attention code, each with its sentence and its fix.
+"""The mistakes that people make in attention code: what is said about each of them.
 
-Start with `mistakes.py`.
+An id enters, a `Mistake` or a `Finding` leaves. There is one file per family: add a mistake there.
+`docs/generate.py` writes docs/mistakes.md from them. Start with `scaling.py`.
+
+>>> find("missing-scale").fix
+'Divide the scores by head_dim ** 0.5 before the softmax.'
 """
 
-from clearhead.checker.catalogue.mistakes import MISTAKES
-from clearhead.checker.catalogue.unlisted import UNLISTED
+from clearhead.checker.catalogue import (
+    dropout,
+    gradients,
+    masking,
+    padding_masks,
+    projections,
+    rotary,
+    scaling,
+    softmax,
+    splitting,
+    usage,
+    verdicts,
+)
+from clearhead.checker.catalogue.mistake import Family, Mistake
 from clearhead.checker.report import Finding
 
-_KNOWN = {mistake.id: mistake for mistake in MISTAKES}
+__all__ = ["FAMILIES", "MISTAKES", "Family", "Mistake", "find", "finding", "symptom_of", "words_of"]
+
+FAMILIES: tuple[Family, ...] = (
+    scaling.FAMILY,
+    softmax.FAMILY,
+    masking.FAMILY,
+    padding_masks.FAMILY,
+    splitting.FAMILY,
+    projections.FAMILY,
+    dropout.FAMILY,
+    gradients.FAMILY,
+    rotary.FAMILY,
+    usage.FAMILY,
+    verdicts.FAMILY,
+)
+MISTAKES: tuple[Mistake, ...] = tuple(each for family in FAMILIES for each in family.mistakes)
+_BY_ID = {mistake.id: mistake for mistake in MISTAKES}
 
 
-def default_severity(id: str) -> str:
-    """How bad a finding with this id is, unless something else is said.
+def find(id: str) -> Mistake:
+    """The mistake with this id.
 
-    Examples:
-        >>> default_severity("missing-scale"), default_severity("made-on-cpu")
-        ('wrong', 'edge')
+    Raises:
+        ValueError: If there is none.
     """
-    return _KNOWN[id].severity if id in _KNOWN else UNLISTED[id][0]
+    if id not in _BY_ID:
+        raise ValueError(f"No mistake has the id {id!r}.")
+    return _BY_ID[id]
 
 
 def finding(id: str, evidence: str, line: int | None, severity: str = "") -> Finding:
-    """A finding with the catalogue's words."""
-    if id in _KNOWN:
-        known = _KNOWN[id]
-        return Finding(
-            id,
-            severity or known.severity,
-            known.says,
-            evidence,
-            known.fix,
-            line,
-            symptom=known.symptom,
-        )
-    default, says, fix = UNLISTED[id]
-    return Finding(id, severity or default, says, evidence, fix, line)
+    """A finding with the catalogue's words.
+
+    Args:
+        id: The mistake.
+        evidence: How we know, in numbers.
+        line: Where it is, if that is known.
+        severity: How bad it is here, if that differs from the catalogue.
+    """
+    known = find(id)
+    return Finding(
+        id,
+        severity or known.severity,
+        known.says,
+        evidence,
+        known.fix,
+        line,
+        symptom=known.symptom,
+    )
+
+
+def symptom_of(id: str) -> str:
+    """What can be seen of a mistake without naming its cause, for any id.
+
+    Examples:
+        >>> symptom_of("not-what-was-asked"), symptom_of("an id of another version")
+        ('It is not what the assignment asks for.', 'Something else was found.')
+    """
+    known = _BY_ID.get(id)
+    return "Something else was found." if known is None else known.symptom or known.says
 
 
 def words_of(id: str) -> tuple[str, str]:
     """What happens and what to write instead, for any id; ("", "") if it is not known."""
-    if id in _KNOWN:
-        return _KNOWN[id].says, _KNOWN[id].fix
-    if id == "not-what-was-asked":
-        return "It is not what the assignment asks for.", ""
-    _, says, fix = UNLISTED.get(id, ("", "", ""))
-    return says, fix
-
-
-def symptom_of(id: str) -> str:
-    """What can be seen of any finding of this id, without a fix.
-
-    Examples:
-        >>> symptom_of("not-what-was-asked")
-        'It is not what the assignment asks for.'
-    """
-    if id in _KNOWN:
-        return _KNOWN[id].symptom
-    return words_of(id)[0] or "Something else was found."
+    known = _BY_ID.get(id)
+    return ("", "") if known is None else (known.says, known.fix)

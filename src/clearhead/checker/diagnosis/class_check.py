@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.checker.catalogue import finding
-from clearhead.checker.catalogue.words import form_of
 from clearhead.checker.diagnosis import extras, learning, probes
 from clearhead.checker.diagnosis.additions import additions, strange_cap
+from clearhead.checker.diagnosis.evidence import form_of
 from clearhead.checker.diagnosis.lengths import SPARSE
 from clearhead.checker.diagnosis.naming import (
     is_causal,
