@@ -4,8 +4,9 @@ import os
 import time
 from pathlib import Path
 
+from clearhead.checker.catalogue import symptom_of
 from clearhead.checker.classroom import check_command as runner
-from clearhead.checker.report import Finding, Report
+from clearhead.checker.report import Finding, Form, Report
 
 
 def mark(folder: Path, **options: object) -> int:
@@ -20,7 +21,7 @@ def judge(source: str, file: str, only: str | None, adapter: str | None) -> list
         with Path(counter).open("a", encoding="utf-8") as log:
             log.write(f"{file}\n")
     word, _, rest = source.partition("\n")[0].removeprefix("# ").partition(" ")
-    form = "1 head × 8, not causal" if "single" in source else "4 heads × 8, causal"
+    form = Form(1, 8, causal="no") if "single" in source else Form(4, 8, causal="yes")
     if word == "crash":
         os._exit(7)
     if word == "hang":
@@ -30,7 +31,8 @@ def judge(source: str, file: str, only: str | None, adapter: str | None) -> list
     if word == "none":
         return []
     if word in ("wrong", "compat", "edge"):
-        found = Finding(rest or "some-id", word, "It says.", "It shows.", "Do this.", 1)
+        id, symptom = rest or "some-id", symptom_of(rest)
+        found = Finding(id, word, "It says.", "It shows.", "Do this.", 1, symptom=symptom)
         verdict = "wrong" if word == "wrong" else "correct"
         return [Report(file, only or "Attention", verdict, (found,), form)]
     if word == "error":

@@ -17,7 +17,7 @@ from clearhead.checker.classroom import class_page as page
 from clearhead.checker.classroom.marks_file import HEAD, Marks, Row
 from clearhead.checker.classroom.policy import _KEYS as POLICY_KEYS
 from clearhead.checker.classroom.policy import Policy
-from clearhead.checker.report import Finding, Report
+from clearhead.checker.report import Finding, Form, Report
 from clearhead.checker.source.notebooks import find_cell, read_notebook
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
@@ -351,18 +351,19 @@ def test_a_policy_says_what_counts(tmp_path):
     )
     assert made == Policy("Multi*", True, True, ("wrong", "compat"), "class Adapted: ...")
     compat = Finding("heads-interleaved", "compat", "", "", "", None)
-    form = "4 heads × 8, causal"
+    form = Form(heads=4, head_dim=8, causal="yes")
+    single = Form(heads=1, head_dim=8, causal="no")
     good = Report("f", "MultiHead", "correct", (), form)
     assert made.judge("f", [good, Report("f", "Other", "wrong")]) == [good]
     assert made.judge("f", [Report("f", "MultiHead", "correct", (compat,), form)])[0].status == 1
-    (report,) = made.judge("f", [Report("f", "MultiHead", "correct", (), "1 head × 8, not causal")])
+    (report,) = made.judge("f", [Report("f", "MultiHead", "correct", (), single)])
     assert report.verdict == "wrong"
     assert [f.says for f in report.findings] == [
         "The assignment asks for causal attention.",
         "The assignment asks for several heads.",
     ]
     (report,) = made.judge("f", [Report("f", "Other", "correct", (), form)])
-    assert report.findings[0].evidence == "Found: Other."
+    assert report.findings[0].evidence == 'Asked for: class = "Multi*". Found: Other.'
     broken = Report("f", "", "error")
     assert made.judge("f", [broken]) == [broken]
 

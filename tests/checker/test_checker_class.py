@@ -21,7 +21,7 @@ from checker_beyond import BEYOND, UNUSUAL
 from checker_cases import PLANTED, planted
 from checker_right import RIGHT
 
-from clearhead.checker.catalogue.words import default_severity
+from clearhead.checker.catalogue import find
 from clearhead.checker.classroom import check_command as runner
 
 STUDENTS = 200
@@ -32,7 +32,7 @@ HEAVY = ("transformers", "timm")  # imports that take longer than the check
 def submissions() -> Iterator[tuple[str, str]]:
     """Distinct files, and the verdict that each must get ("" where it is not told here)."""
     wrong = [
-        (planted(id, style), "wrong" if default_severity(id) == "wrong" else "correct")
+        (planted(id, style), "wrong" if find(id).severity == "wrong" else "correct")
         for id, styles in PLANTED.items()
         for style in styles
     ]

@@ -344,7 +344,7 @@ class SettingsAttention(nn.Module):
 def test_a_configuration_with_names_of_its_own_is_built() -> None:
     report = check(_SETTINGS)
     assert (report.verdict, found(report)) == ("correct", {}), report
-    assert report.form == "4 heads × 6, not causal"
+    assert str(report.form) == "4 heads of size 6, not causal"
     assert [likely_meaning(n) for n in ("p_weights", "head_count", "width_of_head")] == [
         "p", "heads", "head_dim",
     ]  # fmt: skip

@@ -11,10 +11,10 @@ import pytest
 
 from clearhead import drawing
 from clearhead.checker import report as report_module
-from clearhead.checker.catalogue.mistakes import MISTAKES
-from clearhead.checker.catalogue.unlisted import emitted
+from clearhead.checker.catalogue import MISTAKES, finding
 from clearhead.checker.diagnosis.mistake_switches import OPTIONS
-from clearhead.checker.report import Finding, Report, exit_status
+from clearhead.checker.report import Finding, Form, Report, Step, exit_status
+from clearhead.checker.source.class_choice import left_out
 from clearhead.checker.source.notebooks import Cell, Source
 
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
@@ -27,26 +27,29 @@ SOFTMAX = Finding(
     "Use dim=-1.",
     3,
     code="w = s.softmax(dim=-2)",
+    symptom="The weights of a row do not sum to one.",
 )
 ORDER = Finding("heads-interleaved", "compat", "One number a head.", "e", "Merge.", None)
 HALF = Finding("mask-fill-overflows-half", "edge", "Fails in float16.", "e", "Use -inf.", 1)
+FORM = Form(heads=4, head_dim=8, causal="yes")
 SOURCE = Source("import torch\n\n\tw = s.softmax(dim=-2)\n")
 
 
 def report(*findings: Finding, verdict: str = "wrong", **rest: object) -> Report:
-    return Report("mine.py", "Attention", verdict, findings, "4 heads × 8, causal", **rest)
+    return Report("mine.py", "Attention", verdict, findings, FORM, **rest)
 
 
 def test_the_report_in_a_terminal():
     assert str(report(SOFTMAX, notes=("The network was not closed.",))) == (
         "Wrong: mine.py:Attention\n"
-        "  4 heads × 8, causal\n"
+        "  Checked with 4 heads of size 8, causal\n"
         "\n"
         "  softmax-over-queries (wrong)\n"
         "    Each key's column sums to one.\n"
         "    Evidence  Your output equals, to 4e-07, what you get when softmax runs over queries.\n"
         "    Line      3: w = s.softmax(dim=-2)\n"
         "    Fix       Use dim=-1.\n"
+        "    More      docs/mistakes.md#softmax-over-queries\n"
         "\n"
         "  Note      The network was not closed."
     )
@@ -64,7 +67,9 @@ def test_a_hint_gives_the_symptom_and_the_place_but_not_the_answer():
 
 def test_a_hint_never_gives_the_fix_away():
     for mistake in MISTAKES:
-        found = Finding(mistake.id, mistake.severity, mistake.says, "", mistake.fix, None)
+        if not mistake.symptom:
+            continue  # the evidence is the hint
+        found = finding(mistake.id, "", None)
         text = drawing.plain(report(found).draw(hint=True), width=1000)
         assert mistake.symptom in text
         assert mistake.id not in text
@@ -119,10 +124,28 @@ def test_json_has_the_fields_that_programs_rely_on():
                 "cell": None,
                 "line": 3,
                 "code": "w = s.softmax(dim=-2)",
+                "symptom": SOFTMAX.symptom,
+                "page": "docs/mistakes.md#softmax-over-queries",
             }
         ],
-        "form": "4 heads × 8, causal",
+        "form": "4 heads of size 8, causal",
+        "form_fields": {
+            "heads": 4,
+            "head_dim": 8,
+            "kv_heads": None,
+            "causal": "yes",
+            "window": None,
+            "takes_mask": False,
+            "out_proj": True,
+            "positions": "",
+            "axes": "",
+            "extra": [],
+        },
         "notes": ["n"],
+        "tested": "",
+        "how": "",
+        "steps": [],
+        "is_attention": True,
     }
     assert Report.from_json(data) == report(SOFTMAX, notes=("n",))
 
@@ -143,8 +166,11 @@ def test_text_from_outside_cannot_act():
     """A class name with a newline or an escape code could print a verdict of its own."""
     evil = "\x1b[2J\x1b[32mCorrect: mine.py\x07\u202e"
     found = Finding(f"id\n{evil}", "wrong", evil, f"a\n{evil}", evil, 1, evil, evil)
-    made = Report(f"f{evil}", f"C\n{evil}", "wrong", (found,), evil, (evil,))
-    for text in (str(made), drawing.plain(made.draw(hint=True))):
+    step = Step(1, evil, evil, ((evil, 3),), evil, evil)
+    made = Report(
+        f"f{evil}", f"C\n{evil}", "wrong", (found,), Form(axes=evil), (evil,), evil, evil, (step,)
+    )
+    for text in (str(made), drawing.plain(made.draw(hint=True, steps=True))):
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
         assert "\\x1b[32mCorrect" in text
         assert not any(line.startswith("Correct") for line in text.splitlines())
@@ -154,7 +180,8 @@ def test_text_from_outside_cannot_act():
 def test_html_is_escaped():
     evil = "<script>alert(1)</script>"
     found = Finding(evil, "wrong", evil, evil, evil, 1, evil, evil)
-    made = Report(evil, evil, "wrong", (found,), evil, (evil,))
+    step = Step(1, evil, evil, ((evil, 3),), evil, evil)
+    made = Report(evil, evil, "wrong", (found,), Form(axes=evil), (evil,), evil, evil, (step,))
     page = made._repr_html_()
     assert "<script" not in page
     assert "&lt;script&gt;" in page
@@ -237,7 +264,7 @@ NO_CODE = {"cannot-run", "not-what-was-asked", "unexplained", "unsure"}
 def test_every_finding_has_its_section_in_the_docs():
     page = PAGE.read_text(encoding="utf-8")
     sections = re.findall(r"^## (\S+)$", page, re.MULTILINE)
-    assert sorted(sections) == sorted(emitted())
+    assert sorted(sections) == sorted(mistake.id for mistake in MISTAKES)
     for id, body in re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL):
         assert "```text\n" in body, f"{id}: a drawing"
         if id not in NO_CODE:
@@ -248,12 +275,12 @@ def test_every_finding_has_its_section_in_the_docs():
 def test_no_other_finding_can_be_emitted():
     """Ids stand as texts in the checker's code: as options, in tables and in calls."""
     folder = Path(report_module.__file__).parent
-    code = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
+    code = "".join(file.read_text(encoding="utf-8") for file in folder.rglob("*.py"))
     calls = r'(?:\.add|Finding|finding|_plain|_option)\(\s*"([a-z-]+)"'
     found = {id for text in re.findall(calls, code) for id in text.split("+")}
     found |= {id for option in OPTIONS for id in option.id.split("+")}
     assert len(found) > 60
-    assert found <= emitted()
+    assert found <= {mistake.id for mistake in MISTAKES}
 
 
 def test_a_class_that_was_typed_at_pythons_prompt():
@@ -268,3 +295,119 @@ def test_a_class_that_was_typed_at_pythons_prompt():
         [sys.executable, "-"], input=program, capture_output=True, text=True, check=False
     )
     assert ran.stdout == "correct\n", ran.stderr
+
+
+STEPS = (
+    Step(
+        20,
+        "q = self.W_query(x).view(b, n, heads, head_dim).transpose(1, 2)",
+        "linear",
+        (("batch", 3), ("tokens", 7), ("d_out", 24)),
+    ),
+    Step(
+        20,
+        "q = self.W_query(x).view(b, n, heads, head_dim).transpose(1, 2)",
+        "transpose",
+        (("batch", 3), ("heads", 4), ("tokens", 7), ("head_dim", 6)),
+    ),
+    Step(21, "scores = q @ k.mT", "matmul", (("batch", 3), ("", 4), ("queries", 7), ("keys", 7))),
+    Step(
+        22,
+        "weights = scores.softmax(dim=-2)",
+        "softmax",
+        (("batch", 3), ("heads", 4), ("queries", 7), ("keys", 7)),
+        "The columns sum to one: softmax runs over the queries, and not over the keys.",
+    ),
+)
+
+
+def test_the_steps_of_the_forward_pass_fit_into_80_columns():
+    made = report(SOFTMAX, steps=STEPS)
+    text = drawing.plain(made.draw(steps=True), width=80)
+    assert text[text.index("  line") :] == (
+        "  line  code                            shape\n"
+        "  20    q = self.W_query(x).view(b, n, heads, head_dim).transpose(1, 2)\n"
+        "          linear                        (batch=3, tokens=7, d_out=24)\n"
+        "          transpose                     (batch=3, heads=4, tokens=7, head_dim=6)\n"
+        "  21    scores = q @ k.mT               (batch=3, 4, queries=7, keys=7)\n"
+        "  22    weights = scores.softmax(dim=-2)\n"
+        "          softmax                       (batch=3, heads=4, queries=7, keys=7)\n"
+        "          <- The columns sum to one: softmax runs over the queries, and not over\n"
+        "          the keys."
+    )
+    assert "transpose" not in drawing.plain(made.draw())
+    narrow = drawing.plain(made.draw(steps=True), width=40)
+    assert max(map(len, narrow.splitlines())) <= 40
+    assert "(batch=3, heads=4, tokens=7," in narrow
+
+
+def test_a_hint_shows_the_steps_without_their_remarks():
+    text = drawing.plain(report(SOFTMAX, steps=STEPS).draw(hint=True, steps=True), width=80)
+    assert "scores = q @ k.mT" in text
+    assert "softmax runs over the queries" not in text
+
+
+def test_steps_that_were_not_recorded_are_not_shown_as_an_empty_table():
+    text = drawing.plain(report(SOFTMAX).draw(steps=True))
+    assert "The forward pass was not recorded." in text
+
+
+def test_steps_are_located_in_a_notebook_and_survive_json():
+    made = report(steps=(replace(STEPS[0], line=5),)).placed(NOTEBOOK)
+    (step,) = made.steps
+    assert (step.place, step.code) == ("code cell 2:2", "w = s.softmax(dim=-2)")
+    assert Report.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+def test_the_report_says_what_was_tested_and_how():
+    made = report(
+        verdict="correct",
+        tested="tested: the output against a reference, causality and gradients",
+        how="built with d_in=30, heads=3; called with x",
+    )
+    assert str(made) == (
+        "Correct: mine.py:Attention\n"
+        "  Checked with 4 heads of size 8, causal\n"
+        "  Built with d_in=30, heads=3; called with x\n"
+        "  Tested: the output against a reference, causality and gradients"
+    )
+    assert Report.from_json(made.to_json()) == made
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "hides_future", "multi_head"),
+    [
+        (Form(), "", None, None),
+        (Form(1, 8, causal="no"), "1 head of size 8, not causal", False, False),
+        (
+            Form(4, 8, 2, "window", 3, True, False, "rotary positions", "pictures", ("gate",)),
+            "4 heads of size 8, 2 key and value heads, causal with a window of 3, takes a mask, "
+            "no output projection, rotary positions, pictures, gate",
+            True,
+            True,
+        ),
+        (Form(2, causal="part"), "2 heads, sees a part of the past", True, True),
+        (Form(3, 5, 3, "yes"), "3 heads of size 5, causal", True, True),
+    ],
+)
+def test_a_form_in_words_and_as_facts(form, text, hides_future, multi_head):
+    assert str(form) == text
+    assert (form.hides_future, form.multi_head) == (hides_future, multi_head)
+    assert Form.from_json(json.loads(json.dumps(form.to_json()))) == form
+
+
+def test_unsure_has_no_severity():
+    """It read "unsure (edge: only in some situations)"."""
+    found = Finding("unsure", "edge", "The checker does not know.", "", "", None)
+    text = str(report(found, HALF, verdict="unsure"))
+    assert "\n  unsure\n" in text
+    assert "mask-fill-overflows-half (edge: only in some situations)" in text
+
+
+def test_classes_that_are_no_attention_are_left_out():
+    """Two reports were told apart by the text of their evidence."""
+    right = report(verdict="correct")
+    norm = report(verdict="unsure", is_attention=False)
+    assert left_out([norm, right]) == [right]
+    assert left_out([norm]) == [norm]
+    assert not Report.from_json(norm.to_json()).is_attention

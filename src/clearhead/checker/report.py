@@ -1,7 +1,8 @@
 """What the checker says of one class: for the terminal, a notebook, or a program.
 
-The verdict comes first, then each finding with its evidence, its line and its fix. Everything in a
-report that comes from a stranger's file (names, messages, printed text) is shown, never obeyed.
+The verdict comes first, then each finding with its evidence, its line and its fix. A report is
+data; text is rendered last and never parsed again. Names, messages and printed text of a submission
+are shown literally.
 
 >>> finding = Finding("missing-scale", "wrong", "Not divided.", "Too large.", "Divide.", None)
 >>> report = Report("mine.py", "Attention", "wrong", (finding,))
@@ -13,17 +14,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Group
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
 from clearhead import drawing
-from clearhead.checker.catalogue.mistakes import MISTAKES
-from clearhead.checker.catalogue.unlisted import UNLISTED
 from clearhead.checker.source.notebooks import Source, find_cell
 
 if TYPE_CHECKING:
@@ -42,8 +43,143 @@ MEANS = {
     "compat": "compat: only loaded weights break",
     "edge": "edge: only in some situations",
 }
-_LONGEST = 4000  # characters of one text; a stranger's message may be endless
-_KNOWN = {mistake.id: mistake for mistake in MISTAKES}
+_LONGEST = 4000  # characters of one text: a submission's message may be endless
+_MOST_STEPS = 400
+_NARROWEST = 20  # columns for code beside shapes
+_CAUSAL = {
+    "yes": "causal",
+    "no": "not causal",
+    "part": "sees a part of the past",
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What kind of attention a class computes, with the sizes that it was checked with.
+
+    Args:
+        heads: The number of query heads; None if it is not known.
+        head_dim: The size of one head.
+        kv_heads: The number of key and value heads, if it differs from `heads`.
+        causal: "yes", "no", "window" (causal, and at most `window` tokens back), "part" (some of
+            the past and nothing of the future), or "" if it is not known.
+        window: How many tokens a query sees, itself included.
+        takes_mask: Whether `forward` takes a mask.
+        out_proj: Whether there is an output projection.
+        positions: How positions enter: "rotary positions"; "" if they do not.
+        axes: The order of the input's axes, if it is not (batch, tokens, d).
+        extra: Other facts, a short phrase each.
+
+    Examples:
+        >>> str(Form(heads=3, head_dim=5, causal="yes"))
+        '3 heads of size 5, causal'
+        >>> Form(causal="window").hides_future, Form().hides_future
+        (True, None)
+    """
+
+    heads: int | None = None
+    head_dim: int | None = None
+    kv_heads: int | None = None
+    causal: str = ""
+    window: int | None = None
+    takes_mask: bool = False
+    out_proj: bool = True
+    positions: str = ""
+    axes: str = ""
+    extra: tuple[str, ...] = ()
+
+    @property
+    def hides_future(self) -> bool | None:
+        """Whether no token sees a later one; None if it is not known."""
+        return None if not self.causal else self.causal != "no"
+
+    @property
+    def multi_head(self) -> bool | None:
+        """Whether there are several heads; None if it is not known."""
+        return None if self.heads is None else self.heads > 1
+
+    def __str__(self) -> str:
+        return ", ".join(self._phrases())
+
+    def _phrases(self) -> Iterable[str]:
+        if self.heads is not None:
+            size = "" if self.head_dim is None else f" of size {self.head_dim}"
+            yield f"{self.heads} head{'' if self.heads == 1 else 's'}{size}"
+        if self.kv_heads is not None and self.kv_heads != self.heads:
+            yield f"{self.kv_heads} key and value head{'' if self.kv_heads == 1 else 's'}"
+        if self.causal == "window":
+            yield "causal" if self.window is None else f"causal with a window of {self.window}"
+        elif self.causal:
+            yield _CAUSAL.get(self.causal, self.causal)
+        if self.takes_mask:
+            yield "takes a mask"
+        if not self.out_proj:
+            yield "no output projection"
+        yield from (phrase for phrase in (self.positions, self.axes, *self.extra) if phrase)
+
+    def to_json(self) -> dict[str, object]:
+        """The form as plain data."""
+        return {**asdict(self), "extra": list(self.extra)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Form:
+        """The form that `to_json` gave."""
+        return cls(**{**data, "extra": tuple(data["extra"])})
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a submission's forward pass.
+
+    Args:
+        line: The line in the file (in a notebook: in the cell), counted from 1, if known.
+        code: The line itself.
+        operation: What was called: "matmul".
+        shape: The axes of the result, each with its name and its size.
+        remark: What is worth knowing about this step; "" where there is nothing to say.
+        cell: The cell of a notebook; "" in other files.
+
+    Examples:
+        >>> Step(7, "q @ k.mT", "matmul", (("batch", 3), ("queries", 7), ("keys", 7))).shape_text
+        '(batch=3, queries=7, keys=7)'
+    """
+
+    line: int | None
+    code: str
+    operation: str
+    shape: tuple[tuple[str, int], ...] = ()
+    remark: str = ""
+    cell: str = ""
+
+    @property
+    def shape_text(self) -> str:
+        """The shape with its names: "(batch=3, tokens=7)"; an axis without one is its size."""
+        return (
+            f"({', '.join(f'{name}={size}' if name else str(size) for name, size in self.shape)})"
+        )
+
+    @property
+    def place(self) -> str:
+        """Where it is: "25", "In[4]:7" in a notebook, or "" if that is not known."""
+        number = "" if self.line is None else str(self.line)
+        return f"{self.cell}:{number}" if self.cell else number
+
+    def to_json(self) -> dict[str, object]:
+        """The step as plain data."""
+        return {
+            "line": self.line,
+            "cell": self.cell or None,
+            "code": self.code,
+            "operation": self.operation,
+            "shape": [list(axis) for axis in self.shape],
+            "remark": self.remark,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Step:
+        """The step that `to_json` gave."""
+        shape = tuple((str(name), int(size)) for name, size in data["shape"])
+        return cls(**{**data, "shape": shape, "cell": data["cell"] or ""})
 
 
 @dataclass(frozen=True)
@@ -59,6 +195,7 @@ class Finding:
         line: Where in the file (in a notebook: in the cell), counted from 1, if known.
         cell: The cell of a notebook: "In[4]" or "code cell 2"; "" in other files.
         code: The line itself, if the file's text is known.
+        symptom: What can be seen from outside, without the cause; `hint` shows it.
     """
 
     id: str
@@ -69,6 +206,7 @@ class Finding:
     line: int | None
     cell: str = ""
     code: str = ""
+    symptom: str = ""
 
     @property
     def place(self) -> str:
@@ -78,12 +216,14 @@ class Finding:
         return f"{self.cell}, line {self.line}" if self.cell else f"line {self.line}"
 
     @property
-    def symptom(self) -> str:
-        """What can be seen from outside, without the cause: for a hint."""
-        if self.id == "not-what-was-asked":  # the assignment's own words are no fix
-            return f"{self.says} {self.evidence}"
-        known = _KNOWN.get(self.id)
-        return known.symptom if known is not None else self.evidence or self.says
+    def hint(self) -> str:
+        """What can be seen from outside: for a student who shall find the cause alone."""
+        return self.symptom or self.evidence or self.says
+
+    @property
+    def page(self) -> str:
+        """Where the documentation describes it."""
+        return f"docs/mistakes.md#{self.id}"
 
     def to_json(self) -> dict[str, object]:
         """The finding as plain data."""
@@ -96,12 +236,15 @@ class Finding:
             "cell": self.cell or None,
             "line": self.line,
             "code": self.code or None,
+            "symptom": self.symptom,
+            "page": self.page,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Finding:
         """The finding that `to_json` gave."""
-        return cls(**{**data, "cell": data["cell"] or "", "code": data["code"] or ""})
+        known = {field.name: data[field.name] for field in fields(cls)}
+        return cls(**{**known, "cell": data["cell"] or "", "code": data["code"] or ""})
 
 
 @dataclass(frozen=True)
@@ -114,16 +257,24 @@ class Report:
         verdict: "correct", "wrong", "error" (could not be run) or "unsure" (ran, and the checker
             does not know).
         findings: What is not as it should be, the most important first.
-        form: One line on what the class is: "4 heads × 8, causal, returns a tensor".
+        form: What kind of attention it is, and the sizes that it was checked with.
         notes: What else the reader must know, a sentence each.
+        tested: What was tested, in one line.
+        how: How the class was built and called, in one line.
+        steps: The forward pass as it ran, if it was recorded.
+        is_attention: False if nothing in the class says that it is attention.
     """
 
     file: str
     cls: str
     verdict: str
     findings: tuple[Finding, ...] = ()
-    form: str = ""
+    form: Form = Form()
     notes: tuple[str, ...] = ()
+    tested: str = ""
+    how: str = ""
+    steps: tuple[Step, ...] = ()
+    is_attention: bool = True
 
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
@@ -153,8 +304,13 @@ class Report:
             "class": self.cls,
             "verdict": "error" if self.verdict == "unsure" else self.verdict,
             "findings": findings,
-            "form": self.form,
+            "form": str(self.form),
+            "form_fields": self.form.to_json(),
             "notes": list(self.notes),
+            "tested": self.tested,
+            "how": self.how,
+            "steps": [step.to_json() for step in self.steps],
+            "is_attention": self.is_attention,
         }
 
     @classmethod
@@ -164,48 +320,88 @@ class Report:
         verdict = data["verdict"]
         if verdict == "error" and any(finding.id == "unsure" for finding in findings):
             verdict = "unsure"
-        notes = tuple(data["notes"])
-        return cls(data["file"], data["class"], verdict, findings, data["form"], notes)
+        return cls(
+            data["file"],
+            data["class"],
+            verdict,
+            findings,
+            Form.from_json(data["form_fields"]),
+            tuple(data["notes"]),
+            data["tested"],
+            data["how"],
+            tuple(Step.from_json(step) for step in data["steps"]),
+            data["is_attention"],
+        )
 
     def placed(self, source: Source) -> Report:
         """The same report, its lines shown as they stand in the file, or in a notebook's cells."""
         texts = source.text.split("\n")  # as Python counts lines
+
+        def located(line: int | None) -> tuple[int | None, str, str]:
+            if line is None or not 1 <= line <= len(texts):
+                return line, "", ""
+            code = drawing.shorten(texts[line - 1].expandtabs(4).strip(), 160)
+            cell, line = find_cell(source.cells, line) or ("", line)
+            return line, cell, code
+
         found = []
         for finding in self.findings:
-            line, cell, code = finding.line, "", ""
-            if line is not None and 1 <= line <= len(texts):
-                code = drawing.shorten(texts[line - 1].expandtabs(4).strip(), 160)
-                cell, line = find_cell(source.cells, line) or ("", line)
+            line, cell, code = located(finding.line)
             evidence = _in_cells(finding.evidence, source)
             found.append(replace(finding, evidence=evidence, line=line, cell=cell, code=code))
-        return replace(self, findings=tuple(found))
+        steps = []
+        for step in self.steps:
+            line, cell, code = located(step.line)
+            steps.append(replace(step, line=line, cell=cell, code=code or step.code))
+        return replace(self, findings=tuple(found), steps=tuple(steps))
 
-    def draw(self, *, hint: bool = False) -> RenderableType:
+    @property
+    def about(self) -> tuple[str, ...]:
+        """What was checked and how, a line each: form, call, tests."""
+        form = str(self.form)
+        return tuple(
+            line[0].upper() + line[1:]
+            for line in (f"checked with {form}" if form else "", self.how, self.tested)
+            if line
+        )
+
+    def draw(self, *, hint: bool = False, steps: bool = False) -> RenderableType:
         """The report for a terminal.
 
         Args:
-            hint: Show the symptoms and the places, without the causes and the fixes.
+            hint: Show the symptoms and the locations, without the causes and the fixes.
+            steps: Show the forward pass, step by step.
         """
         name = drawing.shorten(f"{self.file}:{self.cls}" if self.cls else self.file, 300)
         colour = _COLOURS["unsure" if self.headline == "unsure" else self.verdict]
         headline = self.headline[0].upper() + self.headline[1:]
         parts: list[RenderableType] = [Text.assemble((headline, f"bold {colour}"), f": {name}")]
-        if self.form:
-            parts.append(drawing.Indent(Text(_shown(self.form), style="dim"), 2))
+        parts += [drawing.Indent(Text(_shown(line), style="dim"), 2) for line in self.about]
         for number, finding in enumerate(self.findings, start=1):
             parts.append(Text())
             parts += self._hint(number, finding) if hint else self._finding(finding)
         if self.notes:
             parts.append(Text())
         parts += [drawing.Indent(_Labelled("Note", note), 2) for note in self.notes]
+        if steps:
+            parts += [Text(), drawing.Indent(self._steps(hint), 2)]
         return Group(*parts)
 
+    def _steps(self, hint: bool) -> RenderableType:
+        """The forward pass as a table; with a hint, without the remarks, which name the cause."""
+        if not self.steps:
+            return Text("The forward pass was not recorded.", style="dim")
+        shown = self.steps[:_MOST_STEPS]
+        lines: list[RenderableType] = [_StepTable(shown, remarks=not hint)]
+        if len(self.steps) > len(shown):
+            lines.append(Text(f"... and {len(self.steps) - len(shown):,} more", style="dim"))
+        return Group(*lines)
+
     def _finding(self, finding: Finding) -> list[RenderableType]:
-        severity = MEANS.get(finding.severity, finding.severity)
-        if self.verdict == "error":  # nothing was judged
-            severity = "not judged"
+        kind = self.kind_of(finding)
         title = Text.assemble(
-            (drawing.shorten(finding.id, 80), "bold"), f" ({drawing.shorten(severity, 80)})"
+            (drawing.shorten(finding.id, 80), "bold"),
+            f" ({drawing.shorten(kind, 80)})" if kind else "",
         )
         lines: list[RenderableType] = [Text(_shown(finding.says))]
         if finding.evidence:
@@ -213,10 +409,19 @@ class Report:
         lines += _place(finding)
         if finding.fix:
             lines.append(_Labelled("Fix", finding.fix))
+        lines.append(_Labelled("More", finding.page))
         return [drawing.Indent(title, 2), *(drawing.Indent(line, 4) for line in lines)]
 
+    def kind_of(self, finding: Finding) -> str:
+        """The severity of one of its findings in words; "" where the verdict says it all."""
+        if finding.id == "unsure":
+            return ""
+        if self.verdict == "error":
+            return "not judged"
+        return MEANS.get(finding.severity, finding.severity)
+
     def _hint(self, number: int, finding: Finding) -> list[RenderableType]:
-        lines = [Text(_shown(finding.symptom)), *_place(finding)]
+        lines = [Text(_shown(finding.hint)), *_place(finding)]
         title = Text(f"Hint {number}", style="bold")
         return [drawing.Indent(title, 2), *(drawing.Indent(line, 4) for line in lines)]
 
@@ -246,28 +451,6 @@ def in_words(verdict: str, severities: Iterable[str]) -> str:
     return verdict
 
 
-def words_of(id: str) -> tuple[str, str]:
-    """What happens and what to write instead, for any id; ("", "") if it is not known."""
-    if id in _KNOWN:
-        return _KNOWN[id].says, _KNOWN[id].fix
-    if id == "not-what-was-asked":
-        return "It is not what the assignment asks for.", ""
-    _, says, fix = UNLISTED.get(id, ("", "", ""))
-    return says, fix
-
-
-def symptom_of(id: str) -> str:
-    """What can be seen of any finding of this id, without a fix.
-
-    Examples:
-        >>> symptom_of("not-what-was-asked")
-        'It is not what the assignment asks for.'
-    """
-    if id in _KNOWN:
-        return _KNOWN[id].symptom
-    return words_of(id)[0] or "Something else was found."
-
-
 def exit_status(reports: Iterable[Report]) -> int:
     """0 if all are correct, 1 if one is wrong, else 2: something could not be run or judged.
 
@@ -288,7 +471,7 @@ def _place(finding: Finding) -> list[RenderableType]:
 
 
 def _in_cells(text: str, source: Source) -> str:
-    """A traceback's lines, told by a notebook's cells as Jupyter does."""
+    """A traceback with its lines counted in a notebook's cells, as in Jupyter."""
 
     def named(found: re.Match[str]) -> str:
         place = find_cell(source.cells, int(found[1]))
@@ -324,3 +507,43 @@ class _Labelled:
             yield Segment(label.ljust(indent), Style(dim=True))
             yield from line
             yield Segment.line()
+
+
+class _StepTable:
+    """The forward pass: each line of code, and the shape of each result that it computes."""
+
+    def __init__(self, steps: Iterable[Step], *, remarks: bool) -> None:
+        self._steps, self._remarks = tuple(steps), remarks
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Code on the left and shapes on the right; below each other where that is too wide."""
+        places = [drawing.shorten(step.place, 16) for step in self._steps]
+        first = max(len("line"), *map(cell_len, places)) + 2
+        width = max(1, options.max_width - first)
+        shapes = [drawing.shorten(step.shape_text, width) for step in self._steps]
+        left = width - max(map(cell_len, shapes)) - 2
+        if left < _NARROWEST:
+            left = 0  # every shape is on a line of its own
+        title = f"{'line':<{first}}" + (f"{'code':<{left}}  shape" if left else "code and shape")
+        yield Text(title, style="dim", no_wrap=True)
+        begin = 0
+        for _, group in groupby(self._steps, key=lambda step: (step.cell, step.line, step.code)):
+            steps = list(group)
+            rows = zip(steps, shapes[begin : begin + len(steps)], strict=True)
+            code = drawing.shorten(steps[0].code, width)
+            alone = len(steps) == 1 and cell_len(code) <= left
+            place = places[begin].ljust(first)
+            begin += len(steps)
+            if not alone:
+                yield Text(place + code, no_wrap=True)
+            for step, shape in rows:
+                name = code if alone else f"  {drawing.shorten(step.operation, max(1, left - 2))}"
+                start = place if alone else " " * first
+                marked = bool(step.remark) and self._remarks
+                line = Text(start, no_wrap=True)
+                line.append(name + " " * max(0, left - cell_len(name)) + "  " if left else "  ")
+                line.append(shape, style="bold" if marked else "")
+                yield line
+                if marked:
+                    remark = Text(f"<- {_shown(step.remark)}", style="bold red", overflow="fold")
+                    yield drawing.Indent(remark, first + 2)

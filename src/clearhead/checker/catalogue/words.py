@@ -1,174 +1,46 @@
-"""Findings in words: what happens, the evidence in numbers, what to write instead."""
+"""Numbers of the evidence in plain words."""
 
 import math
 
-from torch import Tensor
 
-from clearhead.checker.catalogue.mistakes import MISTAKES
-from clearhead.checker.catalogue.unlisted import UNLISTED
-from clearhead.checker.diagnosis import probes
-from clearhead.checker.diagnosis.search import Explanation, Search
-from clearhead.checker.diagnosis.simulator import Switches, difference
-from clearhead.checker.harness.subject import Session, Subject
-from clearhead.checker.report import Finding
-
-_KNOWN = {mistake.id: mistake for mistake in MISTAKES}
-
-
-def default_severity(id: str) -> str:
-    """How bad a finding with this id is, unless something else is said.
+def share(part: float) -> str:
+    """A part of a whole: a percentage, or how many times the whole where it is far larger.
 
     Examples:
-        >>> default_severity("missing-scale"), default_severity("made-on-cpu")
-        ('wrong', 'edge')
+        >>> share(0.821), share(0.004), share(2.4), share(31.0)
+        ('82%', '0.4%', '240%', '31 times')
     """
-    return _KNOWN[id].severity if id in _KNOWN else UNLISTED[id][0]
+    if part >= 10:
+        return f"{part:.2g} times" if part < 1000 else f"{part:.0e} times"
+    percent = 100 * part
+    if percent >= 1:
+        return f"{percent:.0f}%"
+    return f"{percent:.1g}%" if percent >= 0.001 else "less than 0.001%"
 
 
-def finding(id: str, evidence: str, line: int | None, severity: str = "") -> Finding:
-    """A finding with the catalogue's words."""
-    if id in _KNOWN:
-        known = _KNOWN[id]
-        return Finding(id, severity or known.severity, known.says, evidence, known.fix, line)
-    default, says, fix = UNLISTED[id]
-    return Finding(id, severity or default, says, evidence, fix, line)
+def differs(gap: float) -> str:
+    """How far an output is from right attention.
+
+    Args:
+        gap: The size of the difference, divided by the size of the right output.
+
+    Examples:
+        >>> differs(0.82)
+        'The output differs from right attention by 82% of its size.'
+    """
+    if not math.isfinite(gap):
+        return "The output is not finite, and that of right attention is."
+    by = share(gap) if gap >= 10 else f"{share(gap)} of"
+    return f"The output differs from right attention by {by} its size."
 
 
-_WHEN = {
-    "missing-scale": "the scores are not scaled",
-    "scale-by-d-out": "the scores are divided by √d_out",
-    "scale-multiplied": "the scores are multiplied by √head_dim",
-    "scale-twice": "the scores are divided by head_dim, which is √head_dim two times",
-    "scale-after-softmax": "the weights are divided by √head_dim after the softmax",
-    "softmax-over-queries": "the softmax runs over the queries",
-    "softmax-over-heads": "the softmax runs over the heads",
-    "mask-result-dropped": "nothing is masked",
-    "no-causal-mask": "nothing is masked",
-    "mask-off-by-one": "each token sees the next one too",
-    "mask-hides-self": "no token sees itself",
-    "mask-inverted": "the past is hidden and the future seen",
-    "sdpa-mask-polarity": "the past is hidden and the future seen",
-    "mask-after-softmax": "the mask comes after the softmax",
-    "split-without-transpose": "view makes (batch, heads, tokens, head_dim) straight away",
-    "merge-without-transpose": "the heads are merged without a transpose",
-    "heads-folded-into-batch": "view makes (batch * heads, tokens, head_dim) straight away",
-    "heads-interleaved": "the heads are merged in the order (head_dim, heads)",
-    "heads-summed": "the heads are added or averaged",
-    "concat-on-wrong-axis": "the heads stand one after the other as more tokens",
-    "query-key-swapped": "queries and keys change places",
-    "key-from-query-weights": "the keys come from the query weights",
-    "value-from-keys": "the values are the keys",
-    "out-proj-unused": "the output projection is left out",
-    "dropout-rescaled-twice": "the weights are divided by 1 - p",
-    "rotary-on-one-side": "only queries or only keys are turned",
-    "rotary-on-values": "the values are turned too",
-    "rotary-unused": "nothing is turned",
-    "rotary-pairs-mixed": "the angles of one layout turn the pairs of the other",
-    "norm-over-wrong-axis": "queries and keys are normed over heads or tokens",
-    "softmax-no-keepdim": "each column is divided by the sum of another row",
-}
-# These show no token the future: beside another mistake, that is not their doing.
-_NO_LEAK = {
-    "missing-scale", "wrong-scale", "scale-by-d-out", "scale-multiplied", "scale-twice",
-    "scale-after-softmax", "wrong-gain", "heads-interleaved", "heads-summed", "out-proj-unused",
-    "query-key-swapped", "key-from-query-weights", "value-from-keys",
-}  # fmt: skip
+def together(others: int) -> str:
+    """The end of "what you get when ...", where other mistakes are made at the same time.
 
-
-def evidence_for(
-    id: str,
-    session: Session,
-    subject: Subject,
-    inputs: probes.Inputs,
-    out: Tensor,
-    best: Explanation,
-    search: Search,
-) -> str:
-    """How we know: what the output equals, and what a change of one token did."""
-    program, switches = best.program, best.switches
-    right = program.run(best.base)
-    parts = []
-    if id in ("wrong-scale", "missing-scale", "scale-by-d-out", "scale-multiplied", "scale-twice"):
-        parts.append(_scale_sentence(switches, program.head_dim, program))
-    if id == "wrong-gain":
-        parts.append(f"The weights are {float(switches.gain):.3g} times what they should be.")
-    if id in ("mask-fill-not-inf", "mask-fill-too-small") and isinstance(switches.fill, float):
-        parts.append(f"Hidden cells have the score {switches.fill:.3g} instead of -inf.")
-    when = _WHEN.get(id)
-    more = {1: "", 2: "the other mistake is"}.get(len(best.ids), "the other mistakes are")
-    together = f" and {more} made too" if more else ""
-    exact = f"{max(best.error, 1e-16):.0e}"
-    if when:
-        parts.append(f"Your output equals, to {exact}, what you get when {when}{together}.")
-    else:
-        parts.append(f"When this mistake is made{together}, your output is reproduced to {exact}.")
-    if right is not None and right.shape == out.shape:
-        gap = difference(out, right)
-        if gap < 1e-9:  # the mistake is not in the switches: see terms.py
-            return " ".join(parts)
-        parts.append(
-            f"From the right answer it differs by {gap:.2g} of its size."
-            if math.isfinite(gap)
-            else f"{int((~out.isfinite()).any(-1).sum())} of its rows are NaN or infinite."
-        )
-    elif right is not None:
-        parts.append(f"Its shape is {tuple(out.shape)}, and should be {tuple(right.shape)}.")
-    if best.base.mask == "causal" and not (more and id in _NO_LEAK):
-        leak = probes.future_leak(session, subject, inputs, out)
-        if leak.size > 1e-9:
-            parts.append(
-                f"Changing token {leak.changed} changed output {leak.moved} by {leak.size:.2g}."
-            )
-    return " ".join(parts)
-
-
-def _scale_sentence(switches: Switches, head_dim: int, program: object) -> str:
-    right = head_dim**-0.5
-    scale = switches.scale
-    known = {"none": 1.0, "multiplied": head_dim**0.5, "twice": 1 / head_dim}
-    if isinstance(scale, float):
-        return f"The scale is {scale:.3g} instead of {right:.3g} (1 / √head_dim)."
-    if scale in known:
-        return f"The scale is {known[scale]:.3g} instead of {right:.3g} (1 / √head_dim)."
-    if scale == "right":
+    Examples:
+        >>> together(0), together(1), together(2)
+        ('', ' and the other mistake is made too', ' and the other mistakes are made too')
+    """
+    if others == 0:
         return ""
-    name = {"d_out": "d_out", "d_in": "d_in", "heads": "heads", "tokens": "tokens"}[scale]
-    return f"The scale is 1 / √{name} instead of {right:.3g} (1 / √head_dim)."
-
-
-def form_of(subject: Subject, best: Explanation | None, out: Tensor) -> str:
-    """One line on what the class is."""
-    if best is None:
-        return f"d_in {subject.d_in}, output {tuple(out.shape)}"
-    w, base = best.program.weights, best.base
-    parts = [
-        f"{w.heads} heads × {best.program.head_dim}"
-        if w.heads > 1
-        else f"1 head × {best.program.head_dim}"
-    ]
-    if w.kv_heads and w.kv_heads != w.heads:
-        parts.append(f"{w.kv_heads} key and value heads")
-    if base.mask.startswith("window"):
-        parts.append(f"causal window of {base.mask.removeprefix('window')}")
-    else:
-        causal = {"causal": "causal", "given": "a part of the past"}
-        parts.append(causal.get(base.mask, "not causal"))
-    if subject.takes_mask:
-        parts.append("takes a mask")
-    if w.o is None:
-        parts.append("no output projection")
-    if base.split == "strided":
-        parts.append("heads strided")
-    if base.turn != "none":
-        parts.append("rotary positions")
-    if base.around != "nothing":
-        parts.append(base.around.replace("-", " ") + " inside")
-    words = {
-        "single": "one sentence without a batch axis",
-        "first": "tokens before batch",
-        "channels": "channels before tokens",
-        "picture": "pictures",
-    }
-    if subject.axes in words:
-        parts.append(words[subject.axes])
-    return ", ".join(parts)
+    return f" and the other mistake{' is' if others == 1 else 's are'} made too"

@@ -7,9 +7,10 @@ import html as markup
 from collections.abc import Sequence
 
 from clearhead import drawing
+from clearhead.checker.catalogue import words_of
 from clearhead.checker.classroom.class_summary import FAIL, Counts, Tally, reason, tally, verdict_of
 from clearhead.checker.classroom.marks_file import Row
-from clearhead.checker.report import in_words, words_of
+from clearhead.checker.report import in_words
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --front: #1a1a1a; --dim: #595959; --bar: #2c718e;

@@ -7,8 +7,9 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from clearhead import drawing
+from clearhead.checker.catalogue import symptom_of
 from clearhead.checker.classroom.marks_file import Row
-from clearhead.checker.report import MEANS, in_words, symptom_of
+from clearhead.checker.report import MEANS, in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

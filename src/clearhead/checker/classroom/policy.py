@@ -9,9 +9,8 @@ adapter = "adapter.py"        # one adapter for the whole class, beside the poli
 
 import fnmatch
 import hashlib
-import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
@@ -109,49 +108,37 @@ class Policy:
             return list(reports)  # a file that cannot be run has no classes at all
         if not chosen:
             there = ", ".join(r.cls for r in reports) or "none"
-            says = f"The assignment asks for a class {self.cls}."
-            finding = Finding("not-what-was-asked", "wrong", says, f"Found: {there}.", "", None)
+            finding = _not_asked(f"a class {self.cls}", f'class = "{self.cls}"', there)
             return [Report(file, "", "wrong", (finding,))]
         return [self._judged(report) for report in chosen]
 
     def _judged(self, report: Report) -> Report:
         if report.verdict in ("error", "unsure"):
             return report
-        found = report.findings
-        for asked, has, name in (
-            (self.causal, is_causal(report.form), "causal attention"),
-            (self.multi_head, is_multi_head(report.form), "several heads"),
-        ):
-            known = "head" in report.form  # else the form could not be made out
-            if asked is not None and known and asked != has:
-                says = f"The assignment asks for {name if asked else f'no {name}'}."
-                found += (
-                    Finding(
-                        "not-what-was-asked", "wrong", says, f"It is: {report.form}.", "", None
-                    ),
-                )
+        found = report.findings + tuple(self._not_met(report))
         fails = any(finding.severity in self.fail for finding in found)
         if report.verdict == "wrong" and not any(each.severity == "wrong" for each in found):
             fails = True  # wrong for a reason that has no finding
         return replace(report, findings=found, verdict="wrong" if fails else "correct")
 
+    def _not_met(self, report: Report) -> Iterator[Finding]:
+        """A finding for each requirement on the form that is not met; unknown forms pass."""
+        form = report.form
+        if self.causal is not None and form.hides_future == (not self.causal):
+            asked = "causal attention" if self.causal else "attention that sees the whole text"
+            yield _not_asked(asked, f"causal = {str(self.causal).lower()}", str(form))
+        if self.multi_head is not None and form.multi_head == (not self.multi_head):
+            asked = "several heads" if self.multi_head else "one head"
+            yield _not_asked(asked, f"multi_head = {str(self.multi_head).lower()}", str(form))
 
-def is_causal(form: str) -> bool:
-    """Whether a report's line on the form says causal.
 
-    Examples:
-        >>> is_causal("4 heads × 8, causal"), is_causal("4 heads × 8, not causal")
-        (True, False)
+def _not_asked(asked: str, rule: str, found: str) -> Finding:
+    """The finding for a requirement that is not met: what was asked for, and what was found.
+
+    Its own words are the hint too: they contain no fix.
     """
-    return re.search(r"(?<!not )(?<!non-)\bcausal\b", form) is not None
-
-
-def is_multi_head(form: str) -> bool:
-    """Whether a report's line on the form says more than one head.
-
-    Examples:
-        >>> is_multi_head("4 heads × 8, causal"), is_multi_head("1 head × 8")
-        (True, False)
-    """
-    found = re.search(r"\b(\d+) heads?\b", form)
-    return found is not None and int(found[1]) > 1
+    says = f"The assignment asks for {asked}."
+    evidence = f"Asked for: {rule}. Found: {found}."
+    return Finding(
+        "not-what-was-asked", "wrong", says, evidence, "", None, symptom=f"{says} {evidence}"
+    )

@@ -14,9 +14,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from clearhead.checker.catalogue.words import finding, form_of
+from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import extras, learning, probes
 from clearhead.checker.diagnosis.additions import additions, strange_cap
+from clearhead.checker.diagnosis.evidence import form_of
 from clearhead.checker.diagnosis.lengths import SPARSE
 from clearhead.checker.diagnosis.naming import (
     is_causal,
@@ -239,7 +240,7 @@ def _examine(case: Case, subject: Subject) -> Report:
         subject, out = calm
     if is_no_attention(case, subject, inputs, out):
         case.findings.append(finding("unsure", NO_ATTENTION, None, "edge"))
-        return case.report("unsure")
+        return replace(case.report("unsure"), is_attention=False)
     search = _search(case, subject, inputs, out)
     if subject.polarity or subject.rotary or subject.marks:
         subject, out, search = _right_way(case, subject, inputs, out, search)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from clearhead.checker.catalogue.words import evidence_for, finding
+from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import probes
+from clearhead.checker.diagnosis.evidence import evidence_for
 from clearhead.checker.diagnosis.search import Explanation, Search
 from clearhead.checker.diagnosis.terms import Terms, grows, in_two_directions, is_relative
 from clearhead.checker.harness.case import Case

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from clearhead.checker.catalogue.words import finding
+from clearhead.checker.catalogue import finding
 from clearhead.checker.harness.subject import Session
-from clearhead.checker.report import Finding, Report
+from clearhead.checker.report import Finding, Form, Report
 from clearhead.checker.sandbox.submission import ClassInfo
 from clearhead.checker.source.text_patterns import Text, locate
 
@@ -14,13 +14,13 @@ class Case:
     """One class under examination.
 
     Args:
-        session: Who answers for the stranger.
+        session: Who answers for the submission.
         info: The class.
         text: Its source.
         filename: The file's name, for the report.
         findings: What was found.
         notes: What else the reader must know.
-        form: One line on what the class is.
+        form: What kind of attention it is.
         doubt: Whether something was found that may be right or wrong, and decides the verdict.
         given: Whether we do not know what it was built with: an object that somebody has built, or
             a class inside an adapter.
@@ -32,7 +32,7 @@ class Case:
     filename: str
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    form: str = ""
+    form: Form = field(default_factory=Form)
     given: bool = False
     doubt: bool = False
 

@@ -110,5 +110,4 @@ def is_no_attention(case: Case, subject: Subject, inputs: probes.Inputs, out: Te
 
 def left_out(reports: Sequence[Report]) -> list[Report]:
     """The reports without those of classes that are no attention; all of them if none is."""
-    kept = [r for r in reports if all(f.evidence != NO_ATTENTION for f in r.findings)]
-    return kept or list(reports)
+    return [report for report in reports if report.is_attention] or list(reports)
