@@ -1,5 +1,7 @@
 """One class under examination, and what was found of it so far."""
 
+import functools
+import time
 from dataclasses import dataclass, field
 
 from clearhead.checker.catalogue.words import finding
@@ -7,6 +9,9 @@ from clearhead.checker.harness.subject import Session
 from clearhead.checker.report import Finding, Report
 from clearhead.checker.sandbox.submission import ClassInfo
 from clearhead.checker.source.text_patterns import Text, locate
+from clearhead.checker.source.usage import Usage, usage_of
+
+PATIENCE = 3.0  # seconds in which new ways to build and call a class may be tried
 
 
 @dataclass
@@ -22,6 +27,7 @@ class Case:
         notes: What else the reader must know.
         form: One line on what the class is.
         doubt: Whether something was found that may be right or wrong, and decides the verdict.
+        began: When the examination began.
         given: Whether we do not know what it was built with: an object that somebody has built, or
             a class inside an adapter.
     """
@@ -35,6 +41,16 @@ class Case:
     form: str = ""
     given: bool = False
     doubt: bool = False
+    began: float = field(default_factory=time.monotonic)
+
+    @functools.cached_property
+    def usage(self) -> Usage:
+        """How the file uses the class."""
+        return usage_of(self.text.file, self.info)
+
+    def late(self) -> bool:
+        """Whether it is time to stop trying other ways."""
+        return time.monotonic() - self.began > PATIENCE
 
     def add(self, id: str, evidence: str, line: int | None = None, severity: str = "") -> None:
         """Note a finding, once."""
