@@ -8,7 +8,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -66,6 +66,7 @@ def check_source(
     only: str | None = None,
     adapter: str | None = None,
     limits: Limits = LIMITS,
+    siblings: Mapping[str, str] | None = None,
 ) -> list[Report]:
     """Check the attention classes of a file, in a process of its own.
 
@@ -75,10 +76,11 @@ def check_source(
         only: The one class to check.
         adapter: The text of an adapter: a class that builds and calls the stranger's class.
         limits: What the file may use.
+        siblings: Modules that lie beside it; see `siblings_of`.
     """
     if adapter is not None:
         source = f"{source}\n\n{adapter}\n"
-    with Isolated(source, filename, limits=limits) as session:
+    with Isolated(source, filename, limits=limits, siblings=siblings) as session:
         classes = session.classes()
         if isinstance(classes, Failure):
             return [could_not_run(filename, only or "", classes, "import")]
@@ -99,7 +101,8 @@ def check_source(
         if adapter is not None and len(chosen) == 1:
             text = inner_text(source, classes, chosen[0])
             return [check_class(session, chosen[0], source, filename, given=True, text=text)]
-        return left_out([check_class(session, info, source, filename) for info in chosen])
+        reports = [check_class(session, info, source, filename) for info in chosen]
+        return left_out(reports, source)
 
 
 def check_functions(

@@ -40,7 +40,8 @@ _VALUES = {
     "theta": "10000.0",
     "eps": "1e-5",
 }
-_AS_THEY_ARE = {"bias", "kv_groups", "rope", "device", "dtype", "theta", "eps"}  # where there is a default
+# Left as they are where there is a default.
+_AS_THEY_ARE = {"bias", "kv_groups", "rope", "device", "dtype", "theta", "eps"}
 # What an adapter passes on for an argument of forward that is no input.
 _PLAIN = {
     "zero": "0",

@@ -235,7 +235,8 @@ def constructors(
         usage: How the file itself builds it.
     """
     sites = () if usage is None else usage.built
-    meanings = {p.name: meaning_for(p) or _told_meaning(p, sites) for p in info.init}
+    parameters = [p for p in info.init if not p.kind.startswith("VAR")]
+    meanings = {p.name: meaning_for(p) or _told_meaning(p, sites) for p in parameters}
     present = set(meanings.values())
     attempts: list[Sizes] = list(ATTEMPTS)
     if present & {"kv_heads", "kv_groups"}:
@@ -252,7 +253,7 @@ def constructors(
         unknown = [sizes.d_in] if not present & {"d", "d_in"} else []
         unknown += [sizes.heads] if "heads" not in present else []
         unknown += [sizes.context]
-        for parameter in info.init:
+        for parameter in parameters:
             meaning = meanings[parameter.name]
             value: object = {"__config__": config(sizes, info.fields)}
             if meaning != "config":
@@ -319,8 +320,6 @@ def _argument(
     unknown: list[int],
     sites: Sequence[dict[str, Given]],
 ) -> object:
-    if parameter.kind.startswith("VAR"):
-        return _SKIP
     told = _told_value(parameter, sites)
     if not meaning and told is not _SKIP:
         return told
