@@ -285,3 +285,17 @@ def test_a_helper_that_cannot_run_alone_is_judged_inside_its_owner():
     source = source.replace("missing): return a @ v", "n): assert n == 1; return a @ v")
     (report,) = check_source(source, "file.py")
     assert (report.cls, report.verdict) == ("Attention", "correct")
+
+
+def test_pooling_is_not_judged():
+    source = IMPORTS + attention("d", "x", "pass").replace("@ v\n", "@ v.sum(1, keepdim=True)\n")
+    source = source.replace("s.softmax(-1) @ v.sum(1, keepdim=True)", "(s.softmax(-1) @ v).mean(1)")
+    (report,) = check_source(source, "file.py")
+    assert report.verdict == "unsure"
+    assert "it pools the tokens" in report.findings[0].evidence
+
+
+def test_a_call_that_the_checker_chose_is_said_to_be_so():
+    source = IMPORTS + attention("d", "x", "pass", "s = s + self.none_such")
+    (report,) = check_source(source, "file.py")
+    assert "The checker chose this call: built with d=15; called with x." in report.findings[0].fix

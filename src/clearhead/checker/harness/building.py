@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from clearhead.checker.catalogue.words import finding
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.diagnosis.simulator import difference
 from clearhead.checker.harness.axis_orders import (
@@ -62,18 +63,29 @@ ADAPTER = (
     "says how to build and call it: clearhead check FILE --write-adapter adapter.py writes one to "
     "complete, and --adapter adapter.py uses it."
 )
+POOLS = "it pools the tokens, and pooling is not judged."
+_POOLED = "forward returned one vector"
 AT_ONCE = (
     'Put what runs at once under if __name__ == "__main__":, so that the file can be imported for '
     "its classes."
 )
 
 
-def could_not_run(filename: str, name: str, failure: Failure, stage: str) -> Report:
-    """A report that says why there is nothing to judge."""
+def could_not_run(filename: str, name: str, failure: Failure, stage: str, how: str = "") -> Report:
+    """A report that says why there is nothing to judge.
+
+    Args:
+        filename: The file.
+        name: The class.
+        failure: What happened.
+        stage: "import", "build" or "forward".
+        how: How it was built and called, if the checker chose that.
+    """
     said = f"{failure.type}: {failure.message}" if failure.type else failure.message
     text = f"It failed at {stage}, {failure.kind}: {said}"
     evidence = (failure.traceback or "").strip()[-600:]
     fix = "" if stage == "import" or failure.kind != "exception" else ADAPTER
+    fix = f"The checker chose this call: {how}. {fix}" if how and fix else fix
     if stage == "import" and failure.kind == "timeout":
         text += ". A loop at the top of the file, perhaps: training, or a game."
         evidence, fix = "", AT_ONCE  # the line says it all
@@ -103,6 +115,7 @@ def prepare(case: Case) -> Subject | Report:
     """Build and run the class; a report where that is impossible."""
     case.notes += case.session.notes
     first: tuple[str, Failure, Sizes] | None = None
+    how = ""
     for sizes, arguments, given in _constructors(case):
         built, keywords = build(case, sizes, arguments, given)
         if isinstance(built, Failure):
@@ -129,6 +142,7 @@ def prepare(case: Case) -> Subject | Report:
                         case.add(id, evidence, None if defined else first[1].line)
                 return replace(settled, how=description(settled))
             got, stage = settled, "forward"
+            how = how or description(subject)
         if first is None or (first[0] == "build" and stage == "forward"):
             first = stage, got, sizes
         if got.kind in GONE or translate(got, stage, case.text, sizes) or case.late():
@@ -136,8 +150,12 @@ def prepare(case: Case) -> Subject | Report:
     assert first is not None
     stage, failure, sizes = first
     id = translate(failure, stage, case.text, sizes)
+    if id is None and failure.type == "ShapeError" and failure.message.startswith(_POOLED):
+        case.findings.append(finding("unsure", f"{failure.message}: {POOLS}", None, "edge"))
+        return case.report("unsure")
     if id is None:
-        report = could_not_run(case.filename, case.info.name, failure, stage)
+        chosen = how if stage == "forward" else ""
+        report = could_not_run(case.filename, case.info.name, failure, stage, chosen)
         findings = (*case.findings, *report.findings)
         return replace(report, findings=findings, notes=tuple(case.notes))
     case.add(id, f"{failure.type}: {failure.message}"[:400], failure.line)
@@ -238,10 +256,10 @@ def _tied(case: Case, subject: Subject) -> Subject:
     return replace(subject, weights={**subject.weights, **real})
 
 
-# In which order axes are tried. Pixels: 3 × 4, so that no other size is the same.
+# In which order axes are tried. Pixels: 3 × 4, so that no other size is the same; or 8 × 8.
 WITH_WEIGHTS = ("batch", "channels", "picture", "single")
 WITHOUT_WEIGHTS = ("batch", *HEADS_READY, "single")
-PIXELS = 12
+PIXELS = (12, 64)
 _BY_RANK = {2: ("single",), 3: ("batch",), 4: (*PICTURES, *HEADS_READY), 5: ("frames",)}
 _WANTS_MASK = r"None|not bool|must be Tensor"  # a mask that was not given
 
@@ -266,6 +284,7 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     """The first way to call it that works; else what the plainest way answered."""
     first: Failure | None = None
     first_axes = ""
+    tried: list[str] = []
     orders = _orders(case, subject)
     roles = {role for _, role in subject.feed}
     if "cumulative" in roles:
@@ -277,7 +296,8 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     for axes, memory in tries:  # grows while it is walked
         trial = replace(subject, axes=axes, memory=memory)
         if axes in PICTURES:
-            trial = replace(trial, sizes=replace(trial.sizes, tokens=PIXELS))
+            trial = replace(trial, sizes=replace(trial.sizes, tokens=PIXELS[tried.count(axes)]))
+        tried.append(axes)
         if axes in HEADS_READY and subject.built.parameters:
             trial = replace(trial, sizes=replace(trial.sizes, batch=trial.sizes.heads))
         got = _in_order(case, trial)
@@ -292,6 +312,8 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
         wanted = re.search(r"to unpack \(expected (\d)", got.message)
         more = _BY_RANK.get(int(wanted[1]), ()) if wanted and axes == "batch" else ()
         tries += [(order, "") for order in more if order not in orders]
+        if axes in PICTURES and tried.count(axes) < len(PIXELS) and "must match" in got.message:
+            tries.append((axes, memory))  # it makes the picture smaller, and larger again
     if first is None:
         return Failure("exception", "NoNumbers", "forward gave NaN or infinity")
     two = 2 * subject.sizes.context  # no more tokens than numbers in each: see recovering.py

@@ -11,7 +11,7 @@ from clearhead.checker.sandbox.submission import ClassInfo
 from clearhead.checker.source.text_patterns import Text, locate
 from clearhead.checker.source.usage import Usage, usage_of
 
-PATIENCE = 3.0  # seconds in which new ways to build and call a class may be tried
+PATIENCE = 2.0  # seconds in which new ways to build and call a class may be tried
 
 
 @dataclass

@@ -47,7 +47,7 @@ _OTHERS = (
     ("none", r"pos"),
 )  # fmt: skip
 # What an argument may be that an error shows to be needed, most likely first.
-GUESSES = ("marks", "more", "zero", "lengths", "true")
+GUESSES = ("marks", "mask", "more", "zero", "lengths", "true")
 
 
 def feeds(
@@ -73,7 +73,7 @@ def feeds(
         must = place > 0 and not parameter.has_default
         other = next((role for role, known in _OTHERS if re.search(known, small)), "")
         called = (alias or {}).get(name, "").lower()
-        if "mask" in small and "pad" not in small:
+        if ("mask" in small and "pad" not in small) or (must and small.startswith("adj")):
             found.append((name, "mask"))
         elif small in ANGLES:
             found.append((name, ANGLES[small]))
