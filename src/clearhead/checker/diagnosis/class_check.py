@@ -8,7 +8,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -29,9 +29,11 @@ from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_mask, judge_steps
 from clearhead.checker.diagnosis.recovering import recover
 from clearhead.checker.diagnosis.search import Explanation, Search
+from clearhead.checker.diagnosis.shown_steps import shown_steps
 from clearhead.checker.diagnosis.simulator import Program, Switches, difference
 from clearhead.checker.diagnosis.step_checks import Judgement
 from clearhead.checker.diagnosis.weight_layouts import Candidate, candidates
+from clearhead.checker.harness.alternatives import alternatives
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST
 from clearhead.checker.harness.building import (
     could_not_run,
@@ -45,9 +47,9 @@ from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import with_configs
 from clearhead.checker.harness.error_messages import misspelled
 from clearhead.checker.harness.forward_arguments import ANGLES, POLARITIES
-from clearhead.checker.harness.subject import Session, Subject, call, inputs_for, others
+from clearhead.checker.harness.subject import Session, Subject, call, inputs_for, others, renew
 from clearhead.checker.harness.weight_roles import role_of
-from clearhead.checker.report import Finding, Report
+from clearhead.checker.report import Finding, Form, Report
 from clearhead.checker.sandbox.limits import Limits
 from clearhead.checker.sandbox.submission import ClassInfo, Failure, InProcess, Isolated
 from clearhead.checker.source.class_choice import (
@@ -70,6 +72,7 @@ def check_source(
     only: str | None = None,
     adapter: str | None = None,
     limits: Limits = LIMITS,
+    siblings: Mapping[str, str] | None = None,
 ) -> list[Report]:
     """Check the attention classes of a file, in a process of its own.
 
@@ -79,10 +82,11 @@ def check_source(
         only: The one class to check.
         adapter: The text of an adapter: a class that builds and calls the stranger's class.
         limits: What the file may use.
+        siblings: Modules that lie beside it; see `siblings_of`.
     """
     if adapter is not None:
         source = f"{source}\n\n{adapter}\n"
-    with Isolated(source, filename, limits=limits) as session:
+    with Isolated(source, filename, limits=limits, siblings=siblings) as session:
         classes = session.classes()
         if isinstance(classes, Failure):
             return [could_not_run(filename, only or "", classes, "import")]
@@ -103,7 +107,8 @@ def check_source(
         if adapter is not None and len(chosen) == 1:
             text = inner_text(source, classes, chosen[0])
             return [check_class(session, chosen[0], source, filename, given=True, text=text)]
-        return left_out([check_class(session, info, source, filename) for info in chosen])
+        reports = [check_class(session, info, source, filename) for info in chosen]
+        return left_out(reports, source)
 
 
 def check_functions(
@@ -182,13 +187,35 @@ def check_class(
         return case.report()
     try:
         subject = prepare(case)
-        return subject if isinstance(subject, Report) else _examine(case, subject)
+        if isinstance(subject, Report):
+            return subject
+        report = _examine(case, subject)
+        return _otherwise(case, subject, report) or report
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError) as error:
         # Answers may be forged, or of a form that no one has thought of: that is no verdict.
         evidence = f"The checker itself failed on it: {type(error).__name__}: {error}"[:300]
         case.findings.append(finding("unsure", evidence, None, "edge"))
         wrong = any(found.severity == "wrong" for found in case.findings)
         return case.report("wrong" if wrong else "unsure")
+
+
+# What another value of a flag may explain: masked=False, scale=False.
+_BY_A_FLAG = {"no-causal-mask", "missing-scale", "wrong-scale", "unexplained"}
+
+
+def _otherwise(case: Case, subject: Subject, report: Report) -> Report | None:
+    """The report for another value of a flag, or other sizes, if the class is right with them."""
+    wrong = {found.id for found in report.findings if found.severity == "wrong"}
+    if report.verdict != "wrong" or case.given or not wrong <= _BY_A_FLAG:
+        return None
+    for trial in alternatives(case, subject):
+        again = replace(case, findings=[], notes=list(case.session.notes), steps=())
+        other = _examine(again, trial)
+        if other.verdict == "correct":
+            note = f"It is right when it is {trial.how}."
+            return replace(other, notes=(*other.notes, note))
+    renew(case.session, subject)
+    return None
 
 
 def _plain(id: str, says: str, evidence: str, fix: str = "") -> Finding:
@@ -225,6 +252,7 @@ def allowed_masks(case: Case, subject: Subject) -> list[str]:
 
 def _examine(case: Case, subject: Subject) -> Report:
     session = case.session
+    case.how = subject.how
     inputs = inputs_for(subject, subject.sizes.tokens)
     out = call(session, subject, inputs)
     again = call(session, subject, inputs, seed=1)
@@ -276,7 +304,8 @@ def _examine(case: Case, subject: Subject) -> Report:
 def _steps(case: Case, subject: Subject) -> Judgement | None:
     """What the recorded pass shows, step by step; None if it cannot be read."""
     try:
-        _, steps = judge_steps(case, subject)
+        reading, steps = judge_steps(case, subject)
+        case.steps = shown_steps(reading, steps)
     except Unreadable:
         return None
     return steps
@@ -303,7 +332,7 @@ def _by_steps(case: Case, subject: Subject, steps: Judgement, best: Explanation 
     if best is not None and ids <= set(best.ids):
         for id in best.ids:
             case.add(id, "The output is reproduced exactly when this mistake is made too.")
-    case.form = f"{steps.heads} heads × {steps.head_dim}, {_mask_words(steps)}"
+    case.form = _form(subject, steps)
     return case.report()
 
 
@@ -317,13 +346,19 @@ def _right_by_steps(
         evidence = f"{rows} of the {size} numbers that {name} gives are never used."
         case.add("unexplained", evidence)
     case.notes += steps.notes
-    case.form = f"{steps.heads} heads × {steps.head_dim}, {_mask_words(steps)}"
+    case.form = _form(subject, steps)
     extras.examine_without_form(case, subject, inputs, out)
     return case.report()
 
 
-def _mask_words(steps: Judgement) -> str:
-    return {"causal": "causal", "window": "causal window"}.get(steps.mask, "not causal")
+def _form(subject: Subject, steps: Judgement) -> Form:
+    causal = {"causal": "yes", "window": "window", "none": "no"}.get(steps.mask, "")
+    return Form(
+        heads=steps.heads or None,
+        head_dim=steps.head_dim,
+        causal=causal,
+        takes_mask=bool(subject.takes_mask),
+    )
 
 
 def _with_terms(

@@ -117,6 +117,9 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> tuple[Reading
             causal=causal or is_causal(case, subject),
             given_mask=bool(subject.polarity),
             batch=batch,
+            arguments=()
+            if subject.built.parameters
+            else tuple(v for v in subject.keywords.values() if type(v) is int),
         )
     except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error

@@ -71,7 +71,13 @@ class Judgement:
 
 
 def judge(
-    reading: Reading, runs: list[Values], *, causal: str, given_mask: bool, batch: int
+    reading: Reading,
+    runs: list[Values],
+    *,
+    causal: str,
+    given_mask: bool,
+    batch: int,
+    arguments: tuple[int, ...] = (),
 ) -> Judgement:
     """Hold every step of every attention in a program against what it should be.
 
@@ -81,13 +87,14 @@ def judge(
         causal: Whether it is meant to be causal: "yes", "no" or "maybe".
         given_mask: Whether a causal mask was passed in.
         batch: How many texts the inputs hold.
+        arguments: Numbers that a class without weights was built with; one may be its scale.
     """
     verdict = Judgement()
     cores = reading.cores
     if any(core.dots in reading.tokenwise for core in cores):
         raise Unreadable("the scores depend on one token each")
     for core in cores:
-        _Steps(reading, core, runs, verdict, causal, given_mask, batch).judge()
+        _Steps(reading, core, runs, verdict, causal, given_mask, batch, arguments).judge()
     unused_weights(reading, verdict)
     applied_twice(reading, verdict)
     beside(reading, verdict)
@@ -110,7 +117,9 @@ class _Steps:
         causal: str,
         given_mask: bool,
         batch: int,
+        arguments: tuple[int, ...],
     ) -> None:
+        self.arguments = arguments
         self.reading, self.core, self.runs, self.verdict = reading, core, runs, verdict
         self.causal, self.given_mask, self.batch = causal, given_mask, batch
         self.program = reading.program
@@ -365,6 +374,9 @@ class _Steps:
         total, width = a * fq * fk, core.head_dim
         right = width**-0.5
         if abs(total / right - 1) < 1e-4:
+            return
+        if any(n > 0 and abs(total * n**0.5 - 1) < 1e-4 for n in self.arguments):
+            verdict.notes.append("The scale is an argument, and what was given is used.")
             return
         line = self._scale_line() or line_q or line_k or core.line
         heads = max(self.reading.values[core.operands[0]].shape[-1] and self._width() // width, 1)

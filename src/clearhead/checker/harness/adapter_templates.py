@@ -37,8 +37,18 @@ _VALUES = {
     "rope": "False",
     "device": "None",
     "dtype": "None",
+    "theta": "10000.0",
+    "eps": "1e-5",
 }
-_AS_THEY_ARE = {"bias", "kv_groups", "rope", "device", "dtype"}  # where there is a default
+# Left as they are where there is a default.
+_AS_THEY_ARE = {"bias", "kv_groups", "rope", "device", "dtype", "theta", "eps"}
+# What an adapter passes on for an argument of forward that is no input.
+_PLAIN = {
+    "zero": "0",
+    "false": "False",
+    "length": "x.shape[1]",
+    "lengths": "x.new_full((x.shape[0],), x.shape[1]).long()",
+}
 _OURS = ("d_in", "d_out", "context_length", "dropout", "num_heads")
 
 
@@ -181,26 +191,16 @@ def _call(info: ClassInfo) -> tuple[list[str], list[_Argument]]:
         if role in ("x", "q", "k", "v", "kv"):
             given.append(_Argument(name, "x"))
         elif role == "none":
-            given.append(_Argument(name, *_other(parameter)))
+            kept = re.search(r"cache|past|state", parameter.name.lower()) is not None
+            unclear = "" if kept else f"what is {parameter.name}?"
+            given.append(_Argument(name, "None", unclear))
+        elif role in _PLAIN:
+            given.append(_Argument(name, _PLAIN[role]))
         else:  # a mask or rotary angles: the checker tries the usual ways
             taken.append(f"{parameter.name}=None" if parameter.has_default else parameter.name)
             given.append(_Argument(name, parameter.name))
     required = [name for name in taken if not name.endswith("=None")]
     return [*required, *(name for name in taken if name.endswith("=None"))], given
-
-
-def _other(parameter: Parameter) -> tuple[str, str]:
-    """A value for an argument of forward that is no input."""
-    name = parameter.name.lower()
-    for pattern, value in (
-        (r"len", "x.shape[1]"),
-        (r"pos|layer|idx|index|step|start|offset", "0"),
-        (r"flag|train|use|is_|return|need|output_", "False"),
-        (r"cache|past|state", "None"),
-    ):
-        if re.search(pattern, name):
-            return value, ""
-    return "None", f"what is {parameter.name}?"
 
 
 def _result(code: str, info: ClassInfo) -> tuple[str, str]:

@@ -4,15 +4,20 @@
 "first"      (tokens, batch, width)
 "channels"   (batch, width, tokens), as convolutions have it
 "picture"    (batch, width, height, breadth): the tokens are pixels, row by row
+"pixels"     (batch, height, breadth, width), likewise
+"frames"     (batch, tokens, width, 1, 1): pictures of one pixel, one after the other
 "heads"      (batch, heads, tokens, width), for functions that get their heads ready
 "spread"     (batch, tokens, heads, width), likewise
 "single"     (tokens, width), one text at a time
 "packed"     (batch * tokens, width), all texts in one row
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 CHANNELS_FIRST = ("channels", "picture")
+PICTURES = ("picture", "pixels")
 HEADS_READY = ("heads", "spread")
 
 
@@ -35,6 +40,11 @@ def given(x: Tensor, axes: str) -> Tensor:
     elif axes == "picture":
         batch, tokens, width = x.shape
         x = x.transpose(1, 2).reshape(batch, width, height_of(tokens), -1)
+    elif axes == "pixels":
+        batch, tokens, width = x.shape
+        x = x.reshape(batch, height_of(tokens), -1, width)
+    elif axes == "frames":
+        x = x[..., None, None]
     elif axes == "heads":
         x = x[None]
     elif axes == "spread":
@@ -54,8 +64,51 @@ def taken(out: Tensor, axes: str) -> Tensor:
         return out.transpose(1, 2)
     if axes == "picture":
         return out.flatten(2).transpose(1, 2)
+    if axes == "pixels":
+        return out.flatten(1, 2)
+    if axes == "frames":
+        return out.flatten(2)
     if axes == "heads":
         return out[0]
     if axes == "spread":
         return out[0].transpose(0, 1)
     return out
+
+
+_AXES = {
+    "batch": "b bs bsz batch batch_size bz n_batch batchsize b_size nbatches",
+    "tokens": "n t l s m seq seq_len length len tokens n_tokens num_tokens tgt_len src_len q_len "
+    "seq_length time i j k nk nq lq lk timesteps sequence_length n_seq seqlen frames",
+    "width": "c d e dim embed_dim channels channel emb_dim d_model hidden hidden_size hidden_dim "
+    "embed d_in n_embd ch nc width_ model_dim in_channels embed_size feat features dmodel",
+    "heads": "heads nh n_heads num_heads n_head head num_head nhead",
+    "height": "h height hh hp ht",
+    "breadth": "w width ww wp wd",
+}
+_MEANT = {name: axis for axis, names in _AXES.items() for name in names.split()}
+
+
+def order_named(names: Sequence[str]) -> str:
+    """The order of axes that a file means by the names it gives them; "" if they do not tell.
+
+    Examples:
+        >>> [order_named(n.split()) for n in ("b c h w", "batch seq_len dim", "t b d", "b h n d")]
+        ['picture', 'batch', 'first', 'heads']
+    """
+    axes = [_MEANT.get(name.strip(), "") for name in names]
+    if len(names) == 5:
+        return "frames"
+    if len(names) == 4:
+        if "breadth" in axes[2:] and "tokens" not in axes[1:]:
+            return "pixels" if axes[3] in ("width", "") and axes[2] == "breadth" else "picture"
+        inner = [{"height": "heads", "breadth": "width"}.get(axis, axis) for axis in axes[1:]]
+        if "heads" in inner[:2]:
+            return "heads" if inner[0] == "heads" else "spread"
+        return ""
+    known = {
+        ("batch", "tokens", "width"): "batch",
+        ("tokens", "batch", "width"): "first",
+        ("batch", "width", "tokens"): "channels",
+        ("tokens", "width"): "single",
+    }
+    return known.get(tuple(axes), "")

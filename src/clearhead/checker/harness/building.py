@@ -1,4 +1,4 @@
-"""Building a stranger's class, finding how it is called, and giving it random weights."""
+"""Building a submitted class, finding how it is called, and giving it random weights."""
 
 import itertools
 import re
@@ -6,14 +6,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
+from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.diagnosis.simulator import difference
-from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, HEADS_READY
+from clearhead.checker.harness.axis_orders import (
+    CHANNELS_FIRST,
+    HEADS_READY,
+    PICTURES,
+    order_named,
+)
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import (
     SQUARE,
     WINDOW,
+    Constructor,
     Sizes,
     constructors,
     likely_meaning,
@@ -21,6 +29,7 @@ from clearhead.checker.harness.constructor_arguments import (
     meaning_for,
     meaning_of,
 )
+from clearhead.checker.harness.descriptions import description
 from clearhead.checker.harness.error_messages import (
     SIZE_MISMATCH,
     only_with_equal_widths,
@@ -30,11 +39,12 @@ from clearhead.checker.harness.forward_arguments import (
     ANGLES,
     GRID,
     MARKS,
+    MASK_SHAPES,
     POLARITIES,
     ROTARY,
     feeds,
-    marked,
 )
+from clearhead.checker.harness.repairs import GONE, build, changes
 from clearhead.checker.harness.subject import (
     Subject,
     call,
@@ -53,19 +63,29 @@ ADAPTER = (
     "says how to build and call it: clearhead check FILE --write-adapter adapter.py writes one to "
     "complete, and --adapter adapter.py uses it."
 )
+POOLS = "it pools the tokens, and pooling is not judged."
+_POOLED = "forward returned one vector"
 AT_ONCE = (
     'Put what runs at once under if __name__ == "__main__":, so that the file can be imported for '
     "its classes."
 )
-_GONE = ("timeout", "memory", "died", "protocol")
 
 
-def could_not_run(filename: str, name: str, failure: Failure, stage: str) -> Report:
-    """A report that says why there is nothing to judge."""
+def could_not_run(filename: str, name: str, failure: Failure, stage: str, how: str = "") -> Report:
+    """A report that says why there is nothing to judge.
+
+    Args:
+        filename: The file.
+        name: The class.
+        failure: What happened.
+        stage: "import", "build" or "forward".
+        how: How it was built and called, if the checker chose that.
+    """
     said = f"{failure.type}: {failure.message}" if failure.type else failure.message
     text = f"It failed at {stage}, {failure.kind}: {said}"
     evidence = (failure.traceback or "").strip()[-600:]
     fix = "" if stage == "import" or failure.kind != "exception" else ADAPTER
+    fix = f"The checker chose this call: {how}. {fix}" if how and fix else fix
     if stage == "import" and failure.kind == "timeout":
         text += ". A loop at the top of the file, perhaps: training, or a game."
         evidence, fix = "", AT_ONCE  # the line says it all
@@ -76,25 +96,28 @@ def could_not_run(filename: str, name: str, failure: Failure, stage: str) -> Rep
     return Report(filename, name, "error", (found,))
 
 
-def _constructors(case: Case) -> Iterator[tuple[Sizes, list[object], dict[str, object]]]:
+def _constructors(case: Case) -> Iterator[Constructor]:
     """Ways to build the class; with a window of pixels where one number is not enough."""
+    usage = case.usage
     if not any(map(may_be_window, case.info.init)):
-        yield from constructors(case.info)
+        yield from constructors(case.info, usage=usage)
         return
-    _, arguments, keywords = next(constructors(case.info))
+    _, arguments, keywords = next(constructors(case.info, usage=usage))
     got = case.session.build(case.info.name, arguments, keywords)
     pair = r"unpack non-iterable int|'int' object is not (subscriptable|iterable)"
     pairs = isinstance(got, Failure) and re.search(pair, got.message) is not None
-    yield from constructors(case.info, WINDOW if pairs else None)
+    yield from constructors(case.info, WINDOW if pairs else None, usage)
     if not pairs:
-        yield from constructors(case.info, SQUARE)
+        yield from constructors(case.info, SQUARE, usage)
 
 
 def prepare(case: Case) -> Subject | Report:
     """Build and run the class; a report where that is impossible."""
+    case.notes += case.session.notes
     first: tuple[str, Failure, Sizes] | None = None
-    for sizes, arguments, keywords in _constructors(case):
-        built = case.session.build(case.info.name, arguments, keywords)
+    how = ""
+    for sizes, arguments, given in _constructors(case):
+        built, keywords = build(case, sizes, arguments, given)
         if isinstance(built, Failure):
             got, stage = built, "build"
         else:
@@ -102,10 +125,12 @@ def prepare(case: Case) -> Subject | Report:
                 names = ", ".join(_unregistered(built)[:3])
                 case.add("heads-in-python-list", f"Not among the parameters: {names}, ...")
                 return case.report()
+            feed = feeds(
+                case.info, alias={p.name: case.usage.alias(p.name) for p in case.info.forward}
+            )
             subject = Subject(
-                case.info, sizes, keywords, built, feed=feeds(case.info),
-                arguments=tuple(arguments),
-            )  # fmt: skip
+                case.info, sizes, keywords, built, feed=feed, arguments=tuple(arguments)
+            )
             settled = settle(case, subject)
             if not isinstance(settled, Failure):
                 if first is not None and sizes.d_in == sizes.d_out and sizes.window is None:
@@ -115,18 +140,24 @@ def prepare(case: Case) -> Subject | Report:
                         evidence = f"With {widths}: {first[1].message}"
                         defined = id == "out-proj-takes-d-in"  # the error comes where it is used
                         case.add(id, evidence, None if defined else first[1].line)
-                return settled
+                return replace(settled, how=description(settled))
             got, stage = settled, "forward"
+            how = how or description(subject)
         if first is None or (first[0] == "build" and stage == "forward"):
             first = stage, got, sizes
-        if got.kind in _GONE or translate(got, stage, case.text, sizes):
+        if got.kind in GONE or translate(got, stage, case.text, sizes) or case.late():
             break
     assert first is not None
     stage, failure, sizes = first
     id = translate(failure, stage, case.text, sizes)
+    if id is None and failure.type == "ShapeError" and failure.message.startswith(_POOLED):
+        case.findings.append(finding("unsure", f"{failure.message}: {POOLS}", None, "edge"))
+        return case.report("unsure")
     if id is None:
-        report = could_not_run(case.filename, case.info.name, failure, stage)
-        return replace(report, findings=(*case.findings, *report.findings))
+        chosen = how if stage == "forward" else ""
+        report = could_not_run(case.filename, case.info.name, failure, stage, chosen)
+        findings = (*case.findings, *report.findings)
+        return replace(report, findings=findings, notes=tuple(case.notes))
     case.add(id, f"{failure.type}: {failure.message}"[:400], failure.line)
     return case.report()
 
@@ -139,7 +170,7 @@ def _unregistered(built: Built) -> list[str]:
 def settle(case: Case, subject: Subject) -> Subject | Failure:
     """Give it random weights and find how it is called."""
     session = case.session
-    d_in = width_in(subject.built, subject.sizes)
+    d_in = width_in(subject.built, subject.sizes, subject.keywords)
     subject = replace(subject, d_in=d_in, d_kv=width_of_memory(subject.built, d_in))
     if any("Lazy" in kind for kind in subject.built.modules.values()):
         calm = replace(subject, dtype=torch.float32)
@@ -163,8 +194,8 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
             tables = [p for p, kind in trial.built.modules.items() if kind == "Embedding"]
             if len(tables) == 1 and trial.weights[f"{tables[0]}.weight"].shape[1] == trial.d_in:
                 got = _ways(case, replace(trial, ids=f"{tables[0]}.weight"))
-        if isinstance(got, Failure) and got.kind not in _GONE:
-            got = _mended(case, trial, got)
+        if isinstance(got, Failure) and got.kind not in GONE:
+            got = _repaired(case, trial, got)
         if not isinstance(got, Failure):
             return got
         first = first or got
@@ -174,34 +205,22 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
     return first
 
 
-def _mended(case: Case, subject: Subject, failure: Failure) -> Subject | Failure:
-    """Other widths and marks of real tokens, as long as that brings it further than it came."""
+def _repaired(case: Case, subject: Subject, failure: Failure) -> Subject | Failure:
+    """Other widths and arguments, as long as that brings it further than it came."""
     first = failure
-    for _ in range(3):
-        for trial in _changes(subject, failure):
+    for _ in range(4):
+        for trial in changes(subject, failure):
+            if case.late():
+                return first
             got = _ways(case, trial)
             if not isinstance(got, Failure):
                 return got
-            if got.kind not in _GONE and (got.line or 0) > (failure.line or 0):
+            if got.kind not in GONE and (got.line or 0) > (failure.line or 0):
                 subject, failure = trial, got
                 break
         else:
             break
     return first
-
-
-def _changes(subject: Subject, failure: Failure) -> Iterator[Subject]:
-    """What else may be given: an input of a width that the error names, or marks."""
-    numbers = [int(n) for n in re.findall(r"\d+", failure.message)]
-    widths = {n for shape in subject.built.parameters.values() for n in shape}
-    others = [n for n in dict.fromkeys(numbers) if n in widths]
-    if subject.d_in in numbers:
-        yield from (replace(subject, d_in=n) for n in others if n != subject.d_in)
-    if subject.separate and (subject.d_kv or subject.d_in) in numbers:
-        yield from (replace(subject, d_kv=n) for n in others if n != subject.d_kv)
-    feed = marked(subject.info, subject.feed)
-    if feed != subject.feed:
-        yield replace(subject, feed=feed)
 
 
 def without_dropout(case: Case, subject: Subject) -> Subject | None:
@@ -237,71 +256,130 @@ def _tied(case: Case, subject: Subject) -> Subject:
     return replace(subject, weights={**subject.weights, **real})
 
 
-# In which order axes are tried. Pixels: 3 × 4, so that no other size is the same.
+# In which order axes are tried. Pixels: 3 × 4, so that no other size is the same; or 8 × 8.
 WITH_WEIGHTS = ("batch", "channels", "picture", "single")
 WITHOUT_WEIGHTS = ("batch", *HEADS_READY, "single")
-PIXELS = 12
+PIXELS = (12, 64)
+_BY_RANK = {2: ("single",), 3: ("batch",), 4: (*PICTURES, *HEADS_READY), 5: ("frames",)}
+_WANTS_MASK = r"None|not bool|must be Tensor"  # a mask that was not given
+
+
+def _orders(case: Case, subject: Subject) -> list[str]:
+    """The orders of axes to try, as the file's own code and calls make them likely."""
+    likely: list[str] = []
+    inputs = [name for name, role in subject.feed if role in ("x", "q")][:1]
+    for name in inputs:
+        likely.append(order_named(case.usage.unpacked.get(name, ())))
+        shapes = [site[name].shape for site in case.usage.called if name in site]
+        ranks = [case.usage.ranks.get(name, 0), *map(len, shapes)]
+        likely += [order for rank in ranks if rank != 3 for order in _BY_RANK.get(rank, ())]
+    if "Conv2d" in subject.built.modules.values():  # it would take three axes for one picture
+        likely.append("picture")
+    likely += WITH_WEIGHTS if subject.built.parameters else WITHOUT_WEIGHTS
+    likely = ["batch" if order == "first" else order for order in likely]
+    return list(dict.fromkeys(filter(None, likely)))
 
 
 def _ways(case: Case, subject: Subject) -> Subject | Failure:
     """The first way to call it that works; else what the plainest way answered."""
-    session, tokens = case.session, subject.sizes.tokens
     first: Failure | None = None
     first_axes = ""
-    orders: tuple[str, ...] = WITH_WEIGHTS if subject.built.parameters else WITHOUT_WEIGHTS
-    if "Conv2d" in subject.built.modules.values():  # it would take three axes for one picture
-        orders = ("picture", *(one for one in orders if one != "picture"))
+    tried: list[str] = []
+    orders = _orders(case, subject)
     roles = {role for _, role in subject.feed}
     if "cumulative" in roles:
-        orders = ("packed",)
+        orders = ["packed"]
     if roles & {"grid", "rows"}:
         return _in_a_grid(case, subject)
     apart = [(axes, "batch") for axes in orders if axes in CHANNELS_FIRST and subject.separate]
-    for axes, memory in [*((axes, "") for axes in orders), *apart]:
-        polarities = ("", *POLARITIES) if subject.takes_mask else ("",)
-        for polarity, rotary, marks in itertools.product(
-            polarities, rotary_ways(subject), mark_ways(subject)
-        ):
-            trial = replace(
-                subject, axes=axes, polarity=polarity, rotary=rotary, marks=marks, memory=memory
-            )
-            if axes == "picture":
-                trial = replace(trial, sizes=replace(trial.sizes, tokens=PIXELS))
-            inputs = inputs_for(trial, trial.sizes.tokens)
-            out = call(session, trial, inputs)
-            if not isinstance(out, Failure):
-                if marks and not out.isfinite().all():
-                    continue  # all tokens are hidden: the marks mean the filling
-                if axes in HEADS_READY and probes.batch_leak(session, trial, inputs, out) > 1e-9:
-                    continue  # the axes stand in another order
-                if axes in CHANNELS_FIRST and out.shape[:2] != inputs[0].shape[:2]:
-                    continue
-                if axes == "batch" and probes.is_sequence_first(session, trial, inputs, out):
-                    trial = replace(trial, axes="first")
-                return trial
-            if first is None or (first_axes == "picture" and axes == "batch"):
-                first, first_axes = out, axes
-            if out.kind in _GONE:
-                return out
-            if axes == "batch" and not polarity and re.search(SIZE_MISMATCH, out.message):
-                full = replace(trial, sizes=replace(trial.sizes, tokens=trial.sizes.context))
-                again = call(session, full, inputs_for(full, full.sizes.tokens))
-                if not isinstance(again, Failure):
-                    evidence = (
-                        f"{tokens} tokens with a context of {full.sizes.tokens}: {out.message}; "
-                        f"{full.sizes.tokens} tokens work."
-                    )
-                    case.add("mask-not-sliced", evidence, out.line)
-                    return full
+    tries = [*((axes, "") for axes in orders), *apart]
+    for axes, memory in tries:  # grows while it is walked
+        trial = replace(subject, axes=axes, memory=memory)
+        if axes in PICTURES:
+            trial = replace(trial, sizes=replace(trial.sizes, tokens=PIXELS[tried.count(axes)]))
+        tried.append(axes)
+        if axes in HEADS_READY and subject.built.parameters:
+            trial = replace(trial, sizes=replace(trial.sizes, batch=trial.sizes.heads))
+        got = _in_order(case, trial)
+        if not isinstance(got, Failure):
+            return got
+        if got.type == "NoNumbers":
+            continue
+        if first is None or (first_axes in PICTURES and axes == "batch"):
+            first, first_axes = got, axes
+        if got.kind in GONE or case.late():
+            return first if got.kind not in GONE else got
+        wanted = re.search(r"to unpack \(expected (\d)", got.message)
+        more = _BY_RANK.get(int(wanted[1]), ()) if wanted and axes == "batch" else ()
+        tries += [(order, "") for order in more if order not in orders]
+        if axes in PICTURES and tried.count(axes) < len(PIXELS) and "must match" in got.message:
+            tries.append((axes, memory))  # it makes the picture smaller, and larger again
     if first is None:
         return Failure("exception", "NoNumbers", "forward gave NaN or infinity")
     two = 2 * subject.sizes.context  # no more tokens than numbers in each: see recovering.py
     given = subject.sizes.context in subject.keywords.values() and two <= subject.d_in
     if given and re.search(_MULTIPLE, first.message):
         blocks = replace(subject, sizes=replace(subject.sizes, tokens=two))
-        if not isinstance(call(session, blocks, inputs_for(blocks, blocks.sizes.tokens)), Failure):
+        out = call(case.session, blocks, inputs_for(blocks, blocks.sizes.tokens))
+        if not isinstance(out, Failure):
             return blocks  # it takes whole blocks only
     return first
+
+
+def _in_order(case: Case, subject: Subject) -> Subject | Failure:
+    """The first way to call it with its axes in this order; else what the plainest way answered."""
+    first: Failure | None = None
+    polarities = [("", "nn"), *itertools.product(POLARITIES, ["nn"])]
+    polarities += itertools.product(POLARITIES, MASK_SHAPES[1:])
+    for polarity, shape in polarities if subject.takes_mask else polarities[:1]:
+        if polarity and first is not None and not re.search(_WANTS_MASK, first.message):
+            break
+        for rotary, marks in itertools.product(rotary_ways(subject), mark_ways(subject)):
+            trial = replace(
+                subject, polarity=polarity, mask_shape=shape, rotary=rotary, marks=marks
+            )
+            inputs = inputs_for(trial, trial.sizes.tokens)
+            out = call(case.session, trial, inputs)
+            if isinstance(out, Failure):
+                first = first or out
+                if out.kind in GONE or case.late():
+                    return out if out.kind in GONE else first
+                whole = _with_whole_context(case, trial, out)
+                if whole is not None:
+                    return whole
+            elif _fits(case, trial, inputs, out):
+                sequence = trial.axes == "batch" and probes.is_sequence_first(
+                    case.session, trial, inputs, out
+                )
+                return replace(trial, axes="first") if sequence else trial
+    return first or Failure("exception", "NoNumbers", "forward gave NaN or infinity")
+
+
+def _fits(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
+    """Whether an output shows that the class was called as it wants to be."""
+    axes = subject.axes
+    hidden = subject.marks or subject.mask_shape in ("bn", "b11n")
+    if hidden and subject.takes_mask + subject.marks and not out.isfinite().all():
+        return False  # all tokens are hidden: the marks mean the padding
+    if axes in HEADS_READY and probes.batch_leak(case.session, subject, inputs, out) > 1e-9:
+        return False  # the axes stand in another order
+    return axes not in (*CHANNELS_FIRST, *PICTURES) or out.shape[:2] == inputs[0].shape[:2]
+
+
+def _with_whole_context(case: Case, subject: Subject, failure: Failure) -> Subject | None:
+    """The class with as many tokens as its context, if it takes no fewer: a mistake."""
+    plain = subject.axes == "batch" and not subject.polarity
+    if not plain or not re.search(SIZE_MISMATCH, failure.message):
+        return None
+    full = replace(subject, sizes=replace(subject.sizes, tokens=subject.sizes.context))
+    if isinstance(call(case.session, full, inputs_for(full, full.sizes.tokens)), Failure):
+        return None
+    evidence = (
+        f"{subject.sizes.tokens} tokens with a context of {full.sizes.tokens}: {failure.message}; "
+        f"{full.sizes.tokens} tokens work."
+    )
+    case.add("mask-not-sliced", evidence, failure.line)
+    return full
 
 
 def _in_a_grid(case: Case, subject: Subject) -> Subject | Failure:

@@ -1,12 +1,17 @@
 """One class under examination, and what was found of it so far."""
 
+import functools
+import time
 from dataclasses import dataclass, field
 
 from clearhead.checker.catalogue import finding
 from clearhead.checker.harness.subject import Session
-from clearhead.checker.report import Finding, Form, Report
+from clearhead.checker.report import Finding, Form, Report, Step
 from clearhead.checker.sandbox.submission import ClassInfo
 from clearhead.checker.source.text_patterns import Text, locate
+from clearhead.checker.source.usage import Usage, usage_of
+
+PATIENCE = 2.0  # seconds in which new ways to build and call a class may be tried
 
 
 @dataclass
@@ -22,6 +27,7 @@ class Case:
         notes: What else the reader must know.
         form: What kind of attention it is.
         doubt: Whether something was found that may be right or wrong, and decides the verdict.
+        began: When the examination began.
         given: Whether we do not know what it was built with: an object that somebody has built, or
             a class inside an adapter.
     """
@@ -35,6 +41,19 @@ class Case:
     form: Form = field(default_factory=Form)
     given: bool = False
     doubt: bool = False
+    began: float = field(default_factory=time.monotonic)
+    how: str = ""
+    tested: str = ""
+    steps: tuple[Step, ...] = ()
+
+    @functools.cached_property
+    def usage(self) -> Usage:
+        """How the file uses the class."""
+        return usage_of(self.text.file, self.info)
+
+    def late(self) -> bool:
+        """Whether it is time to stop trying other ways."""
+        return time.monotonic() - self.began > PATIENCE
 
     def add(self, id: str, evidence: str, line: int | None = None, severity: str = "") -> None:
         """Note a finding, once."""
@@ -50,5 +69,13 @@ class Case:
             wrong = any(f.severity == "wrong" for f in ranked)
             verdict = "wrong" if wrong else "unsure" if self.doubt else "correct"
         return Report(
-            self.filename, self.info.name, verdict, tuple(ranked), self.form, tuple(self.notes)
+            self.filename,
+            self.info.name,
+            verdict,
+            tuple(ranked),
+            self.form,
+            tuple(dict.fromkeys(self.notes)),
+            tested=self.tested,
+            how=self.how,
+            steps=self.steps,
         )

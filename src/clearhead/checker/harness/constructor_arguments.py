@@ -6,6 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from clearhead.checker.sandbox.submission import ClassInfo, Parameter
+from clearhead.checker.source.usage import (
+    Given,
+    Usage,
+    class_node,
+    fields_read,
+    method,
+    parsed,
+    usage_of,
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,7 @@ ATTEMPTS = (
     Sizes(d_in=24, heads=4, head_dim=6, kv_heads=2),
     Sizes(d_in=128, heads=8, head_dim=16, kv_heads=4, context=16),
 )
+ONE_HEAD = Sizes(d_in=15, heads=1, head_dim=15, kv_heads=1)  # all widths are equal
 GROUPED = Sizes(d_in=20, heads=4, head_dim=6, kv_heads=2)
 
 _NAMES = {
@@ -60,7 +70,8 @@ _NAMES = {
     "head_channels num_head_channels",
     "kv_heads": "num_kv_heads n_kv_heads kv_heads num_key_value_heads n_kv_head "
     "num_kv n_kv kv_n_heads num_key_value kvheads",
-    "kv_groups": "num_kv_groups n_groups num_groups kv_groups groups num_query_groups n_kv_groups",
+    "kv_groups": "num_kv_groups group_num num_group n_group group_size n_groups num_groups "
+    "kv_groups groups num_query_groups n_kv_groups",
     "context": "context_length block_size ctx_len max_len seq_len context_len context_size n_ctx "
     "max_seq_len max_length seq_length sequence_length max_seq_length max_position_embeddings "
     "n_positions ctx_length max_context_length max_tokens num_tokens n_tokens context_window "
@@ -80,11 +91,13 @@ _NAMES = {
     "causal": "causal is_causal masked use_mask use_causal_mask causal_mask autoregressive "
     "use_causal is_decoder is_masked apply_causal_mask",
     "rope": "rope use_rope rotary",
+    "theta": "theta rope_theta base rope_base base_freq rotary_base freq_base",
+    "eps": "eps epsilon norm_eps layer_norm_eps layernorm_eps rms_norm_eps",
     "device": "device",
     "dtype": "dtype",
 }  # fmt: skip
 MEANING = {name: meaning for meaning, names in _NAMES.items() for name in names.split()}
-_LEFT_ALONE = {"kv_groups", "rope", "device", "dtype"}
+_LEFT_ALONE = {"kv_groups", "rope", "device", "dtype", "theta", "eps"}
 
 
 def meaning_of(name: str) -> str:
@@ -116,6 +129,9 @@ def likely_meaning(name: str) -> str:
 
 _PARTS = (
     ("p", r"drop|^p_|_p$|_prob"),
+    ("device", r"device"),
+    ("theta", r"theta|base|freq"),
+    ("eps", r"eps(ilon)?$"),
     ("kv_heads", r"(kv|key|value|group).*head|head.*(kv|group)"),
     ("head_dim", r"head.*(dim|size|width|features|channels)|(dim|size|width).*(per_)?head"),
     ("heads", r"head"),
@@ -126,63 +142,58 @@ _PARTS = (
 )
 _CONFIG = "a configuration"  # in place of an annotation
 _NO_FIELDS = {"shape", "dtype", "device", "weight", "bias", "training"}
+_PLAIN = ("int", "float", "bool", "str")
 
 
 def with_configs(info: ClassInfo, code: str, file: str) -> ClassInfo:
     """The class with those parameters marked that are configurations, whatever their name.
 
-    A parameter is one if __init__ reads fields from it: `c.n_head`, `settings["n_head"]`.
+    A parameter is one if __init__ reads fields from it: `c.n_head`, `settings["n_head"]`. What the
+    constructor must find in its `**kwargs` is a parameter too.
 
     Args:
         info: The class.
         code: Its source.
         file: The whole file, in which a configuration's own defaults may stand.
     """
-    body = re.search(r"def __init__.*?(?=\n[ \t]*def |\Z)", code, re.DOTALL)
+    scope: ast.AST = class_node(file, info.name) or parsed(code)
+    init = method(class_node(file, info.name), "__init__") or ast.Module([], [])
+    names = {p.name for p in info.init}
+    options = [n for n in usage_of(file, info).options if n not in names and n.isidentifier()]
+    more = (Parameter(name, "KEYWORD_ONLY", False, None, "") for name in options)
     marked = tuple(
         replace(p, annotation=_CONFIG)
-        if meaning_of(p.name) == "config" or (body and _may_be_config(p) and _read(p.name, body[0]))
+        if meaning_of(p.name) == "config"
+        or (_may_be_config(p) and fields_read(init, p.name) - _NO_FIELDS)
         else p
-        for p in info.init
+        for p in (*info.init, *more)
     )
-    names = {f for p in marked if p.annotation == _CONFIG for f in _read(p.name, code)}
-    names -= set(re.findall(r"def (\w+)\(self\)", file))  # properties: see `leaves.Config`
-    fields = tuple((name, _default_in(file, name)) for name in sorted(names))
+    read = {f for p in marked if p.annotation == _CONFIG for f in fields_read(scope, p.name)}
+    functions = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.FunctionDef)]
+    read -= {n.name for n in functions if len(n.args.args) == 1}  # properties: see `Config`
+    fields = tuple((name, _default_in(file, name)) for name in sorted(read - _NO_FIELDS))
     return replace(info, init=marked, fields=fields)
 
 
 def _may_be_config(parameter: Parameter) -> bool:
-    plain = re.fullmatch(r"(int|float|bool|str)\b.*", parameter.annotation)
+    plain = parameter.annotation.partition("[")[0].split(" ")[0] in _PLAIN
     return not (parameter.kind.startswith("VAR") or parameter.has_default or plain)
 
 
-def _read(name: str, code: str) -> set[str]:
-    r"""The fields that are read from a name, or from an attribute of that name; calls are none.
-
-    >>> sorted(_read("config", "c = self.cfg = config\nself.cfg.width, c.depth, d.height"))
-    ['depth', 'width']
-    """
-    names = [name]
-    for known in names:  # grows while it is walked: other names for the same thing
-        same = rf"(?m)^((?:.*=)?\s*(?:self\.)?\w+)\s*=\s*(?:self\.)?{re.escape(known)}\s*$"
-        given = [
-            one for line in re.findall(same, code) for one in re.findall(r"(\w+)\s*(?:=|$)", line)
-        ]
-        names += [one for one in dict.fromkeys(given) if one not in names]
-    start = rf"(?<![\w.])(?:self\.)?(?:{'|'.join(map(re.escape, names))})"
-    found = re.findall(rf"{start}(?:\.(\w+)\b(?!\()|\[['\"](\w+))", code)
-    return {one or other for one, other in found} - _NO_FIELDS - set(names)
-
-
 def _default_in(file: str, name: str) -> object:
-    """The plain value that a field has in the file, if it has one: `rope_base: float = 1e4`."""
-    own = rf"^[ \t]+{re.escape(name)}[ \t]*(?::[^=\n]+)?=[ \t]*"
-    given = re.search(rf"(?m){own}([\w.+-]+)[ \t]*(?:#.*)?$", file)
-    try:
-        value = ast.literal_eval(given[1]) if given else None
-    except (SyntaxError, ValueError):
-        return None
-    return value if isinstance(value, bool | int | float) else None
+    """The plain value that a field has in a class of the file, or in a call: `rope_base=1e4`."""
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.AnnAssign | ast.Assign):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            known = isinstance(target, ast.Name) and target.id == name
+        elif isinstance(node, ast.keyword):
+            known = node.arg == name
+        else:
+            continue
+        value = node.value.value if known and isinstance(node.value, ast.Constant) else None
+        if isinstance(value, bool | int | float):
+            return value
+    return None
 
 
 def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
@@ -205,26 +216,36 @@ def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
         "causal": True,
         "device": None,
         "dtype": None,
+        "theta": 10000.0,
+        "eps": 1e-5,
     }[meaning]
 
 
+Constructor = tuple[Sizes, list[object], dict[str, object]]
+
+
 def constructors(
-    info: ClassInfo, window: tuple[int, int] | None = None
-) -> Iterator[tuple[Sizes, list[object], dict[str, object]]]:
+    info: ClassInfo, window: tuple[int, int] | None = None, usage: Usage | None = None
+) -> Iterator[Constructor]:
     """Ways to build a class, likely ones first, a handful at most.
 
     Args:
         info: The class.
         window: What an argument of unknown name that may be a window gets: height and width, or
             one number for both where they are equal.
+        usage: How the file itself builds it.
     """
-    meanings = {p.name: meaning_for(p) for p in info.init}
+    sites = () if usage is None else usage.built
+    parameters = [p for p in info.init if not p.kind.startswith("VAR")]
+    meanings = {p.name: meaning_for(p) or _told_meaning(p, sites) for p in parameters}
     present = set(meanings.values())
     attempts: list[Sizes] = list(ATTEMPTS)
     if present & {"kv_heads", "kv_groups"}:
         attempts = [GROUPED, replace(GROUPED, d_in=24), *attempts]
     if "config" in present:
         attempts = attempts[2:] if not present & {"kv_heads", "kv_groups"} else attempts[1:]
+    if "heads" not in present or "head_dim" in present:
+        attempts.append(ONE_HEAD)
     if window is not None and window[0] == window[1]:
         attempts = [one for one in attempts if one.heads != window[0]]
     for sizes in attempts:
@@ -233,14 +254,16 @@ def constructors(
         unknown = [sizes.d_in] if not present & {"d", "d_in"} else []
         unknown += [sizes.heads] if "heads" not in present else []
         unknown += [sizes.context]
-        for parameter in info.init:
+        for parameter in parameters:
             meaning = meanings[parameter.name]
             value: object = {"__config__": config(sizes, info.fields)}
             if meaning != "config":
-                value = _argument(parameter, meaning, sizes, present, unknown)
+                value = _argument(parameter, meaning, sizes, present, unknown, sites)
             if window is not None and may_be_window(parameter):
                 value = window[0] if window[0] == window[1] else list(window)
                 sizes = replace(sizes, tokens=window[0] * window[1], window=window)
+            if usage is not None and value is not _SKIP and not parameter.has_default:
+                value = _callable(parameter.name, usage, sites) or value
             if value is _SKIP:
                 continue
             if parameter.kind == "POSITIONAL_ONLY":
@@ -248,6 +271,36 @@ def constructors(
             else:
                 keywords[parameter.name] = value
         yield sizes, arguments, keywords
+
+
+def _told_meaning(parameter: Parameter, sites: Sequence[dict[str, Given]]) -> str:
+    """What the file's own calls give for a parameter whose name says nothing."""
+    given = [site[parameter.name].name for site in sites if parameter.name in site]
+    found = [m for m in map(meaning_of, given) if m and m != "config"]
+    return found[0] if found and not parameter.has_default else ""
+
+
+def _told_value(parameter: Parameter, sites: Sequence[dict[str, Given]]) -> object:
+    """The value that all of the file's own calls give for a parameter; _SKIP if they do not."""
+    given = [site[parameter.name] for site in sites if parameter.name in site]
+    values = [one.value for one in given if one.known]
+    same = values and len(values) == len(given) and all(v == values[0] for v in values)
+    plain = same and (values[0] is None or isinstance(values[0], bool | int | float | str))
+    return values[0] if plain else _SKIP
+
+
+_LAYERS = (
+    ("norm", "LayerNorm"), ("act", "GELU"), ("drop", "Dropout"), ("conv", "Conv1d"), ("", "Linear"),
+)  # fmt: skip
+
+
+def _callable(name: str, usage: Usage, sites: Sequence[dict[str, Given]]) -> object:
+    """A layer for a parameter that is called, as its name or the file's own calls tell."""
+    if name in usage.makers:
+        told = [site[name].name for site in sites if name in site and site[name].name]
+        layer = next(layer for part, layer in _LAYERS if part in name.lower())
+        return {"__callable__": told[0] if told else layer, "else": layer}
+    return None
 
 
 def may_be_window(parameter: Parameter) -> bool:
@@ -261,10 +314,16 @@ _SKIP = object()
 
 
 def _argument(
-    parameter: Parameter, meaning: str, sizes: Sizes, present: set[str], unknown: list[int]
+    parameter: Parameter,
+    meaning: str,
+    sizes: Sizes,
+    present: set[str],
+    unknown: list[int],
+    sites: Sequence[dict[str, Given]],
 ) -> object:
-    if parameter.kind.startswith("VAR"):
-        return _SKIP
+    told = _told_value(parameter, sites)
+    if not meaning and told is not _SKIP:
+        return told
     if meaning == "causal" and parameter.has_default and parameter.default is None:
         return _SKIP  # a mask itself, it may be
     if meaning and not (parameter.has_default and meaning in _LEFT_ALONE):
@@ -288,14 +347,35 @@ def asks_for_causal(keywords: dict[str, object]) -> bool:
     return any(meaning_of(name) == "causal" and value is True for name, value in keywords.items())
 
 
+def guessed(name: str, sizes: Sizes) -> object:
+    """A value for a field of a configuration, or a constant, of which only the name is known.
+
+    Examples:
+        >>> [guessed(name, Sizes()) for name in ("HEADS", "use_flash", "my_device", "BATCH_SIZE")]
+        [3, False, None, 2]
+    """
+    small = name.lower()
+    meaning = likely_meaning(name)
+    if "batch" in small and meaning != "batch_first":
+        return sizes.batch
+    if meaning not in ("", "config", "kv_groups", "causal"):
+        return value_of(meaning, replace(sizes, d_in=sizes.d_out), {"heads", "head_dim"})
+    if re.match(r"use_|is_|has_|with_|enable|do_|flash|debug|verbose|return_", small):
+        return False
+    if re.search(r"layer|depth|idx|index|seed", small):
+        return 1
+    return False
+
+
+_NOT_IN_CONFIG = ("", "config", "device", "dtype", "kv_groups", "causal", "theta", "eps")
+
+
 def config(sizes: Sizes, fields: Sequence[tuple[str, object]] = ()) -> dict[str, object]:
     """A configuration that answers to every name we know, and to fields that tell what they are."""
-    guessed = {name: likely_meaning(name) for name, _ in fields if name not in MEANING}
-    values = {n: default for n, default in fields if default is not None and not guessed.get(n)}
-    for name, meaning in {**MEANING, **guessed}.items():
-        if not meaning or meaning in ("config", "device", "dtype", "kv_groups", "causal"):
-            continue
-        value = value_of(meaning, replace(sizes, d_in=sizes.d_out), {"heads", "head_dim"})
-        values[name] = value
-        values[name.upper()] = value
+    likely = {name: likely_meaning(name) for name, _ in fields if name not in MEANING}
+    values = {n: v for n, v in fields if v is not None and likely.get(n) in ("", "theta", "eps")}
+    for name, meaning in {**MEANING, **likely}.items():
+        if meaning not in _NOT_IN_CONFIG:
+            value = value_of(meaning, replace(sizes, d_in=sizes.d_out), {"heads", "head_dim"})
+            values[name] = values[name.upper()] = value
     return values

@@ -1,6 +1,7 @@
-"""What forward's arguments are for, as far as their names tell, and what they are given."""
+"""What each argument of forward is for, by its name and the call sites, and what it is given."""
 
 import re
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -22,28 +23,42 @@ _ANGLES = {
 ANGLE_ROLES = tuple(_ANGLES)
 ANGLES = {name: role for role, names in _ANGLES.items() for name in names.split()}
 # The angles as (tokens, head_dim) in two halves or in pairs, as (tokens, head_dim / 2), as complex
-# numbers, or plain; the first ones also with a batch axis.
+# numbers, or plain; the first ones also with a batch axis, or with axes for batch and heads.
 ROTARY = (
     "halves", "pairs", "narrow", "halves-batch", "pairs-batch", "narrow-batch", "complex", "plain",
+    "halves-heads", "pairs-heads", "narrow-heads",
 )  # fmt: skip
 
-
-# Where each text begins, for texts that stand one after the other in one long row.
-_CUMULATIVE = r"^cu_?(seq)?_?len|cumulative|^seq_?offsets$"
 # Height and width, where the tokens are pixels in one row.
 GRID = (3, 4)
-_GRID = (
-    r"grid(_size|_shape)?|hw|h_w|hw_shape|spatial_(shape|size)|resolution|(patch|feat)_(grid|size)"
-)
 _SIDES = {"rows": {"h", "height", "rows"}, "columns": {"w", "width", "cols", "columns"}}
+# What a required argument is for that is no input, no mask and no angle: patterns of its name.
+# "cumulative" says where each text begins, for texts that stand one after the other in a long row.
+_OTHERS = (
+    ("cumulative", r"^cu_?(seq)?_?len|cumulative|^seq_?offsets$"),
+    ("grid", r"^(grid(_size|_shape)?|hw|h_w|hw_shape|spatial_(shape|size)|resolution|"
+             r"(patch|feat)_(grid|size))$"),
+    ("positions", r"^(input_)?pos(ition)?(s|_ids)$|^input_pos$"),
+    ("lengths", r"valid_?len|lengths$|lens$"),
+    ("length", r"len"),
+    ("none", r"cache|past|state"),
+    ("zero", r"^pos$|start|offset|layer|idx|index|step"),
+    ("false", r"flag|train|^use|^is_|return|need|output_"),
+    ("none", r"pos"),
+)  # fmt: skip
+# What an argument may be that an error shows to be needed, most likely first.
+GUESSES = ("marks", "mask", "more", "zero", "lengths", "true")
 
 
-def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], ...]:
+def feeds(
+    info: ClassInfo, *, optional: bool = False, alias: Mapping[str, str] | None = None
+) -> tuple[tuple[str, str], ...]:
     """What each of forward's parameters is for, as far as its name tells.
 
     Args:
         info: The class.
         optional: Whether keys and values from elsewhere are given although they have a default.
+        alias: What the file's own calls name the arguments.
     """
     found: list[tuple[str, str]] = []
     parameters = [p for p in info.forward if not p.kind.startswith("VAR")]
@@ -56,45 +71,40 @@ def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], 
         role = role_of(name)
         small = name.lower()
         must = place > 0 and not parameter.has_default
-        if "mask" in name.lower() and "pad" not in name.lower():
+        other = next((role for role, known in _OTHERS if re.search(known, small)), "")
+        called = (alias or {}).get(name, "").lower()
+        if ("mask" in small and "pad" not in small) or (must and small.startswith("adj")):
             found.append((name, "mask"))
-        elif name.lower() in ANGLES:
-            found.append((name, ANGLES[name.lower()]))
-        elif must and re.search(_CUMULATIVE, small):
-            found.append((name, "cumulative"))
-        elif must and re.fullmatch(_GRID, small):
-            found.append((name, "grid"))
+        elif small in ANGLES:
+            found.append((name, ANGLES[small]))
         elif must and len(sides) == 2 and small in _SIDES["rows"] | _SIDES["columns"]:
             found.append((name, "rows" if small in _SIDES["rows"] else "columns"))
         elif three and by_role.get(role) == name:
             found.append((name, role))
         elif place == 0:
             found.append((name, "x"))
-        elif optional and name.lower() in _SOURCE:
+        elif optional and small in _SOURCE:
             found.append((name, "kv"))
         elif parameter.has_default:
             continue
-        elif name.lower() in _SOURCE or (not three and role in ("k", "v", "kv")):
+        elif small in _SOURCE or (not three and role in ("k", "v", "kv")):
             found.append((name, role if role in ("k", "v") and role in by_role else "kv"))
-        elif place in (1, 2) and not re.search(r"mask|flag|len|train|cache|pos|layer", name):
+        elif other:
+            found.append((name, other))
+        elif "mask" in called and "mask" not in small:
+            found.append((name, "mask"))
+        elif called in ANGLES:
+            found.append((name, ANGLES[called]))
+        elif place in (1, 2) and "mask" not in small:
             found.append((name, "kv"))
         else:
             found.append((name, "none"))
     return tuple(found)
 
 
-_NO_MARKS = r"len|num|size|count|step|pos|idx|index|time|layer|flag|train|head|cache|past"
-
-
-def marked(info: ClassInfo, feed: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """The same, with marks of the real tokens for what must be given and is no second input."""
-    needed = {p.name for p in info.forward[1:] if not p.has_default}
-    needed -= {n for n in needed if re.search(_NO_MARKS, n.lower())}
-    known = {n for n in needed if n.lower() in _SOURCE or role_of(n) in ("q", "k", "v", "kv")}
-    roles = ("kv", "none", "mask")
-    return tuple(
-        (name, "marks" if name in needed - known and role in roles else role) for name, role in feed
-    )
+POLARITIES = ("keep", "hide", "int", "added", "float", "int-hide")
+# Masks in the usual shapes: b sentences, n tokens, 1 for an axis that is the same for all.
+MASK_SHAPES = ("nn", "11nn", "b1nn", "bnn", "bn", "b11n")
 
 
 def causal_mask(polarity: str, tokens: int, dtype: torch.dtype) -> Tensor:
@@ -111,6 +121,19 @@ def causal_mask(polarity: str, tokens: int, dtype: torch.dtype) -> Tensor:
     if polarity == "int-hide":
         return (~keep).to(torch.int64)
     return torch.zeros(tokens, tokens, dtype=dtype).masked_fill(~keep, -torch.inf)
+
+
+def shaped_mask(polarity: str, shape: str, batch: int, tokens: int, dtype: torch.dtype) -> Tensor:
+    """A mask in one of MASK_SHAPES: causal where it has two token axes, else all tokens are seen.
+
+    Examples:
+        >>> shaped_mask("keep", "b11n", 2, 5, torch.float64).shape
+        torch.Size([2, 1, 1, 5])
+    """
+    mask = causal_mask(polarity, tokens, dtype)
+    if not shape.endswith("nn"):
+        mask = mask[-1]  # the last token sees all
+    return mask.expand([{"b": batch, "1": 1, "n": tokens}[axis] for axis in shape]).clone()
 
 
 def rotary_tables(
@@ -133,15 +156,16 @@ def rotary_tables(
         angles = angles.repeat_interleave(2, dim=-1)
     if kind.endswith("-batch"):
         angles = angles[None]
+    elif kind.endswith("-heads"):
+        angles = angles[None, None]
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     return {"cos": cos, "sin": sin, "cos+sin": (cos, sin), "turns": turns}
 
 
-# All tokens are real: marked, or not marked as filling.
+# All tokens are real: marked, or not marked as padding.
 MARKS: dict[str, tuple[int, torch.dtype]] = {
     "true": (1, torch.bool),
     "false": (0, torch.bool),
     "ones": (1, torch.int64),
     "zeros": (0, torch.int64),
 }
-POLARITIES = ("keep", "hide", "int", "added", "float", "int-hide")

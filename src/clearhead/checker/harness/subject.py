@@ -5,7 +5,7 @@ are chosen, and where the class answers with an error, other sizes and other cal
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,8 +17,8 @@ from clearhead.checker.harness.forward_arguments import (
     ANGLE_ROLES,
     GRID,
     MARKS,
-    causal_mask,
     rotary_tables,
+    shaped_mask,
 )
 from clearhead.checker.harness.weight_roles import role_of, takes_last
 from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure, Output, Submission
@@ -36,8 +36,10 @@ class Subject:
         keywords: The constructor's arguments.
         built: What came out.
         axes: The order of its axes, "batch" for (batch, tokens, d); see axis_orders.py.
-        feed: Forward's parameters in order: "q", "k", "v", "x", "kv", "mask" or "none".
+        feed: Forward's parameters in order, and what each is for: "q", "k", "v", "x", "kv",
+            "mask", "none", or a plain value such as "zero"; see `arguments_for`.
         polarity: How a causal mask is given, if it is: "keep", "hide", "int", "added", or "".
+        mask_shape: The mask's shape: one of MASK_SHAPES.
         rotary: How the angles of rotary positions are given, if they are: one of ROTARY, or "".
         dtype: float64, or float32 where the class cannot do otherwise.
         d_in: The width of its inputs, as its weights tell.
@@ -48,6 +50,7 @@ class Subject:
         memory: The order of axes of the keys' and values' own input, if it is another one; else "".
         marks: What a (batch, tokens) argument gets that must be given: one of MARKS, or "".
         texts: How many texts stand in one row, if they are not as many as `sizes` says.
+        how: One line on how it was built and called.
     """
 
     info: ClassInfo
@@ -57,6 +60,7 @@ class Subject:
     axes: str = "batch"
     feed: tuple[tuple[str, str], ...] = ()
     polarity: str = ""
+    mask_shape: str = "nn"
     rotary: str = ""
     dtype: torch.dtype = torch.float64
     d_in: int = 0
@@ -67,6 +71,7 @@ class Subject:
     memory: str = ""
     marks: str = ""
     texts: int = 0
+    how: str = ""
 
     @property
     def takes_mask(self) -> str:
@@ -101,8 +106,17 @@ def random_weights(built: Built, seed: int = 1) -> dict[str, Tensor]:
     return values
 
 
-def width_in(built: Built, sizes: Sizes) -> int:
-    """The width of the inputs, told by the weights that take them."""
+def width_in(built: Built, sizes: Sizes, given: Mapping[str, object]) -> int:
+    """The width of the inputs, told by the weights that take them.
+
+    Args:
+        built: The object.
+        sizes: What it was built with.
+        given: The constructor's arguments, which tell the width where there are no weights.
+    """
+    told = [v for n, v in given.items() if meaning_of(n) in ("d", "d_in", "head_dim")]
+    if not built.parameters and told and type(told[0]) is int:
+        return told[0]
     shapes = {n: s for n, s in built.parameters.items() if len(s) >= 2}
     for name, shape in shapes.items():
         owner = built.modules.get(name.rpartition(".")[0], "")
@@ -186,6 +200,8 @@ def length_of(x: Tensor, axes: str) -> int:
     """How many tokens an input has, in the stranger's own order of axes."""
     if axes in CHANNELS_FIRST:
         return x[0, 0].numel()
+    if axes in ("pixels", "frames"):
+        return x.shape[1] * (x.shape[2] if axes == "pixels" else 1)
     return x.shape[{"first": 0, "spread": 1}.get(axes, -2)]
 
 
@@ -195,10 +211,17 @@ def arguments_for(
     """Forward's arguments, positional as far as possible."""
     q, k, v = inputs
     length = length_of(k, subject.memory or subject.axes)
+    single = subject.axes == "single"
+    batch = 1 if single else q.shape[1 if subject.axes == "first" else 0]
     if mask is None and subject.polarity:
-        mask = causal_mask(subject.polarity, length, subject.dtype)
+        shape = subject.mask_shape
+        mask = shaped_mask(subject.polarity, shape, batch, length, subject.dtype)
     value: dict[str, object] = {"x": q, "q": q, "k": k, "v": v, "kv": k, "mask": mask, "none": None}
-    value["marks"] = None
+    value |= {"zero": 0, "one": 1, "false": False, "true": True, "length": length, "marks": None}
+    value |= {"positions": torch.arange(length), "lengths": torch.full((batch,), length)}
+    if any(role == "more" for _, role in subject.feed):
+        generator = torch.Generator().manual_seed(3)
+        value["more"] = torch.randn(k.shape, generator=generator).to(subject.dtype)
     value |= dict.fromkeys(ANGLE_ROLES)
     value |= {"grid": list(GRID), "rows": GRID[0], "columns": GRID[1]}
     if subject.axes == "packed":
@@ -207,9 +230,8 @@ def arguments_for(
     if subject.rotary:
         value |= rotary_tables(subject.rotary, length, head_width(subject), subject.dtype)
     if subject.marks:
-        batch = [] if subject.axes == "single" else [q.shape[1 if subject.axes == "first" else 0]]
         number, dtype = MARKS[subject.marks]
-        value["marks"] = torch.full([*batch, length], number, dtype=dtype)
+        value["marks"] = torch.full([length] if single else [batch, length], number, dtype=dtype)
     kinds = {p.name: p.kind for p in subject.info.forward}
     optional = {p.name for p in subject.info.forward if p.has_default}
     keywords = {
@@ -249,6 +271,8 @@ def _one(
     result = output.tensors[chosen]
     if result.ndim != len(shape) or not result.is_floating_point():
         shapes = f"{tuple(result.shape)} for inputs {tuple(shape)}"
+        if result.ndim == 2 and len(shape) == 3 and len(result) == shape[0]:
+            shapes = f"one vector per sentence, {shapes}"
         return Failure("exception", "ShapeError", f"forward returned {shapes}")
     return result.to(torch.float64)
 

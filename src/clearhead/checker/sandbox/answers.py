@@ -319,6 +319,12 @@ def read_class(value: object) -> ClassInfo:
     )
 
 
+def read_start(header: Header) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What was left out when the file ran, and the names whose modules are missing."""
+    notes = tuple(a_name(note) for note in a_list(header.get("notes", [])))
+    return notes, tuple(an_identifier(name) for name in a_list(header.get("missing", [])))
+
+
 def read_classes(header: Header, tensors: Tensors) -> tuple[ClassInfo, ...]:
     """All classes."""
     found = a_list(header["classes"])

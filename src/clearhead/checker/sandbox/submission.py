@@ -43,6 +43,7 @@ from clearhead.checker.sandbox.answers import (
     read_header,
     read_output,
     read_recording,
+    read_start,
 )
 from clearhead.checker.sandbox.limits import Limits
 from clearhead.checker.sandbox.process import START_SECONDS, Process, choose_way, contained_by
@@ -114,6 +115,9 @@ class Submission(ABC):
     """What can be asked of a submission, wherever it runs. Every question can give a Failure."""
 
     contained: str
+    notes: tuple[str, ...] = ()  # on what was left out when the file ran
+    missing: tuple[str, ...] = ()  # names that the file imports from modules that are not here
+    constants: Mapping[str, object] = NOTHING  # values for such names, from the next build on
 
     @abstractmethod
     def _ask(
@@ -160,6 +164,7 @@ class Submission(ABC):
             "name": name,
             "arguments": sent.encode(list(arguments)),
             "keywords": sent.encode(keywords),
+            "constants": sent.encode(self.constants),
         }
         return self._get("build", fields, sent.tensors, read_built)
 
@@ -283,13 +288,25 @@ class Isolated(Submission):
         filename: Its name, for tracebacks; the folder is not told to the stranger.
         limits: What it may use.
         way: The strongest way to try: "bwrap", "unshare" or "plain".
+        siblings: Modules that lie beside the file: dotted names and their text.
     """
 
     def __init__(
-        self, source: str, filename: str, *, limits: Limits = LIMITS, way: str = "bwrap"
+        self,
+        source: str,
+        filename: str,
+        *,
+        limits: Limits = LIMITS,
+        way: str = "bwrap",
+        siblings: Mapping[str, str] | None = None,
     ) -> None:
         soon = limits.seconds - min(1.0, limits.seconds / 10)  # time to say where it was
-        self._start = {"source": source, "filename": Path(filename).name, "seconds": soon}
+        self._start = {
+            "source": source,
+            "filename": Path(filename).name,
+            "seconds": soon,
+            "siblings": dict(siblings or {}),
+        }
         self._limits = limits
         self._way = choose_way(way)
         self.contained = contained_by(self._way)
@@ -364,6 +381,11 @@ class Isolated(Submission):
         if isinstance(got, Failure):
             self._broken = got
             return got
+        try:
+            self.notes, self.missing = read_start(got[0])
+        except Exception as error:
+            self._broken = self._forged(error)
+            return self._broken
         self._imported = True
         for question, (fields, tensors) in self._replay.items():
             got = self._exchange(question, fields, tensors)

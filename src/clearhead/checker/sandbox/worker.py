@@ -3,10 +3,12 @@
 This file shares its process with code that may be hostile, so nothing here is a defence: the parent
 treats every answer as possibly forged. What is needed to answer is taken before the stranger's code
 runs, so that a careless monkey-patch of torch or json does not disturb an honest answer. It imports
-the standard library, torch, safetensors and `object_contents.py` only: starting must be quick.
+the standard library, torch, safetensors, `object_contents.py` and `missing_parts.py` only: starting
+must be quick.
 """
 
 import ast
+import contextlib
 import inspect
 import linecache
 import os
@@ -23,10 +25,18 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load as read_tensors
 from safetensors.torch import save as write_tensors
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import grad as differentiate
 from torch.nn import Module
 
+from clearhead.checker.sandbox.missing_parts import (
+    OnCpu,
+    Siblings,
+    is_stand_in,
+    missing_names,
+    run_file,
+    wants_gpu,
+)
 from clearhead.checker.sandbox.object_contents import (
     LETTERS,
     Config,
@@ -74,10 +84,22 @@ def revive(value: Any, tensors: Tensors, returned: Any = None) -> Any:
             return _view_as_complex(tensors[value["__complex__"]])
         if set(value) == {"__returned__"}:
             return returned[value["__returned__"]]
+        if set(value) == {"__object__", "arguments", "keywords"}:
+            given, named = (revive(value[part], tensors) for part in ("arguments", "keywords"))
+            return callable_named(value["__object__"])(*given, **named)
+        if set(value) == {"__callable__", "else"}:
+            return callable_named(value["__callable__"]) or callable_named(value["else"])
         if set(value) == {"__config__"}:
             return Config(revive(value["__config__"], tensors))
         return {name: revive(item, tensors, returned) for name, item in value.items()}
     return value
+
+
+def callable_named(name: str) -> Any:
+    """A class or function of the submission, or a layer of torch; None if there is none."""
+    homes = (sys.modules.get("submission"), nn, nn.functional)
+    found = (getattr(home, name, None) for home in homes)
+    return next((one for one in found if callable(one)), None)
 
 
 def without_numbers(tensor: Tensor) -> str:
@@ -183,18 +205,35 @@ class Worker:
         self.built: object = None
         self.arrays = False  # it computes with numpy
         self.returned: object = None  # by the last forward pass
+        self.on_cpu = False  # it has asked for a GPU
+        self.space: dict[str, Any] = {}  # the file's names
+        self.stood_in: set[str] = set()  # names of missing modules that have got a value
 
     def answer(self, question: str, fields: Header, tensors: Tensors) -> tuple[Header, Tensors]:
-        """Answer one question; an exception becomes {"failure": ..}."""
+        """Answer one question; an exception becomes {"failure": ..}.
+
+        A question that fails for want of a GPU is asked again with the CPU in its stead.
+        """
+        given = dict(tensors)
+        header, found = self.try_answer(question, fields, tensors)
+        if "failure" in header and self.on_cpu and header.pop("again", False):
+            return self.try_answer(question, fields, given)
+        return header, found
+
+    def try_answer(self, question: str, fields: Header, tensors: Tensors) -> tuple[Header, Tensors]:
+        """Answer one question once."""
         try:
-            header, values = getattr(self, f"do_{question}")(tensors=tensors, **fields)
+            with OnCpu() if self.on_cpu else contextlib.nullcontext():
+                header, values = getattr(self, f"do_{question}")(tensors=tensors, **fields)
             sent = {name: plain_tensor(tensor) for name, tensor in values.items()}
             size = sum(t.numel() * t.element_size() for t in sent.values() if t is not None)
             if size > MAX_TENSORS:
                 raise ValueError(f"{size >> 20} MiB of tensors are too many to look at")
             return header, {name: t for name, t in sent.items() if t is not None}
         except self.catch as error:
-            return {"failure": self.failure(error)}, {}
+            again = wants_gpu(error) and not self.on_cpu
+            self.on_cpu |= again
+            return {"failure": self.failure(error)} | ({"again": True} if again else {}), {}
 
     def failure(self, error: BaseException) -> Header:
         """What went wrong, and where in the stranger's file."""
@@ -221,9 +260,16 @@ class Worker:
         }
 
     def do_start(
-        self, tensors: Tensors, source: str, filename: str, seconds: float | None = None
+        self,
+        tensors: Tensors,
+        source: str,
+        filename: str,
+        seconds: float | None = None,
+        siblings: dict[str, str] | None = None,
     ) -> tuple[Header, Tensors]:
         """Run the file as a module named "submission", not as a program, for so long at most."""
+        if siblings:
+            sys.meta_path.append(Siblings(siblings))
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
         module = types.ModuleType("submission")
         module.__file__ = filename
@@ -234,7 +280,7 @@ class Worker:
         if seconds is not None:
             interrupt_after(seconds)
         try:
-            exec(compile(tree, filename, "exec"), vars(module))
+            notes = run_file(tree, filename, vars(module))
         finally:
             if seconds is not None:
                 _set_timer(signal.ITIMER_REAL, 0)
@@ -243,7 +289,8 @@ class Worker:
         for cls in vars(module).values():
             if isinstance(cls, type) and cls.__module__ == "submission" and cls.__name__ in where:
                 self.known[cls.__name__] = Known(cls, where[cls.__name__], cls)
-        return {}, {}
+        self.space = vars(module)
+        return {"notes": notes, "missing": missing_names(self.space)}, {}
 
     def do_classes(self, tensors: Tensors) -> tuple[Header, Tensors]:
         """The classes written in the file, from top to bottom."""
@@ -253,9 +300,21 @@ class Worker:
         return {"classes": [describe_class(one.cls, one.lines) for one in ordered]}, {}
 
     def do_build(
-        self, tensors: Tensors, name: str, arguments: list[Any], keywords: Header
+        self,
+        tensors: Tensors,
+        name: str,
+        arguments: list[Any],
+        keywords: Header,
+        constants: Header | None = None,
     ) -> tuple[Header, Tensors]:
-        """Make an object of a class; the random start values are always the same ones."""
+        """Make an object of a class; the random start values are always the same ones.
+
+        `constants` are values for names that the file imports from a module that is not here.
+        """
+        for known, value in (constants or {}).items():
+            if is_stand_in(self.space.get(known)) or known in self.stood_in:
+                self.space[known] = value
+                self.stood_in.add(known)
         if name not in self.known:
             raise NameError(f"there is no class {name!r}; there are: {', '.join(self.known)}")
         _seed(0)

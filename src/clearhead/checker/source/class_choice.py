@@ -1,5 +1,6 @@
 """Which classes of a file are attention: by name, and where no name tells, by what they compute."""
 
+import ast
 import re
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import ClassInfo
 from clearhead.checker.source.text_patterns import Text, text_of, used_by
+from clearhead.checker.source.usage import class_node
 
 _NAMED = r"att|mha|gqa|mqa|head|aten[cç]|aufmerk|k[oö]e?pf|cabe[zç]|t[eê]te|внима|注意"
 _OTHERS = (
@@ -108,6 +110,18 @@ def is_no_attention(case: Case, subject: Subject, inputs: probes.Inputs, out: Te
     )
 
 
-def left_out(reports: Sequence[Report]) -> list[Report]:
-    """The reports without those of classes that are no attention; all of them if none is."""
-    return [report for report in reports if report.is_attention] or list(reports)
+def left_out(reports: Sequence[Report], source: str = "") -> list[Report]:
+    """The reports without those of classes that are no attention; all of them if none is.
+
+    A class that could not be run by itself is left out where another class builds it and was
+    judged: it was judged inside that one.
+
+    Args:
+        reports: One for each class.
+        source: The whole file.
+    """
+    kept = [r for r in reports if r.is_attention]
+    judged = [class_node(source, r.cls) for r in kept if r.verdict in ("correct", "wrong")]
+    inside = {n.id for one in judged if one for n in ast.walk(one) if isinstance(n, ast.Name)}
+    kept = [r for r in kept if r.verdict != "error" or r.cls not in inside]
+    return kept or list(reports)

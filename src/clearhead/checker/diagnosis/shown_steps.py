@@ -1,0 +1,88 @@
+"""A recorded pass for the reader: each call with its line, its axes by name, and where it parts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from clearhead.checker.diagnosis.reading import Core, Reading, Unreadable
+from clearhead.checker.diagnosis.step_checks import Judgement
+from clearhead.checker.report import Step
+
+MOST = 200
+
+
+def shown_steps(reading: Reading, verdict: Judgement) -> tuple[Step, ...]:
+    """The steps of a recorded pass, in order.
+
+    Args:
+        reading: The pass.
+        verdict: What was found in it; its findings are remarks at their lines.
+    """
+    program = reading.program
+    names = _Names(reading, verdict)
+    last = {call.line: i for i, call in enumerate(program.calls)}
+    remarks = {found.line: found.id for found in verdict.findings if found.line is not None}
+    used = program.before(reading.output)
+    found = []
+    for index, call in enumerate(program.calls):
+        if call.line is None or call.out[0] < 0 or call.out[0] not in reading.values:
+            continue
+        remark = ""
+        if call.line in remarks and last[call.line] == index:
+            remark = f"not right attention: {remarks[call.line]}"
+        elif index not in used:
+            remark = "not used" if reading.depends(call.out[0]) else ""
+        shape = names.of(call.out[0])
+        found.append(Step(call.line, "", call.name.strip("_"), shape, remark))
+    return tuple(found[:MOST])
+
+
+class _Names:
+    """What the axes of a tensor are called."""
+
+    def __init__(self, reading: Reading, verdict: Judgement) -> None:
+        self._reading = reading
+        self._sizes = {}
+        if verdict.heads > 1:
+            self._sizes[verdict.heads] = "heads"
+        self._sizes[verdict.head_dim] = "head_dim"
+        self._pairs: dict[int, tuple[int, int]] = {}
+        for core in reading.cores:
+            self._scores(core)
+
+    def _scores(self, core: Core) -> None:
+        program = self._reading.program
+        try:
+            first, second = core.dot_axes
+            summed, _ = core.mixes_along(core.weight_axes(core.axes))
+        except Unreadable:
+            return
+        if first is None or second is None or summed is None:
+            return
+        pair = (second, first) if summed == 0 else (first, second)
+        between = program.after(core.dots) & program.before(core.mixed[1])
+        for register in (core.dots, *(out for i in between for out in program.calls[i].out)):
+            value = self._reading.values.get(register)
+            if value is not None and value.shape == self._reading.values[core.dots].shape:
+                self._pairs[register] = pair
+
+    def of(self, register: int) -> tuple[tuple[str, int], ...]:
+        """The axes of a register, each with its name and its size."""
+        tensor: Tensor = self._reading.values[register]
+        names = [""] * tensor.ndim
+        if register in self._reading.texts:
+            text = self._reading.text_axis(register)
+            if text is not None:
+                names[text] = "batch"
+        if register in self._pairs:
+            queries, keys = self._pairs[register]
+            names[queries], names[keys] = "queries", "keys"
+        elif self._reading.depends(register):
+            tokens = self._reading.token_axis(register)
+            if tokens is not None:
+                names[tokens] = "tokens"
+        for axis, name in enumerate(names):
+            if not name:
+                size = tensor.shape[axis]
+                names[axis] = self._sizes.get(size, "")
+        return tuple(zip(names, tensor.shape, strict=True))

@@ -1,0 +1,98 @@
+"""Other ways to build and call a class, to be tried before it is called wrong."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor
+
+from clearhead.checker.harness.building import settle
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.constructor_arguments import Sizes, constructors, meaning_of
+from clearhead.checker.harness.descriptions import description
+from clearhead.checker.harness.forward_arguments import MASK_SHAPES, shaped_mask
+from clearhead.checker.harness.repairs import build
+from clearhead.checker.harness.subject import Subject
+from clearhead.checker.sandbox.submission import Failure
+
+MOST = 6
+_NO_FLAGS = ("batch_first", "bias", "rope")  # their other value makes nothing right
+_POLARITIES = {
+    "keep": "True = may attend",
+    "hide": "True = hidden",
+    "int": "1 = may attend",
+    "added": "-inf = hidden",
+    "int-hide": "1 = hidden",
+}
+
+
+def alternatives(case: Case, subject: Subject) -> Iterator[Subject]:
+    """The class with the other value of each flag, then with equal sizes; a handful at most.
+
+    The session holds the object of the subject that was yielded last: call `renew` with the first
+    one to go on with that.
+
+    Args:
+        case: The class.
+        subject: How it was built and called.
+    """
+    found = itertools.chain(_flags(case, subject), _equal_sizes(case, subject))
+    for trial in itertools.islice(found, MOST):
+        # What is found on the way belongs to a call that may be none of the class's own.
+        scratch = replace(case, findings=[], notes=[], began=time.monotonic())
+        arguments = list(trial.arguments)
+        built, keywords = build(scratch, trial.sizes, arguments, trial.keywords)
+        if isinstance(built, Failure):
+            continue
+        settled = settle(scratch, replace(trial, built=built, keywords=keywords))
+        if not isinstance(settled, Failure):
+            yield replace(settled, how=description(settled))
+
+
+def _flags(case: Case, subject: Subject) -> Iterator[Subject]:
+    """One flag after the other; first those to which the file's own calls give another value."""
+    told = {
+        name
+        for site in (*case.usage.built, *case.usage.called)
+        for name, given in site.items()
+        if given.known and isinstance(given.value, bool)
+    }
+    for parameter in sorted(case.info.init, key=lambda p: p.name not in told):
+        value = subject.keywords.get(parameter.name, parameter.default)
+        if isinstance(value, bool) and meaning_of(parameter.name) not in _NO_FLAGS:
+            yield replace(subject, keywords={**subject.keywords, parameter.name: not value})
+    for parameter in sorted(case.info.forward, key=lambda p: p.name not in told):
+        roles = dict(subject.feed)
+        value = {"true": True, "false": False}.get(roles.get(parameter.name, ""), parameter.default)
+        if isinstance(value, bool):
+            roles[parameter.name] = "false" if value else "true"
+            yield replace(subject, feed=tuple(roles.items()))
+
+
+def _equal_sizes(case: Case, subject: Subject) -> Iterator[Subject]:
+    """The class with one width for everything."""
+    for sizes, arguments, keywords in constructors(case.info, usage=case.usage):
+        if sizes.d_in == sizes.d_out and sizes not in (subject.sizes, Sizes()):
+            kept = {n: v for n, v in subject.keywords.items() if isinstance(v, bool)}
+            yield replace(
+                subject, sizes=sizes, arguments=tuple(arguments), keywords={**keywords, **kept}
+            )
+
+
+def mask_ways(subject: Subject) -> list[tuple[str, Tensor]]:
+    """Masks for a class whose forward takes one, in the usual shapes and with both meanings.
+
+    Each has a label, such as "causal (7, 7), True = hidden"; a mask without two token axes hides
+    nothing.
+    """
+    if not subject.takes_mask:
+        return []
+    batch, tokens = subject.sizes.batch, subject.sizes.tokens
+    ways = []
+    for shape in MASK_SHAPES if subject.axes != "single" else MASK_SHAPES[:1]:
+        for polarity, says in _POLARITIES.items():
+            mask = shaped_mask(polarity, shape, batch, tokens, subject.dtype)
+            kind = "causal" if shape.endswith("nn") else "all visible"
+            ways.append((f"{kind} {tuple(mask.shape)}, {says}", mask))
+    return ways

@@ -1,0 +1,56 @@
+"""One line on how a class was built and called, for the report."""
+
+from clearhead.checker.harness.subject import Subject
+
+_MOST = 6  # arguments that are named
+_GIVEN = {
+    "mask": "", "none": "None", "zero": "0", "one": "1", "false": "False", "true": "True",
+    "length": "the number of tokens", "lengths": "full lengths", "positions": "positions 0, 1, ...",
+    "marks": "marks of the real tokens", "more": "a random tensor", "grid": "the grid's size",
+    "rows": "its height", "columns": "its width", "cumulative": "cumulative lengths",
+    "cos": "rotary angles", "sin": "", "cos+sin": "rotary angles", "turns": "rotary angles",
+}  # fmt: skip
+_SHAPES = {
+    "channels": "(batch, width, tokens)", "picture": "(batch, width, height, breadth)",
+    "pixels": "(batch, height, breadth, width)", "frames": "(batch, tokens, width, 1, 1)",
+    "heads": "(batch, heads, tokens, width)", "spread": "(batch, tokens, heads, width)",
+    "single": "(tokens, width)", "packed": "(all tokens, width)", "first": "(tokens, batch, width)",
+}  # fmt: skip
+
+
+def description(subject: Subject) -> str:
+    """How a class was built and called.
+
+    A line such as "built with d_model=15, num_heads=3; called with x and a causal mask".
+    """
+    values = [f"{name}={_value(subject, value)}" for name, value in subject.keywords.items()]
+    more = [f"{len(values) - _MOST} more"] if len(values) > _MOST else []
+    built = _listed([*map(str, subject.arguments), *values[:_MOST], *more])
+    inputs = [name for name, role in subject.feed if role in ("x", "q", "k", "v", "kv")]
+    optional = {p.name for p in subject.info.forward if p.has_default}
+    others = [
+        f"{name}={_GIVEN[role]}" if role in ("none", "zero", "one", "false", "true")
+        else f"{_GIVEN[role]} for {name}"
+        for name, role in subject.feed
+        if _GIVEN.get(role) and not (name in optional and role == "none")
+    ]  # fmt: skip
+    if subject.takes_mask and subject.polarity:
+        every = subject.mask_shape in ("bn", "b11n")
+        others.append("a mask that hides nothing" if every else "a causal mask")
+    shape = _SHAPES.get(subject.axes, "")
+    called = _listed([*inputs, *others]) + (f", as {shape}" if shape else "")
+    return f"{f'built with {built}' if built else 'built'}; called with {called}"
+
+
+def _value(subject: Subject, value: object) -> str:
+    if isinstance(value, dict):
+        if "__config__" in value:
+            names = [name for name, _ in subject.info.fields][:_MOST]
+            given = value["__config__"]
+            return f"({', '.join(f'{n}={given[n]}' for n in names if n in given)})"
+        return str(value.get("__object__") or value.get("__callable__"))
+    return repr(value)
+
+
+def _listed(parts: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))

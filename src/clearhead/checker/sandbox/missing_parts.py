@@ -1,0 +1,223 @@
+"""A file whose modules, data or GPU are missing here: run as far as it goes, with stand-ins.
+
+The file runs statement by statement. The first one that fails for want of something is left out,
+and from there on only definitions run: imports, classes, functions and constants. Like worker.py,
+which imports it, this runs beside code that may be hostile: see there.
+"""
+
+import ast
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+_DEFINITIONS = ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef
+_CONSTANTS = ast.Assign | ast.AnnAssign | ast.If | ast.Try
+NOTES = 5
+_NO_GPU = ("Torch not compiled with CUDA", "NVIDIA driver", "No CUDA GPUs", "CUDA driver")
+
+
+class _Named(type):
+    """The type of stand-ins: every attribute of one is another one."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return stand_in(name, vars(cls)["origin"])
+
+
+class StandIn(nn.Module, metaclass=_Named):
+    """Something imported from a module that is not here: a class, a function or a module.
+
+    It may be a base class, an annotation or a decorator; to compute with it is an error.
+    """
+
+    origin = ""
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
+        """A stand-in's object; as a decorator it gives back what it decorates."""
+        if vars(cls).get("is_stand_in") and len(arguments) == 1 and not keywords:
+            (only,) = arguments
+            if isinstance(only, types.FunctionType | type):
+                return only
+        return super().__new__(cls)
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        """Take any arguments."""
+        super().__init__()
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """There is nothing to compute."""
+        name, origin = type(self).__name__, type(self).origin
+        raise ImportError(f"{name!r} comes from {origin!r}, which is not here")
+
+
+def _pair(value: Any) -> Any:
+    return value if isinstance(value, tuple | list) else (value, value)
+
+
+_USUAL: dict[str, Any] = {"to_2tuple": _pair, "DropPath": nn.Dropout}
+
+
+def stand_in(name: str, origin: str) -> Any:
+    """What stands for a name of a missing module: torch's own thing of that name, if there is one.
+
+    Examples:
+        >>> stand_in("RMSNorm", "layers.norm") is nn.RMSNorm
+        True
+    """
+    if name in _USUAL:
+        return _USUAL[name]
+    for home in (nn, nn.functional, nn.init):
+        found = getattr(home, name, None)
+        if callable(found):
+            return found
+    fields = {"origin": origin, "is_stand_in": True, "__module__": origin}
+    return _Named(name, (StandIn,), fields)
+
+
+def is_stand_in(value: object) -> bool:
+    """Whether a value stands for something that is missing."""
+    return isinstance(value, _Named) and bool(vars(value).get("is_stand_in"))
+
+
+def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str]:
+    """Run a file in a namespace; returns what was left out of it, in sentences.
+
+    Raises:
+        Exception: If a class or a function cannot be defined, and nothing was missing before.
+    """
+    futures = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
+    notes: list[str] = []
+    first: Exception | SystemExit | None = None
+    defined: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.level:  # there is no package around the file
+            node.level, node.module = 0, node.module or node.names[0].name
+        if first is not None and not _defines(node, defined):
+            continue
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            defined.add(node.name)
+        whole = ast.Module(body=[*futures, node], type_ignores=[])
+        try:
+            exec(compile(whole, filename, "exec"), space)
+        except MemoryError:
+            raise
+        except (Exception, SystemExit) as error:
+            imports = isinstance(node, ast.Import | ast.ImportFrom)
+            if first is None and isinstance(node, ast.ClassDef | ast.FunctionDef):
+                raise
+            space |= {name: value for name, value in _given(node) if name not in space}
+            notes += [_note(node, error)] if imports or first is None else []
+            first = first or error
+    if first is not None and not any(isinstance(v, type) and v.__module__ == space["__name__"]
+                                     for v in space.values()):  # fmt: skip
+        raise first
+    if any(one.name == "pdb" for n in ast.walk(tree) if isinstance(n, ast.Import)
+           for one in n.names):  # fmt: skip
+        vars(importlib.import_module("pdb"))["set_trace"] = _nobody_answers
+    sys.breakpointhook = _nobody_answers
+    return list(dict.fromkeys(notes))[:NOTES]
+
+
+def _nobody_answers(*arguments: object, **keywords: object) -> None:
+    """A debugger's breakpoint: the class goes on."""
+
+
+def _defines(node: ast.stmt, defined: set[str]) -> bool:
+    """Whether a statement defines something, and does not set the file's own code to work."""
+    if isinstance(node, _DEFINITIONS):
+        return True
+    guard = isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
+    names = {n.func.id for n in ast.walk(node) if isinstance(n, ast.Call) and
+             isinstance(n.func, ast.Name)}  # fmt: skip
+    loops = any(isinstance(n, ast.For | ast.While) for n in ast.walk(node))
+    return isinstance(node, _CONSTANTS) and not guard and not loops and not names & defined
+
+
+def _given(node: ast.stmt) -> Iterator[tuple[str, Any]]:
+    """Stand-ins for the names that an import or an assignment would have given."""
+    if isinstance(node, ast.ImportFrom):
+        module = node.module or ""
+        yield from ((one.asname or one.name, stand_in(one.name, module)) for one in node.names)
+    elif isinstance(node, ast.Import):
+        short = [(one.asname or one.name.partition(".")[0], one.name) for one in node.names]
+        yield from ((name, stand_in(f"module {origin}", origin)) for name, origin in short)
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        stored = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+        names = [n.id for n in stored if isinstance(n.ctx, ast.Store)]
+        yield from ((name, stand_in(name, f"line {node.lineno}")) for name in names)
+
+
+def _note(node: ast.stmt, error: BaseException) -> str:
+    said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return f"An import failed (line {node.lineno}, {said}): only the file's definitions ran."
+    return f"Its line {node.lineno} failed ({said}): after it, only the file's definitions ran."
+
+
+def missing_names(space: Mapping[str, Any]) -> list[str]:
+    """The names of a namespace that stand for something missing."""
+    return [name for name, value in space.items() if is_stand_in(value)]
+
+
+class Siblings(MetaPathFinder, Loader):
+    """Files that lie beside a submission, importable by name; their text was sent with it.
+
+    Args:
+        sources: Dotted module names and their text.
+    """
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self.sources = sources
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        """A module that was sent, or a package that holds one."""
+        package = any(one.startswith(f"{name}.") for one in self.sources)
+        if name in self.sources or package:
+            return importlib.util.spec_from_loader(name, self, is_package=package)
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run it like the submission itself."""
+        text = self.sources.get(module.__name__, "")
+        file = f"{module.__name__}.py"
+        run_file(ast.parse(text, file), file, vars(module))
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        """An ordinary module."""
+        return None
+
+
+def wants_gpu(error: BaseException) -> bool:
+    """Whether this error says that there is no GPU."""
+    return isinstance(error, AssertionError | RuntimeError) and any(
+        sign in str(error) for sign in _NO_GPU
+    )
+
+
+class OnCpu(TorchFunctionMode):
+    """The CPU stands for every GPU: `.cuda()`, `.to("cuda")`, `device="cuda:0"`."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function with its devices replaced."""
+        if func is Tensor.cuda:
+            return args[0]
+        named = {name: _cpu(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_cpu, args), **named)
+
+
+def _cpu(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == "cuda" else value
+    return "cpu" if isinstance(value, str) and value.partition(":")[0] == "cuda" else value

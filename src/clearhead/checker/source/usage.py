@@ -1,0 +1,317 @@
+"""How a file uses a class: what it builds it with, what it calls it with, what its code expects.
+
+Everything is read from the syntax tree; nothing runs.
+"""
+
+import ast
+import functools
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from clearhead.checker.sandbox.submission import ClassInfo, Parameter
+
+_RANDOM = {"randn", "rand", "zeros", "ones", "empty", "randint", "Tensor", "FloatTensor"}
+_EINOPS = {"rearrange", "reduce", "repeat", "einsum"}
+
+
+@dataclass(frozen=True)
+class Given:
+    """One argument at a call site.
+
+    Args:
+        name: What the file calls it there: the last part of `self.cfg.n_head`; "" if nothing.
+        value: Its value, if that stands in the file: a number, a flag, a text or None.
+        known: Whether it does.
+        shape: The shape of a tensor that is made there: `torch.randn(2, 10, 64)`.
+        calls: The class that is built for it: `Attend(FullAttention(), 64)`.
+    """
+
+    name: str = ""
+    value: object = None
+    known: bool = False
+    shape: tuple[int, ...] = ()
+    calls: str = ""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How a file uses one class.
+
+    Args:
+        built: For each place where it is built, the constructor's arguments.
+        called: For each place where it is called, forward's arguments.
+        unpacked: For parameters of forward, the names that their axes get: `b, n, d = x.shape`.
+        ranks: For parameters of forward, how many axes the code expects.
+        makers: Parameters of the constructor that it calls itself: `norm_layer(dim)`.
+        parts: Parameters of the constructor that forward calls: `self.attend(q, k, v)`.
+        options: What the constructor reads from its `**kwargs`.
+        owners: The classes of the file that build it.
+    """
+
+    built: tuple[dict[str, Given], ...] = ()
+    called: tuple[dict[str, Given], ...] = ()
+    unpacked: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
+    makers: frozenset[str] = frozenset()
+    parts: frozenset[str] = frozenset()
+    options: tuple[str, ...] = ()
+    owners: frozenset[str] = frozenset()
+
+    def alias(self, parameter: str) -> str:
+        """What the file's own calls name an argument of forward; "" if they do not tell."""
+        names = [site[parameter].name for site in self.called if parameter in site]
+        return next((name for name in names if name), "")
+
+
+@functools.lru_cache(maxsize=16)
+def parsed(file: str) -> ast.Module:
+    """The file's tree; an empty one where it cannot be read."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # on how the file is spelled
+            return ast.parse(file)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+def class_node(file: str, name: str) -> ast.ClassDef | None:
+    """The class of that name; the last one, as Python has it."""
+    found = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.ClassDef) and n.name == name]
+    return found[-1] if found else None
+
+
+def method(node: ast.ClassDef | None, *names: str) -> ast.FunctionDef | None:
+    """The first of these methods that a class has."""
+    own = {} if node is None else {n.name: n for n in node.body if isinstance(n, ast.FunctionDef)}
+    return next((own[name] for name in names if name in own), None)
+
+
+def usage_of(file: str, info: ClassInfo) -> Usage:
+    """How a file uses a class."""
+    node = class_node(file, info.name)
+    init, forward = method(node, "__init__"), method(node, "forward", "__call__")
+    built, called, owners = [], [], set()
+    for scope, owner in _scopes(parsed(file)):
+        if owner == info.name:
+            continue
+        values = _assigned(scope)
+        holders = set()
+        for target, call in _calls(scope):
+            name = _name(call.func)
+            if isinstance(call.func, ast.Name) and name == info.name:
+                built.append(_arguments(call, info.init, values))
+                holders |= target
+                owners |= {owner} if owner else set()
+            elif name in holders or (isinstance(call.func, ast.Call) and
+                                     _name(call.func.func) == info.name):  # fmt: skip
+                called.append(_arguments(call, info.forward, values))
+    unpacked, ranks = _axes(forward)
+    return Usage(
+        tuple(built), tuple(called), unpacked, ranks, _called_in(init, info.init),
+        _kept_and_called(init, node, info.init), _options(init), frozenset(owners),
+    )  # fmt: skip
+
+
+def _scopes(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    """The file's classes, functions and top level, each with the class's name."""
+    top: list[ast.stmt] = []
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield node, node.name
+        elif isinstance(node, ast.FunctionDef):
+            yield node, ""
+        else:
+            top.append(node)
+    yield ast.Module(body=top, type_ignores=[]), ""
+
+
+def _calls(scope: ast.AST) -> Iterator[tuple[set[str], ast.Call]]:
+    """The calls of a scope in order, with the names that get their result."""
+    targets: dict[int, set[str]] = {}
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            names = node.targets if isinstance(node, ast.Assign) else [node.target]
+            inside = [node.value] if node.value is not None else []
+            for call in (n for value in inside for n in ast.walk(value)):
+                targets.setdefault(id(call), set()).update(filter(None, map(_name, names)))
+    calls = [node for node in ast.walk(scope) if isinstance(node, ast.Call)]
+    for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
+        yield targets.get(id(call), set()), call
+
+
+def _name(node: ast.AST) -> str:
+    """The last part of a name: `self.cfg.n_head` and `cfg["n_head"]` are n_head."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Subscript):
+        inner = node.slice
+        text = inner.value if isinstance(inner, ast.Constant) else None
+        return text if isinstance(text, str) else _name(node.value)
+    return ""
+
+
+def _assigned(scope: ast.AST) -> dict[str, ast.expr]:
+    """The values that plain names get in a scope."""
+    found: dict[str, ast.expr] = {}
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    found[target.id] = node.value
+                elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    pairs = zip(target.elts, node.value.elts, strict=False)
+                    found |= {one.id: value for one, value in pairs if isinstance(one, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and node.value and isinstance(node.target, ast.Name):
+            found[node.target.id] = node.value
+    return found
+
+
+def _arguments(
+    call: ast.Call, parameters: Sequence[Parameter], values: dict[str, ast.expr]
+) -> dict[str, Given]:
+    plain = [p.name for p in parameters if not p.kind.startswith(("VAR", "KEYWORD"))]
+    if any(isinstance(one, ast.Starred) for one in call.args):
+        return {}
+    found = dict(zip(plain, call.args, strict=False))
+    found |= {one.arg: one.value for one in call.keywords if one.arg is not None}
+    return {name: _given(value, values) for name, value in found.items()}
+
+
+def _given(node: ast.expr, values: dict[str, ast.expr]) -> Given:
+    name = _name(node)
+    behind = values.get(name, node) if isinstance(node, ast.Name) else node
+    if isinstance(behind, ast.Call):
+        function = _name(behind.func)
+        if function in _RANDOM:
+            shape = tuple(_number(one, values) for one in _sizes(behind))
+            return Given(name, shape=shape if all(shape) else ())
+        return Given(name or function, calls=function)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv | ast.Div):
+        return Given("head_dim" if "head" in ast.unparse(node.right) else "")
+    try:
+        return Given(name, ast.literal_eval(behind), known=True)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return Given(name)
+
+
+def _sizes(call: ast.Call) -> list[ast.expr]:
+    (first, *_) = [*call.args, None]
+    sizes = first.elts if isinstance(first, ast.Tuple | ast.List) else call.args
+    return [one for one in sizes if not isinstance(one, ast.Starred)]
+
+
+def _number(node: ast.expr, values: dict[str, ast.expr]) -> int:
+    """The whole number that an expression stands for; 0 if that is not told."""
+    behind = values.get(node.id, node) if isinstance(node, ast.Name) else node
+    value = behind.value if isinstance(behind, ast.Constant) else 0
+    return value if type(value) is int else 0
+
+
+def _axes(forward: ast.FunctionDef | None) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:
+    """What forward's own code says about the axes of its parameters."""
+    unpacked: dict[str, tuple[str, ...]] = {}
+    ranks: dict[str, int] = {}
+    if forward is None:
+        return unpacked, ranks
+    names = {one.arg for one in forward.args.args}
+    for node in ast.walk(forward):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            owner, targets = _shape_of(node.value), node.targets[0].elts
+            starred = any(isinstance(one, ast.Starred) for one in targets)
+            if owner in names and not starred and owner not in unpacked:
+                unpacked[owner] = tuple(ast.unparse(one).strip("_").lower() for one in targets)
+                ranks.setdefault(owner, len(targets))
+        elif isinstance(node, ast.Call) and _name(node.func) in _EINOPS and len(node.args) > 1:
+            one, pattern = node.args[0], node.args[1]
+            text = pattern.value if isinstance(pattern, ast.Constant) else ""
+            if _name(one) in names and isinstance(text, str) and "->" in text:
+                axes = text.partition("->")[0].replace("(", " ( ").replace(")", " ) ").split()
+                if "..." not in axes and "(" not in axes and _name(one) not in unpacked:
+                    unpacked[_name(one)] = tuple(axis.lower() for axis in axes)
+                    ranks.setdefault(_name(one), len(axes))
+    return unpacked, ranks
+
+
+def _shape_of(node: ast.expr) -> str:
+    """The name whose shape an expression is: `x.shape`, `x.size()`."""
+    if isinstance(node, ast.Call) and not node.args:
+        node = node.func
+    known = isinstance(node, ast.Attribute) and node.attr in ("shape", "size")
+    return _name(node.value) if known and isinstance(node, ast.Attribute) else ""
+
+
+def _called_in(init: ast.FunctionDef | None, parameters: Sequence[Parameter]) -> frozenset[str]:
+    names = {p.name for p in parameters}
+    nodes = () if init is None else ast.walk(init)
+    calls = [n.func for n in nodes if isinstance(n, ast.Call)]
+    return frozenset(f.id for f in calls if isinstance(f, ast.Name) and f.id in names)
+
+
+def _kept_and_called(
+    init: ast.FunctionDef | None, node: ast.ClassDef | None, parameters: Sequence[Parameter]
+) -> frozenset[str]:
+    """Parameters that the constructor keeps, and other methods call."""
+    if init is None or node is None:
+        return frozenset()
+    names = {p.name for p in parameters}
+    kept = {
+        _name(target): assign.value.id
+        for assign in ast.walk(init)
+        if isinstance(assign, ast.Assign) and isinstance(assign.value, ast.Name)
+        for target in assign.targets
+        if isinstance(target, ast.Attribute) and assign.value.id in names
+    }
+    others = [n for n in node.body if isinstance(n, ast.FunctionDef) and n is not init]
+    calls = {ast.unparse(n.func) for one in others for n in ast.walk(one)
+             if isinstance(n, ast.Call)}  # fmt: skip
+    return frozenset(name for attribute, name in kept.items() if f"self.{attribute}" in calls)
+
+
+def _options(init: ast.FunctionDef | None) -> tuple[str, ...]:
+    """The names that a constructor must find in its `**kwargs`."""
+    if init is None or init.args.kwarg is None:
+        return ()
+    kwargs = init.args.kwarg.arg
+    found = []
+    for node in ast.walk(init):
+        if isinstance(node, ast.Subscript) and _name(node.value) == kwargs:
+            found.append(_name(node))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            wanted = node.func.attr in ("pop", "get") and _name(node.func.value) == kwargs
+            if wanted and len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
+                found.append(str(node.args[0].value))
+    return tuple(dict.fromkeys(name for name in found if name and name != kwargs))
+
+
+def fields_read(scope: ast.AST, name: str) -> set[str]:
+    r"""The fields that are read from a name, or from an attribute of that name; calls are none.
+
+    Examples:
+        >>> code = "c = self.cfg = config\nself.cfg.width, c.depth, d.height"
+        >>> sorted(fields_read(ast.parse(code), "config"))
+        ['depth', 'width']
+    """
+    same = {name}
+    for _ in range(3):  # other names for the same thing
+        for node in ast.walk(scope):
+            if isinstance(node, ast.Assign) and _whole(node.value) in same:
+                same |= set(filter(None, map(_whole, node.targets)))
+    called = {id(node.func) for node in ast.walk(scope) if isinstance(node, ast.Call)}
+    found = set()
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Attribute) and _whole(node.value) in same:
+            found |= {node.attr} if id(node) not in called else set()
+        elif isinstance(node, ast.Subscript) and _whole(node.value) in same:
+            key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+            found |= {key} if isinstance(key, str) else set()
+    return found - {one.removeprefix("self.") for one in same}
+
+
+def _whole(node: ast.AST) -> str:
+    """A name, or `self.name`; "" for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    own = isinstance(node, ast.Attribute) and _whole(node.value) == "self"
+    return f"self.{node.attr}" if own and isinstance(node, ast.Attribute) else ""

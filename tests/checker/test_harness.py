@@ -1,0 +1,301 @@
+"""How a class is built and called, learned from the file itself and from its errors."""
+
+import pytest
+import torch
+from checker_here import Here
+
+from clearhead.checker.diagnosis.class_check import check_source
+from clearhead.checker.harness.alternatives import alternatives, mask_ways
+from clearhead.checker.harness.building import prepare
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.constructor_arguments import with_configs
+from clearhead.checker.harness.subject import Subject
+from clearhead.checker.sandbox.submission import Failure, Isolated
+from clearhead.checker.source.siblings import siblings_of
+from clearhead.checker.source.text_patterns import text_of
+
+CLASS = """
+class Attention(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def split(self, x):
+        return x.unflatten(-1, (self.h, -1)).transpose(1, 2)
+
+    def forward(self, x):
+        q, k, v = self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+"""
+IMPORTS = "import torch\nfrom torch import nn\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("import no_such_module\n", "", "no_such_module"),
+        ("from .layers import RMSNorm, helper\n", "", "layers"),
+        ("text = open('shakespeare.txt').read()\n", "", "shakespeare.txt"),
+        ("", "model = Attention(8, 2)\nprint(model.missing)\n", "missing"),
+        ("", "raise SystemExit(1)\n", "SystemExit"),
+    ],
+)
+def test_what_is_missing_at_the_top_is_left_out(before, after, said):
+    with Isolated(IMPORTS + before + CLASS + after, "file.py") as session:
+        (info,) = session.classes()
+        assert info.name == "Attention"
+        assert said in " ".join(session.notes)
+        assert not isinstance(
+            session.build("Attention", [], {"d_model": 6, "num_heads": 2}), Failure
+        )
+
+
+def test_nothing_is_said_of_a_file_that_runs():
+    with Isolated(IMPORTS + CLASS, "file.py") as session:
+        session.classes()
+        assert (session.notes, session.missing) == ((), ())
+
+
+def test_an_optional_import_is_left_to_its_own_handler():
+    optional = "try:\n    import flash_attn\nexcept ImportError:\n    flash_attn = None\n"
+    check = "assert flash_attn is None\n"
+    with Isolated(IMPORTS + optional + check + CLASS, "file.py") as session:
+        session.classes()
+        assert session.notes == ()
+
+
+def test_a_broken_class_is_an_error_of_the_file():
+    with Isolated(IMPORTS + "class A(nn.Modul):\n    pass\n", "file.py") as session:
+        failure = session.classes()
+    assert isinstance(failure, Failure)
+    assert failure.line == 3
+
+
+def test_siblings_can_be_imported():
+    source = IMPORTS + "from .sizes import WIDTH\nfrom tools.maths import double\n" + CLASS
+    source += "class Two(Attention):\n    def forward(self, x): return double(x) + WIDTH\n"
+    siblings = {"sizes": "WIDTH = 3\n", "tools.maths": "def double(x): return 2 * x\n"}
+    with Isolated(source, "file.py", siblings=siblings) as session:
+        session.build("Two", [], {"d_model": 6, "num_heads": 2})
+        out = session.forward([torch.ones(1, 2, 6)])
+    assert session.notes == ()
+    assert not isinstance(out, Failure)
+    assert torch.equal(out.tensors[0], torch.full((1, 2, 6), 5.0))
+
+
+def test_the_cpu_stands_for_a_gpu():
+    source = IMPORTS + (
+        "class Attention(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.w = nn.Linear(3, 3).cuda()\n"
+        "        self.register_buffer('m', torch.ones(3, device='cuda:0'))\n"
+        "    def forward(self, x):\n"
+        "        return self.w(x).to('cuda') * self.m.to(torch.device('cuda'))\n"
+    )
+    with Isolated(source, "file.py") as session:
+        built = session.build("Attention", [], {})
+        out = session.forward([torch.ones(1, 3)])
+    assert not isinstance(built, Failure)
+    assert not isinstance(out, Failure)
+
+
+def made(source: str, name: str = "Attention") -> tuple[Case, Subject]:
+    """The class, built and called as `check` does it."""
+    session = Here(IMPORTS + source)
+    classes = session.classes()
+    assert not isinstance(classes, Failure)
+    (info,) = (one for one in classes if one.name == name)
+    text = text_of(IMPORTS + source, info)
+    case = Case(session, with_configs(info, text.code, text.file), text, "file.py")
+    subject = prepare(case)
+    assert isinstance(subject, Subject), subject
+    return case, subject
+
+
+def test_how_it_was_built_and_called_is_said():
+    _, subject = made(CLASS)
+    assert subject.how == "built with d_model=15 and num_heads=3; called with x"
+
+
+def attention(init: str, forward: str, body: str, scores: str = "") -> str:
+    """A class with these signatures; `body` comes before its queries, `scores` after the scores."""
+    return f"""
+class Attention(nn.Module):
+    def __init__(self, {init}):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+        {body}
+
+    def forward(self, {forward}):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        s = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        {scores or "pass"}
+        return s.softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize(
+    ("scores", "shape"),
+    [
+        ("b, _, _, n = mask.shape; s = s.masked_fill(mask.view(b, 1, n) == 0, -1e9)", "b11n"),
+        ("s = s.masked_fill(mask.view(x.shape[0], 1, -1) == 0, -1e9)", "bn"),
+        ("_, _, n, _ = mask.shape; s = s.masked_fill(mask.view(1, n, n) == 0, -1e9)", "11nn"),
+        ("assert mask.shape[0] == 2; s = s.masked_fill(mask == 0, -1e9)", "bnn"),
+    ],
+)
+def test_a_mask_that_is_needed_comes_in_the_shape_that_runs(scores, shape):
+    _, subject = made(attention("d", "x, mask", "pass", scores))
+    assert subject.mask_shape == shape
+    assert subject.polarity
+
+
+def test_plain_arguments_of_forward_get_plain_values():
+    source = attention(
+        "d", "x, start_pos, cache, seq_len", "pass", "assert start_pos + 7 == seq_len"
+    )
+    _, subject = made(source)
+    assert dict(subject.feed) == {
+        "x": "x", "start_pos": "zero", "cache": "none", "seq_len": "length",
+    }  # fmt: skip
+    assert "start_pos=0" in subject.how
+
+
+def test_a_tensor_that_an_error_shows_to_be_needed_is_given():
+    _, subject = made(attention("d", "x, pos_emb", "pass", "s = s + self.q(pos_emb).sum() * 0"))
+    assert dict(subject.feed)["pos_emb"] == "more"
+
+
+def test_fields_of_a_configuration_are_guessed_by_name():
+    body = "self.inner = Inner(c)"
+    source = attention("c", "x", body).replace("(d, d)", "(c.width, c.width)")
+    source += "\nclass Inner:\n    def __init__(self, k):\n"
+    source += "        assert not k.use_flash and k.rope_base == 10000 and k.my_device is None\n"
+    _, subject = made(source)
+    assert subject.keywords["c"]["__config__"]["use_flash"] is False
+
+
+def test_what_kwargs_must_hold_is_given():
+    size = "kwargs['config'].n_embd"
+    source = attention("**kwargs", "x", "pass").replace("(d, d)", f"({size}, {size})")
+    _, subject = made(source)
+    assert "config" in subject.keywords
+
+
+def test_an_argument_that_is_called_gets_a_layer():
+    _, subject = made(attention("d, norm_layer", "x", "self.norm = norm_layer(d)"))
+    assert subject.built.modules["norm"] == "LayerNorm"
+
+
+def test_an_argument_that_forward_calls_gets_a_class_of_the_file():
+    body = "self.mixer = mixer"
+    source = attention("d, mixer", "x", body).replace("s.softmax(-1) @ v", "self.mixer(s, v)")
+    source += "\nclass Mixer(nn.Module):\n    def forward(self, s, v): return s.softmax(-1) @ v\n"
+    _, subject = made(source)
+    assert subject.built.modules["mixer"] == "Mixer"
+
+
+def test_a_call_site_tells_what_unknown_names_mean():
+    source = CLASS.replace("d_model, num_heads", "alpha, beta")
+    source = source.replace("d_model", "alpha").replace("num_heads", "beta")
+    source += (
+        "\nclass Block(nn.Module):\n    def __init__(self, n_head, n_embd):\n"
+        "        super().__init__()\n        self.a = Attention(n_embd, n_head)\n"
+    )
+    _, subject = made(source)
+    assert subject.keywords == {"alpha": 15, "beta": 3}
+
+
+@pytest.mark.parametrize(
+    ("unpack", "back", "axes"),
+    [
+        (
+            "b, h, w, c = x.shape\n        x = x.reshape(b, h * w, c)",
+            ".reshape(b, h, w, c)",
+            "pixels",
+        ),
+        (
+            "b, c, h, w = x.size()\n        x = x.flatten(2).mT",
+            ".mT.reshape(b, c, h, w)",
+            "picture",
+        ),
+        ("b, n, c, h, w = x.shape\n        x = x[..., 0, 0]", "[..., None, None]", "frames"),
+    ],
+)
+def test_the_order_of_axes_is_read_from_their_names(unpack, back, axes):
+    source = attention("d", "x", "pass").replace(
+        "q, k, v = self.q(x)", f"{unpack}\n        q, k, v = self.q(x)"
+    )
+    source = source.replace("s.softmax(-1) @ v", f"(s.softmax(-1) @ v){back}")
+    _, subject = made(source)
+    assert subject.axes == axes
+
+
+def test_a_helper_without_weights_gets_inputs_of_the_width_it_was_told():
+    source = """
+class Attention(nn.Module):
+    def __init__(self, d_k):
+        super().__init__()
+        self.d_k = d_k
+
+    def forward(self, q, k, v):
+        assert q.shape[-1] == self.d_k
+        return (q @ k.mT / self.d_k ** 0.5).softmax(-1) @ v
+"""
+    _, subject = made(source)
+    assert subject.d_in == subject.keywords["d_k"]
+
+
+def test_flags_are_tried_with_their_other_value():
+    source = attention("d, scaled=False", "x, causal=False", "self.f = scaled", "pass")
+    case, subject = made(source)
+    ways = list(alternatives(case, subject))
+    assert ways[0].keywords["scaled"] is True
+    assert any(dict(one.feed).get("causal") == "true" for one in ways)
+    assert len(ways) <= 6
+
+
+def test_masks_come_in_both_meanings():
+    _, subject = made(attention("d", "x, mask=None", "pass"))
+    ways = dict(mask_ways(subject))
+    assert ways["causal (7, 7), True = may attend"].equal(torch.ones(7, 7).tril().bool())
+    assert ways["all visible (2, 1, 1, 7), True = hidden"].sum() == 0
+    _, plain = made(CLASS)
+    assert mask_ways(plain) == []
+
+
+def test_siblings_are_found_beside_a_file(tmp_path):
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers" / "norms.py").write_text("from sizes import D\n", encoding="utf-8")
+    (tmp_path / "sizes.py").write_text("D = 3\n", encoding="utf-8")
+    (tmp_path / "other.py").write_text("", encoding="utf-8")
+    source = "import torch\nfrom .layers.norms import Norm\n"
+    found = siblings_of(tmp_path / "file.py", source)
+    assert found == {"layers.norms": "from sizes import D\n", "sizes": "D = 3\n"}
+
+
+def test_a_helper_that_cannot_run_alone_is_judged_inside_its_owner():
+    source = IMPORTS + CLASS.replace("(weights @ v)", "Mix()(weights, v)")
+    source += (
+        "\nclass MixAttention(nn.Module):\n    def forward(self, a, v, missing): return a @ v\n"
+    )
+    source = source.replace("Mix()(weights, v)", "MixAttention()(weights, v, 1)")
+    source = source.replace("missing): return a @ v", "n): assert n == 1; return a @ v")
+    (report,) = check_source(source, "file.py")
+    assert (report.cls, report.verdict) == ("Attention", "correct")
+
+
+def test_pooling_is_not_judged():
+    source = IMPORTS + attention("d", "x", "pass").replace("@ v\n", "@ v.sum(1, keepdim=True)\n")
+    source = source.replace("s.softmax(-1) @ v.sum(1, keepdim=True)", "(s.softmax(-1) @ v).mean(1)")
+    (report,) = check_source(source, "file.py")
+    assert report.verdict == "unsure"
+    assert "it pools the tokens" in report.findings[0].evidence
+
+
+def test_a_call_that_the_checker_chose_is_said_to_be_so():
+    source = IMPORTS + attention("d", "x", "pass", "s = s + self.none_such")
+    (report,) = check_source(source, "file.py")
+    assert "The checker chose this call: built with d=15; called with x." in report.findings[0].fix
