@@ -8,6 +8,7 @@ import inspect
 import itertools
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from clearhead.checker.diagnosis.naming import (
     judge_bias,
     name_mistakes,
     question_of_causality,
+    unscaled_on_purpose,
 )
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_mask, judge_steps
@@ -200,6 +202,7 @@ def check_class(
 
 
 # What another value of a flag may explain: masked=False, scale=False.
+_PATIENCE = 3.0  # seconds
 _BY_A_FLAG = {"no-causal-mask", "missing-scale", "wrong-scale", "unexplained"}
 
 
@@ -208,7 +211,12 @@ def _otherwise(case: Case, subject: Subject, report: Report) -> Report | None:
     wrong = {found.id for found in report.findings if found.severity == "wrong"}
     if report.verdict != "wrong" or case.given or not wrong <= _BY_A_FLAG:
         return None
+    began = time.monotonic()
     for trial in alternatives(case, subject):
+        if time.monotonic() - began > _PATIENCE:
+            break
+        if trial.sizes != subject.sizes and wrong != {"unexplained"}:
+            continue
         again = replace(case, findings=[], notes=list(case.session.notes), steps=())
         other = _examine(again, trial)
         if other.verdict == "correct":
@@ -326,7 +334,9 @@ def _by_steps(case: Case, subject: Subject, steps: Judgement, best: Explanation 
     The black box may know more of the same: what it reproduces, and no step shows.
     """
     for found in steps.findings:
-        case.add(found.id, found.evidence, found.line, found.severity)
+        on_purpose = found.id == "missing-scale" and unscaled_on_purpose(case)
+        severity = "edge" if on_purpose else found.severity
+        case.add(found.id, found.evidence, found.line, severity)
     case.notes += steps.notes
     ids = {found.id for found in steps.findings}
     if best is not None and ids <= set(best.ids):

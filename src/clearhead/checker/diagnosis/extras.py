@@ -141,6 +141,8 @@ def _gradient_of(best: Explanation, cotangent: Tensor, subject: Subject) -> Tens
     """What the gradient of the first input should be."""
     if subject.axes in ("single", "packed", *axes.HEADS_READY):
         return None
+    if subject.dtype != torch.float64:
+        return None
     q, k, v = best.program.inputs
     x = q.clone().requires_grad_()
     leaves = (x, x if k is q else k, x if v is q else v)

@@ -100,8 +100,11 @@ def name_mistakes(
         evidence = evidence_for(id, case.session, subject, inputs, out, best, search)
         terms = best.program.weights.terms
         biased = terms is not None and terms.added is not None and others(subject)
+        if id == "missing-scale" and "T5" in case.info.name:
+            case.add(id, f"{evidence} T5 has no scale, on purpose.", line, severity="edge")
+            continue
         if id == "missing-scale" and biased:
-            told = re.search(_NO_SCALE, case.text.source)
+            told = unscaled_on_purpose(case)
             said = "the source says so" if told else "this may be on purpose"
             evidence += f" With a learned bias of positions, as in T5, {said}."
             case.doubt |= not told
@@ -118,6 +121,12 @@ _NO_SCALE = (
     r"(?i)\bT5\b|\b(no|not|without|un)[ -]?(the )?(1\s*/\s*sqrt|sqrt|scal\w+|division|divided)|"
     r"scal\w+ (is|are) (folded|absorbed|in the init)"
 )
+
+
+def unscaled_on_purpose(case: Case) -> bool:
+    """Whether the source says that the scores have no scale, as T5's have none."""
+    said = re.search(_NO_SCALE, case.text.source) is not None
+    return said or "T5" in case.info.name
 
 
 def judge_bias(case: Case, subject: Subject, terms: Terms) -> None:

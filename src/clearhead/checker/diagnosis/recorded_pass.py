@@ -119,7 +119,11 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> tuple[Reading
             batch=batch,
             arguments=()
             if subject.built.parameters
-            else tuple(v for v in subject.keywords.values() if type(v) is int),
+            else tuple(
+                value
+                for value in subject.keywords.values()
+                if isinstance(value, int | float) and value > 0
+            ),
         )
     except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error

@@ -29,6 +29,7 @@ _SCALES = {
     "true_divide",
     "multiply",
 }
+_ROUNDS = {"floor_divide", "__floordiv__", "floor", "round", "trunc", "int", "long"}
 _UNIT = {"normalize", "norm", "vector_norm", "rsqrt"}
 
 
@@ -77,7 +78,7 @@ def judge(
     causal: str,
     given_mask: bool,
     batch: int,
-    arguments: tuple[int, ...] = (),
+    arguments: tuple[float, ...] = (),
 ) -> Judgement:
     """Hold every step of every attention in a program against what it should be.
 
@@ -117,7 +118,7 @@ class _Steps:
         causal: str,
         given_mask: bool,
         batch: int,
-        arguments: tuple[int, ...],
+        arguments: tuple[float, ...],
     ) -> None:
         self.arguments = arguments
         self.reading, self.core, self.runs, self.verdict = reading, core, runs, verdict
@@ -270,6 +271,11 @@ class _Steps:
         if not linear:
             if "tanh" in names:
                 self.capped(dots, scores)
+            elif names & _ROUNDS:
+                evidence = "The scores are rounded to whole numbers before the softmax."
+                lines = [self.program.calls[i] for i in sorted(self._between())]
+                line = next(call.line for call in lines if call.name in _ROUNDS)
+                verdict.add("unexplained", evidence, line)
             elif {"log_softmax", "softmax"} & names:
                 verdict.add(
                     "softmax-twice",
@@ -375,7 +381,7 @@ class _Steps:
         right = width**-0.5
         if abs(total / right - 1) < 1e-4:
             return
-        if any(n > 0 and abs(total * n**0.5 - 1) < 1e-4 for n in self.arguments):
+        if any(abs(total / n - 1) < 1e-4 for m in self.arguments for n in (m, 1 / m, m**-0.5)):
             verdict.notes.append("The scale is an argument, and what was given is used.")
             return
         line = self._scale_line() or line_q or line_k or core.line
