@@ -26,7 +26,7 @@ CONFIG = GPT2Config(
     dropout=0.0,
     qkv_bias=True,
 )
-ROW = Row("a.py", "A", "correct", "", "", "", "1.0", "", "0" * 64, "r")
+ROW = Row("a.py", "A", "yes", "correct", "", "", "", "", "", "1.0", "0" * 64, "r")
 
 
 def model() -> GPT2:

@@ -14,7 +14,7 @@ from clearhead import cli
 from clearhead.checker.classroom import batch
 from clearhead.checker.classroom import check_command as runner
 from clearhead.checker.classroom import class_page as page
-from clearhead.checker.classroom.marks_file import HEAD, Marks, Row
+from clearhead.checker.classroom.marks_file import HEAD, Detail, Marks, Row, pack
 from clearhead.checker.classroom.policy import _KEYS as POLICY_KEYS
 from clearhead.checker.classroom.policy import Policy
 from clearhead.checker.report import Finding, Form, Report
@@ -79,8 +79,10 @@ def test_a_folder_gives_a_row_a_file(classroom, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "7 submissions: 3 error, 2 correct (1 of them with a remark), 2 wrong" in out
     assert re.search(r"^missing-scale +2 +29%$", out, re.MULTILINE)
-    assert "missing-scale</code>: 2 of 7" in html.read_text(encoding="utf-8")
-    assert "<td>line 1</td>" in html.read_text(encoding="utf-8")
+    assert "missing-scale</code>: 2 of 7</h3>" in html.read_text(encoding="utf-8")
+    shown = html.read_text(encoding="utf-8")
+    assert "<dt>Where</dt><dd>line 1: <code># wrong missing-scale</code></dd>" in shown
+    assert "<dt>Evidence</dt><dd>It shows.</dd>" in shown
     assert rows["bo.py"]["places"] == "line 1"
 
 
@@ -224,12 +226,15 @@ def test_cells_are_no_formulas(tmp_path):
     path = tmp_path / "marks.csv"
     marks = Marks(path)
     marks.add(
-        Row("=f(1)", "+C", "wrong", "-id", "@x", "-", "1.0", 'say "a,b"\r\n=2', "0" * 64, "ab")
+        Row(
+            *("=f(1)", "+C", "no", "wrong", "-id", "-id", "@x", "-", 'say "a,b"\r\n=2', "1.0"),
+            *("0" * 64, "ab"),
+        )
     )
     marks.close()
     (cells,) = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))[1:]
-    assert cells[:6] == ["'=f(1)", "'+C", "wrong", "'-id", "'@x", "-"]
-    assert cells[7] == 'say "a,b"\\r\\n=2'
+    assert cells[:8] == ["'=f(1)", "'+C", "no", "wrong", "'-id", "'-id", "'@x", "-"]
+    assert cells[8] == 'say "a,b"\\r\\n=2'
     again = Marks(path)
     assert again.done("=f(1)", "0" * 64, "ab")
     assert not again.done("=f(1)", "1" * 64, "ab")
@@ -330,7 +335,7 @@ def test_a_notebooks_findings_name_the_cell_in_every_form(tmp_path, capsys):
     found = json.loads(said[1])["findings"][0]
     assert (found["cell"], found["line"]) == ("In[5]", 9)
     assert rows_in(marks)["hw.ipynb"]["places"] == "In[5], line 9"
-    assert "<td>In[5], line 9</td>" in html.read_text(encoding="utf-8")
+    assert "<dd>In[5], line 9: <code>scores = " in html.read_text(encoding="utf-8")
 
 
 # The policy
@@ -408,7 +413,9 @@ def test_a_wrong_policy_explains_itself(text, message, tmp_path):
 
 def test_the_page_is_one_file_and_escaped():
     evil = "<img src=x onerror=alert(1)>"
-    text = page.html([Row(*[evil] * 6, "1.0", evil, "0" * 64, "")], title=evil)
+    text = page.html(
+        [Row(*[evil] * 9, "1.0", "0" * 64, "", pack([Detail(*[evil] * 4)]))], title=evil
+    )
     assert "<img" not in text
     assert "&lt;img" in text
     assert not re.search(r"https?://|<script|<link|url\(|@import", text)

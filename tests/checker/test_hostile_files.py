@@ -111,7 +111,7 @@ def test_a_link_that_the_user_names_is_followed(tmp_path):
     (tmp_path / "link.py").symlink_to(tmp_path / "real.py")
     marks = tmp_path / "marks.csv"
     assert mark(tmp_path / "link.py", csv=marks) == 0
-    assert rows_in(marks)[0][:3] == ["link.py", "Attention", "correct"]
+    assert rows_in(marks)[0][:4] == ["link.py", "Attention", "yes", "correct"]
 
 
 def no_memory(*given: object) -> None:
@@ -155,7 +155,7 @@ def test_the_folder_of_a_worker_that_was_killed_is_removed(tmp_path, monkeypatch
 
 
 def row(file: str, note: str = "", cls: str = "A") -> Row:
-    return Row(file, cls, "error", "", "", "-", "1.0", note, "0" * 64, "r")
+    return Row(file, cls, "unclear", "error", "", "", "", "-", note, "1.0", "0" * 64, "r")
 
 
 def test_a_long_cell_does_not_spoil_the_file(tmp_path):
@@ -165,7 +165,9 @@ def test_a_long_cell_does_not_spoil_the_file(tmp_path):
     marks.add(row("a.py", note="x" * 200_000, cls="A" * 150_000))
     marks.close()
     assert max(map(len, rows_in(path)[0])) == 20_000
-    path.write_text(f"{','.join(HEAD)}\n{','.join(['x' * 200_000] * 10)}\n", encoding="utf-8")
+    path.write_text(
+        f"{','.join(HEAD)}\n{','.join(['x' * 200_000] * len(HEAD))}\n", encoding="utf-8"
+    )
     again = Marks(path)  # as an earlier version wrote it
     assert list(again.rows) == ["x" * 200_000]
     again.close()
@@ -233,13 +235,13 @@ def test_marks_among_the_submissions_are_refused(tmp_path):
     (folder / "inner").mkdir(parents=True)
     (folder / "a.py").write_text("# wrong x\n", encoding="utf-8")
     for place in (folder, folder / "inner"):
-        with pytest.raises(ValueError, match=r"expected a place outside .*subs"):
+        with pytest.raises(ValueError, match=r"expected a path outside .*subs"):
             mark(folder, csv=place / "marks.csv")
     assert mark(folder, csv=tmp_path / "marks.csv") == 1
 
 
 def test_the_page_says_how_the_files_were_run():
-    assert "<p class=" not in page.html([])
+    assert "<footer" not in page.html([])
     assert "Contained by &lt;x&gt;." in page.html([], contained="Contained by <x>.")
 
 

@@ -3,6 +3,7 @@
 import csv
 import html
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,16 @@ from batch_stubs import mark
 from clearhead import drawing
 from clearhead.checker.catalogue import MISTAKES
 from clearhead.checker.classroom import class_page as page
-from clearhead.checker.classroom.class_summary import draw, tally
-from clearhead.checker.classroom.marks_file import Marks, Row
+from clearhead.checker.classroom.class_summary import Counted, draw, tally
+from clearhead.checker.classroom.marks_file import (
+    OLD_HEAD,
+    PASSED,
+    Detail,
+    Marks,
+    Row,
+    pack,
+    unpack,
+)
 from clearhead.checker.classroom.policy import Policy
 from clearhead.checker.report import Form, Report
 
@@ -41,7 +50,10 @@ def names_in(path: Path) -> list[str]:
 
 
 def row(file: str, verdict: str, findings: str = "", severities: str = "", note: str = "") -> Row:
-    return Row(file, "A", verdict, findings, severities, "-", "1.0", note, "0" * 64, "r")
+    passed = PASSED.get(verdict, "unclear")
+    return Row(
+        file, "A", passed, verdict, "", findings, severities, "-", note, "1.0", "0" * 64, "r"
+    )
 
 
 ROWS = [
@@ -193,13 +205,13 @@ def test_changed_rules_say_that_all_is_judged_again(subs, tmp_path, capsys):
     mark(subs, csv=marks, policy=rules, adapter=adapter)
     assert "The adapter changed: all are judged again." in capsys.readouterr().err
     text = marks.read_text(encoding="utf-8")
-    marks.write_text(re.sub(r"\d+\.\d+\.\d+\S*(?=-\w+-\w+$)", "0.0.1", text, flags=re.M))
+    marks.write_text(re.sub(r",\d+\.\d+\.\d+[^\s,]*(?=-\w+-\w+,)", ",0.0.1", text))
     (subs / "new.py").write_text("# correct\n", encoding="utf-8")
     mark(subs, csv=marks)
     err = capsys.readouterr().err
     assert "The version, the policy and the adapter changed: all are judged again." in err
     text = marks.read_text(encoding="utf-8").splitlines()
-    kept = [line if "dan.py" not in line else line[:-5] + "12345" for line in text]
+    kept = [line if "dan.py" not in line else line[:-6] + "12345," for line in text]
     marks.write_text("\n".join(kept) + "\n", encoding="utf-8")
     mark(subs, csv=marks)
     assert "The adapter changed: 1 of 5 is judged again." in capsys.readouterr().err
@@ -211,10 +223,10 @@ def test_changed_rules_say_that_all_is_judged_again(subs, tmp_path, capsys):
 def test_what_fails_and_what_does_not_are_apart():
     """An edge finding of a correct class stood among the mistakes, without its severity."""
     seen = tally(ROWS, ("wrong",))
-    assert seen.fails == [("missing-scale", 1), ("softmax-twice", 1)]
-    assert seen.remarks == [("mask-not-a-buffer (edge: only in some situations)", 1)]
+    assert seen.fails == [Counted("missing-scale", 1), Counted("softmax-twice", 1)]
+    assert seen.remarks == [Counted("mask-not-a-buffer", 1, "edge: only in some situations")]
     assert tally(ROWS, ("wrong", "edge")).remarks == []
-    assert ("mask-not-a-buffer", 1) in tally(ROWS, ("edge",)).fails
+    assert Counted("mask-not-a-buffer", 1) in tally(ROWS, ("edge",)).fails
     text = drawing.plain(draw(ROWS), width=120)
     assert text.startswith("5 submissions: 2 correct (1 of them with a remark), 1 error, 1 unsure")
     mistakes, remarks = text.index("What fails"), text.index("what does not fail")
@@ -250,10 +262,61 @@ def test_correct_with_a_remark_reads_so_on_the_page(subs, tmp_path):
     marks, file = tmp_path / "marks.csv", tmp_path / "class.html"
     mark(subs, csv=marks, html=file)
     text = file.read_text(encoding="utf-8")
-    assert "<td>correct, but it fails in some situations</td>" in text
-    assert "<td>correct</td>" in text
+    assert '<span class="verdict correct">correct, but it fails in some situations</span>' in text
+    assert '<span class="verdict correct">correct</span>' in text
     assert "<strong>2</strong>correct, 1 with a remark</li>" in text
-    assert "<td>could not be run</td>" in text
-    assert [line.split(",")[2] for line in marks.read_text(encoding="utf-8").splitlines()[1:]] == [
+    assert '<span class="verdict error">could not be run</span>' in text
+    assert [line.split(",")[3] for line in marks.read_text(encoding="utf-8").splitlines()[1:]] == [
         "wrong", "correct", "error", "correct"
     ]  # fmt: skip
+
+
+# The columns
+
+
+def test_the_columns_that_a_teacher_reads_are_first(subs, tmp_path):
+    marks = tmp_path / "marks.csv"
+    mark(subs, csv=marks)
+    with marks.open(encoding="utf-8", newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head[:5] == ["file", "class", "passed", "verdict", "mistakes"]
+    assert head[-4:] == ["seconds", "sha256", "rules", "details"]
+    assert [cells[:5] for cells in rows] == [
+        ["anna.py", "Attention", "no", "wrong", "missing-scale"],
+        ["ben.py", "Attention", "yes", "correct", ""],
+        ["cleo.py", "", "unclear", "error", ""],
+        ["dan.py", "Attention", "yes", "correct", ""],
+    ]
+
+
+def test_marks_of_the_first_edition_are_read_and_get_the_new_columns(subs, tmp_path, capsys):
+    marks = tmp_path / "marks.csv"
+    mark(subs, csv=marks)
+    with marks.open(encoding="utf-8", newline="") as file:
+        new = list(csv.DictReader(file))
+    with marks.open("w", encoding="utf-8", newline="") as file:
+        old = csv.DictWriter(file, OLD_HEAD, extrasaction="ignore", lineterminator="\n")
+        old.writeheader()
+        old.writerows(new)
+    capsys.readouterr()
+    mark(subs, csv=marks)
+    assert "4 of 4 were judged before" in capsys.readouterr().out
+    with marks.open(encoding="utf-8", newline="") as file:
+        again = list(csv.DictReader(file))
+    assert again == [{**row, "details": ""} for row in new]
+
+
+def test_details_survive_the_cell_of_a_csv_file(tmp_path):
+    details = [Detail("a", "line 3", 'x = "é"; =1+1', "Row 3\n\x1b is NaN; -1 was found")] * 2
+    path = tmp_path / "marks.csv"
+    marks = Marks(path)
+    marks.add(replace(ROWS[0], details=pack(details)))
+    marks.close()
+    again = Marks(path)
+    assert unpack(again.rows["a.py"].details) == details
+    again.close()
+    many = pack([Detail("a" * 100, "p", "é" * 160, "é" * 10**6)] * 1000)
+    assert 0 < len(unpack(many)) < 1000
+    assert len(many) <= 15_000
+    for edited in ("[", "7", "[7]", '[["a"]]', '{"a": 1}'):
+        assert unpack(edited) == []

@@ -341,6 +341,11 @@ def test_the_steps_of_the_forward_pass_fit_into_80_columns():
     assert "(batch=3, heads=4, tokens=7," in narrow
 
 
+def test_a_notebook_shows_the_steps_that_were_recorded():
+    assert "(batch=3, tokens=7, d_out=24)" in report(SOFTMAX, steps=STEPS)._repr_html_()
+    assert "not recorded" not in report(SOFTMAX)._repr_html_()
+
+
 def test_a_hint_shows_the_steps_without_their_remarks():
     text = drawing.plain(report(SOFTMAX, steps=STEPS).draw(hint=True, steps=True), width=80)
     assert "scores = q @ k.mT" in text

@@ -433,7 +433,7 @@ class Report:
         return drawing.plain(self.draw())
 
     def _repr_html_(self) -> str:
-        return drawing.html(self.draw())
+        return drawing.html(self.draw(steps=bool(self.steps)))
 
 
 def in_words(verdict: str, severities: Iterable[str]) -> str:

@@ -21,6 +21,12 @@ def check(
     hint: Annotated[
         bool, typer.Option("--hint", help="Show what goes wrong and where, but not the fix.")
     ] = False,
+    steps: Annotated[
+        bool,
+        typer.Option(
+            "--steps", help="Show the forward pass, line by line, with the meaning of each axis."
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="For programs: one JSON object per class, each on one line."),
@@ -36,6 +42,12 @@ def check(
     html: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE", help="Write a summary page to show in class."),
+    ] = None,
+    feedback: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write one Markdown and one HTML file per submission there."
+        ),
     ] = None,
     jobs: Annotated[
         int,
@@ -66,5 +78,15 @@ def check(
     if write_adapter is not None:
         runner.write_adapter(target, write_adapter)
         return 0
-    options = runner.Options(as_json, hint, adapter, csv, html, policy, jobs)
+    options = runner.Options(
+        as_json=as_json,
+        hint=hint,
+        adapter=adapter,
+        csv=csv,
+        html=html,
+        policy=policy,
+        jobs=jobs,
+        steps=steps,
+        feedback=feedback,
+    )
     return runner.check(target, options)

@@ -24,22 +24,27 @@ class PageAssets:
         package: The package whose folder `assets` holds the page's own files.
         html: The name of its template.
         css: The name of its style sheet, added to the shared one.
-        scripts: The names of its scripts, added to the shared ones, in this order.
+        scripts: The names of its scripts, added to the shared ones, in this order; None for a
+            page without any script.
         sources: The end of its content security policy: what it may load or contact.
     """
 
     def __init__(
-        self, package: str, *, html: str, css: str, scripts: Sequence[str], sources: str
+        self, package: str, *, html: str, css: str, scripts: Sequence[str] | None, sources: str
     ) -> None:
         shared = "clearhead.drawing"
         self._template = _read(package, html)
         self.style = palette.css() + _read(shared, "base.css") + _read(package, css)
-        parts = [palette.script()]
-        parts += [_read(shared, name) for name in _SHARED_SCRIPTS]
-        parts += [_read(package, name) for name in scripts]
-        self.script = '(() => {\n"use strict";\n' + "\n".join(parts) + "})();\n"  # its own scope
+        self.script, allowed = "", "'none'"
+        if scripts is not None:
+            parts = [palette.script()]
+            parts += [_read(shared, name) for name in _SHARED_SCRIPTS]
+            parts += [_read(package, name) for name in scripts]
+            # In a scope of its own.
+            self.script = '(() => {\n"use strict";\n' + "\n".join(parts) + "})();\n"
+            allowed = f"'{_hash(self.script)}'"
         self.policy = (
-            f"default-src 'none'; script-src '{_hash(self.script)}'; "
+            f"default-src 'none'; script-src {allowed}; "
             f"style-src '{_hash(self.style)}'; {sources}; base-uri 'none'; form-action 'none'"
         )
 

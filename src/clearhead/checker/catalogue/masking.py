@@ -30,7 +30,7 @@ the new one is discarded.
 only if the class has a mask.
 
 ```text
-scores.masked_fill(...)  ->  a new tensor  ->  thrown away
+scores.masked_fill(...)  ->  a new tensor  ->  discarded
 scores                   ->  softmax           unmasked
 
 meant   1 0 0 0      got   1 1 1 1

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from clearhead.checker.classroom.marks_file import Row
+from clearhead.checker.classroom.marks_file import PASSED, Detail, Row, pack
 from clearhead.checker.classroom.policy import Policy
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.resource_usage import remove_folders
@@ -35,7 +35,7 @@ ENCODINGS = (
     *("cp1252", "cp1254", "koi8-r", "gb2312", "gbk", "gb18030", "big5", "shift_jis", "cp932"),
     *("euc_jp", "euc_kr", "cp949"),
 )
-NOTE = 300  # letters
+NOTE = 300  # characters
 PATIENCE = 300.0  # seconds for one submission, all its classes together
 
 Check = Callable[[str, str, str | None, str | None], list[Report]]
@@ -274,14 +274,23 @@ def row_of(
     row = Row(
         file=name,
         cls=" ".join(report.cls for report in reports),
+        passed=PASSED.get(verdict, "unclear"),
         verdict=verdict,
+        mistakes=", ".join(
+            dict.fromkeys(
+                finding.id
+                for finding, severity in zip(findings, severities, strict=True)
+                if severity in policy.fail
+            )
+        ),
         findings=" ".join(finding.id for finding in findings),
         severities=" ".join(severities),
         places="; ".join(finding.place or "-" for finding in findings),
-        seconds=f"{seconds:.1f}",
         note=note,
+        seconds=f"{seconds:.1f}",
         sha256=digest,
         rules=policy.digest,
+        details=pack(Detail(f.id, f.place, f.code, f.evidence) for f in findings),
     )
     return row, reports
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clearhead import drawing
-from clearhead.atomic_files import check_place
+from clearhead.atomic_files import check_folder, check_place
 from clearhead.checker.classroom import batch
 from clearhead.checker.classroom import class_page as page
 from clearhead.checker.classroom import class_summary as summary
+from clearhead.checker.classroom.feedback import Folder
 from clearhead.checker.classroom.marks_file import Marks, Row, key_of, write
 from clearhead.checker.classroom.policy import PARTS, Policy
 from clearhead.checker.report import Report, exit_status
@@ -34,10 +35,12 @@ class Options:
 
     Args:
         as_json: One JSON object per class, one on each line.
-        hint: Symptoms and places only.
+        hint: Symptoms and locations only.
+        steps: The forward pass of each class, step by step.
         adapter: A file that says how to build and call the class.
         csv: Where the rows go.
         html: Where the page for the class goes.
+        feedback: The folder for one file per submission.
         policy: What counts.
         jobs: How many files at a time.
     """
@@ -49,6 +52,8 @@ class Options:
     html: Path | None = None
     policy: Path | None = None
     jobs: int = 1
+    steps: bool = False
+    feedback: Path | None = None
 
 
 def check(target: str, options: Options, *, judge: batch.Check = batch.check_text) -> int:
@@ -64,7 +69,11 @@ def check(target: str, options: Options, *, judge: batch.Check = batch.check_tex
         if file is not None:
             check_place(file, name)
     if path.is_dir() and options.csv is not None:
-        _check_outside(options.csv, path)
+        _check_outside("--csv", options.csv, options.csv.parent, path)
+    if options.feedback is not None:
+        check_folder(options.feedback, "--feedback")
+        if path.is_dir():
+            _check_outside("--feedback", options.feedback, options.feedback, path)
     policy = Policy() if options.policy is None else Policy.read(options.policy)
     if options.adapter is not None:
         policy = replace(policy, adapter=read_text("--adapter", options.adapter))
@@ -72,7 +81,7 @@ def check(target: str, options: Options, *, judge: batch.Check = batch.check_tex
     if source is not None and only is not None:
         _check_class(path, source, only, policy.adapter)
     contained = _warn() if judge is batch.check_text else ""
-    if path.is_dir() or options.csv is not None or options.html is not None:
+    if path.is_dir() or any((options.csv, options.html, options.feedback)):
         if only is not None:
             policy = replace(policy, cls=only)
         return _many(path, policy, options, judge, contained)
@@ -98,7 +107,7 @@ def _readable(path: Path) -> Source | None:
 def _check_class(path: Path, source: Source, only: str, adapter: str | None = None) -> None:
     """Raise ValueError if a file has no class of this name, with the names that it has."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # on a stranger's spelling
+        with warnings.catch_warnings(action="ignore"):  # about escapes in the submission
             tree = ast.parse(f"{source.text}\n\n{adapter or ''}")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # the report says why it cannot be run
@@ -117,12 +126,19 @@ def _check_class(path: Path, source: Source, only: str, adapter: str | None = No
     raise ValueError(f"{path}: there is no class {only} in it.\n  {there}{meant}")
 
 
-def _check_outside(csv: Path, folder: Path) -> None:
-    """Raise ValueError if the marks would lie among the submissions."""
-    if csv.parent.resolve().is_relative_to(folder.resolve()):
+def _check_outside(option: str, named: Path, inside: Path, folder: Path) -> None:
+    """Raise ValueError if what is written would lie among the submissions.
+
+    Args:
+        option: The command-line option.
+        named: The file or folder that it names.
+        inside: The folder that is written to.
+        folder: The folder of submissions.
+    """
+    if inside.resolve().is_relative_to(folder.resolve()):
         raise ValueError(
-            f"--csv {csv}: expected a place outside {folder}, the folder of submissions.\n"
-            "  Marks that came with a submission would be believed: choose another folder."
+            f"{option} {named}: expected a path outside {folder}, the folder of submissions.\n"
+            "  A submission could bring files of the same name: choose another folder."
         )
 
 
@@ -208,7 +224,8 @@ def _show(reports: Sequence[Report], options: Options) -> None:
         if options.as_json:
             print(json.dumps(report.to_json(), allow_nan=False), flush=True)
         else:
-            out.print(*([""] if number else []), report.draw(hint=options.hint), sep="\n")
+            drawn = report.draw(hint=options.hint, steps=options.steps)
+            out.print(*([""] if number else []), drawn, sep="\n")
 
 
 def _many(path: Path, policy: Policy, options: Options, judge: batch.Check, contained: str) -> int:
@@ -217,6 +234,7 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check, cont
     if not files:
         raise ValueError(f"{path}: there are no .py files and no .ipynb notebooks in it.")
     marks = Marks(options.csv) if options.csv is not None else None
+    feedback = Folder(options.feedback, hint=options.hint) if options.feedback is not None else None
     names = [file.relative_to(root).as_posix() for file in files]
     if marks is not None:
         _say_what_changed(marks, names, policy)
@@ -224,7 +242,11 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check, cont
     again = finished = 0
     try:
         with _progress(len(files)) as advance:
-            done = marks.done if marks is not None else lambda file, sha256, rules: False
+
+            def done(file: str, sha256: str, rules: str) -> bool:
+                judged = marks is not None and marks.done(file, sha256, rules)
+                return judged and (feedback is None or feedback.has(file, sha256, rules))
+
             links = not path.is_dir()
             for result in batch.run(
                 files, root, jobs=options.jobs, policy=policy, done=done, links=links, check=judge
@@ -233,6 +255,8 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check, cont
                     again += 1
                 else:
                     row, reports = result
+                    if feedback is not None:
+                        feedback.write(row, reports or [_nothing(row)])
                     if marks is not None:
                         marks.add(row)
                     else:
@@ -261,7 +285,7 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check, cont
         out.print(summary.draw(rows, policy.fail, hint=options.hint))
     if gone:
         print(f"\n{_gone(gone, rows, root, options)}", file=sys.stderr if options.as_json else None)
-    for file in (options.csv, options.html):
+    for file in (options.csv, options.html, options.feedback):
         if file is not None:
             print(f"Wrote {file}", file=sys.stderr)
     verdicts = {row.verdict for row in rows}

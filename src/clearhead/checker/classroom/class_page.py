@@ -1,36 +1,26 @@
 """A page for the teacher to project: one file, no network, light and dark.
 
-What the class got wrong stands first, without names; the files are below, folded away.
+It begins with the most frequent mistakes, with evidence and lines of code but without names. The
+files are below, in collapsed sections.
 """
 
-import html as markup
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from clearhead import drawing
 from clearhead.checker.catalogue import words_of
-from clearhead.checker.classroom.class_summary import FAIL, Counts, Tally, reason, tally, verdict_of
-from clearhead.checker.classroom.marks_file import Row
-from clearhead.checker.report import in_words
+from clearhead.checker.classroom import html_parts as parts
+from clearhead.checker.classroom.class_summary import (
+    FAIL,
+    Counted,
+    Tally,
+    findings_of,
+    reason,
+    tally,
+    verdict_of,
+)
+from clearhead.checker.classroom.marks_file import Detail, Row, unpack
+from clearhead.checker.report import MEANS, in_words
 
-_STYLE = """
-:root { color-scheme: light dark; --back: #fff; --front: #1a1a1a; --dim: #595959; --bar: #2c718e;
-  --line: #d0d0d0; --card: #f4f4f4 }
-@media (prefers-color-scheme: dark) { :root { --back: #16181b; --front: #eee; --dim: #b0b0b0;
-  --bar: #5cc863; --line: #3a3d42; --card: #22252a } }
-body { background: var(--back); color: var(--front); font: 1.25rem/1.5 system-ui, sans-serif;
-  max-width: 60rem; margin: 0 auto; padding: 1.5rem 1rem }
-h1 { font-size: 2rem; margin: 0 0 1rem } h2 { font-size: 1.5rem; margin: 2rem 0 .5rem }
-.tiles { display: flex; flex-wrap: wrap; gap: 1rem; padding: 0; margin: 0; list-style: none }
-.tiles li { background: var(--card); border-radius: .5rem; padding: .75rem 1.25rem }
-.tiles strong { display: block; font-size: 2rem; line-height: 1.2 }
-ol { list-style: none; padding: 0 } ol li { margin: 0 0 1.25rem }
-.bar { background: var(--card); border-radius: .25rem; overflow: hidden }
-.bar div { background: var(--bar); height: .75rem }
-.dim { color: var(--dim) } code { font-size: 1.1em }
-.wide { overflow-x: auto } table { border-collapse: collapse; font-size: 1rem; width: 100% }
-th, td { text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top } summary { cursor: pointer } details { margin-bottom: .75rem }
-"""
+_EXAMPLES = 2  # of one mistake
 
 
 def html(
@@ -47,40 +37,30 @@ def html(
         rows: One for each submission.
         fail: The severities that fail.
         hint: Show symptoms, without causes and fixes.
-        title: What stands above.
+        title: The heading.
         contained: What the submissions could reach when they ran.
     """
     seen = tally(rows, fail, hint=hint)
     tiles = "".join(
-        f"<li><strong>{count}</strong>{_text(_tile(verdict, seen))}</li>"
+        f"<li><strong>{count}</strong>{parts.text(_tile(verdict, seen))}</li>"
         for verdict, count in seen.verdicts
     )
-    mistakes = _bars(seen.fails, len(rows), hint) or "<li>None.</li>"
-    remarks = _bars(seen.remarks, len(rows), hint)
+    details = [detail for row in rows for detail in unpack(row.details)]
+    mistakes = _counted(seen.fails, len(rows), details, hint) or "<li>None.</li>"
+    remarks = _counted(seen.remarks, len(rows), details, hint)
     if remarks:
-        remarks = f"<h2>Remarks: what does not fail</h2>\n<ol>{remarks}</ol>"
-    columns = [("file", [row.file for row in rows]), ("class", [row.cls for row in rows])]
-    columns.append(("verdict", [verdict_of(row) for row in rows]))
-    if not hint:  # an id tells the cause
-        columns.append(("found", [row.findings for row in rows]))
-    columns += [("where", [row.places for row in rows]), ("note", [row.note for row in rows])]
+        remarks = f'<h2>Remarks: what does not fail</h2>\n<ol class="found">{remarks}</ol>'
     lost = _lost("could not be run", seen.not_run) + _lost("unsure", seen.unsure)
-    cells = sorted(zip(*(column for _, column in columns), strict=True))
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{_text(title)}</title><style>{_STYLE}</style></head><body><main>
-<h1>{_text(title)}</h1>
-<ul class="tiles"><li><strong>{len(rows)}</strong>submissions</li>{tiles}</ul>
+    files = "".join(_file(row, hint) for row in sorted(rows, key=lambda row: row.file))
+    main = f"""<ul class="tiles"><li><strong>{len(rows)}</strong>submissions</li>{tiles}</ul>
 <h2>The mistakes, most frequent first</h2>
-<ol>{mistakes}</ol>
+<ol class="found">{mistakes}</ol>
 {remarks}
 <h2>The files</h2>
-{lost}{_folded("Every submission", [name for name, _ in columns], cells)}
-{f'<p class="dim">{_text(contained)}</p>' if contained else ""}
-</main></body></html>
+{lost}<details><summary>Every submission</summary><div class="files">{files}</div></details>
 """
+    footer = f'<footer class="quiet">{parts.text(contained)}</footer>' if contained else ""
+    return parts.page(title, "", main, footer)
 
 
 def _tile(verdict: str, seen: Tally) -> str:
@@ -88,39 +68,91 @@ def _tile(verdict: str, seen: Tally) -> str:
     return in_words(verdict, ()) + (remarked if verdict == "correct" else "")
 
 
-def _bars(found: Counts, total: int, hint: bool) -> str:
-    """One item for each finding: how many have it, as a bar, and what it is."""
+def _counted(found: Sequence[Counted], total: int, details: Sequence[Detail], hint: bool) -> str:
+    """One item for each finding: how many have it, what it is, and what it looks like."""
     items = []
-    for name, count in found:
-        id, _, severity = name.partition(" (")
-        words, fix = ("", "") if hint else words_of(id)
-        kind = f" ({severity}" if severity else ""
-        share = f"{count} of {total}"
-        named = f"<code>{_text(id)}</code>{_text(kind)}: {share}"
+    for each in found:
+        share = f"{each.count} of {total}"
+        bar = parts.share_bar(each.count, total)
+        if hint:
+            items.append(f"<li>{share}: {parts.text(each.title)}{bar}</li>")
+            continue
+        says, fix = words_of(each.name)
+        kind = f" ({parts.text(each.kind)})" if each.kind else ""
+        examples = [d for d in details if d.id == each.name and (d.code or d.evidence)]
+        more = parts.section(each.name)
+        if more:
+            more = f"<details><summary>What this mistake is</summary>\n{more}</details>"
         items.append(
-            f"<li>{f'{share}: {_text(name)}' if hint else named}"
-            f'<div class="bar" aria-hidden="true"><div style="width:{count / total:.1%}"></div>'
-            f'</div>{_text(words)} <span class="dim">{_text(fix)}</span></li>'
+            f"<li><h3><code>{parts.text(each.name)}</code>{kind}: {share}</h3>{bar}"
+            f"<p>{parts.text(says)}</p>"
+            + parts.facts([("Fix", parts.text(fix)), *_examples(examples)])
+            + f"{more}</li>"
+        )
+    return "".join(items)
+
+
+def _distinct(details: Sequence[Detail]) -> list[Detail]:
+    """One detail for each line of code, those with code first."""
+    by_code = {detail.code: detail for detail in reversed(details)}
+    return sorted(by_code.values(), key=lambda detail: not detail.code)
+
+
+def _examples(details: Sequence[Detail]) -> Iterator[tuple[str, str]]:
+    """Lines of code with this mistake, each with its evidence, from different submissions."""
+    for detail in _distinct(details)[:_EXAMPLES]:
+        yield "For example", f"<code>{parts.text(detail.code)}</code>" if detail.code else ""
+        yield "Evidence", parts.text(detail.evidence)
+
+
+def _file(row: Row, hint: bool) -> str:
+    """One submission: its verdict, and below it what was found."""
+    judged = parts.text(verdict_of(row))
+    kind = row.verdict if row.verdict in ("correct", "wrong", "error", "unsure") else ""
+    name = f"{parts.text(row.file)} {parts.text(row.cls)}".rstrip()
+    title = f'{name}: <span class="verdict {kind}">{judged}</span>'
+    noted = row.note and (hint or not unpack(row.details))  # else the evidence says it
+    inside = f"<p>{parts.text(row.note)}</p>" if noted else ""
+    inside += f'<ol class="found">{_found_in(row, hint)}</ol>' if row.findings else ""
+    if not inside:
+        inside = '<p class="quiet">Nothing was found.</p>'
+    return f"<details><summary>{title}</summary>{inside}</details>\n"
+
+
+def _found_in(row: Row, hint: bool) -> str:
+    """The findings of a row, with evidence and code where the row has them."""
+    details = unpack(row.details)
+    places = row.places.split("; ")
+    items = []
+    kinds = dict(findings_of(row))
+    for index, id in enumerate(row.findings.split()):
+        place = places[index] if index < len(places) and places[index] != "-" else ""
+        detail = details[index] if index < len(details) else Detail(id, place, "", "")
+        kind = MEANS.get(kinds.get(id, ""), "")
+        where = parts.location(place, detail.code)
+        if hint:  # an id tells the cause, and so does the evidence
+            items.append(f"<li>{parts.text(place) or 'The line is not known.'}</li>")
+            continue
+        named = f" ({parts.text(kind)})" if kind else ""
+        items.append(
+            f"<li><h3><code>{parts.text(id)}</code>{named}</h3>"
+            + parts.facts([("Where", where), ("Evidence", parts.text(detail.evidence))])
+            + "</li>"
         )
     return "".join(items)
 
 
 def _lost(what: str, rows: Sequence[Row]) -> str:
-    """The files that could not be judged, with the reason, folded away as all names are."""
-    cells = [(row.file, reason(row)) for row in rows]
-    return _folded(f"{len(rows)} {what}: which, and why", ["file", "why"], cells) if rows else ""
-
-
-def _folded(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    names = "".join(f"<th>{_text(each)}</th>" for each in head)
+    """The files that could not be judged, with the reason."""
+    if not rows:
+        return ""
     cells = "".join(
-        f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows
+        f"<tr><td>{parts.text(row.file)}</td><td>{parts.text(reason(row))}</td></tr>"
+        for row in rows
     )
     return (
-        f'<details><summary>{_text(title)}</summary><div class="wide" tabindex="0">'
-        f"<table><thead><tr>{names}</tr></thead><tbody>{cells}</tbody></table></div></details>\n"
+        f"<details><summary>{len(rows)} {what}: which, and why</summary>"
+        '<div class="wide" tabindex="0" role="region" aria-label="Files and reasons">'
+        f"<table><thead><tr><th>file</th><th>why</th></tr></thead><tbody>{cells}</tbody></table>"
+        "</div></details>\n"
     )
-
-
-def _text(text: str) -> str:
-    return markup.escape(drawing.harmless(text))

@@ -15,6 +15,28 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Counts = list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One kind of finding, and in how many submissions it is.
+
+    Args:
+        name: Its id, or its symptom where only hints are given.
+        count: How many submissions have it.
+        kind: Its severity in words, if it does not fail.
+    """
+
+    name: str
+    count: int
+    kind: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name with its severity."""
+        return f"{self.name} ({self.kind})" if self.kind else self.name
+
+
 FAIL = ("wrong",)
 _NO_MISTAKES = {"cannot-run", "unsure"}  # the verdict says it
 
@@ -26,15 +48,15 @@ class Tally:
     Args:
         verdicts: How many submissions have each verdict.
         fails: In how many submissions a finding is that fails.
-        remarks: The same for findings that do not fail, each with its severity in words.
+        remarks: The same for findings that do not fail.
         remarked: How many submissions are correct and have a remark.
         not_run: The rows of files that could not be run.
         unsure: The rows of files of which the checker does not know whether they are right.
     """
 
     verdicts: Counts
-    fails: Counts
-    remarks: Counts
+    fails: list[Counted]
+    remarks: list[Counted]
     remarked: int
     not_run: list[Row]
     unsure: list[Row]
@@ -48,17 +70,26 @@ def tally(rows: Sequence[Row], fail: Sequence[str] = FAIL, *, hint: bool = False
         fail: The severities that fail; see `Policy`.
         hint: Give symptoms in place of ids, which tell the cause.
     """
-    fails: Counter[str] = Counter()
-    remarks: Counter[str] = Counter()
+    fails: dict[tuple[str, str], set[str]] = {}
+    remarks: dict[tuple[str, str], set[str]] = {}
     for row in rows:
-        found = [(symptom_of(id) if hint else id, kind) for id, kind in findings_of(row)]
-        fails.update({name for name, kind in found if kind in fail})
-        remarks.update({_remark(name, kind) for name, kind in found if kind not in fail})
+        for id, severity in findings_of(row):
+            name = symptom_of(id) if hint else id
+            if severity in fail:
+                fails.setdefault((name, ""), set()).add(row.file)
+            else:
+                kind = MEANS.get(severity, "not judged")
+                remarks.setdefault((name, kind), set()).add(row.file)
+
+    def ranked(found: dict[tuple[str, str], set[str]]) -> list[Counted]:
+        made = [Counted(name, len(files), kind) for (name, kind), files in found.items()]
+        return sorted(made, key=lambda each: (-each.count, each.title))
+
     ordered = sorted(rows, key=lambda row: row.file)
     return Tally(
         _ranked(Counter(row.verdict for row in rows)),
-        _ranked(fails),
-        _ranked(remarks),
+        ranked(fails),
+        ranked(remarks),
         sum(row.verdict == "correct" and bool(row.findings) for row in rows),
         [row for row in ordered if row.verdict == "error"],
         [row for row in ordered if row.verdict == "unsure"],
@@ -75,10 +106,6 @@ def findings_of(row: Row) -> Iterator[tuple[str, str]]:
 def verdict_of(row: Row) -> str:
     """A row's verdict as people say it: "correct, but it fails in some situations"."""
     return in_words(row.verdict, row.severities.split() if row.findings else ())
-
-
-def _remark(name: str, kind: str) -> str:
-    return f"{name} ({MEANS[kind]})" if kind in MEANS else f"{name} (not judged)"
 
 
 def _ranked(counter: Counter[str]) -> Counts:
@@ -98,12 +125,12 @@ def draw(
     parts: list[RenderableType] = [Text(f"{len(rows)} {many}: {words or 'none'}")]
     for title, found in (("What fails", seen.fails), ("Remarks: what does not fail", seen.remarks)):
         if found and hint:
-            lines = [f"{count} of {len(rows)}: {drawing.harmless(name)}" for name, count in found]
+            lines = [f"{e.count} of {len(rows)}: {drawing.harmless(e.title)}" for e in found]
             parts += _listed(title, lines)
         elif found:
             cells = [
-                [drawing.shorten(name, 70), str(count), f"{count / len(rows):.0%}"]
-                for name, count in found
+                [drawing.shorten(each.title, 70), str(each.count), f"{each.count / len(rows):.0%}"]
+                for each in found
             ]
             parts += [Text(), drawing.table([title, "files", "share"], cells)]
     for title, lost in (("Could not be run", seen.not_run), ("Unsure", seen.unsure)):
@@ -130,7 +157,7 @@ def reason(row: Row) -> str:
     """Why a file could not be judged, in one line, and where if that is known.
 
     Examples:
-        >>> reason(Row("a.py", "", "error", "x", "-", "line 7", "1", "SyntaxError: ( ?", "", ""))
+        >>> reason(Row("a.py", "", "", "error", "", "x", "-", "line 7", "SyntaxError: ( ?", *"123"))
         'SyntaxError: ( ? (line 7)'
     """
     places = [place for place in row.places.split("; ") if place not in ("", "-")]

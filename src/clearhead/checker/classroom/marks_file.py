@@ -2,11 +2,12 @@
 
 import csv
 import io
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from clearhead.atomic_files import beside, is_plain
 from clearhead.drawing import guarded
@@ -20,30 +21,90 @@ class Row:
     Args:
         file: Its path inside the folder.
         cls: The classes that were judged.
+        passed: "yes", "no", or "unclear" where nothing could be judged.
         verdict: "correct", "wrong", "error" or "unsure": the worst of its classes.
-        findings: The ids of what was found, with spaces between.
+        mistakes: The ids of the findings that fail, separated by commas.
+        findings: The ids of all findings, separated by spaces.
         severities: A severity for each of them; "-" where nothing could be judged.
         places: The line for each of them, "; " between: "line 25", "In[4], line 7" in a notebook;
             "-" where it is not known.
-        seconds: How long it took.
         note: What happened, where it could not be judged.
+        seconds: How long it took.
         sha256: Of the file's bytes: the same file is not run again under the same rules.
         rules: Of the policy, the adapter and this package's version; see `Policy.digest`.
+        details: Evidence and code of each finding, for the page; see `Detail`.
     """
 
     file: str
     cls: str
+    passed: str
     verdict: str
+    mistakes: str
     findings: str
     severities: str
     places: str
-    seconds: str
     note: str
+    seconds: str
     sha256: str
     rules: str
+    details: str = ""
 
 
 HEAD = tuple("class" if field.name == "cls" else field.name for field in fields(Row))
+# Of the first edition: its rows are read, and written with the columns above.
+OLD_HEAD = (
+    *("file", "class", "verdict", "findings", "severities", "places", "seconds", "note"),
+    *("sha256", "rules"),
+)
+PASSED = {"correct": "yes", "wrong": "no"}
+
+
+class Detail(NamedTuple):
+    """What the page shows of one finding, kept in the row for a run that resumes."""
+
+    id: str
+    place: str
+    code: str
+    evidence: str
+
+
+_MOST_DETAILS = 15_000  # characters of a row's details; a cell holds 20,000
+_LONGEST_EVIDENCE = 600
+
+
+def pack(details: Iterable[Detail]) -> str:
+    """Details as the text of a cell; those that do not fit are left out."""
+    kept: list[Detail] = []
+    for detail in details:
+        kept.append(detail._replace(evidence=detail.evidence[:_LONGEST_EVIDENCE]))
+        if len(json.dumps(kept)) > _MOST_DETAILS:
+            kept.pop()
+            break
+    return json.dumps(kept) if kept else ""
+
+
+def unpack(cell: str) -> list[Detail]:
+    """The details that `pack` was given; none if somebody has edited the cell."""
+    try:
+        rows = json.loads(unguarded(cell)) if cell else []
+        return [Detail(*map(str, row)) for row in rows]
+    except (ValueError, TypeError):
+        return []
+
+
+def from_old(cells: Sequence[str]) -> Row:
+    """The row of a file with `OLD_HEAD`. Its mistakes are the findings that are wrong."""
+    old = dict(zip(OLD_HEAD, cells, strict=True))
+    pairs = zip(old["findings"].split(), old["severities"].split(), strict=False)
+    wrong = [id for id, severity in pairs if severity == "wrong"]
+    return Row(
+        file=old["file"],
+        cls=old["class"],
+        passed=PASSED.get(old["verdict"], "unclear"),
+        verdict=old["verdict"],
+        mistakes=", ".join(dict.fromkeys(wrong)) if old["verdict"] == "wrong" else "",
+        **{name: old[name] for name in OLD_HEAD[3:]},
+    )
 
 
 def key_of(file: str) -> str:
@@ -84,7 +145,8 @@ class Marks:
         data = path.read_bytes() if self._lasting and path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
         lines = _cells(whole.decode("utf-8", "replace"))
-        if data and whole and tuple(lines[0]) != HEAD:
+        head = tuple(lines[0]) if whole else HEAD
+        if head not in (HEAD, OLD_HEAD):
             raise ValueError(
                 f"--csv {path}: expected a file with the columns {', '.join(HEAD)}, got another.\n"
                 "  It is left as it is: choose another name."
@@ -92,8 +154,8 @@ class Marks:
         if data and not whole and not line(HEAD).startswith(data):
             raise ValueError(f"--csv {path}: this is not a file of marks. It is left as it is.")
         for cells in lines[1:]:
-            if len(cells) == len(HEAD):
-                self.rows[cells[0]] = Row(*cells)
+            if len(cells) == len(head):
+                self.rows[cells[0]] = Row(*cells) if head == HEAD else from_old(cells)
             elif cells:
                 self._others.append(cells)
         self._file: IO[bytes] = path.open("r+b" if data else "wb")
@@ -102,6 +164,8 @@ class Marks:
             self._file.seek(0, os.SEEK_END)
         if not whole:
             self._write(HEAD)
+        elif head == OLD_HEAD:
+            self._rewrite()
 
     def done(self, file: str, sha256: str, rules: str) -> bool:
         """Whether this file was judged before, with the same content under the same rules."""
