@@ -281,14 +281,15 @@ def _examine(case: Case, subject: Subject) -> Report:
     if subject.polarity or subject.rotary or subject.marks:
         subject, out, search = _right_way(case, subject, inputs, out, search)
     steps = _steps(case, subject)
-    best = search.best()
-    if best is None and not _is_right(steps) and not _names_all(steps):
-        best = _with_terms(case, subject, inputs, out)
+    if _is_right(steps) or _names_all(steps):
+        best = next(search.one(), None)  # several mistakes at once are seen better in the steps
+    else:
+        best = search.best() or _with_terms(case, subject, inputs, out)
     if best is not None and strange_cap(case, subject, best):
         best = None
     if steps is not None and (best is None or best.ids):
         if _names_all(steps):
-            return _by_steps(case, subject, steps, best)
+            return _by_steps(case, subject, inputs, out, steps, best)
         if best is None and _is_right(steps):
             return _right_by_steps(case, subject, inputs, out, steps)
     case.form = form_of(subject, best, out)
@@ -343,7 +344,11 @@ def _by_steps(case: Case, subject: Subject, steps: Judgement, best: Explanation 
         for id in best.ids:
             case.add(id, "The output is reproduced exactly when this mistake is made too.")
     case.form = _form(subject, steps)
+    extras.training(case, subject, inputs, out, over_keys=not ids & _OTHER_AXES)
     return case.report()
+
+
+_OTHER_AXES = {"softmax-over-queries", "softmax-over-heads", "softmax-over-batch"}
 
 
 def _right_by_steps(

@@ -38,7 +38,7 @@ def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Exp
     _gradients(case, subject, inputs, out, best)
     learning.out_of_reach(case, subject, inputs, out)
     learning.from_its_start(case, subject, inputs, out)
-    _training(case, subject, inputs, out, best)
+    training(case, subject, inputs, out, over_keys=best.switches.softmax == "keys")
     _large_scores(case, subject, inputs, best)
     of_tokens = uses.padding(case, subject, inputs, out, best)
     if subject.takes_mask and not subject.polarity and subject.takes_mask not in of_tokens:
@@ -64,6 +64,7 @@ def examine_without_form(case: Case, subject: Subject, inputs: Inputs, out: Tens
     learning.detached(case, subject, inputs, out)
     learning.out_of_reach(case, subject, inputs, out)
     learning.from_its_start(case, subject, inputs, out)
+    training(case, subject, inputs, out, over_keys=True)
     _alone(case, subject, inputs, out)
     _device(case, subject)
     _other_dtypes(case, subject)
@@ -155,7 +156,16 @@ def _gradient_of(best: Explanation, cotangent: Tensor, subject: Subject) -> Tens
     return gradient if gradient.isfinite().all() else None
 
 
-def _training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation) -> None:
+def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_keys: bool) -> None:
+    """What dropout does in training.
+
+    Args:
+        case: The class.
+        subject: How it is called.
+        inputs: What it was given.
+        out: What it gave in evaluation.
+        over_keys: Whether the weights of a row sum to one.
+    """
     layers = [p for p, kind in subject.built.modules.items() if "Dropout" in kind]
     asked = any(meaning_for(p) == "p" for p in case.info.init)
     told = any(meaning_for(p) == "config" for p in case.info.init)
@@ -179,7 +189,7 @@ def _training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: E
         if len(layers) > 1 and any("att" in path for path in layers):
             evidence = "In training whole outputs are dropped, but no attention weights."
             case.add("dropout-unused", evidence)
-    elif not seen.varies_same and best.switches.softmax == "keys":
+    elif not seen.varies_same and over_keys:
         evidence = (
             "In training the output varies, but not when all tokens are equal: every row still "
             "sums to one, so the scores were dropped and not the weights."
