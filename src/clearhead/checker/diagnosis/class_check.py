@@ -329,7 +329,14 @@ def _names_all(steps: Judgement | None) -> bool:
     return steps is not None and bool(steps.findings) and not steps.doubts
 
 
-def _by_steps(case: Case, subject: Subject, steps: Judgement, best: Explanation | None) -> Report:
+def _by_steps(
+    case: Case,
+    subject: Subject,
+    inputs: probes.Inputs,
+    out: Tensor,
+    steps: Judgement,
+    best: Explanation | None,
+) -> Report:
     """The mistakes that the recorded pass shows, each at its own line.
 
     The black box may know more of the same: what it reproduces, and no step shows.
