@@ -15,7 +15,7 @@ clock on a Hopper multiprocessor), so the rest must stay cheap:
 - Rows that do not count (past the end, or with no visible key) get an exponent near -1e30. It is
   finite, so that 0 * t is 0 and not NaN, and no full tile needs a mask.
 - Only the tiles that cross the diagonal, the window's edge or the end of the keys are masked.
-- A soft cap costs one exp2, three divisions and some multiply-adds more per pair. Without a cap,
+- A soft cap costs one exp2, one division and some multiply-adds more per pair. Without a cap,
   none of it is compiled.
 """
 
@@ -112,26 +112,28 @@ def _visible(query, key, n_k, valid, offset, window, CAUSAL: tl.constexpr, WINDO
 
 
 @triton.jit
-def _capped(x, inner):
-    """A soft cap on q . k before scaling: tanh(x * inner) / inner, where inner is scale / cap.
+def _capped(x, inner, outer):
+    """A soft cap on q . k before scaling: tanh(x * inner) * outer, where inner is scale / cap.
 
     Near zero, where 1 - exp would cancel, the continued fraction of tanh to the power 7. Its
-    leading x is exact, so that the cap does not magnify rounding errors.
+    leading x is exact, so that the cap does not magnify rounding errors. Both ways share one
+    division.
     """
     square = (x * inner) * (x * inner)
-    top = 5005 + square * (308 + square * 3)
-    bottom = 15015 + square * (6930 + square * (350 + square * (28 / 9)))
-    near = x - x * (square * (top / bottom))
     e = tl.exp2(tl.abs(x * inner) * (-2 * LOG2_E))
-    far = (1 - 2 * e / (1 + e)) / inner
-    return tl.where(square < 1, near, tl.where(x < 0, -far, far))
+    near = square < 1
+    top = tl.where(near, square * (5005 + square * (308 + square * 3)), 2 * e)
+    bottom = tl.where(near, 15015 + square * (6930 + square * (350 + square * (28 / 9))), 1 + e)
+    part = top / bottom
+    far = (1 - part) * outer
+    return tl.where(near, x - x * part, tl.where(x < 0, -far, far))
 
 
 @triton.jit
 def statistics_kernel(
     q, k, valid, lse, entropy, received, thumbnail,
     q_batch, q_head, q_row, k_batch, k_head, k_row, heads, group, n_q, n_k,
-    scale2, inner, offset, window, rows, cols, chunks_per_row,
+    scale2, inner, outer, offset, window, rows, cols, chunks_per_row,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, VALID: tl.constexpr, CAP: tl.constexpr,
     ENTROPY: tl.constexpr, RECEIVED: tl.constexpr, THUMBNAIL: tl.constexpr,
     TILES: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
@@ -175,7 +177,7 @@ def statistics_kernel(
                 for i in tl.static_range(TILES):
                     t = tl.dot(queries[i], keys, input_precision=PRECISION)
                     if CAP:
-                        t = _capped(t, inner)
+                        t = _capped(t, inner, outer)
                     t = t * scale2 - lse2[i][:, None]
                     if phase != 1:
                         query = first + i * QUERIES + tl.arange(0, QUERIES)
@@ -231,7 +233,7 @@ def statistics_kernel(
 def log_sum_exp_kernel(
     q, k, valid, lse,
     q_batch, q_head, q_row, k_batch, k_head, k_row, heads, group, n_q, n_k,
-    scale2, inner, offset, window, rows, chunks_per_row,
+    scale2, inner, outer, offset, window, rows, chunks_per_row,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, VALID: tl.constexpr, CAP: tl.constexpr,
     TILES: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr,
     STAGES: tl.constexpr, INDEX: tl.constexpr, PRECISION: tl.constexpr,
@@ -263,7 +265,7 @@ def log_sum_exp_kernel(
                 for i in tl.static_range(TILES):
                     s = tl.dot(queries[i], keys, input_precision=PRECISION)
                     if CAP:
-                        s = _capped(s, inner)
+                        s = _capped(s, inner, outer)
                     if phase != 1:
                         query = first + i * QUERIES + tl.arange(0, QUERIES)
                         seen = _visible(query, key, n_k, valid, offset, window,

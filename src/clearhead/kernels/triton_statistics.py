@@ -86,6 +86,7 @@ def _arguments(
         # Exponents are those of 2.
         "scale2": scale * LOG2_E.value,
         "inner": scale / cap if cap else 1.0,
+        "outer": cap / scale if cap else 1.0,
         "offset": n_k - n_q if causal_offset is None else causal_offset,
         "window": window or 0,
         "CAUSAL": causal,
