@@ -70,8 +70,8 @@ _NAMES = {
     "head_channels num_head_channels",
     "kv_heads": "num_kv_heads n_kv_heads kv_heads num_key_value_heads n_kv_head "
     "num_kv n_kv kv_n_heads num_key_value kvheads",
-    "kv_groups": "num_kv_groups group_num num_group n_group group_size n_groups num_groups "
-    "kv_groups groups num_query_groups n_kv_groups",
+    "kv_groups": "num_kv_groups group_num num_group n_group n_groups num_groups kv_groups "
+    "groups num_query_groups n_kv_groups",
     "context": "context_length block_size ctx_len max_len seq_len context_len context_size n_ctx "
     "max_seq_len max_length seq_length sequence_length max_seq_length max_position_embeddings "
     "n_positions ctx_length max_context_length max_tokens num_tokens n_tokens context_window "
