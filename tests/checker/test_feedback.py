@@ -8,6 +8,7 @@ import pytest
 from batch_stubs import mark
 
 from clearhead.checker.catalogue import MISTAKES, finding
+from clearhead.checker.classroom import check_command as runner
 from clearhead.checker.classroom import feedback, html_parts
 from clearhead.checker.report import Finding, Form, Report, Step
 
@@ -181,3 +182,18 @@ def test_feedback_among_the_submissions_is_refused(subs, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"--feedback .*: expected a folder, got a file"):
         mark(subs, feedback=tmp_path / "file")
+
+
+def test_the_command_shows_steps_if_asked(tmp_path, capsys):
+    def judge(source, file, only, adapter):
+        return [REPORT]
+
+    file = tmp_path / "anna.py"
+    file.write_text("class Attention: ...\n", encoding="utf-8")
+    options = runner.Options(steps=True)
+    assert runner.check(str(file), options, judge=judge) == 1
+    out = capsys.readouterr().out
+    assert "w = s.softmax(-2)" in out
+    assert "(batch=3, queries=7)" in out
+    assert runner.check(str(file), runner.Options(), judge=judge) == 1
+    assert "(batch=3, queries=7)" not in capsys.readouterr().out
