@@ -281,17 +281,22 @@ def _examine(case: Case, subject: Subject) -> Report:
     if subject.polarity or subject.rotary or subject.marks:
         subject, out, search = _right_way(case, subject, inputs, out, search)
     steps = _steps(case, subject)
-    if _is_right(steps) or _names_all(steps):
-        best = next(search.one(), None)  # several mistakes at once are seen better in the steps
+    if steps is not None and (_is_right(steps) or _names_all(steps)):
+        search.seconds = 1.0  # several mistakes at once are seen better in the steps
+        best = search.best()
     else:
         best = search.best() or _with_terms(case, subject, inputs, out)
     if best is not None and strange_cap(case, subject, best):
         best = None
-    if steps is not None and (best is None or best.ids):
-        if _names_all(steps):
-            return _by_steps(case, subject, inputs, out, steps, best)
-        if best is None and _is_right(steps):
-            return _right_by_steps(case, subject, inputs, out, steps)
+    if steps is not None and _names_all(steps) and (best is None or best.ids):
+        for found in steps.findings:
+            on_purpose = found.id == "missing-scale" and unscaled_on_purpose(case)
+            severity = "edge" if on_purpose else found.severity
+            case.add(found.id, found.evidence, found.line, severity)
+        if best is None or not {found.id for found in steps.findings} <= set(best.ids):
+            return _by_steps(case, subject, inputs, out, steps)
+    if steps is not None and best is None and _is_right(steps):
+        return _right_by_steps(case, subject, inputs, out, steps)
     case.form = form_of(subject, best, out)
     if best is None:
         return unexplained(case, subject, inputs, out, search)
@@ -330,27 +335,13 @@ def _names_all(steps: Judgement | None) -> bool:
 
 
 def _by_steps(
-    case: Case,
-    subject: Subject,
-    inputs: probes.Inputs,
-    out: Tensor,
-    steps: Judgement,
-    best: Explanation | None,
+    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, steps: Judgement
 ) -> Report:
-    """The mistakes that the recorded pass shows, each at its own line.
-
-    The black box may know more of the same: what it reproduces, and no step shows.
-    """
-    for found in steps.findings:
-        on_purpose = found.id == "missing-scale" and unscaled_on_purpose(case)
-        severity = "edge" if on_purpose else found.severity
-        case.add(found.id, found.evidence, found.line, severity)
+    """The mistakes that the recorded pass shows, each at its own line."""
     case.notes += steps.notes
     ids = {found.id for found in steps.findings}
-    if best is not None and ids <= set(best.ids):
-        for id in best.ids:
-            case.add(id, "The output is reproduced exactly when this mistake is made too.")
     case.form = _form(subject, steps)
+    learning.detached(case, subject, inputs, out)
     extras.training(case, subject, inputs, out, over_keys=not ids & _OTHER_AXES)
     return case.report()
 

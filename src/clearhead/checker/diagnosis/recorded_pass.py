@@ -117,6 +117,7 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> tuple[Reading
             causal=causal or is_causal(case, subject),
             given_mask=bool(subject.polarity),
             batch=batch,
+            dropout=subject.sizes.p,
             arguments=()
             if subject.built.parameters
             else tuple(

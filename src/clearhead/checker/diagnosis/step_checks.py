@@ -79,6 +79,7 @@ def judge(
     given_mask: bool,
     batch: int,
     arguments: tuple[float, ...] = (),
+    dropout: float = 0.0,
 ) -> Judgement:
     """Hold every step of every attention in a program against what it should be.
 
@@ -89,18 +90,21 @@ def judge(
         given_mask: Whether a causal mask was passed in.
         batch: How many texts the inputs hold.
         arguments: Numbers that a class without weights was built with; one may be its scale.
+        dropout: The dropout that it was built with.
     """
     verdict = Judgement()
     cores = reading.cores
     if any(core.dots in reading.tokenwise for core in cores):
         raise Unreadable("the scores depend on one token each")
     for core in cores:
-        _Steps(reading, core, runs, verdict, causal, given_mask, batch, arguments).judge()
+        _Steps(reading, core, runs, verdict, causal, given_mask, batch, arguments, dropout).judge()
     unused_weights(reading, verdict)
     applied_twice(reading, verdict)
     beside(reading, verdict)
     if len(cores) > 1:
         verdict.heads = len(cores) * max(verdict.heads, 1)
+    if any(found.id == "scale-after-softmax" for found in verdict.findings):
+        verdict.findings = [found for found in verdict.findings if found.id != "missing-scale"]
     if not verdict.findings and not verdict.doubts:
         verdict.right = reading.values[reading.output]
     return verdict
@@ -119,8 +123,9 @@ class _Steps:
         given_mask: bool,
         batch: int,
         arguments: tuple[float, ...],
+        dropout: float,
     ) -> None:
-        self.arguments = arguments
+        self.arguments, self.dropout = arguments, dropout
         self.reading, self.core, self.runs, self.verdict = reading, core, runs, verdict
         self.causal, self.given_mask, self.batch = causal, given_mask, batch
         self.program = reading.program
@@ -181,6 +186,8 @@ class _Steps:
         )
         viewed = after.ndim == before.ndim
         id = "keys-viewed-not-transposed" if viewed else "split-without-transpose"
+        if viewed and after.shape[0] > before.shape[0] and after.shape[0] % self.batch == 0:
+            id = "heads-folded-into-batch"
         self.verdict.add(id, evidence, call.line)
         return False
 
@@ -572,7 +579,7 @@ class _Steps:
                     id = "sdpa-mask-polarity"
                     verdict.add(id, evidence_of["mask-inverted"], line)
                 else:
-                    verdict.add(id, evidence_of[id], line)
+                    verdict.add(id, evidence_of[id], self._drawn())
                 return
         leak = (~hidden & future).any()
         widths = {int((~row[: i + 1]).sum()) for i, row in enumerate(hidden)}
@@ -600,6 +607,14 @@ class _Steps:
         masks = {"masked_fill", "masked_fill_", "where", "__setitem__", "add", "add_", "__iadd__"}
         for i in sorted(self._between(), reverse=True):
             if self.program.calls[i].name in masks:
+                return self.program.calls[i].line
+        return None
+
+    def _drawn(self) -> int | None:
+        """The line that draws the mask, if that happens in the forward pass."""
+        shapes = {"tril", "triu", "tril_", "triu_"}
+        for i in sorted(self.program.before(self.core.scores), reverse=True):
+            if self.program.calls[i].name in shapes:
                 return self.program.calls[i].line
         return None
 
@@ -700,7 +715,9 @@ class _Steps:
             root = core.head_dim**-0.5
             evidence = f"The weights are multiplied by {gain:.4g} after the softmax."
             after = abs(gain / root - 1) < 1e-4 or abs(gain * math.sqrt(self._width()) - 1) < 1e-4
-            verdict.add("scale-after-softmax" if after else "wrong-gain", evidence, line)
+            twice = 0 < self.dropout < 1 and abs(gain * (1 - self.dropout) - 1) < 1e-4
+            id = "dropout-rescaled-twice" if twice else "wrong-gain"
+            verdict.add("scale-after-softmax" if after else id, evidence, line)
 
     def _lines(self, calls: set[int]) -> int | None:
         found = [self.program.calls[i].line for i in sorted(calls)]
