@@ -158,7 +158,7 @@ def test_zeros_are_room_for_weights_from_elsewhere() -> None:
     assert check(source).findings == ()
 
 
-def test_scores_without_gradient_in_an_unknown_form() -> None:
+def test_scores_without_gradient_after_an_embedding() -> None:
     """A fused matrix got a gradient for its values, and no one looked at the other rows."""
     unknown = (
         HEAD
@@ -179,7 +179,7 @@ class EntityAttention(nn.Module):
         return h + self.out((weights @ v).transpose(1, 2).flatten(2))
 """
     )
-    assert check(unknown).verdict == "unsure"
+    assert check(unknown).verdict == "correct"
     report = check(edited(unknown, [("(weights @ v)", "(self.seen @ v)")]))
-    assert (report.verdict, ids(report)) == ("wrong", {"scores-detached", "unsure"}), report
+    assert (report.verdict, ids(report)) == ("wrong", {"scores-detached"}), report
     assert "30 of the 45 rows of qkv.weight" in report.findings[0].evidence

@@ -62,8 +62,8 @@ def test_a_bias_of_distances_is_right_and_is_said():
         (" / self.hd**0.5", "", "unsure", "missing-scale"),  # T5 has none, on purpose
         (" / self.hd**0.5", " / d**0.5", "wrong", "scale-by-d-out"),
         ("i[None] - i[:, None]", "i[None] + i[:, None] - n", "unsure", "unsure"),
-        ("softmax(-1)", "softmax(-2)", "unsure", "unsure"),
-        (_BIAS, " - 3.0 * (i[None] > i[:, None])", "unsure", "unsure"),  # a mask, too weak
+        ("softmax(-1)", "softmax(-2)", "wrong", "softmax-over-queries"),
+        (_BIAS, " - 3.0 * (i[None] > i[:, None])", "wrong", "mask-fill-not-inf"),
         (_BIAS, " - i.diff(prepend=i[:1] + 1).abs() * self.slopes[:, None, None]", "correct", ""),
     ],
 )

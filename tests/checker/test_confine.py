@@ -135,7 +135,7 @@ def test_a_shared_piece_counts_once():
 
 
 def copy_of_the_package(folder: Path) -> Path:
-    shutil.copytree(Path(sandbox.__file__).parents[1], folder / "clearhead")
+    shutil.copytree(Path(sandbox.__file__).parents[2], folder / "clearhead")
     return folder
 
 

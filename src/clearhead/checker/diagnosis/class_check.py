@@ -21,10 +21,12 @@ from clearhead.checker.diagnosis.additions import additions, strange_cap
 from clearhead.checker.diagnosis.evidence import form_of
 from clearhead.checker.diagnosis.lengths import SPARSE
 from clearhead.checker.diagnosis.naming import (
+    SCALES,
     is_causal,
     judge_bias,
     name_mistakes,
     question_of_causality,
+    scale_set_by,
     unscaled_on_purpose,
 )
 from clearhead.checker.diagnosis.reading import Unreadable
@@ -289,11 +291,8 @@ def _examine(case: Case, subject: Subject) -> Report:
     if best is not None and strange_cap(case, subject, best):
         best = None
     if steps is not None and _names_all(steps) and (best is None or best.ids):
-        for found in steps.findings:
-            on_purpose = found.id == "missing-scale" and unscaled_on_purpose(case)
-            severity = "edge" if on_purpose else found.severity
-            case.add(found.id, found.evidence, found.line, severity)
-        if best is None or not {found.id for found in steps.findings} <= set(best.ids):
+        best = _add_steps(case, subject, inputs, out, steps, best)
+        if best is None:
             return _by_steps(case, subject, inputs, out, steps)
     if steps is not None and best is None and _is_right(steps):
         return _right_by_steps(case, subject, inputs, out, steps)
@@ -332,6 +331,44 @@ def _is_right(steps: Judgement | None) -> bool:
 def _names_all(steps: Judgement | None) -> bool:
     """Whether the recorded pass names mistakes of which there is no doubt."""
     return steps is not None and bool(steps.findings) and not steps.doubts
+
+
+# The search knows only that nothing is hidden; the steps know why.
+_NOTHING_HIDDEN = {"mask-result-dropped", "mask-fill-not-inf", "mask-added-not-filled"}
+
+
+def _add_steps(
+    case: Case,
+    subject: Subject,
+    inputs: probes.Inputs,
+    out: Tensor,
+    steps: Judgement,
+    best: Explanation | None,
+) -> Explanation | None:
+    """Note what the steps have shown; what the search has found beside that, if it agrees."""
+    ids = {found.id for found in steps.findings}
+    leak = probes.future_leak(case.session, subject, inputs, out)
+    set_by = scale_set_by(case.text, subject, best) if best is not None and ids & SCALES else ""
+    for found in steps.findings:
+        evidence, severity = found.evidence, found.severity
+        if re.match("mask|no-causal|sdpa", found.id) and leak.size > 1e-9:
+            evidence += (
+                f" Changing token {leak.changed} changed output {leak.moved} by {leak.size:.2g}."
+            )
+        if found.id == "missing-scale" and unscaled_on_purpose(case):
+            severity = "edge"
+        if found.id in SCALES and set_by == "a constant":
+            evidence += " A constant sets it so: on purpose, as in T5? Then it is right."
+            severity = "edge"
+        case.add(found.id, evidence, found.line, severity)
+    if best is None:
+        return None
+    same = {"no-causal-mask"} if ids & _NOTHING_HIDDEN else set()
+    same |= {"mask-inverted"} if "sdpa-mask-polarity" in ids else set()
+    left = ids - _NOTHING_HIDDEN - {"sdpa-mask-polarity"} | same
+    if not left <= set(best.ids):
+        return None
+    return replace(best, ids=tuple(id for id in best.ids if id not in same))
 
 
 def _by_steps(

@@ -118,18 +118,24 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> tuple[Reading
             given_mask=bool(subject.polarity),
             batch=batch,
             dropout=subject.sizes.p,
-            arguments=()
-            if subject.built.parameters
-            else tuple(
-                value
-                for value in subject.keywords.values()
-                if isinstance(value, int | float) and value > 0
-            ),
+            arguments=_scales(subject),
+            grid=subject.sizes.window is not None,
         )
     except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
     _faithful(case, subject, reading, verdict)
     return reading, verdict
+
+
+def _scales(subject: Subject) -> tuple[float, ...]:
+    """Arguments that may be the scale: by their names; any number where there are no weights."""
+    given = {p.name: subject.keywords.get(p.name, p.default) for p in subject.info.init}
+    return tuple(
+        float(value)
+        for name, value in given.items()
+        if isinstance(value, int | float) and value > 0 and type(value) is not bool
+        if not subject.built.parameters or "scal" in name.lower() or "temp" in name.lower()
+    )
 
 
 def _feeds(reading: Reading, register: int) -> bool:

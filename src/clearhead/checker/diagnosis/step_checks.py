@@ -80,6 +80,7 @@ def judge(
     batch: int,
     arguments: tuple[float, ...] = (),
     dropout: float = 0.0,
+    grid: bool = False,
 ) -> Judgement:
     """Hold every step of every attention in a program against what it should be.
 
@@ -91,16 +92,20 @@ def judge(
         batch: How many texts the inputs hold.
         arguments: Numbers that a class without weights was built with; one may be its scale.
         dropout: The dropout that it was built with.
+        grid: Whether the tokens are the pixels of a window.
     """
     verdict = Judgement()
     cores = reading.cores
     if any(core.dots in reading.tokenwise for core in cores):
         raise Unreadable("the scores depend on one token each")
     for core in cores:
-        _Steps(reading, core, runs, verdict, causal, given_mask, batch, arguments, dropout).judge()
+        _Steps(
+            reading, core, runs, verdict, causal, given_mask, batch, arguments, dropout, grid
+        ).judge()
     unused_weights(reading, verdict)
     applied_twice(reading, verdict)
     beside(reading, verdict)
+    whole_output(reading, verdict)
     if len(cores) > 1:
         verdict.heads = len(cores) * max(verdict.heads, 1)
     if any(found.id == "scale-after-softmax" for found in verdict.findings):
@@ -124,8 +129,9 @@ class _Steps:
         batch: int,
         arguments: tuple[float, ...],
         dropout: float,
+        grid: bool,
     ) -> None:
-        self.arguments, self.dropout = arguments, dropout
+        self.arguments, self.dropout, self.grid = arguments, dropout, grid
         self.reading, self.core, self.runs, self.verdict = reading, core, runs, verdict
         self.causal, self.given_mask, self.batch = causal, given_mask, batch
         self.program = reading.program
@@ -237,18 +243,19 @@ class _Steps:
             if not arrow or len(letters) != 2 or "." in left:
                 continue
             shapes = [self.reading.values[r].shape for r in self.reading.places(index)[:2]]
-            for mine, other, shape in (
-                (letters[0], letters[1], shapes[0]),
-                (letters[1], letters[0], shapes[1]),
-            ):
-                alone = [c for c in mine if c not in other and c not in right]
-                if any(shape[mine.index(c)] > 1 for c in alone):
-                    evidence = (
-                        f'einsum "{call.args[0]}" sums over {", ".join(alone)} on one side alone, '
-                        "before the two sides meet."
-                    )
-                    id = "values-not-mixed" if index == self.core.mixing else "unexplained"
-                    self.verdict.add(id, evidence, call.line)
+            sides = ((letters[0], letters[1], shapes[0]), (letters[1], letters[0], shapes[1]))
+            alone = [
+                [c for c in mine if c not in other + right and shape[mine.index(c)] > 1]
+                for mine, other, shape in sides
+            ]
+            if not any(alone):
+                continue
+            evidence = (
+                f'einsum "{call.args[0]}" sums over {", ".join(alone[0] + alone[1])} on one side '
+                "alone, before the two sides meet."
+            )
+            mixed = index == self.core.mixing and not all(alone)
+            self.verdict.add("values-not-mixed" if mixed else "unexplained", evidence, call.line)
 
     # Scores.
 
@@ -393,19 +400,16 @@ class _Steps:
             return
         line = self._scale_line() or line_q or line_k or core.line
         heads = max(self.reading.values[core.operands[0]].shape[-1] and self._width() // width, 1)
-        evidence = (
-            f"The scores are multiplied by {total:.4g} in all. With head_dim = {width} it should "
-            f"be 1 / √{width} = {right:.4g}."
-        )
+        evidence = f"The scale is {total:.3g} instead of {right:.3g}, 1 / √head_dim = 1 / √{width}."
         if abs(total - 1) < 1e-4:
             verdict.add("missing-scale", evidence, line)
         elif abs(total * width - 1) < 1e-4:
-            verdict.add("scale-twice", evidence + f" {total:.4g} is 1 / {width}.", line)
+            verdict.add("scale-twice", evidence + f" {total:.3g} is 1 / {width}.", line)
         elif abs(total / width**0.5 - 1) < 1e-4:
             verdict.add("scale-multiplied", evidence, line)
         elif heads > 1 and abs(total * math.sqrt(width * heads) - 1) < 1e-4:
             whole = width * heads
-            verdict.add("scale-by-d-out", evidence + f" {total:.4g} is 1 / √{whole}, the root of "
+            verdict.add("scale-by-d-out", evidence + f" {total:.3g} is 1 / √{whole}, the root of "
                         "all heads' width.", line)  # fmt: skip
         else:
             verdict.add("wrong-scale", evidence, line)
@@ -469,8 +473,9 @@ class _Steps:
         hidden = (b < _HIDDEN) | b.isnan()
         zero = (weights == 0).all(0) if weights is not None else hidden
         gone = zero | hidden if zero.shape == hidden.shape else hidden
-        usual = float(a[~hidden & (a.abs() > 1e-12)].median()) if (~hidden).any() else 0.0
-        odd = ~hidden & ((b.abs() > 1e-5) | ((a - usual).abs() > 1e-5 * abs(usual)))
+        plain = a.masked_fill(hidden | (a.abs() <= 1e-12), torch.nan)
+        usual = plain.flatten(1).nanmedian(1).values[:, None, None].nan_to_num(0.0)
+        odd = ~hidden & ((b.abs() > 1e-5) | ((a - usual).abs() > 1e-5 * usual.abs()))
         if rows != columns:
             verdict.mask = "none" if not gone.any() else "other"
             if gone.any() and not self.given_mask:
@@ -485,7 +490,7 @@ class _Steps:
         oddly = odd.all(0) if odd.ndim == 3 else odd
         line = self._mask_line()
         if odd.any() and learned:
-            if not self._of_distance(b):
+            if self.grid or not self._of_distance(b):
                 verdict.doubts.append("a learned bias that depends on more than the distance")
                 return
             verdict.notes.append("A bias of relative positions is added to the scores.")
@@ -528,7 +533,7 @@ class _Steps:
         if self._of_distance(b):
             verdict.notes.append("A bias of relative positions is added to the scores.")
             grows = float(b[..., -1, 0].mean()) > float(b[..., -1, -2].mean())
-            if grows and self.causal != "no":
+            if grows:
                 verdict.doubts.append("the bias grows with the distance, and ALiBi's falls")
             return
         verdict.doubts.append("a bias that could not be judged is added to the scores")
@@ -579,7 +584,8 @@ class _Steps:
                     id = "sdpa-mask-polarity"
                     verdict.add(id, evidence_of["mask-inverted"], line)
                 else:
-                    verdict.add(id, evidence_of[id], self._drawn())
+                    drawn = line if id == "mask-inverted" else self._drawn()
+                    verdict.add(id, evidence_of[id], drawn)
                 return
         leak = (~hidden & future).any()
         widths = {int((~row[: i + 1]).sum()) for i, row in enumerate(hidden)}
@@ -652,6 +658,15 @@ class _Steps:
             self.verdict.doubts.append("the axis of the softmax could not be told")
             return False
         text = self.reading.text_axis(self.core.scores)
+        if axis == queries and self._mixes_queries(keys):
+            evidence = (
+                f"The softmax runs over axis {axis} of {tuple(scores.shape)}, and the values are "
+                f"summed along axis {keys}, the queries."
+            )
+            self.verdict.add(
+                "weights-transposed", evidence, self.program.calls[self.core.mixing].line
+            )
+            return False
         id = (
             "softmax-over-queries" if axis == queries
             else "softmax-over-batch" if axis == text
@@ -659,11 +674,25 @@ class _Steps:
         )  # fmt: skip
         names = {"softmax-over-queries": "queries", "softmax-over-batch": "batch"}
         evidence = (
-            f"The softmax runs over axis {axis} of {tuple(scores.shape)}, the "
-            f"{names.get(id, 'heads')}; the keys are axis {keys}."
+            f"The softmax runs over the {names.get(id, 'heads')}, axis {axis} of "
+            f"{tuple(scores.shape)}; the keys are axis {keys}."
         )
         self.verdict.add(id, evidence, call.line)
         return False
+
+    def _mixes_queries(self, keys: int) -> bool:
+        """Whether the axis that the values are summed along belongs to the queries."""
+        axes = self.core.axes
+        place = axes.index(keys)
+        names = self.program.parameters
+        roles = []
+        for register in self.core.operands:
+            calls = self.program.before(register)
+            used = {role_of(names[r]) for i in calls for r in self.reading.places(i) if r in names}
+            roles.append(used & {"q", "k"})
+        if roles[place] and roles[place] != roles[1 - place]:
+            return roles[place] == {"q"}
+        return place == 0  # queries @ keys, as most people write it
 
     def weights(
         self, order: tuple[int, int], scores_order: tuple[int, int], over_keys: bool
@@ -933,6 +962,24 @@ def applied_twice(reading: Reading, verdict: Judgement) -> None:
                 evidence = f"{name} is applied again to what it gave before."
                 verdict.add("unexplained", evidence, program.calls[again[0]].line)
                 return
+
+
+def whole_output(reading: Reading, verdict: Judgement) -> None:
+    """No text may change another one, and where the future is hidden, no later token an output."""
+    output, source = reading.output, reading.sources[0]
+    if source.batch is not None and output in reading.texts:
+        moves = reading.texts[output]
+        if moves.ndim > source.batch + 1 and moves.shape[source.batch + 1] == len(moves):
+            by = moves.movedim(source.batch + 1, 1).flatten(2).any(-1)
+            if bool((by & ~torch.eye(len(moves), dtype=torch.bool)).any()):
+                verdict.doubts.append("one text changes the output of another")
+    if verdict.mask not in ("causal", "window") or len(source.axes) != 1:
+        return
+    moves, axis = reading.tokens[output][: reading.size[0]], source.axes[0]
+    if moves.ndim > axis + 1 and moves.shape[axis + 1] == len(moves):
+        by = moves.movedim(axis + 1, 1).flatten(2).any(-1)  # (token, output)
+        if bool(by.tril(-1).any()):
+            verdict.doubts.append("a later token changes an earlier output")
 
 
 def beside(reading: Reading, verdict: Judgement) -> None:

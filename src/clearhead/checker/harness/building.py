@@ -331,8 +331,10 @@ def _in_order(case: Case, subject: Subject) -> Subject | Failure:
     first: Failure | None = None
     polarities = [("", "nn"), *itertools.product(POLARITIES, ["nn"])]
     polarities += itertools.product(POLARITIES, MASK_SHAPES[1:])
+    must = any(p.name == subject.takes_mask and not p.has_default for p in case.info.forward)
     for polarity, shape in polarities if subject.takes_mask else polarities[:1]:
-        if polarity and first is not None and not re.search(_WANTS_MASK, first.message):
+        wants = first is None or must or re.search(_WANTS_MASK, first.message)
+        if polarity and not wants:
             break
         for rotary, marks in itertools.product(rotary_ways(subject), mark_ways(subject)):
             trial = replace(

@@ -448,7 +448,7 @@ class InProcess(Submission):
             lines = (first, first + len(text) - 1)
         except (OSError, TypeError):
             lines = (0, 0)  # typed at a prompt: there is no file
-        libraries = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]), "<frozen")
+        libraries = (sys.prefix, sys.base_prefix, str(Path(__file__).parents[2]), "<frozen")
 
         def own(name: str) -> bool:
             return name == file or not name.startswith(libraries)
