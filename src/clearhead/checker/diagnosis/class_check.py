@@ -311,6 +311,9 @@ def _examine(case: Case, subject: Subject) -> Report:
         judge_mask(case, subject)
     question_of_causality(case, subject, inputs, out, best)
     extras.examine(case, subject, inputs, out, best)
+    case.tested = (
+        "tested against a reference, at other lengths, with gradients, in training and evaluation"
+    )
     return case.report()
 
 
@@ -398,6 +401,7 @@ def _right_by_steps(
     case.notes += steps.notes
     case.form = _form(subject, steps)
     extras.examine_without_form(case, subject, inputs, out)
+    case.tested = "tested step by step, with gradients, in training and evaluation"
     return case.report()
 
 

@@ -42,10 +42,12 @@ class _Names:
 
     def __init__(self, reading: Reading, verdict: Judgement) -> None:
         self._reading = reading
-        self._sizes = {}
+        self._sizes: dict[int, str] = {}
         if verdict.heads > 1:
+            self._sizes[verdict.heads * verdict.head_dim] = "d_out"
             self._sizes[verdict.heads] = "heads"
         self._sizes[verdict.head_dim] = "head_dim"
+        self._tokens: dict[int, int] = {}
         self._pairs: dict[int, tuple[int, int]] = {}
         for core in reading.cores:
             self._scores(core)
@@ -54,17 +56,31 @@ class _Names:
         program = self._reading.program
         try:
             first, second = core.dot_axes
-            summed, _ = core.mixes_along(core.weight_axes(core.axes))
+            summed, rows = core.mixes_along(core.weight_axes(core.axes))
         except Unreadable:
             return
         if first is None or second is None or summed is None:
             return
+        if rows is not None:
+            self._after(core, rows)
         pair = (second, first) if summed == 0 else (first, second)
         between = program.after(core.dots) & program.before(core.mixed[1])
         for register in (core.dots, *(out for i in between for out in program.calls[i].out)):
             value = self._reading.values.get(register)
             if value is not None and value.shape == self._reading.values[core.dots].shape:
                 self._pairs[register] = pair
+
+    def _after(self, core: Core, rows: int) -> None:
+        """The tokens' axis from the mixed values on."""
+        program = self._reading.program
+        self._tokens[core.context] = rows
+        later = [program.calls[i].out[0] for i in sorted(program.after(core.context))]
+        later = [register for register in later if register in self._reading.values]
+        for register, axis in zip(
+            later, self._reading.follow(core.context, rows, *later), strict=True
+        ):
+            if axis is not None:
+                self._tokens[register] = axis
 
     def of(self, register: int) -> tuple[tuple[str, int], ...]:
         """The axes of a register, each with its name and its size."""
@@ -77,6 +93,8 @@ class _Names:
         if register in self._pairs:
             queries, keys = self._pairs[register]
             names[queries], names[keys] = "queries", "keys"
+        elif register in self._tokens:
+            names[self._tokens[register]] = "tokens"
         elif self._reading.depends(register):
             tokens = self._reading.token_axis(register)
             if tokens is not None:

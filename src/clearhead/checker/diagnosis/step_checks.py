@@ -143,6 +143,7 @@ class _Steps:
         found = [self.operand(register) for register in (*core.operands, core.mixed[3])]
         whole = all(found)
         before = len(verdict.findings)
+        self.two_inputs()
         self.summed_letters()
         if len(verdict.findings) > before:
             return
@@ -256,6 +257,35 @@ class _Steps:
             )
             mixed = index == self.core.mixing and not all(alone)
             self.verdict.add("values-not-mixed" if mixed else "unexplained", evidence, call.line)
+
+    def two_inputs(self) -> None:
+        """In cross-attention, the values come from where the keys come from."""
+        if len(self.reading.sources) != 2:
+            return
+        keys = [self._inputs_of(register) for register in self.core.operands]
+        values = self._inputs_of(self.core.mixed[3])
+        if keys[0] != keys[1] and values == keys[0] and len(values) == 1:
+            evidence = (
+                "The keys come from the second input, and the values from the queries' input."
+            )
+            if next(iter(values)) == 0:
+                self.verdict.add("unexplained", evidence, self._made(self.core.mixed[3]))
+
+    def _inputs_of(self, register: int) -> set[int]:
+        """Which inputs a register depends on."""
+        found: set[int] = set()
+        first = 0
+        moves = self.reading.tokens.get(register)
+        for number, count in enumerate(self.reading.size):
+            if moves is not None and bool(moves[first : first + count].any()):
+                found.add(number)
+            first += count
+        return found
+
+    def _made(self, register: int) -> int | None:
+        """The line that projects a register."""
+        calls = [self.program.calls[i] for i in sorted(self.program.before(register))]
+        return next((call.line for call in calls if call.name == "linear"), None)
 
     # Scores.
 
