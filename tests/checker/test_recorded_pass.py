@@ -371,6 +371,8 @@ def test_masks_that_are_passed_in_are_tested():
     for old, new, id in (
         ('float("-inf")', "-1e-9", "mask-fill-not-inf"),
         ("s = s.masked_fill", "s.masked_fill", "mask-result-dropped"),
+        ("s = s.masked_fill", "s = s.masked_fil", "mask-branch-fails"),
+        ("if mask is not None:", "if True:", "default-mask-fails"),
     ):
         report = check(edited(takes, [(old, new)]))
         assert (report.verdict, ids(report)) == ("wrong", {id}), report

@@ -504,5 +504,69 @@ if mask is not None:
 ```
 """,
         ),
+        Mistake(
+            "mask-branch-fails",
+            "wrong",
+            says="Passing a mask raises an error, whatever its shape and its meaning.",
+            fix="Run forward with a mask once, and fix the line that raises.",
+            symptom="forward works without a mask and fails with every mask.",
+            section="""\
+```py
+def forward(self, x, mask=None):
+    ...
+    if mask is not None:
+        scores = scores.masked_fil(mask == 0, -torch.inf)  # no such method
+```
+
+The branch that uses the mask has never run: a misspelled name, or `if mask == True`, which PyTorch
+refuses for more than one element. All tests without a mask pass.
+
+**How it shows.** Every usual mask, `(n, n)` to `(b, 1, n, n)`, bool, integer or float, raises the
+same error from the same line of the class.
+
+```text
+forward(x)             works
+forward(x, mask=m)     AttributeError, for every m
+```
+
+Right:
+
+```py
+if mask is not None:
+    scores = scores.masked_fill(mask == 0, -torch.inf)
+```
+""",
+        ),
+        Mistake(
+            "default-mask-fails",
+            "wrong",
+            says="The mask is optional, but leaving it out raises an error.",
+            fix="Write if mask is not None: around what uses the mask, or require the argument.",
+            symptom="forward(x) fails although its signature allows it.",
+            section="""\
+```py
+def forward(self, x, mask=None):
+    ...
+    scores = scores.masked_fill(mask == 0, -torch.inf)  # None == 0 is False
+```
+
+The signature says that the mask may be left out. Then `mask` is `None`, and the line that uses it
+fails.
+
+**How it shows.** `forward(x)` raises; `forward(x, mask)` works.
+
+```text
+forward(x)             TypeError
+forward(x, mask=m)     works
+```
+
+Right:
+
+```py
+if mask is not None:
+    scores = scores.masked_fill(mask == 0, -torch.inf)
+```
+""",
+        ),
     ),
 )

@@ -30,7 +30,7 @@ from clearhead.checker.diagnosis.naming import (
     unscaled_on_purpose,
 )
 from clearhead.checker.diagnosis.reading import Unreadable
-from clearhead.checker.diagnosis.recorded_pass import judge_mask, judge_steps
+from clearhead.checker.diagnosis.recorded_pass import judge_default, judge_mask, judge_steps
 from clearhead.checker.diagnosis.recovering import recover
 from clearhead.checker.diagnosis.search import Explanation, Search
 from clearhead.checker.diagnosis.shown_steps import shown_steps
@@ -282,6 +282,7 @@ def _examine(case: Case, subject: Subject) -> Report:
     search = _search(case, subject, inputs, out)
     if subject.polarity or subject.rotary or subject.marks:
         subject, out, search = _right_way(case, subject, inputs, out, search)
+    judge_default(case, subject)
     steps = _steps(case, subject)
     if steps is not None and (_is_right(steps) or _names_all(steps)):
         search.seconds = 1.0  # several mistakes at once are seen better in the steps
@@ -400,6 +401,8 @@ def _right_by_steps(
         case.add("unexplained", evidence)
     case.notes += steps.notes
     case.form = _form(subject, steps)
+    if subject.takes_mask and not subject.polarity:
+        judge_mask(case, subject)
     extras.examine_without_form(case, subject, inputs, out)
     case.tested = "tested step by step, with gradients, in training and evaluation"
     return case.report()

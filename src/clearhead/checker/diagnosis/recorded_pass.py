@@ -12,6 +12,7 @@ from clearhead.checker.diagnosis.naming import is_causal
 from clearhead.checker.diagnosis.program import NotRunnable, Program
 from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable
 from clearhead.checker.diagnosis.step_checks import Judgement, is_same, judge
+from clearhead.checker.harness.alternatives import mask_ways
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.forward_arguments import POLARITIES
 from clearhead.checker.harness.subject import Subject, arguments_for, call, handed, inputs_for, pick
@@ -195,6 +196,7 @@ def judge_mask(case: Case, subject: Subject) -> None:
             return
         tried.append(verdict)
     if not tried:
+        _branch_fails(case, subject)
         return
     for verdict in tried:
         for found in verdict.findings:
@@ -205,3 +207,35 @@ def judge_mask(case: Case, subject: Subject) -> None:
     if all(f.id == "no-causal-mask" for verdict in tried for f in verdict.findings):
         evidence = "A causal mask that is passed in hides nothing, whatever True means."
         case.add("mask-ignored", evidence)
+
+
+_OWN_FAULT = ("AttributeError", "NameError", "UnboundLocalError")
+
+
+def _branch_fails(case: Case, subject: Subject) -> None:
+    """Whether every usual mask raises one error, from one line, that is no matter of its shape."""
+    found: set[tuple[str, int | None]] = set()
+    last: Failure | None = None
+    for _, mask in mask_ways(subject):
+        got = call(case.session, subject, inputs_for(subject, subject.sizes.tokens), mask=mask)
+        if not isinstance(got, Failure) or got.line is None:
+            return
+        if got.type not in _OWN_FAULT and "is ambiguous" not in got.message:
+            return
+        found.add((got.type, got.line))
+        last = got
+    if len(found) == 1 and last is not None:
+        evidence = f"With every usual mask: {last.type}: {last.message}"[:300]
+        case.add("mask-branch-fails", evidence, last.line)
+
+
+def judge_default(case: Case, subject: Subject) -> None:
+    """Whether leaving out an optional mask raises an error; then one was passed in."""
+    optional = [p for p in case.info.forward if p.name == subject.takes_mask and p.has_default]
+    if not subject.polarity or not optional or optional[0].default is not None:
+        return
+    plain = replace(subject, polarity="")
+    got = call(case.session, plain, inputs_for(plain, plain.sizes.tokens))
+    if isinstance(got, Failure) and got.kind == "exception" and got.line is not None:
+        evidence = f"Without {subject.takes_mask}: {got.type}: {got.message}"[:300]
+        case.add("default-mask-fails", evidence, got.line)

@@ -261,7 +261,7 @@ WITH_WEIGHTS = ("batch", "channels", "picture", "single")
 WITHOUT_WEIGHTS = ("batch", *HEADS_READY, "single")
 PIXELS = (12, 64)
 _BY_RANK = {2: ("single",), 3: ("batch",), 4: (*PICTURES, *HEADS_READY), 5: ("frames",)}
-_WANTS_MASK = r"None|not bool|must be Tensor"  # a mask that was not given
+_WANTS_MASK = r"None|not bool|must be Tensor|got \(bool, "  # a mask that was not given
 
 
 def _orders(case: Case, subject: Subject) -> list[str]:

@@ -75,7 +75,7 @@ class Case:
             tuple(ranked),
             self.form,
             tuple(dict.fromkeys(self.notes)),
-            tested=self.tested,
+            tested=self.tested if verdict == "correct" else "",
             how=self.how,
             steps=self.steps,
         )
