@@ -286,7 +286,7 @@ def _examine(case: Case, subject: Subject) -> Report:
     steps = _steps(case, subject)
     if steps is not None and (_is_right(steps) or _names_all(steps)):
         search.seconds = 1.0  # several mistakes at once are seen better in the steps
-        best = search.best()
+        best = _found(search)
     else:
         best = search.best() or _with_terms(case, subject, inputs, out)
     if best is not None and strange_cap(case, subject, best):
@@ -326,6 +326,14 @@ def _steps(case: Case, subject: Subject) -> Judgement | None:
     except Unreadable:
         return None
     return steps
+
+
+def _found(search: Search) -> Explanation | None:
+    """What the search finds; nothing where its forms do not fit the class's own shapes."""
+    try:
+        return search.best()
+    except RuntimeError:  # a rotation of a part of each head, for example
+        return None
 
 
 def _is_right(steps: Judgement | None) -> bool:

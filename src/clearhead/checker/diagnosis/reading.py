@@ -86,6 +86,11 @@ def axis_of(moves: Tensor, skip: tuple[int, ...] = ()) -> int | None:
     return found
 
 
+def _most(moves: Tensor) -> int:
+    """How many changes move one number, at the most."""
+    return int(moves.sum(0).max()) if moves.numel() else 0
+
+
 @dataclass(frozen=True)
 class Scale:
     """How scores become what goes into the softmax: a * scores + b, for (group, query, key).
@@ -195,7 +200,7 @@ class Reading:
     @cached_property
     def tokenwise(self) -> set[int]:
         """The registers in which each number depends on one token at most."""
-        return {r for r, moves in self.tokens.items() if int(moves.sum(0).max()) <= 1}
+        return {r for r, moves in self.tokens.items() if _most(moves) <= 1}
 
     def depends(self, register: int) -> bool:
         """Whether a register depends on the input at all."""
@@ -326,7 +331,7 @@ class Reading:
 
     def _pairs(self, register: int) -> bool:
         """Whether some number depends on two tokens."""
-        return register in self.tokens and int(self.tokens[register].sum(0).max()) >= 2
+        return register in self.tokens and _most(self.tokens[register]) >= 2
 
 
 class Core:

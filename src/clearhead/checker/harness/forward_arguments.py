@@ -63,7 +63,8 @@ def feeds(
     found: list[tuple[str, str]] = []
     parameters = [p for p in info.forward if not p.kind.startswith("VAR")]
     names = [p.name for p in parameters]
-    by_role = {role_of(n): n for n in names if role_of(n) in ("q", "k", "v") and "mask" not in n}
+    inputs = [n for n in names if not re.search(r"mask|len|pos|cache", n.lower())]
+    by_role = {role_of(n): n for n in inputs if role_of(n) in ("q", "k", "v")}
     three = len(by_role) == 3
     sides = {side for side, known in _SIDES.items() if {n.lower() for n in names} & known}
     for place, parameter in enumerate(parameters):
