@@ -84,7 +84,7 @@ def check_source(
         source: The file's text.
         filename: Its name, for the report.
         only: The one class to check.
-        adapter: The text of an adapter: a class that builds and calls the stranger's class.
+        adapter: The text of an adapter: a class that builds and calls the submitted class.
         limits: What the file may use.
         siblings: Modules that lie beside it; see `siblings_of`.
     """
@@ -368,6 +368,9 @@ def _add_steps(
                 f" Changing token {leak.changed} changed output {leak.moved} by {leak.size:.2g}."
             )
         if found.id == "missing-scale" and unscaled_on_purpose(case):
+            severity = "edge"
+        if found.id == "missing-scale" and subject.axes in CHANNELS_FIRST and steps.heads == 1:
+            evidence += " SAGAN and non-local blocks have none, on purpose: is it one of them?"
             severity = "edge"
         if found.id in SCALES and set_by == "a constant":
             evidence += " A constant sets it so: on purpose, as in T5? Then it is right."

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis import decoding_cache as cached
-from clearhead.checker.diagnosis import learning, lengths, probes
-from clearhead.checker.diagnosis import long_padding as filling
+from clearhead.checker.diagnosis import learning, lengths, long_padding, probes
 from clearhead.checker.diagnosis import other_uses as uses
 from clearhead.checker.diagnosis import side_effects as effects
 from clearhead.checker.diagnosis.search import Explanation, Search
@@ -43,7 +42,7 @@ def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Exp
     of_tokens = uses.padding(case, subject, inputs, out, best)
     if subject.takes_mask and not subject.polarity and subject.takes_mask not in of_tokens:
         _mask_argument(case, subject, inputs, out, best)
-    filling.long_filling(case, subject, best, of_tokens)
+    long_padding.long_padding(case, subject, best, of_tokens)
     _alone(case, subject, inputs, out)
     _device(case, subject)
     _other_dtypes(case, subject)

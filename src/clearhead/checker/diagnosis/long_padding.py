@@ -1,6 +1,6 @@
-"""Texts that begin with much filling, for classes that go through the keys in pieces.
+"""Texts that begin with a lot of padding, for classes that go through the keys in pieces.
 
-Where a whole piece is filling, a running maximum is -inf, and -inf less -inf is no number.
+Where a whole piece is padding, a running maximum is -inf, and -inf less -inf is no number.
 """
 
 import re
@@ -20,13 +20,13 @@ from clearhead.checker.source.text_patterns import used_by
 
 _PIECES = r"for .*range\([^)]*,[^)]*,|\.split\(|chunk|block|tile"
 _MASKS = {"none": "given", "causal": "given-and-causal"}
-# The filling is said to stand at the end, and nowhere else.
+# The padding is said to stand at the end, and nowhere else.
 _RIGHT_ONLY = r"(?is)\A(?!.*\bleft\b).*(right[- ]pad|pad\w* (only )?(on|at|to) the (right|end))"
 SHORT = 9
 
 
-def long_filling(case: Case, subject: Subject, best: Explanation, known: set[str]) -> None:
-    """Whether real tokens stay numbers after filling that is longer than a piece.
+def long_padding(case: Case, subject: Subject, best: Explanation, known: set[str]) -> None:
+    """Whether real tokens stay numbers after padding that is longer than a piece.
 
     Args:
         case: The class.
@@ -54,8 +54,8 @@ def long_filling(case: Case, subject: Subject, best: Explanation, known: set[str
                 if lost:
                     evidence = (
                         f"With {name} given, a text of {tokens} tokens that begins with "
-                        f"{tokens - 5} of filling has {lost} real tokens with an output that is "
-                        f"NaN; with {SHORT - 5} of filling in {SHORT} tokens all is right."
+                        f"{tokens - 5} of padding has {lost} real tokens with an output that is "
+                        f"NaN; with {SHORT - 5} of padding in {SHORT} tokens all is right."
                     )
                     only = re.search(_RIGHT_ONLY, case.text.source)
                     case.add("padding-gives-nan", evidence, severity="edge" if only else "")
@@ -73,7 +73,7 @@ def _lost(
         best: The form that was found.
         name: The argument that takes the marks.
         tokens: The length of the text; its last five tokens are real.
-        hides: Whether True marks the filling.
+        hides: Whether True marks the padding.
     """
     inputs = inputs_for(subject, tokens)
     real = torch.ones(inputs[0].shape[:2], dtype=torch.bool)

@@ -73,7 +73,7 @@ _NO_MASK = r"cache|past|state|pos|layer|return|need|output|use|train|context|mem
 def padding(
     case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
 ) -> set[str]:
-    """A (batch, tokens) argument that marks the filling, or the real tokens: is it hidden?
+    """A (batch, tokens) argument that marks the padding, or the real tokens: is it hidden?
 
     Any argument may be such a mask that runs with one and then gives another output.
 
@@ -85,7 +85,7 @@ def padding(
     if subject.axes not in ("batch", "first") or best.switches.mask not in masks:
         return understood
     if subject.ids:
-        _filling_in_ids(case, subject, inputs, best, masks[best.switches.mask])
+        _padding_in_ids(case, subject, inputs, best, masks[best.switches.mask])
         return understood
     fed = {name for name, role in subject.feed if role not in ("mask", "marks")}
     must = {name for name, role in subject.feed if role == "marks"}
@@ -116,7 +116,7 @@ def _padding_of(
     batch, tokens = inputs[0].shape[:2]
     real = torch.ones(batch, tokens, dtype=torch.bool)
     hidden = [1, 3] if kind == "given-and-causal" else [tokens - 2, tokens - 1]
-    real[-1, hidden] = False  # where it is causal, no one sees filling at the end anyway
+    real[-1, hidden] = False  # where it is causal, no one sees padding at the end anyway
     visible = real[:, None, None, :].expand(batch, 1, tokens, tokens)
     program = Program(best.program.weights, best.program.inputs, visible)
     right = program.run(best.switches._replace(mask=kind))
@@ -132,15 +132,15 @@ def _padding_of(
             case.add(
                 "padding-inverted",
                 f"The source says that {name} marks the real tokens; with them marked, the output "
-                "is what you get when only the filling is seen.",
+                "is what you get when only the padding is seen.",
             )
         return True
     if difference(keeps[real], right[real]) < 1e-5:
         if "pad" in name.lower() and not _marks_real(case.text):
             case.add(
                 "padding-inverted",
-                f"With {name} True at two filling tokens, the output is what you get when only "
-                "the filling is seen; with True at the real tokens it is right.",
+                f"With {name} True at two padding tokens, the output is what you get when only "
+                "the padding is seen; with True at the real tokens it is right.",
             )
         return True
     if best.ids:
@@ -151,12 +151,12 @@ def _padding_of(
             continue
         if difference(got[~real], out[~real]) < 1e-5 and not (idle and _MASK.search(name.lower())):
             continue
-        moved = _seen_filling(case, subject, inputs, name, real if got is keeps else ~real, real)
+        moved = _seen_padding(case, subject, inputs, name, real if got is keeps else ~real, real)
         if moved > 1e-3:
             zeros = bool((got[~real] == 0).all())
-            only = "no output is" if idle else "only the outputs at the filling itself are"
+            only = "no output is" if idle else "only the outputs at the padding itself are"
             evidence = (
-                f"With {name} given, changing two filling tokens changed the output of a real one "
+                f"With {name} given, changing two padding tokens changed the output of a real one "
                 f"by {moved:.2g}; {only} changed by {name}."
             )
             case.add("padding-on-queries", evidence, severity="edge" if zeros else "")
@@ -167,7 +167,7 @@ def _padding_of(
 def _hides_in_others(
     case: Case, subject: Subject, inputs: Inputs, out: Tensor, name: str, runs: list[Tensor]
 ) -> bool:
-    """Whether the filling of the last text hides tokens of the first, which has none."""
+    """Whether the padding of the last text hides tokens of the first, which has none."""
     for got, nothing in zip(runs, (torch.ones, torch.zeros), strict=True):
         marks = nothing(inputs[0].shape[:2], dtype=torch.bool)
         calm = with_mask(case, subject, inputs, name, marks)
@@ -176,7 +176,7 @@ def _hides_in_others(
         moved = difference(got[:-1], out[:-1])
         if moved > 1e-3:
             evidence = (
-                f"With {name} given, the filling of the last text changed the output of another "
+                f"With {name} given, the padding of the last text changed the output of another "
                 f"text, which has none, by {min(moved, 99):.2g} of its size."
             )
             case.add("padding-in-other-texts", evidence)
@@ -184,23 +184,23 @@ def _hides_in_others(
     return False
 
 
-def _filling_in_ids(
+def _padding_in_ids(
     case: Case, subject: Subject, inputs: Inputs, best: Explanation, kind: str
 ) -> None:
-    """Token ids with filling among them: is it hidden, or is only the filling seen?"""
+    """Token ids with padding among them: is it hidden, or is only the padding seen?"""
     told = [v for n, v in subject.built.plain.items() if "pad" in n.lower() and type(v) is int]
     if not told and not case.text.has(r"padding_idx\s*=\s*0|[!=]=\s*0"):
         return
-    filling = told[0] if told else 0
+    padding = told[0] if told else 0
     x = inputs[0].clone()
     batch, tokens = x.shape[:2]
     real = torch.ones(batch, tokens, dtype=torch.bool)
     real[:, [1, tokens - 1]] = False
     x[~real] = x[-1, -1].clone()
-    ids = ids_for(case.session, subject, x, filling)
+    ids = ids_for(case.session, subject, x, padding)
     if isinstance(ids, Failure):
         return
-    ids[~real] = filling
+    ids[~real] = padding
     positional, keywords = arguments_for(subject, (ids, ids, ids), None)
     output = case.session.forward(positional, keywords)
     chosen = None if isinstance(output, Failure) else pick(output, x.shape)
@@ -219,8 +219,8 @@ def _filling_in_ids(
     if difference(got[real], inverted[real]) < 1e-5:
         case.add(
             "sdpa-mask-polarity" if uses_sdpa(case.text) else "padding-inverted",
-            f"With two tokens of each text replaced by id {filling}, the filling, your output is "
-            "what you get when only the filling is seen.",
+            f"With two tokens of each text replaced by id {padding}, the padding, your output is "
+            "what you get when only the padding is seen.",
         )
 
 
@@ -251,10 +251,10 @@ def with_mask(
     return None
 
 
-def _seen_filling(
+def _seen_padding(
     case: Case, subject: Subject, inputs: Inputs, name: str, marks: Tensor, real: Tensor
 ) -> float:
-    """How much the filling changes what comes out at real tokens."""
+    """How much the padding changes what comes out at real tokens."""
     others = inputs
     for token in (~real[-1]).nonzero().flatten().tolist():
         others = probes.changed(others, -1, token)

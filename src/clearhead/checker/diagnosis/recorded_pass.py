@@ -131,6 +131,10 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> tuple[Reading
 def _scales(subject: Subject) -> tuple[float, ...]:
     """Arguments that may be the scale: by their names; any number where there are no weights."""
     given = {p.name: subject.keywords.get(p.name, p.default) for p in subject.info.init}
+    for value in subject.keywords.values():
+        if isinstance(value, dict) and "__config__" in value:
+            told = value["__config__"].items()
+            given |= {name: v for name, v in told if "scal" in name or "temp" in name}
     return tuple(
         float(value)
         for name, value in given.items()

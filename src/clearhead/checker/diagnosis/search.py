@@ -1,4 +1,4 @@
-"""Finding the switches that give exactly what the stranger's class gives.
+"""Finding the switches that give exactly what the submitted class gives.
 
 First the forms that are right, then one mistake, then two, then three. What reproduces the output
 to 1e-5 is the diagnosis; the fewest mistakes win, and a look at the source may only choose among
@@ -136,7 +136,7 @@ class Search:
     """The search for what reproduces one output.
 
     Args:
-        target: The stranger's output.
+        target: The submission's output.
         programs: The candidates for the weights, each with its inputs.
         masks: The masks that a right form may have.
         unscaled: Whether leaving out the scale is right too (a class without weights).
@@ -255,7 +255,7 @@ class Search:
     ) -> Explanation | None:
         try:
             got = program.run(switches)
-        except RuntimeError:  # shapes of this stranger that do not fit this form
+        except RuntimeError:  # shapes of this submission that do not fit this form
             return None
         if got is None or got.shape != self.target.shape:
             return None

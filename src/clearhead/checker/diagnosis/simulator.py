@@ -2,7 +2,7 @@
 
 A `Program` holds weights and inputs; `run(Switches(...))` computes what attention gives when the
 switches stand like that. All switches at their default is right (and sees every token). A mistake
-is diagnosed by finding the switches that give exactly what the stranger's class gives.
+is diagnosed by finding the switches that give exactly what the submitted class gives.
 
 >>> import torch
 >>> eye = torch.eye(4)

@@ -982,7 +982,7 @@ def applied_twice(reading: Reading, verdict: Judgement) -> None:
     """A projection that is applied to its own result."""
     program = reading.program
     for register, name in program.parameters.items():
-        if program.weights[name].ndim < 2:
+        if program.weights[name].ndim < 2 or role_of(name) not in ("q", "k", "v", "o"):
             continue
         calls = [i for i in program.users.get(register, ()) if program.calls[i].name == "linear"]
         for one in calls:
@@ -1062,6 +1062,9 @@ def _name_missing(reading: Reading, verdict: Judgement, name: str, role: str) ->
         for r in reading.places(i)
         if r in names and role_of(names[r]) in ("q", "k", "v")
     }
+    if role in roles:
+        verdict.notes.append(f"{name} takes no part in the output.")
+        return
     lines = [program.calls[i].line for i in sorted(calls) if program.calls[i].name == "linear"]
     line = next((one for one in lines if one is not None), None)
     evidence = f"{name} takes no part in the output."

@@ -1,4 +1,4 @@
-"""Where a stranger's class keeps its query, key, value and output weights.
+"""Where a submitted class keeps its query, key, value and output weights.
 
 Names come first (`W_query`, `to_q`, `linears.0`, `c_attn`), then shapes. What the names leave open
 (the order inside a fused matrix, (out, in) or (in, out) for a square parameter) becomes several

@@ -219,7 +219,7 @@ def _result(code: str, info: ClassInfo) -> tuple[str, str]:
 def _returned(code: str) -> list[ast.expr]:
     """What the class's forward returns."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # on a stranger's spelling
+        with warnings.catch_warnings(action="ignore"):  # on a submission's spelling
             tree = ast.parse(code)
     except (SyntaxError, ValueError):
         return []

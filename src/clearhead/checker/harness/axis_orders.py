@@ -1,4 +1,4 @@
-"""The order of a stranger's axes: every input and output is (batch, tokens, width) for us.
+"""The order of a submission's axes: every input and output is (batch, tokens, width) for us.
 
 "batch"      (batch, tokens, width)
 "first"      (tokens, batch, width)
@@ -32,7 +32,7 @@ def height_of(tokens: int) -> int:
 
 
 def given(x: Tensor, axes: str) -> Tensor:
-    """An input (batch, tokens, width) as the stranger wants it; "single" gives the first text."""
+    """An input (batch, tokens, width) as the submission wants it; "single" gives the first text."""
     if axes == "first":
         x = x.transpose(0, 1)
     elif axes == "channels":
@@ -57,7 +57,7 @@ def given(x: Tensor, axes: str) -> Tensor:
 
 
 def taken(out: Tensor, axes: str) -> Tensor:
-    """The stranger's output as (batch, tokens, width); not for "single" and "packed"."""
+    """The submission's output as (batch, tokens, width); not for "single" and "packed"."""
     if axes == "first":
         return out.transpose(0, 1)
     if axes == "channels":

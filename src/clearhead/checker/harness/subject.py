@@ -1,4 +1,4 @@
-"""A stranger's class: how it is built, how it is called, what comes back.
+"""A submitted class: how it is built, how it is called, what comes back.
 
 Nothing is told to us, so names are read ("n_embd", "block_size", "p"), sizes without coincidences
 are chosen, and where the class answers with an error, other sizes and other calls are tried.
@@ -197,7 +197,7 @@ def renew(session: Session, subject: Subject) -> bool:
 
 
 def length_of(x: Tensor, axes: str) -> int:
-    """How many tokens an input has, in the stranger's own order of axes."""
+    """How many tokens an input has, in the submission's own order of axes."""
     if axes in CHANNELS_FIRST:
         return x[0, 0].numel()
     if axes in ("pixels", "frames"):
@@ -278,7 +278,7 @@ def _one(
 
 
 def ids_for(
-    session: Session, subject: Subject, x: Tensor, filling: int | None = None
+    session: Session, subject: Subject, x: Tensor, padding: int | None = None
 ) -> Tensor | Failure:
     """Ids whose embeddings are the vectors x: those are written into the embedding's last rows.
 
@@ -286,16 +286,16 @@ def ids_for(
         session: Who answers for the class.
         subject: The class.
         x: The vectors, (..., d_in).
-        filling: The id of the filling, whose embedding becomes the last vector.
+        padding: The id of the padding, whose embedding becomes the last vector.
     """
     table = subject.weights[subject.ids].clone()
     flat = x.reshape(-1, x.shape[-1])
     first = len(table) - len(flat)
-    if first < 1 or (filling is not None and filling >= first):
+    if first < 1 or (padding is not None and padding >= first):
         return Failure("exception", "IndexError", f"{len(table)} ids are too few to try it")
     table[first:] = flat.to(table)
-    if filling is not None:
-        table[filling] = flat[-1].to(table)
+    if padding is not None:
+        table[padding] = flat[-1].to(table)
     failed = session.load({subject.ids: table.to(subject.dtype)})
     return failed or torch.arange(first, len(table)).view(x.shape[:-1])
 

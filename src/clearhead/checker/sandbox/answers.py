@@ -1,4 +1,4 @@
-"""What comes back from a stranger's process: plain data, each field examined before it is used.
+"""What comes back from a submission's process: plain data, each field examined before it is used.
 
 An answer may be forged. Whatever does not have exactly the expected form raises `Forged`, which
 `submission.py` turns into a Failure of kind "protocol".
@@ -25,12 +25,12 @@ class Failure:
     """A question that got no answer.
 
     Args:
-        kind: "exception" (the stranger's code raised), "timeout", "memory", "died" (the process
+        kind: "exception" (the submission's code raised), "timeout", "memory", "died" (the process
             ended) or "protocol" (an answer in a form that no honest process sends).
         type: The exception's class, for example "RuntimeError".
         message: The exception's message, or what happened.
-        line: The last line of the stranger's own file that was running.
-        traceback: The frames inside the stranger's file, then the message.
+        line: The last line of the submission's own file that was running.
+        traceback: The frames inside the submission's file, then the message.
         printed: What the submission has printed so far, cut at the limit.
     """
 

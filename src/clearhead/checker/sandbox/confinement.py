@@ -1,7 +1,7 @@
-"""The first thing a stranger's process does: bind itself to limits, then answer questions.
+"""The first thing a submission's process does: bind itself to limits, then answer questions.
 
 `sandbox.py` runs this text as a plain script (`python -I -c TEXT '{...}'`), perhaps inside
-bubblewrap. It uses the standard library only; nothing of the stranger has run when it is done.
+bubblewrap. It uses the standard library only; nothing of the submission has run when it is done.
 """
 
 import ctypes
@@ -139,7 +139,7 @@ def main() -> None:
     if not protocol:
         print("confined")
         return
-    # High numbers that no program started by the stranger inherits.
+    # High numbers that no program started by the submission inherits.
     reader, writer = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_PROTOCOL_FD) for fd in protocol)
     for fd in protocol:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""What hangs on an object that a stranger has built, and what its forward pass returned.
+"""What hangs on an object that a submission has built, and what its forward pass returned.
 
 Like worker.py, which imports it, this runs beside code that may be hostile: see there.
 """

@@ -1,8 +1,8 @@
-"""A process for a stranger: how it is started, watched, heard and ended.
+"""A process for a submission: how it is started, watched, heard and ended.
 
 Of the ways to start it, the first whose trial run works is taken: inside bubblewrap (`bwrap`, best
 with no namespaces of users below it), inside namespaces of its own (`unshare`), or plainly. Each
-trial really runs `confinement.py` that way. A stranger's code never runs as root.
+trial really runs `confinement.py` that way. A submission's code never runs as root.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from clearhead.checker.sandbox.resource_usage import (
 from clearhead.checker.sandbox.worker import FRAME, MAGIC, MAX_JSON, MAX_TENSORS
 
 HERE = Path(__file__).parent
-START_SECONDS = 90.0  # starting Python and importing torch: our time, not the stranger's
+START_SECONDS = 90.0  # starting Python and importing torch: our time, not the submission's
 TICK = 0.05
 # No person and no service has these user numbers, so that all their processes may be ended.
 FIRST_UID, MANY_UIDS = 1_900_000_000, 100_000_000
@@ -221,7 +221,7 @@ def choose_way(first: str) -> Way:
         failed.append(reason)
     reasons = "".join(f"\n  {reason}" for reason in dict.fromkeys(failed))
     raise RuntimeError(
-        f"A stranger's code runs only where it can be held in, and here it cannot:{reasons}\n"
+        f"A submission's code runs only where it can be held in, and here it cannot:{reasons}\n"
         "  As root, a user of its own is made for it, who must be able to read Python and torch.\n"
         "  Fix: run the command as an ordinary user; or install bubblewrap; or, where a file\n"
         "  above may not be read, let all users pass (chmod o+x) each folder on the way to it."
@@ -229,7 +229,7 @@ def choose_way(first: str) -> Way:
 
 
 class Process:
-    """One running process of a stranger, from start to end.
+    """One running process of a submission, from start to end.
 
     Args:
         limits: What it may use.

@@ -1,4 +1,4 @@
-"""What a stranger's processes take, as Linux tells it: processes, memory, files, folders."""
+"""What a submission's processes take, as Linux tells it: processes, memory, files, folders."""
 
 import contextlib
 import os
@@ -104,7 +104,7 @@ def size_of(folder: str, most: int = 2000, deepest: int = 50) -> Iterator[int]:
 
 
 def folder_prefix(pid: int) -> str:
-    """How the names of the folders begin that a process makes for strangers."""
+    """How the names of the folders begin that a process makes for submissions."""
     return f"clearhead-{pid}-"
 
 
@@ -115,7 +115,7 @@ def remove_folders(pid: int) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder with all that a stranger has put into it."""
+    """Remove a folder with all that a submission has put into it."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except RecursionError:  # a thousand folders inside each other

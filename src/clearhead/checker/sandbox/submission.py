@@ -1,4 +1,4 @@
-r"""A stranger's submission, asked from outside: build it, load weights, run it, differentiate it.
+r"""A submission, asked from outside: build it, load weights, run it, differentiate it.
 
 `Isolated` runs a file in a process of its own; `InProcess` asks a class or module of this process
 the same questions. All judgement happens here. Nothing that comes back is unpickled: an answer is
@@ -285,7 +285,7 @@ class Isolated(Submission):
 
     Args:
         source: The Python source.
-        filename: Its name, for tracebacks; the folder is not told to the stranger.
+        filename: Its name, for tracebacks; the folder is not told to the submission.
         limits: What it may use.
         way: The strongest way to try: "bwrap", "unshare" or "plain".
         siblings: Modules that lie beside the file: dotted names and their text.

@@ -1,7 +1,7 @@
-"""The stranger's side: run a file, then answer "classes", "build", "load", "forward", "backward".
+"""The submission's side: run a file, then answer "classes", "build", "load", "forward", "backward".
 
 This file shares its process with code that may be hostile, so nothing here is a defence: the parent
-treats every answer as possibly forged. What is needed to answer is taken before the stranger's code
+treats every answer as possibly forged. What is needed to answer is taken before the submission
 runs, so that a careless monkey-patch of torch or json does not disturb an honest answer. It imports
 the standard library, torch, safetensors, `object_contents.py` and `missing_parts.py` only: starting
 must be quick.
@@ -193,8 +193,8 @@ class Worker:
     """Answers questions about the classes of one file, or about one class of this process.
 
     Args:
-        own: Says of a file name whether it is the stranger's; tracebacks show only such frames.
-        catch: What counts as the stranger's failure. A notebook's own process must not catch
+        own: Says of a file name whether it is the submission's; tracebacks show only such frames.
+        catch: What counts as the submission's failure. A notebook's own process must not catch
             KeyboardInterrupt; a separate process catches all.
     """
 
@@ -236,7 +236,7 @@ class Worker:
             return {"failure": self.failure(error)} | ({"again": True} if again else {}), {}
 
     def failure(self, error: BaseException) -> Header:
-        """What went wrong, and where in the stranger's file."""
+        """What went wrong, and where in the submission's file."""
         frames = [
             one for one in traceback.extract_tb(error.__traceback__) if self.own(one.filename)
         ]
@@ -246,7 +246,7 @@ class Worker:
         try:
             message = str(error)
             last = "".join(traceback.format_exception_only(error))
-        except Exception as lie:  # the stranger's own __str__
+        except Exception as lie:  # the submission's own __str__
             message = last = f"(its message could not be read: {type(lie).__name__})"
         text = "".join(traceback.format_list(frames[-FRAMES:])) + last
         no_memory = isinstance(error, MemoryError) or "can't allocate memory" in message
@@ -529,11 +529,11 @@ def serve(reader: int, writer: int) -> None:
         name = fields.get("filename", name)
         header, found = worker.answer(question, fields, tensors)
         if _getpid() != home:
-            _exit(1)  # a fork of the stranger's came back here: only the first process answers
+            _exit(1)  # a fork of the submission's came back here: only the first process answers
         for stream in (_stdout, _stderr):
             try:
                 stream.flush()
-            except (OSError, ValueError):  # closed by the stranger: then there is nothing to keep
+            except (OSError, ValueError):  # closed by the submission: then there is nothing to keep
                 continue
         send({"id": number, **header}, found)
     _exit(0)
