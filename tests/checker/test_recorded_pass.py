@@ -14,7 +14,7 @@ from clearhead.checker.diagnosis.inlining import inlined, plain_multi_head, plai
 from clearhead.checker.diagnosis.program import NotRunnable, Program
 from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable, axis_of
 from clearhead.checker.sandbox.answers import Call, Forged, Output, Recording, read_call
-from clearhead.checker.sandbox.recorder import Recorder
+from clearhead.checker.sandbox.pass_recorder import Recorder
 from clearhead.checker.sandbox.submission import Failure, InProcess, Isolated
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
@@ -376,6 +376,20 @@ def test_masks_that_are_passed_in_are_tested():
     ):
         report = check(edited(takes, [(old, new)]))
         assert (report.verdict, ids(report)) == ("wrong", {id}), report
+
+
+def test_a_flag_that_is_called_a_mask_is_no_mask():
+    flag = edited(
+        MINIMAL,
+        [
+            ("def forward(self, x):", "def forward(self, x, causal_mask: bool = False):"),
+            (
+                's = s.masked_fill(m == 0, float("-inf"))',
+                'if causal_mask:\n            s = s.masked_fill(m == 0, float("-inf"))',
+            ),
+        ],
+    )
+    assert (check(flag).verdict, ids(check(flag))) == ("correct", set())
 
 
 def test_a_recorder_needs_no_class():

@@ -8,6 +8,7 @@ An id enters, a `Mistake` or a `Finding` leaves. There is one file per family: a
 """
 
 from clearhead.checker.catalogue import (
+    calling,
     dropout,
     gradients,
     masking,
@@ -17,7 +18,6 @@ from clearhead.checker.catalogue import (
     scaling,
     softmax,
     splitting,
-    usage,
     verdicts,
 )
 from clearhead.checker.catalogue.mistake import Family, Mistake
@@ -35,7 +35,7 @@ FAMILIES: tuple[Family, ...] = (
     dropout.FAMILY,
     gradients.FAMILY,
     rotary.FAMILY,
-    usage.FAMILY,
+    calling.FAMILY,
     verdicts.FAMILY,
 )
 MISTAKES: tuple[Mistake, ...] = tuple(each for family in FAMILIES for each in family.mistakes)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis.program import NotRunnable, Values, registers_in, revived
 from clearhead.checker.sandbox.answers import Call, Recording, read_call
-from clearhead.checker.sandbox.recorder import Recorder
+from clearhead.checker.sandbox.pass_recorder import Recorder
 
 
 def plain_sdpa(

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.checker.sandbox.answers import Call, Recording
-from clearhead.checker.sandbox.recorder import is_in_place
+from clearhead.checker.sandbox.pass_recorder import is_in_place
 
 Values = dict[int, Tensor]
 

@@ -180,13 +180,14 @@ def judge_mask(case: Case, subject: Subject) -> None:
     Any meaning of True is fine. If every usual mask is ignored, or leaves weights on what it hides,
     that is a mistake, and the recorded pass shows the line.
     """
+    takes = [p for p in case.info.forward if p.name == subject.takes_mask]
+    if not takes or isinstance(takes[0].default, bool) or takes[0].annotation == "bool":
+        return  # a flag
     tried: list[Judgement] = []
-    failures: list[Failure] = []
     for polarity in POLARITIES:
         trial = replace(subject, polarity=polarity)
         out = call(case.session, trial, inputs_for(trial, trial.sizes.tokens))
         if isinstance(out, Failure):
-            failures.append(out)
             continue
         try:
             _, verdict = judge_steps(case, trial, "yes")

@@ -8,8 +8,8 @@ from clearhead.checker.catalogue import finding
 from clearhead.checker.harness.subject import Session
 from clearhead.checker.report import Finding, Form, Report, Step
 from clearhead.checker.sandbox.submission import ClassInfo
+from clearhead.checker.source.call_sites import Usage, usage_of
 from clearhead.checker.source.text_patterns import Text, locate
-from clearhead.checker.source.usage import Usage, usage_of
 
 PATIENCE = 2.0  # seconds in which new ways to build and call a class may be tried
 

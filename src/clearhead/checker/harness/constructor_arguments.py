@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from clearhead.checker.sandbox.submission import ClassInfo, Parameter
-from clearhead.checker.source.usage import (
+from clearhead.checker.source.call_sites import (
     Given,
     Usage,
     class_node,

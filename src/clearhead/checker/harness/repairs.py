@@ -9,7 +9,7 @@ from clearhead.checker.harness.constructor_arguments import Sizes, constructors,
 from clearhead.checker.harness.forward_arguments import GUESSES
 from clearhead.checker.harness.subject import Subject
 from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure
-from clearhead.checker.source.usage import usage_of
+from clearhead.checker.source.call_sites import usage_of
 
 GONE = ("timeout", "memory", "died", "protocol")
 _FIELDS = 12  # of one configuration that may be guessed after an error

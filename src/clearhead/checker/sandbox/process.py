@@ -133,7 +133,7 @@ def command_for(
         # As text: the child may be a user who cannot read the folder of this package.
         "sources": {
             f"clearhead.checker.sandbox.{name}": (HERE / f"{name}.py").read_text(encoding="utf-8")
-            for name in ("object_contents", "missing_parts", "recorder", "worker")
+            for name in ("object_contents", "missing_parts", "pass_recorder", "worker")
         },
     }
     confine = (HERE / "confinement.py").read_text(encoding="utf-8")

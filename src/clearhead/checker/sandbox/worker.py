@@ -45,7 +45,7 @@ from clearhead.checker.sandbox.object_contents import (
     flatten,
     json_value,
 )
-from clearhead.checker.sandbox.recorder import Recorder
+from clearhead.checker.sandbox.pass_recorder import Recorder
 
 FRAME = struct.Struct(">4sIQ")  # magic, bytes of JSON, bytes of safetensors
 MAGIC = b"CLR1"

@@ -12,8 +12,8 @@ from clearhead.checker.harness.subject import Subject
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import ClassInfo
+from clearhead.checker.source.call_sites import class_node
 from clearhead.checker.source.text_patterns import Text, text_of, used_by
-from clearhead.checker.source.usage import class_node
 
 _NAMED = r"att|mha|gqa|mqa|head|aten[cç]|aufmerk|k[oö]e?pf|cabe[zç]|t[eê]te|внима|注意"
 _OTHERS = (

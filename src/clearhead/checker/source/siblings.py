@@ -4,7 +4,7 @@ import ast
 import sys
 from pathlib import Path
 
-from clearhead.checker.source.usage import parsed
+from clearhead.checker.source.call_sites import parsed
 
 MOST_FILES, MOST_BYTES = 30, 1 << 20
 _INSTALLED = {"torch", "numpy", "safetensors", "einops", *sys.stdlib_module_names}

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 MAX_CALLS = 3_000
 MAX_CONSTANTS = 8 << 20  # bytes of tensors that are neither inputs nor parameters
 _IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__"}
-_no_functions, _no_grad = torch._C.DisableTorchFunctionSubclass, torch.no_grad
+_no_grad = torch.no_grad
 
 
 class NotRecorded(ValueError):
@@ -87,7 +87,7 @@ class Recorder(TorchFunctionMode):
         found = self._registers.get(id(tensor))
         if found is not None:
             return found
-        with _no_functions(), _no_grad():
+        with _no_grad():
             plain = tensor.detach().clone()
         self._bytes += plain.numel() * plain.element_size()
         if self._bytes > MAX_CONSTANTS:
