@@ -10,6 +10,7 @@ from checker_here import check, ids
 from torch import nn
 
 from clearhead import ladder
+from clearhead.checker.diagnosis import program as program_file
 from clearhead.checker.diagnosis.inlining import inlined, plain_multi_head, plain_sdpa
 from clearhead.checker.diagnosis.program import NotRunnable, Program
 from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable, axis_of
@@ -120,12 +121,29 @@ def test_functions_that_do_more_than_compute_are_not_run(home, name):
     [
         Call("torch", "ones", ({"tuple": [10**6, 10**6]},), {}, (0,), 1),
         Call("torch", "arange", (10**12,), {}, (0,), 1),
+        Call("torch", "arange", (0.0, 1.0, 1e-12), {}, (0,), 1),
         Call("torch", "full", ({"list": [1 << 20, 1 << 20]}, 1.0), {}, (0,), 1),
     ],
 )
 def test_sizes_that_no_honest_pass_has_are_not_run(call):
     with pytest.raises(NotRunnable, match="sizes"):
         harmless(call).run()
+
+
+def test_results_that_grow_step_by_step_are_not_run():
+    calls = [Call("torch", "ones", ({"tuple": [1 << 20]},), {}, (0,), 1)]
+    calls += [Call("Tensor", "exp", ({"register": n},), {}, (n + 1,), 1) for n in range(50)]
+    with pytest.raises(NotRunnable, match="keeps more numbers"):
+        harmless(*calls).run()
+    times = Call("Tensor", "repeat_interleave", ({"register": 0}, {"register": 0}), {}, (1,), 1)
+    with pytest.raises(NotRunnable, match="numbers from a tensor"):
+        harmless(Call("torch", "full", ({"list": [3]}, 1e15), {}, (0,), 1), times).run()
+
+
+def test_a_program_has_a_time_limit(monkeypatch):
+    monkeypatch.setattr(program_file, "MOST_SECONDS", -1.0)
+    with pytest.raises(NotRunnable, match="too long"):
+        harmless(Call("torch", "ones", (3,), {}, (0,), 1)).run()
 
 
 def test_a_register_must_be_written_before_it_is_read():

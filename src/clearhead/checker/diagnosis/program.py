@@ -11,6 +11,7 @@ forged.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,7 +26,9 @@ from clearhead.checker.sandbox.pass_recorder import is_in_place
 
 Values = dict[int, Tensor]
 
-MOST_NUMBERS = 1 << 28  # in one result
+MOST_NUMBERS = 1 << 22  # in one result
+MOST_IN_ALL = 1 << 25
+MOST_SECONDS = 20.0  # for all runs of one program
 
 _COMPUTES = {
     "H", "T", "__and__", "__eq__", "__floordiv__", "__ge__", "__getitem__", "__gt__",
@@ -35,24 +38,24 @@ _COMPUTES = {
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "add", "add_", "addbmm", "addmm", "all",
     "alpha_dropout", "amax", "amin", "any", "arange", "argmax", "argmin", "argsort",
     "as_tensor", "asinh", "atan", "avg_pool1d", "avg_pool2d", "baddbmm", "batch_norm",
-    "bfloat16", "bitwise_and", "bitwise_not", "bitwise_or", "block_diag", "bmm", "bool",
+    "bfloat16", "bitwise_and", "bitwise_not", "bitwise_or", "bmm", "bool",
     "broadcast_tensors", "broadcast_to", "bucketize", "cat", "ceil", "celu", "chain_matmul",
     "chunk", "clamp", "clamp_", "clamp_max", "clamp_min", "clip", "clone", "complex", "concat",
     "concatenate", "contiguous", "conv1d", "conv2d", "conv3d", "copy_", "cos", "cosh",
     "cosine_similarity", "cpu", "cross", "cuda", "cummax", "cumsum", "data", "detach",
-    "detach_", "diag", "diag_embed", "diagonal", "diff", "div", "div_", "dot", "double",
+    "detach_", "diag", "diagonal", "diff", "div", "div_", "dot", "double",
     "dropout", "dropout1d", "dropout2d", "dropout_", "einsum", "elu", "embedding", "empty",
     "empty_like", "eq", "erf", "exp", "exp2", "exp_", "expand", "expand_as", "expm1", "eye",
-    "fill_", "flatten", "flip", "float", "floor", "floor_divide", "fmod", "fold", "full",
+    "fill_", "flatten", "flip", "float", "floor", "floor_divide", "fmod", "full",
     "full_like", "gather", "ge", "gelu", "glu", "group_norm", "gt", "half", "hstack", "imag",
-    "index_fill", "index_select", "inner", "instance_norm", "int", "interpolate", "isfinite",
-    "isinf", "isnan", "kron", "layer_norm", "le", "leaky_relu", "lerp", "linear", "linspace",
+    "index_fill", "index_select", "inner", "instance_norm", "int", "isfinite",
+    "isinf", "isnan", "layer_norm", "le", "leaky_relu", "lerp", "linear", "linspace",
     "log", "log10", "log1p", "log2", "log_softmax", "logical_and", "logical_not", "logical_or",
     "logical_xor", "logsumexp", "long", "lt", "mH", "mT", "masked_fill", "masked_fill_",
     "matmul", "max", "maximum", "mean", "meshgrid", "min", "minimum", "mish", "mm", "moveaxis",
     "movedim", "mul", "mul_", "multi_head_attention_forward", "multiply", "mv", "nan_to_num",
     "nan_to_num_", "narrow", "ne", "neg", "neg_", "negative", "new_empty", "new_full",
-    "new_ones", "new_tensor", "new_zeros", "norm", "normalize", "not_equal", "one_hot", "ones",
+    "new_ones", "new_tensor", "new_zeros", "norm", "normalize", "not_equal", "ones",
     "ones_like", "outer", "pad", "permute", "polar", "pow", "pow_", "prelu", "prod", "real",
     "reciprocal", "relu", "relu6", "relu_", "remainder", "repeat", "repeat_interleave",
     "requires_grad_", "reshape", "reshape_as", "rms_norm", "roll", "round", "rsqrt", "rsub",
@@ -82,7 +85,6 @@ _KEEPS = {
     "layer_norm", "group_norm", "batch_norm", "rms_norm", "instance_norm", "softmax", "dropout",
     "multi_head_attention_forward", "view", "reshape", "transpose", "permute", "__getitem__",
     "chunk", "split", "sum", "mean", "flatten", "unflatten", "unbind", "squeeze", "unsqueeze",
-    "conv1d", "conv2d",
 }  # fmt: skip
 _HOMES: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor, "linalg": torch.linalg}
 
@@ -110,6 +112,18 @@ def _integers(value: Any) -> Iterable[int]:
                     yield from _integers(item)
     elif isinstance(value, int) and not isinstance(value, bool):
         yield value
+
+
+def _length(call: Call) -> float:
+    """How many numbers arange or linspace gives."""
+    numbers = [v for v in call.args if isinstance(v, int | float)]
+    if len(numbers) < len(call.args) or set(call.kwargs) - {"dtype", "device", "steps"}:
+        raise NotRunnable(f"{call.name} with other arguments than numbers")
+    if call.name == "linspace":
+        return abs(float(call.kwargs.get("steps", numbers[-1])))
+    start, end = (0.0, numbers[0]) if len(numbers) == 1 else numbers[:2]
+    step = numbers[2] if len(numbers) > 2 else 1.0
+    return abs((end - start) / step) if step else math.inf
 
 
 def function_of(call: Call) -> Callable[..., Any]:
@@ -157,12 +171,13 @@ class Program:
         recording: What was recorded.
         weights: The values of the parameters.
         given: The inputs of the recorded pass, by name.
+        deadline: When running it must have ended.
     """
 
     recording: Recording
     weights: dict[str, Tensor]
     given: dict[str, Tensor]
-    values: Values = field(default_factory=dict)
+    deadline: float = field(default_factory=lambda: time.monotonic() + MOST_SECONDS)
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -227,22 +242,25 @@ class Program:
     def run(self, inputs: Mapping[str, Tensor] | None = None) -> Values:
         """Every register, for these inputs; for the recorded ones if none are given."""
         values = self.first_values(self.given if inputs is None else inputs)
+        total = 0
         for i in range(len(self.calls)):
-            self._step(i, values, values)
+            total = self._step(i, values, values, total)
         return values
 
     def again(self, base: Values, changed: Mapping[int, Tensor]) -> Values:
         """The registers that differ when some are given other numbers, those included."""
         new = dict(changed)
         view = _Layered(new, base)
+        total = 0
         for i, call in enumerate(self.calls):
             if any(out in changed for out in call.out):
                 continue
             if any(register in new for register in self.sources[i]):
-                self._step(i, view, new)
+                total = self._step(i, view, new, total)
         return new
 
-    def _step(self, i: int, values: Mapping[int, Tensor], results: Values) -> None:
+    def _step(self, i: int, values: Mapping[int, Tensor], results: Values, total: int) -> int:
+        """Run one call; how many numbers there are then, with those of earlier calls."""
         call = self.calls[i]
         function = function_of(call)
         for register in self.sources[i]:
@@ -267,18 +285,33 @@ class Program:
             if register >= 0:
                 if not isinstance(tensor, Tensor):
                     raise NotRunnable(f"{call.name} gave no tensor")
+                if tensor.numel() > MOST_NUMBERS:
+                    raise NotRunnable(f"{call.name} gives more numbers than are tried")
                 results[register] = tensor
+                total += tensor.numel()
+        if total > MOST_IN_ALL:
+            raise NotRunnable("it keeps more numbers than are tried")
+        return total
 
     def _check_size(self, i: int, values: Mapping[int, Tensor]) -> None:
-        """No result may be larger than what an honest pass on a small input has."""
+        """No result may be larger than what an honest pass on a small input has.
+
+        The bound is generous: the product of all sizes and whole numbers that the call mentions.
+        """
+        if time.monotonic() > self.deadline:
+            raise NotRunnable("it takes too long")
         call = self.calls[i]
         tensors = [values[register] for register in self.sources[i]]
         sizes = [max(tensor.numel(), 1) for tensor in tensors]
-        integers = [
-            max(abs(n), 1) for v in (*call.args, *call.kwargs.values()) for n in _integers(v)
-        ]
-        largest = math.prod(integers)
-        if call.name in ("linear", "embedding") and len(tensors) > 1 and tensors[1].ndim:
+        everything = (*call.args, *call.kwargs.values())
+        integers = [max(abs(n), 1) for v in everything for n in _integers(v)]
+        mentioned = sum(1 for value in everything for _ in registers_in(value))
+        largest: float = math.prod(integers)
+        if call.name in ("arange", "linspace"):
+            largest = _length(call)
+        elif call.name == "repeat_interleave" and mentioned != 1:
+            raise NotRunnable("repeat_interleave with numbers from a tensor")
+        elif call.name in ("linear", "embedding") and len(tensors) > 1 and tensors[1].ndim:
             largest = sizes[0] * max(tensors[1].shape)
         elif call.name == "scaled_dot_product_attention":
             largest = sizes[0] * max(sizes[1:], default=1)
@@ -286,11 +319,9 @@ class Program:
             largest *= sum(sizes)
         elif call.name in _KEEPS:
             largest = max(sizes, default=1)
-        elif call.name in ("arange", "linspace"):
-            largest = max(integers, default=1)
         else:
             largest *= math.prod(sizes)
-        if largest > MOST_NUMBERS:
+        if largest > MOST_NUMBERS * 64:
             raise NotRunnable(f"{call.name} on sizes that are not tried")
 
     def before(self, register: int) -> set[int]:
