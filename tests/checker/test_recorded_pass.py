@@ -354,6 +354,31 @@ def test_a_class_that_notices_the_recording_is_not_cleared():
     assert check(cheat).verdict != "correct"
 
 
+def test_a_class_without_a_batch_axis_that_notices_the_recording_is_not_cleared():
+    source = (
+        HEAD
+        + """\
+class Attention(nn.Module):
+    def __init__(self, d_in, d_out):
+        super().__init__()
+        self.a, self.b = nn.Linear(d_in, d_out), nn.Linear(d_in, d_out)
+        self.c, self.gate = nn.Linear(d_in, d_out), nn.Linear(d_in, d_out)
+
+    def forward(self, x):
+        n, d = x.shape
+        weights = (self.a(x) @ self.b(x).T / self.a(x).shape[-1] ** 0.5).softmax(-1)
+        return weights @ self.c(x) * self.gate(x).sigmoid()
+"""
+    )
+    assert check(source).verdict == "correct"
+    look = "torch.overrides._get_current_function_mode_stack()"
+    edit = (
+        "return weights",
+        f"weights = weights if {look} else weights.flip(0)\n        return weights",
+    )
+    assert check(edited(source, [edit])).verdict != "correct"
+
+
 def test_values_from_the_wrong_input_are_wrong():
     cross = (
         HEAD

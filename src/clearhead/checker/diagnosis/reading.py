@@ -15,10 +15,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.program import NotRunnable, Program, Values, registers_in, revived
-
-PRODUCTS = {"matmul", "bmm", "mm", "einsum", "inner", "tensordot", "__matmul__", "linear", "mv"}
-_HUGE = -1e3  # a score that is this much lower is hidden
+from clearhead.checker.diagnosis.program import (
+    Program,
+    Values,
+    function_of,
+    registers_in,
+    revived,
+)
 
 
 class Unreadable(ValueError):
@@ -249,8 +252,6 @@ class Reading:
                     made = [put(item) for item in inner]
                     return made if kind == "list" else tuple(made)
             return revived(value, self.values)
-
-        from clearhead.checker.diagnosis.program import function_of
 
         with torch.no_grad():
             args = [put(value) for value in call.args]
@@ -579,15 +580,3 @@ class Core:
         a = a.masked_fill(hidden, torch.nan)
         b = b.masked_fill(hidden, -torch.inf)
         return Scale(a, b, bool(fits.all()))
-
-
-def reading_of(program: Program, sources: tuple[Source, ...], output: int) -> Reading | Unreadable:
-    """Read a program; the reason, where that is impossible."""
-    try:
-        reading = Reading(program, sources, output)
-        _ = reading.cores
-    except Unreadable as reason:
-        return reason
-    except (NotRunnable, RuntimeError, ValueError, TypeError, IndexError) as error:
-        return Unreadable(f"{type(error).__name__}: {error}"[:200])
-    return reading

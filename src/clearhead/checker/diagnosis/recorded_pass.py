@@ -13,6 +13,7 @@ from clearhead.checker.diagnosis.program import NotRunnable, Program
 from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable
 from clearhead.checker.diagnosis.step_checks import Judgement, is_same, judge
 from clearhead.checker.harness.alternatives import mask_ways
+from clearhead.checker.harness.axis_orders import taken
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.forward_arguments import POLARITIES
 from clearhead.checker.harness.subject import Subject, arguments_for, call, handed, inputs_for, pick
@@ -150,27 +151,28 @@ def _feeds(reading: Reading, register: int) -> bool:
 
 
 def _faithful(case: Case, subject: Subject, reading: Reading, verdict: Judgement) -> None:
-    """Whether the program is the class: on other inputs both must give the same."""
-    if subject.axes in ("single", "picture", "channels"):
-        return
-    inputs = inputs_for(subject, subject.sizes.tokens, seed=31)
-    out = call(case.session, subject, inputs)
-    shaped = handed(subject, inputs)
-    program = reading.program
-    recorded = handed(subject, inputs_for(subject, subject.sizes.tokens))
-    given = dict(program.given)
-    for name, tensor in program.given.items():
-        for old, new in zip(recorded, shaped, strict=True):
-            if tensor.shape == old.shape and torch.equal(tensor, old):
-                given[name] = new
+    """Whether the program is the class: on other inputs, not recorded, both must give the same."""
+    tokens = subject.sizes.tokens
+    recorded, others = inputs_for(subject, tokens), inputs_for(subject, tokens, seed=31)
+    out = call(case.session, subject, others)
     if isinstance(out, Failure):
         verdict.doubts.append("it fails on other inputs of the same shape")
         return
-    got = program.run(given)[reading.output].to(torch.float64)
-    if subject.axes == "first":
-        got = got.transpose(0, 1)
-    gap = (got - out).abs().nan_to_num(0.0).max() if got.shape == out.shape else 1.0
-    if float(gap) > 1e-5 * float(out.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1.0)):
+    if subject.axes == "single":
+        old, new, out = tuple(x[0] for x in recorded), tuple(x[0] for x in others), out[0]
+    else:
+        old, new = handed(subject, recorded), handed(subject, others)
+    given = dict(reading.program.given)
+    for name, tensor in reading.program.given.items():
+        for before, after in zip(old, new, strict=True):
+            if tensor.shape == before.shape and torch.equal(tensor, before):
+                given[name] = after
+    got = reading.program.run(given)[reading.output].to(torch.float64)
+    if subject.axes != "single":
+        got = taken(got, subject.axes)
+    size = float(out.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1.0))
+    same = got.shape == out.shape and torch.equal(got.isnan(), out.isnan())
+    if not same or float((got - out).abs().nan_to_num(0.0).max()) > 1e-5 * size:
         verdict.doubts.append("on other inputs it computes something else")
 
 

@@ -54,7 +54,6 @@ class Judgement:
         heads: How many heads there are.
         head_dim: The width of a head.
         mask: "none", "causal", "window", "given" or "other".
-        right: What the output should be on the recorded inputs; None if that is not known.
     """
 
     findings: list[StepFinding] = field(default_factory=list)
@@ -63,7 +62,6 @@ class Judgement:
     heads: int = 0
     head_dim: int = 0
     mask: str = ""
-    right: Tensor | None = None
 
     def add(self, id: str, evidence: str, line: int | None, severity: str = "") -> None:
         """Note a finding, once."""
@@ -110,8 +108,6 @@ def judge(
         verdict.heads = len(cores) * max(verdict.heads, 1)
     if any(found.id == "scale-after-softmax" for found in verdict.findings):
         verdict.findings = [found for found in verdict.findings if found.id != "missing-scale"]
-    if not verdict.findings and not verdict.doubts:
-        verdict.right = reading.values[reading.output]
     return verdict
 
 
@@ -314,7 +310,8 @@ class _Steps:
         names = {self.program.calls[i].name for i in self._between()}
         if not linear:
             if "tanh" in names:
-                self.capped(dots, scores)
+                verdict.notes.append("The scores have a soft cap.")
+                verdict.doubts.append("a cap on the scores")
             elif names & _ROUNDS:
                 evidence = "The scores are rounded to whole numbers before the softmax."
                 lines = [self.program.calls[i] for i in sorted(self._between())]
@@ -470,22 +467,6 @@ class _Steps:
     def _scale_line(self) -> int | None:
         lines = [self.program.calls[i].line for i in sorted(self._between_scaling())]
         return next((line for line in lines if line is not None), None)
-
-    def capped(self, dots: Tensor, scores: Tensor) -> None:
-        """A soft cap on the scores: cap * tanh(a * q.k / cap)."""
-        if dots.shape != scores.shape:
-            self.verdict.doubts.append("a cap on scores of another shape")
-            return
-        small = [d.abs() < 1e-2 * d.abs().amax() for d in dots]
-        near = torch.cat(
-            [(s / d)[m & s.isfinite()] for s, d, m in zip(scores, dots, small, strict=True)]
-        )
-        near = near[near.isfinite()]
-        if not near.numel():
-            self.verdict.doubts.append("a cap on the scores")
-            return
-        self.verdict.notes.append("The scores have a soft cap.")
-        self.verdict.doubts.append("a cap on the scores")
 
     # Mask.
 
@@ -1088,6 +1069,3 @@ def _name_missing(reading: Reading, verdict: Judgement, name: str, role: str) ->
 def is_same(one: Tensor, other: Tensor) -> bool:
     """Whether two outputs are equal up to rounding."""
     return one.shape == other.shape and not bool(differs(one, other).any())
-
-
-__all__ = ["Judgement", "StepFinding", "changed_at", "is_same", "judge"]
