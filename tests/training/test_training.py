@@ -254,6 +254,7 @@ def test_killed_and_resumed_the_curve_is_the_same_bit_for_bit(tmp_path):
     assert about == expected_about
     assert len(about["looks"]) == 10
     assert set(tensors) == set(expected)
+    del expected["curve.seconds"]  # the time that it took
     for name, tensor in expected.items():
         assert torch.equal(tensors[name], tensor), name
 
