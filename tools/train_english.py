@@ -1,7 +1,7 @@
 """Train candidates for the shipped English model, all at once on one GPU.
 
-    clearhead train --text english.txt.xz --prepare --vocab 8192 -o english     # once, without a GPU
-    python tools/train_english.py english run --minutes 9 --seeds 0 1 2
+    clearhead train --text english.txt.xz --prepare -o english        # without a GPU
+    python tools/train_english.py english run --minutes 9            # on a GPU
 
 Each candidate is a process of its own, because one model of this size leaves most of a large GPU
 idle. It ends by the clock and writes `seed-N.safetensors`, with the weights in float16, and

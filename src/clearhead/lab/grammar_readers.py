@@ -64,7 +64,7 @@ class WordReader:
 
     causal = True
 
-    def __init__(self, model: GPT2, words: WordTokenizer, name: str = "the lab's model") -> None:
+    def __init__(self, model: GPT2, words: WordTokenizer, name: str = "the grammar model") -> None:
         self._model = model
         self.name = name
         self._words = words

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +71,8 @@ class BytePairTokenizer:
             One id per token.
 
         Examples:
-            >>> GPT2Tokenizer().encode("Hello<|endoftext|>")
+            >>> import clearhead
+            >>> clearhead.GPT2Tokenizer().encode("Hello<|endoftext|>")
             [15496, 50256]
         """
         check_text(text)
@@ -102,10 +103,15 @@ class BytePairTokenizer:
 
         Returns:
             The text of each token. Bytes of incomplete characters are escaped.
+
+        Examples:
+            >>> import clearhead
+            >>> clearhead.GPT2Tokenizer().tokens("the cat 猫")
+            ['the', ' cat', ' \\xe7', '\\x8c', '\\xab']
         """
         return self.labels(self.encode(text, allow_special=allow_special))
 
-    def labels(self, ids: Iterable[int]) -> list[str]:
+    def labels(self, ids: Sequence[int]) -> list[str]:
         """The text of each id; bytes of incomplete characters are escaped."""
         pieces = self._encoding.decode_tokens_bytes(ids)
         return [piece.decode("utf-8", errors="backslashreplace") for piece in pieces]

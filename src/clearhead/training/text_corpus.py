@@ -1,8 +1,11 @@
 """Anyone's text, prepared for training: a byte-pair vocabulary of its own, and its token ids.
 
     documents = read_documents("my_texts/")
-    corpus = prepare(documents, folder, vocab_size=8192)      # writes vocab.json, merges.txt, text.safetensors
-    corpus = load_corpus(folder)                              # reads them again, without the text
+    corpus = prepare(documents, folder, vocab_size=8192)   # writes three files, listed below
+    corpus = load_corpus(folder)                           # reads them, without the text
+
+    vocab.json, merges.txt   the vocabulary; see `clearhead.tokenizers.byte_pair_tokenizer`
+    text.safetensors         the token ids
 
 Documents are separated by `<|endoftext|>`. Some of them are held out: the model is never trained on
 them, and its loss is measured on them.
@@ -30,7 +33,7 @@ from clearhead.tokenizers.byte_pair_tokenizer import MERGES, VOCABULARY
 TEXT = "text.safetensors"
 HELD_OUT_EVERY = 100  # one document in so many is held out
 _SUFFIXES = (".txt", ".md", ".rst", ".text")
-_OPEN = {".xz": lzma.open, ".gz": gzip.open}
+_COMPRESSED = (".xz", ".gz")
 _MAX_VOCABULARY = 2**16  # ids are stored in two bytes
 _AT_ONCE = 1000  # documents per batch of the tokenizer
 
@@ -68,10 +71,8 @@ def read_documents(path: str | Path) -> list[str]:
     files = sorted(_text_files(path)) if path.is_dir() else [path]
     documents: list[str] = []
     for file in files:
-        open_file = _OPEN.get(file.suffix, open)
         try:
-            with open_file(file, "rt", encoding="utf-8") as opened:
-                text = opened.read()
+            text = _content(file).decode("utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{file}: expected text in UTF-8, got other bytes at offset {error.start:,}.\n"
@@ -88,9 +89,15 @@ def read_documents(path: str | Path) -> list[str]:
     return documents
 
 
+def _content(file: Path) -> bytes:
+    if file.suffix == ".xz":
+        return lzma.decompress(file.read_bytes())
+    return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+
+
 def _text_files(folder: Path) -> Iterator[Path]:
     for file in folder.rglob("*"):
-        inner = Path(file.stem) if file.suffix in _OPEN else file
+        inner = Path(file.stem) if file.suffix in _COMPRESSED else file
         if file.is_file() and inner.suffix in _SUFFIXES:
             yield file
 

@@ -102,7 +102,7 @@ class TextTask:
     def evaluate(self, model: GPT2) -> dict[str, Any]:
         """The loss on the held-out text, in nats per token."""
         total, count = 0.0, 0
-        for rows in self._held_out.split(_ROWS_AT_ONCE):
+        for rows in torch.split(self._held_out, _ROWS_AT_ONCE):
             targets = rows[:, 1:]
             total += token_loss(model, rows[:, :-1], targets).item() * targets.numel()
             count += targets.numel()

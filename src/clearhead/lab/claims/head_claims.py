@@ -21,7 +21,7 @@ from clearhead.lab.grammar_training import write_rows
 from clearhead.lab.head_scores import Estimate, estimate, measure
 from clearhead.lab.relations import Examples, encode
 from clearhead.masks import Mask
-from clearhead.models.shipped_models import load_shipped as shipped
+from clearhead.models.shipped_models import load_grammar as shipped
 from clearhead.tokenizers import WordTokenizer
 from clearhead.watcher import watch
 
