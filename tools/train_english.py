@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from clearhead.gpt2.model import GPT2
 from clearhead.models.trained_model import write_safetensors
 from clearhead.training.loop import Curve, train
 from clearhead.training.text_corpus import load_corpus
@@ -37,7 +38,7 @@ def train_one(given: argparse.Namespace, settings: TextSettings) -> None:
     corpus = load_corpus(given.folder)
     task = TextTask(settings, corpus, device)
 
-    def on_step(done: int, curve: Curve) -> None:
+    def on_step(done: int, curve: Curve, model: GPT2) -> None:
         if done % settings.every == 0:
             loss, last = curve.evaluations[-1]["loss"], sum(curve.loss[-100:]) / 100
             text = f"seed {settings.seed}: step {done:,}, {curve.seconds:.0f} s, "

@@ -2,9 +2,9 @@
 
     The author near the doctors  was / *were
 
-A model is right if it gives the grammatical one the higher probability; guessing gives 0.5. The word
-that decides, here "author", is the cue. In half of the kinds, another noun of the opposite number is
-closer. The pairs are made from templates: 80 of each of six kinds.
+A model is right if it gives the grammatical one the higher probability; guessing gives 0.5. The
+word that decides, here "author", is the cue. In two of the kinds, another noun of the opposite
+number is closer. The pairs are made from templates: 80 of each of six kinds.
 
 Source of the method: Linzen et al., "Assessing the Ability of LSTMs to Learn Syntax-Sensitive
 Dependencies" (2016). The templates and words are our own.
@@ -60,20 +60,8 @@ _THINGS = {
 }
 _MALE = ("man", "boy", "king", "brother", "father", "husband", "son", "uncle")
 _FEMALE = ("woman", "girl", "queen", "sister", "mother", "wife", "daughter", "aunt")
-_GENDERED_PLURALS = {
-    "man": "men",
-    "boy": "boys",
-    "king": "kings",
-    "brother": "brothers",
-    "father": "fathers",
-    "son": "sons",
-    "woman": "women",
-    "girl": "girls",
-    "queen": "queens",
-    "sister": "sisters",
-    "mother": "mothers",
-    "daughter": "daughters",
-}
+_MEN = {"man": "men"} | {noun: f"{noun}s" for noun in _MALE[1:]}
+_WOMEN = {"woman": "women"} | {noun: f"{noun}s" for noun in _FEMALE[1:] if noun != "wife"}
 _VERBS = ((" is", " are"), (" was", " were"), (" has", " have"))
 _NEAR = ("near", "behind", "with", "next to")
 _DID = ("saw", "knew", "helped", "met")
@@ -192,14 +180,10 @@ def _reflexive_gender() -> Iterator[Pair]:
 
 
 def _reflexive_number() -> Iterator[Pair]:
-    for (noun, number), verb in itertools.product(_numbers(_GENDERED_PLURALS), _TO_ONESELF):
-        one = (
-            " himself"
-            if noun in _MALE or noun in {_GENDERED_PLURALS.get(m) for m in _MALE}
-            else " herself"
-        )
-        right, wrong = (one, " themselves") if number == 0 else (" themselves", one)
-        yield Pair("reflexive, number", f"The {noun} {verb}", noun, right, wrong)
+    for nouns, one in ((_MEN, " himself"), (_WOMEN, " herself")):
+        for (noun, number), verb in itertools.product(_numbers(nouns), _TO_ONESELF):
+            right, wrong = (one, " themselves") if number == 0 else (" themselves", one)
+            yield Pair("reflexive, number", f"The {noun} {verb}", noun, right, wrong)
 
 
 def _determiner() -> Iterator[Pair]:
@@ -237,7 +221,8 @@ class _Batch:
             scores = logits.gather(1, ends)
         else:
             scores = torch.stack([self._score(model, which) for which in (0, 1)], dim=1)
-        return scores[:, 0] > scores[:, 1]
+        right: Tensor = scores[:, 0] > scores[:, 1]
+        return right
 
     def _score(self, model: GPT2, which: int) -> Float[Tensor, " pairs"]:
         """The log-probability of one continuation, summed over its tokens."""
@@ -247,7 +232,8 @@ class _Batch:
         position = torch.arange(logs.shape[1])
         ends = torch.tensor([len(row) - 1 for row in whole])
         inside = (position >= self.last[:, None]) & (position < ends[:, None])
-        return (logs * inside).sum(1)
+        total: Tensor = (logs * inside).sum(1)
+        return total
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Tensor:

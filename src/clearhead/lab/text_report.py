@@ -1,6 +1,6 @@
 """What the heads of a language model do with ordinary English, on sentences of our own.
 
-Three measurements: what each head attends to, how much the loss rises without it, and minimal pairs.
+Three measurements: what each head attends to, how much the loss rises without it, minimal pairs.
 The sentences in `sentences.txt` were written for this purpose, so no model was trained on them.
 """
 
@@ -82,10 +82,10 @@ class TextReport:
             Text(),
             drawing.FittingTable(head, rows, drop=[4, 5, 3, 2]),
             Text(
-                f"{count} pairs such as 'The author near the doctors was / were': right is the share "
-                "in which the right word gets the higher probability (guessing: 0.50, ± a 95 % "
-                "interval). head attends most to the word that decides, the cue; lost: percentage "
-                "points without this head."
+                f"{count} pairs such as 'The author near the doctors was / were': right is the "
+                "share in which the right word gets the higher probability (guessing: 0.50, ± a "
+                "95 % interval). head attends most to the word that decides, the cue; lost: "
+                "percentage points without this head."
             ),
         )
 

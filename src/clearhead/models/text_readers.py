@@ -1,7 +1,7 @@
 """Text readers: text -> token ids and labels, and token ids -> text, for each kind of model.
 
     WordTextReader       models of the grammar: whole words, some of them unknown
-    BytePairTextReader   byte pairs: the English model's, GPT-2's or those of `clearhead train --text`
+    BytePairTextReader   byte pairs: GPT-2's, or the vocabulary of another model
     HubTextReader        any other tokenizer, through transformers
 
 `find_reader` finds the one that belongs to a GPT-2. `Characters` turns a stream of new tokens into

@@ -109,7 +109,7 @@ def train(
     resume: bool = False,
     device: str | torch.device = "cpu",
     compiled: bool = False,
-    on_step: Callable[[int, Curve], None] | None = None,
+    on_step: Callable[[int, Curve, GPT2], None] | None = None,
 ) -> tuple[GPT2, Curve]:
     """Train one model.
 
@@ -119,8 +119,8 @@ def train(
         resume: Continue from the checkpoint in the folder, if there is one.
         device: Where to train. On a GPU, matrix products are computed in bfloat16.
         compiled: Whether to use `torch.compile`, which takes about a minute at the start.
-        on_step: Called after every step with the number of steps done and the curve. On a GPU, the
-            losses of the newest steps may not have arrived in the curve yet.
+        on_step: Called after every step with the number of steps done, the curve and the model. On
+            a GPU, the losses of the newest steps may not have arrived in the curve yet.
 
     Returns:
         The model, in eval mode and on the device, and its curve.
@@ -157,7 +157,7 @@ def train(
             if file is not None:
                 save_checkpoint(file, settings, model, optimiser, curve)
         if on_step is not None:
-            on_step(done, curve)
+            on_step(done, curve, model)
     return model.eval(), curve
 
 

@@ -42,6 +42,27 @@ class TextSettings(Settings):
     held_out_rows: int = 512
 
 
+# By name on the command line: how to train, and the size of the vocabulary.
+SIZES: dict[str, tuple[TextSettings, int]] = {
+    "tiny": (
+        TextSettings(
+            steps=1000,
+            batch=16,
+            learning_rate=3e-3,
+            warmup=50,
+            every=100,
+            d_model=64,
+            num_heads=4,
+            num_layers=3,
+            tokens=64,
+            held_out_rows=32,
+        ),
+        1024,
+    ),
+    "small": (TextSettings(), 8192),
+}
+
+
 class TextTask:
     """A `clearhead.training.loop.Task`: predict the next token of a text.
 
