@@ -13,6 +13,7 @@ Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), fo
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from jaxtyping import Int
 from torch import Tensor
 
+from clearhead.atomic_files import beside
 from clearhead.tokenizers.tokenizer import END_OF_TEXT, check_text, checked_ids
 
 if TYPE_CHECKING:
@@ -115,6 +117,47 @@ class BytePairTokenizer:
         """The text of each id; bytes of incomplete characters are escaped."""
         pieces = self._encoding.decode_tokens_bytes(ids)
         return [piece.decode("utf-8", errors="backslashreplace") for piece in pieces]
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write vocab.json and merges.txt, which Hugging Face's transformers loads too.
+
+        Args:
+            folder: The folder to write to; created if it does not exist.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        pieces = [self._encoding.decode_single_token_bytes(i) for i in range(self.end)]
+        letters = {byte: letter for letter, byte in byte_letters().items()}
+
+        def written(piece: bytes) -> str:
+            return "".join(letters[byte] for byte in piece)
+
+        vocabulary = {written(piece): i for i, piece in enumerate(pieces)} | {END_OF_TEXT: self.end}
+        ranks = {piece: i for i, piece in enumerate(pieces)}
+        merges = [
+            " ".join(written(half) for half in _halves(piece, ranks))
+            for piece in pieces
+            if len(piece) > 1
+        ]
+        write_vocabulary(folder, vocabulary, merges)
+
+
+def write_vocabulary(folder: Path, vocabulary: dict[str, int], merges: list[str]) -> None:
+    """Write vocab.json and merges.txt."""
+    with beside(folder / VOCABULARY) as file:
+        file.write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+    with beside(folder / MERGES) as file:
+        file.write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+
+
+def _halves(piece: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The two tokens that the merge of a token joins: its bytes, joined by all earlier merges."""
+    parts = [piece[i : i + 1] for i in range(len(piece))]
+    while len(parts) > 2:
+        joined = [ranks.get(a + b, len(ranks)) for a, b in itertools.pairwise(parts)]
+        first = min(range(len(joined)), key=joined.__getitem__)
+        parts[first : first + 2] = [parts[first] + parts[first + 1]]
+    return parts
 
 
 def read_encoding(folder: Path) -> tiktoken.Encoding:

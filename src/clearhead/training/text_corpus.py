@@ -25,10 +25,9 @@ import torch
 from jaxtyping import UInt16
 from torch import Tensor
 
-from clearhead.atomic_files import beside
 from clearhead.models.trained_model import write_safetensors
 from clearhead.tokenizers import END_OF_TEXT, BytePairTokenizer
-from clearhead.tokenizers.byte_pair_tokenizer import MERGES, VOCABULARY
+from clearhead.tokenizers.byte_pair_tokenizer import write_vocabulary
 
 TEXT = "text.safetensors"
 HELD_OUT_EVERY = 100  # one document in so many is held out
@@ -132,11 +131,7 @@ def train_vocabulary(documents: Sequence[str], folder: Path, vocab_size: int) ->
     trained.train_from_iterator(documents, trainer)
     content = json.loads(trained.to_str())["model"]
     vocabulary = {**content["vocab"], END_OF_TEXT: len(content["vocab"])}
-    merges = "\n".join(["#version: 0.2", *(" ".join(pair) for pair in content["merges"])])
-    with beside(folder / VOCABULARY) as file:
-        file.write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
-    with beside(folder / MERGES) as file:
-        file.write_text(merges + "\n", encoding="utf-8")
+    write_vocabulary(folder, vocabulary, [" ".join(pair) for pair in content["merges"]])
     return BytePairTokenizer(folder)
 
 
