@@ -13,11 +13,8 @@ Numbers are float32 if there are few, else float16. `assets/page_data.js` reads 
 
 from __future__ import annotations
 
-import base64
 import html
-import json
 import unicodedata
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.drawing.page_assets import PageAssets
+from clearhead.drawing.page_assets import PageAssets, binary_block, json_block
 from clearhead.drawing.text_format import visible
 
 MOST_CELLS = 2**25  # visible cells of a page; about 90 MB
@@ -34,12 +31,13 @@ MOST_CELLS_WITH_HIDDEN = 2 * MOST_CELLS  # a causal mask hides half of the cells
 MOST_CELLS_IN_A_NOTEBOOK = 2**20
 FEW_CELLS = 2**16  # up to this many, numbers are stored in float32
 
-# In the order in which the page runs them.
-_SCRIPTS = (
-    *("page_data.js", "selection.js", "controls.js", "pens.js", "matrix_drawing.js"),
-    *("heads_view.js", "matrix_view.js", "sentence_view.js"),
+# The views of a page and what they share, in the order in which it runs them. Before them come the
+# scripts that define the data, and after them the one that starts the page.
+SCRIPTS = (
+    *("selection.js", "controls.js", "pens.js", "matrix_drawing.js"),
+    *("flow_diagram.js", "heads_view.js", "matrix_view.js", "sentence_view.js"),
     *("step_parts.js", "step_texts.js", "steps_view.js"),
-    *("download.js", "page.js"),
+    *("download.js", "page_frame.js"),
 )
 
 
@@ -134,11 +132,8 @@ class Page:
         if self.cells > MOST_CELLS:
             raise TooLarge(self.cells)
         about, blocks = _pack(self)
-        data = [f'<script type="application/json" id="about">{_json(about)}</script>']
-        data += [
-            f'<script type="application/octet-stream" id="{name}">{text}</script>'
-            for name, text in blocks.items()
-        ]
+        data = [json_block("about", about)]
+        data += [binary_block(name, numbers) for name, numbers in blocks.items()]
         title = html.escape(visible(self.title))
         page = _assets().page({"title": title, "data": "\n".join(data)})
         return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
@@ -177,7 +172,7 @@ def too_large_for_a_notebook(what: str, cells: int) -> str:
     )
 
 
-def _pack(page: Page) -> tuple[dict[str, Any], dict[str, str]]:
+def _pack(page: Page) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The description of the data, for JSON, and the binary blocks by name."""
     labels: list[tuple[str, ...]] = []
 
@@ -187,13 +182,12 @@ def _pack(page: Page) -> tuple[dict[str, Any], dict[str, str]]:
         return labels.index(tokens)
 
     size = 4 if page.cells <= FEW_CELLS else 2
-    layers, blocks = [], {}
+    layers: list[dict[str, Any]] = []
+    blocks: dict[str, bytes] = {}
     for i, layer in enumerate(page.layers):
         masks, which = _masks(layer)
-        blocks[f"layer-{i}"] = _deflate(
-            np.packbits(np.stack(masks).reshape(len(masks), -1), axis=1).tobytes()
-            + _shuffled(_seen(layer), size)
-        )
+        packed = np.packbits(np.stack(masks).reshape(len(masks), -1), axis=1).tobytes()
+        blocks[f"layer-{i}"] = packed + _shuffled(_seen(layer), size)
         layers.append(
             {
                 "name": visible(layer.name),
@@ -249,7 +243,7 @@ def _shuffled(numbers: NDArray[np.floating[Any]], size: int) -> bytes:
     return plain.reshape(-1, size).T.tobytes()
 
 
-def _pack_walk(walk: Walk) -> tuple[dict[str, Any], str]:
+def _pack_walk(walk: Walk) -> tuple[dict[str, Any], bytes]:
     """Arrays that share memory are stored once; each name has its offset, shape and strides."""
     stored: dict[tuple[int, int], int] = {}
     chunks: list[NDArray[np.float32]] = []
@@ -268,11 +262,7 @@ def _pack_walk(walk: Walk) -> tuple[dict[str, Any], str]:
         views[name] = {"offset": stored[key], "shape": list(array.shape), "strides": strides}
     numbers = np.concatenate(chunks) if chunks else np.zeros(0, np.float32)
     about = {"steps": list(walk.steps), "tensors": views, "length": length, **walk.texts}
-    return about, _deflate(_shuffled(numbers, 4))
-
-
-def _deflate(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
+    return about, _shuffled(numbers, 4)
 
 
 def _is_right_to_left(tokens: Sequence[str]) -> bool:
@@ -280,17 +270,12 @@ def _is_right_to_left(tokens: Sequence[str]) -> bool:
     return sum(kind in ("R", "AL") for kind in kinds) > kinds.count("L")
 
 
-def _json(value: Any) -> str:
-    """JSON that cannot close the script element around it, whatever texts it contains."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
 @cache
 def _assets() -> PageAssets:
     return PageAssets(
         "clearhead.drawing",
         html="page.html",
-        css="page.css",
-        scripts=_SCRIPTS,
+        css=("page.css",),
+        scripts=("layer_data.js", "page_data.js", *SCRIPTS, "page.js"),
         sources="img-src data: blob:",
     )

@@ -249,7 +249,7 @@ def build_page(model: str) -> tuple[str, str]:
     assets = PageAssets(
         "clearhead.viewer",
         html="view.html",
-        css="view.css",
+        css=("view.css",),
         scripts=_SCRIPTS,
         sources="connect-src 'self'; img-src data:; frame-ancestors 'none'",
     )

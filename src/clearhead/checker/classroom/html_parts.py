@@ -40,7 +40,7 @@ def _assets() -> PageAssets:
     return PageAssets(
         "clearhead.checker.classroom",
         html="classroom.html",
-        css="classroom.css",
+        css=("classroom.css",),
         scripts=None,
         sources="img-src 'none'",
     )

@@ -33,6 +33,7 @@ function headControls() {
   if (layers.length > 1) {
     const names = layers.map((each) => [String(each.index), shorten(each.name, 32)]);
     layerList = select("Layer", names, state.layer, (value) => change({ layer: Number(value) }));
+    layerList.append(el("span", {}, `of ${layers.length}`));
     parts.push(layerList);
   }
   const headList = el("select", { onchange: (event) => change({ head: Number(event.target.value) }) });
@@ -41,8 +42,8 @@ function headControls() {
   const group = el("div", { class: "group" }, parts);
   let shown = null;
   group.update = () => {
-    if (shown !== state.layer) {
-      shown = state.layer;
+    if (shown !== layer()) {
+      shown = layer();
       const options = layer().info.patterns.map((pattern, head) => el("option", { value: head }, `${layer().number(head)}: ${pattern}`));
       headList.replaceChildren(...options);
       layerList?.mark(state.layer);
@@ -56,9 +57,8 @@ function headControls() {
 function ranking(heading, weights, labels, chosen, pick, most = 8) {
   const seen = Array.from(weights.keys()).filter((i) => !Number.isNaN(weights[i]));
   seen.sort((a, b) => weights[b] - weights[a]);
-  const top = Math.max(weights[seen[0]] || 0, 1e-9);
   const items = seen.slice(0, most).map((i) => {
-    const bar = el("span", { class: "fill", style: { width: `${(100 * weights[i]) / top}%` } });
+    const bar = el("span", { class: "fill", style: { width: `${100 * Math.min(weights[i], 1)}%` } });
     return el("li", {}, button(
       { class: "rank", "aria-current": i === chosen ? "true" : null, onclick: () => pick(i) },
       token(labels[i], 18),

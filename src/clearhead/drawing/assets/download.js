@@ -87,9 +87,7 @@ function drawText(pen, node, locate) {
 }
 
 function pictureOf(view) {
-  if (view === "matrix") return matrixView.svg();
-  const part = { heads: ".heads", sentence: ".beside", steps: ".whole-step" }[view];
-  return drawn(byId(`panel-${view}`).querySelector(part));
+  return view === "matrix" ? matrixView.svg() : drawn(byId(`panel-${view}`).querySelector(views[view].picture));
 }
 
 function download(blob, suffix) {

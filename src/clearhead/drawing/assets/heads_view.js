@@ -32,8 +32,13 @@ function thumbnail(from, head) {
 }
 
 const headsView = {
+  picture: ".heads",
+
+  opens: "matrix", // the view that a card opens; null to stay
+
   build(root) {
     this.pictures = new Map();
+    this.sorted = null;
     const scores = layers[0].info.scores;
     const measured = (name) => (scores[name] || []).some((score) => score !== null);
     const options = Object.entries(SORTS)
@@ -106,12 +111,13 @@ const headsView = {
         class: "card",
         "data-layer": from.index,
         "data-head": head,
-        onclick: () => change({ layer: from.index, head, view: "matrix" }),
+        onclick: () => change({ layer: from.index, head, ...(this.opens ? { view: this.opens } : {}) }),
         onfocus: () => change({ layer: from.index, head }),
       },
       el("span", { class: "picture hatched" }),
       el("span", { class: "name" }, name),
-      el("span", { class: "does" }, pattern));
+      el("span", { class: "does" }, pattern),
+      from.info.against ? el("span", { class: "against" }, from.info.against[head]) : null);
   },
 
   move(event) {

@@ -6,7 +6,7 @@ const labelSize = () => 0.8125 * parseFloat(getComputedStyle(document.documentEl
 const matrixView = {
   build(root) {
     this.zoom = 1;
-    this.hover = null;
+    this.hover = this.drawn = this.box = null;
     this.controls = headControls();
     this.scale = scaleChoice();
     this.zooms = el("div", { class: "choice", role: "group", "aria-label": "Zoom" },
@@ -42,7 +42,7 @@ const matrixView = {
       el("div", { class: "controls" }, this.controls, this.scale, this.zooms),
       el("p", { class: "unseen", id: "matrix-help" }, help),
       this.beside);
-    new ResizeObserver(() => { if (state.view === "matrix") this.fit(); }).observe(root);
+    new ResizeObserver(() => { if (state.view === "matrix") this.fit(); }).observe(this.beside);
   },
 
   resize(by) {

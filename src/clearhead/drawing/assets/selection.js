@@ -1,8 +1,8 @@
 // The selection. It is kept in the fragment of the URL, so that a link leads to the same view.
 
-const VIEWS = { heads: "Heads", matrix: "Matrix", sentence: "Sentence", steps: "Steps" };
+const VIEWS = { sentence: "Sentence", heads: "Heads", matrix: "Matrix", steps: "Steps" };
 const state = {
-  view: "heads", layer: 0, head: 0, query: 0, key: 0,
+  view: "sentence", layer: 0, head: 0, query: Infinity, key: 0, // the last query, if the URL has none
   scale: "linear", sort: "model", show: "one", several: [], way: "from", pin: false, step: 0,
   theme: "",
 };
@@ -11,6 +11,8 @@ const CHOICES = {
   theme: ["", "light", "dark"],
 };
 const listeners = [];
+// A page with more to select adds to these: functions of the URL's parameters.
+const writers = [], readers = [];
 const layer = () => layers[state.layer];
 
 /** Change the selection and notify the views. */
@@ -25,7 +27,7 @@ function change(patch) {
 
 /** Bring every value of the selection into the range of the data. */
 function settle() {
-  const whole = (value, size) => clamp(Number.isInteger(value) ? value : 0, 0, Math.max(size - 1, 0));
+  const whole = (value, size) => clamp(Number.isNaN(value) ? 0 : value, 0, Math.max(size - 1, 0));
   state.layer = whole(state.layer, layers.length);
   state.head = whole(state.head, layer().heads);
   state.query = whole(state.query, layer().rows.length);
@@ -36,7 +38,7 @@ function settle() {
   for (const [name, options] of Object.entries(CHOICES)) {
     if (!options.includes(state[name])) state[name] = options[0];
   }
-  if (state.view === "steps" && !walk) state.view = "heads";
+  if (state.view === "steps" && !walk) state.view = CHOICES.view[0];
 }
 
 function write() {
@@ -54,6 +56,7 @@ function write() {
   }
   if (state.view === "steps") params.set("step", walk.steps[state.step].number);
   if (state.theme) params.set("theme", state.theme);
+  for (const writer of writers) writer(params);
   try {
     history.replaceState(null, "", `#${params}`);
   } catch {
@@ -75,5 +78,6 @@ function read() {
   if (walk && params.has("step")) {
     state.step = Math.max(0, walk.steps.findIndex((step) => step.number === params.get("step")));
   }
+  for (const reader of readers) reader(params);
   settle();
 }

@@ -4,8 +4,10 @@ const CURVES = 24; // maximum tokens with curves; with more, they become a tangl
 const SPACE = "\u00a0";
 
 const sentenceView = {
+  picture: ".beside",
+
   build(root) {
-    this.hover = null;
+    this.hover = this.drawn = null;
     this.controls = headControls();
     const shows = [["one", "One head"], ["several", "Several"], ["all", "All"]];
     this.show = choice("Heads", shows, state.show, (show) => {

@@ -3,8 +3,10 @@
 const MOST_TOKENS = 400; // that can be selected here
 
 const stepsView = {
+  picture: ".whole-step",
+
   build(root) {
-    const from = layers[0];
+    const from = layer();
     this.controls = headControls();
     this.items = from.rows.slice(0, MOST_TOKENS).map((label, i) => {
       const follow = () => change({ query: i });
@@ -66,7 +68,7 @@ const stepsView = {
 
 /** The followed query, with every number that step 4 needs. */
 function followed() {
-  const from = layers[0], head = state.head, i = state.query;
+  const from = layer(), head = state.head, i = state.query;
   const q = vectorOf(walk.queries, head, i);
   const hidden = Array.from(from.row(head, i), Number.isNaN);
   const scores = from.columns.map((_, j) => dot(q, vectorOf(walk.keys, head, j)));
@@ -100,7 +102,7 @@ function axesOf(name) {
 function vectorOf(name, head, i) {
   const index = axesOf(name).slice(0, -1).map((axis, axisIndex) => {
     if (axis === "heads") return head;
-    if (axis === "kv_heads") return Math.floor((head * walk.tensors[name].shape[axisIndex]) / layers[0].heads);
+    if (axis === "kv_heads") return Math.floor((head * walk.tensors[name].shape[axisIndex]) / layer().heads);
     return i;
   });
   return walk.vector(name, ...index);
