@@ -113,7 +113,7 @@ class Model {
           row[key] = top === -Infinity ? 0 : Math.exp(row[key] - top);
           sum += row[key];
         }
-        layer.weights.fill(0, line, line + stop);
+        layer.weights.fill(0, line, line + most);
         for (let key = 0; key < seen; key++) layer.weights[line + key] = sum > 0 ? row[key] / sum : 0;
         // The weighted sum of the values.
         const out = query * width + from;

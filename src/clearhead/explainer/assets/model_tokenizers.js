@@ -90,19 +90,12 @@ class Words {
 
   read(text) {
     const ids = [], labels = [], unknown = [];
-    const add = (piece) => {
+    for (const piece of withSpacing(text.split(SPACES).filter(Boolean).join(" ").match(PIECES) ?? [])) {
       const forms = [piece, piece.toLowerCase(), piece.slice(0, 1).toUpperCase() + piece.slice(1).toLowerCase()];
-      const form = forms.find((each) => this.ids.has(each) && each !== "<unk>");
+      const form = forms.find((each) => this.ids.has(each) && each !== UNKNOWN && each !== NO_SPACE);
       if (form === undefined) unknown.push(piece);
-      ids.push(this.ids.get(form ?? "<unk>"));
+      ids.push(this.ids.get(form ?? UNKNOWN));
       labels.push(form === undefined ? `${piece}?` : piece);
-    };
-    let end = 0;
-    for (const { 0: piece, index } of text.trim().replace(/\p{White_Space}+/gu, " ").matchAll(PIECES)) {
-      const word = /^[\p{L}\p{M}\p{N}_]/u.test(piece) || piece === END_OF_TEXT || piece === "<unk>";
-      if (word && index === end && index > 0) add("<|nospace|>");
-      add(piece);
-      end = index + piece.length;
     }
     return { ids, labels, unknown };
   }
@@ -112,7 +105,21 @@ class Words {
   }
 }
 
-// A word may have apostrophes and hyphens inside. Every other visible character is a piece by itself.
+const UNKNOWN = "<unk>", NO_SPACE = "<|nospace|>";
+const SPACES = /[\p{White_Space}\x1c-\x1f]+/u;
+// A word may have apostrophes and hyphens inside. Every other character is a piece by itself.
 const PIECES = new RegExp(
-  "<\\|endoftext\\|>|[\\p{L}\\p{M}\\p{N}_](?:[\\p{L}\\p{M}\\p{N}_]|['\\u2019-](?=[\\p{L}\\p{M}\\p{N}_]))*" +
-  "|\\P{White_Space}", "gu");
+  "<\\|endoftext\\|>|[\\p{L}\\p{M}\\p{N}_](?:[\\p{L}\\p{M}\\p{N}_]|['\\u2019-](?=[\\p{L}\\p{M}\\p{N}_]))*|.", "gsu");
+const isWord = (piece) => /^[\p{L}\p{M}\p{N}_]/u.test(piece) || piece === END_OF_TEXT;
+
+/** Drop the spaces before words, which are implied, and mark where one is missing. */
+function withSpacing(pieces) {
+  const tokens = [];
+  pieces.forEach((piece, i) => {
+    const before = pieces[i - 1];
+    if (isWord(piece) && before !== undefined && before !== " ") tokens.push(NO_SPACE);
+    else if (isWord(piece) && before === " " && i > 1) tokens.pop();
+    tokens.push(piece);
+  });
+  return tokens;
+}
