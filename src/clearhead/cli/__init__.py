@@ -20,6 +20,7 @@ from clearhead.version import __version__
 
 COMMANDS = (
     "explain",
+    "play",
     "info",
     "check",
     "heads",

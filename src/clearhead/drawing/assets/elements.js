@@ -29,9 +29,14 @@ const byId = (id) => document.getElementById(id);
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 const plural = (count, word, words = `${word}s`) => `${count.toLocaleString("en")} ${count === 1 ? word : words}`;
 
-/** A token, isolated so that its writing direction does not affect the text around it. */
+/**
+ * A token, isolated so that its writing direction does not affect the text around it. The mark of
+ * the space before it is faint.
+ */
 function token(label, most = 24, strong = false) {
-  return el("bdi", { class: strong ? "word strong" : "word" }, shorten(label, most));
+  const [, spaces, text] = /^(\u2423*)(.*)$/su.exec(shorten(label, most));
+  const mark = spaces && text ? el("span", { class: "space" }, spaces) : spaces;
+  return el("bdi", { class: strong ? "word strong" : "word" }, mark, text);
 }
 
 /** The text, shortened to `most` characters with an ellipsis. */

@@ -3,6 +3,9 @@
 /** The font size of labels in pixels. It grows with the font size of the page. */
 const labelSize = () => 0.8125 * parseFloat(getComputedStyle(document.documentElement).fontSize);
 
+/** A number of the legend: two digits are enough, and 0.99988 is 1.0. */
+const rounded = (value) => (value >= 0.995 ? value.toFixed(1) : String(Number(value.toPrecision(2))));
+
 const matrixView = {
   build(root) {
     this.zoom = 1;
@@ -71,7 +74,7 @@ const matrixView = {
     this.hover = null;
     this.weights = from.weights(state.head);
     this.top = brightest(this.weights, width);
-    this.more = largest(this.weights) > this.top;
+    this.more = rounded(largest(this.weights)) !== rounded(this.top);
     this.map = scaleTo(this.top, state.scale);
     Object.assign(this, sums(this.weights, from.rows.length, width));
     this.picture = pixels(this.weights, width, from.rows.length, this.map);
@@ -175,7 +178,7 @@ const matrixView = {
     bar.setAttribute("aria-hidden", "true");
     const key = (...parts) => el("span", { class: "key" }, parts);
     this.legend.replaceChildren(
-      key(exact(lowest(this.top, state.scale)), bar, this.more ? `${exact(this.top)} and more` : exact(this.top)),
+      key(rounded(lowest(this.top, state.scale)), bar, this.more ? `${rounded(this.top)} and more` : rounded(this.top)),
       this.weights.some(Number.isNaN) ? key(el("span", { class: "swatch hatched" }), "hidden by the mask") : "",
       key("Right: how many tokens each query attends to. Below: how much attention each key receives."));
   },

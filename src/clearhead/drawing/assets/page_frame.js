@@ -2,6 +2,7 @@
 
 const views = { sentence: sentenceView, heads: headsView, matrix: matrixView };
 if (walk) views.steps = stepsView;
+const stale = new Set(); // views that must be built again before they are shown
 let diagram = null; // of the flow, if the page has one
 const KEYS = [
   ["1 2 3 ...", "The views, from left to right"],
@@ -82,6 +83,7 @@ function update(patch) {
     byId(`tab-${view}`).setAttribute("aria-selected", String(here));
     byId(`tab-${view}`).tabIndex = here ? 0 : -1;
   }
+  if (stale.delete(state.view)) buildPanel(state.view);
   views[state.view].update(patch);
   diagram?.update();
 }

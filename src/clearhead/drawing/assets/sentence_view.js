@@ -1,6 +1,8 @@
 // Sentence: the tokens in a line. Point to one to see what it attends to, or what attends to it.
 
-const CURVES = 24; // maximum tokens with curves; with more, they become a tangle
+const CURVES = 64; // maximum tokens with curves; with more, there is no room between the lines
+const FAINT = 32; // maximum tokens for which the curves of all queries are drawn in the background
+const ARCH = 150; // the height of the highest arch; between lines there is less room
 const SPACE = "\u00a0";
 
 const sentenceView = {
@@ -170,11 +172,7 @@ const sentenceView = {
     const lines = [this.rowLine, this.columnLine];
     const [own, other] = at.way === "from" ? lines : lines.reverse();
     this.drawLead(at, heads);
-    const look = {
-      coloured: heads.length > 1,
-      many: other.classList.contains("many"),
-      top: Math.max(0.1, ...all.map(largest)),
-    };
+    const look = { coloured: heads.length > 1, many: other.classList.contains("many") };
     for (const line of new Set(lines)) {
       line.items.forEach((item, i) => {
         const source = line === own && i === at.index;
@@ -189,12 +187,12 @@ const sentenceView = {
   },
 
   /** Draw the weights of a token in each selected head; null for a token without weights. */
-  drawToken(item, weights, { coloured, many, top }) {
+  drawToken(item, weights, { coloured, many }) {
     const [, meter, amount] = item.children;
     const hidden = weights !== null && weights.every(Number.isNaN);
     const best = weights === null || hidden ? 0 : Math.max(...weights.map((weight) => weight || 0));
     item.classList.toggle("hidden", hidden);
-    item.style.setProperty("--tint", coloured ? "0%" : `${Math.round(48 * Math.sqrt(best / top))}%`);
+    item.style.setProperty("--tint", coloured ? "0%" : `${Math.round(48 * Math.sqrt(best))}%`);
     const bars = weights === null || hidden || (many && !coloured) ? [] : weights;
     meter.replaceChildren(...bars.map((weight, k) => el("span", { class: "tube" }, el("span", {
       class: "fill",
@@ -207,36 +205,42 @@ const sentenceView = {
     amount.textContent = hidden && !many ? "hidden" : silent ? SPACE : fixed(best);
   },
 
-  /** Curves from the selected token to those that it attends to, if all tokens fit on one line. */
+  /** Curves from the selected token to those that it attends to, or that attend to it. */
   drawCurves() {
     this.curves.replaceChildren();
     if (!this.rowLine || !layer().same) return;
-    const at = this.at(), items = this.rowLine.items;
-    const first = items[0].offsetTop;
-    const oneLine = items.length <= CURVES && items.every((item) => item.offsetTop === first);
-    this.stage.classList.toggle("arched", oneLine);
-    if (!oneLine) return;
+    const at = this.at(), items = this.rowLine.items, arched = items.length <= CURVES;
+    this.stage.classList.toggle("arched", arched);
+    if (!arched) return;
     const bounds = this.stage.getBoundingClientRect();
     const boxes = items.map((item) => item.getBoundingClientRect());
-    const middles = boxes.map((box) => box.left - bounds.left + box.width / 2);
-    const base = boxes[0].top - bounds.top - 4;
+    const top = (i) => boxes[i].top - bounds.top - 3, bottom = (i) => boxes[i].bottom - bounds.top + 3;
+    const middle = (i) => boxes[i].left - bounds.left + boxes[i].width / 2;
     const heads = this.heads();
+    const ends = (i, shift = 0) => ({ x: middle(i) + shift, top: top(i), bottom: bottom(i) });
+    if (heads.length === 1 && items.length <= FAINT) this.drawFaint(heads[0], at, ends);
     heads.forEach((head, k) => {
       const shift = (k - (heads.length - 1) / 2) * 5;
-      const x = middles[at.index] + shift;
       this.weightsOf(head, at).forEach((weight, i) => {
         if (!(weight >= 0.01)) return;
-        const y = middles[i] + shift, rise = Math.min(18 + Math.abs(y - x) * 0.3, base - 4);
-        const path = i === at.index
-          ? `M${x - 9} ${base}C${x - 18} ${base - 26} ${x + 18} ${base - 26} ${x + 9} ${base}`
-          : `M${x} ${base}C${x} ${base - rise} ${y} ${base - rise} ${y} ${base}`;
+        const path = curve(ends(at.index, shift), ends(i, shift));
         const style = {
           stroke: heads.length > 1 ? `var(--head-${k})` : "var(--accent)",
-          "stroke-width": `${1 + 9 * weight}px`,
+          "stroke-width": `${1 + (i === at.index ? 4 : 8) * weight}px`,
           opacity: String(0.25 + 0.7 * weight),
         };
         this.curves.append(svgEl("path", { d: path, fill: "none", "stroke-linecap": "round", style }));
       });
+    });
+  },
+
+  /** The large weights of all other tokens, in the background. */
+  drawFaint(head, at, ends) {
+    layer().each(head, (position, weight) => {
+      const count = layer().columns.length, query = Math.floor(position / count), key = position % count;
+      if (weight < 0.2 || query === key || (at.way === "from" ? query : key) === at.index) return;
+      const style = { stroke: "var(--quiet)", "stroke-width": `${0.5 + 2 * weight}px`, opacity: "0.22" };
+      this.curves.append(svgEl("path", { d: curve(ends(query), ends(key)), fill: "none", style }));
     });
   },
 
@@ -258,3 +262,14 @@ const sentenceView = {
     }));
   },
 };
+
+/** An arch between two tokens of one line, a ring for a token itself, a curve between two lines. */
+function curve(a, b) {
+  if (a.x === b.x && a.top === b.top) return `M${a.x - 3} ${a.top}A8 8 0 1 1 ${a.x + 3} ${a.top}`;
+  if (Math.abs(a.top - b.top) < 2) {
+    const rise = Math.min(20 + Math.abs(a.x - b.x) * 0.22, a.top - 4, ARCH);
+    return `M${a.x} ${a.top}C${a.x} ${a.top - rise} ${b.x} ${b.top - rise} ${b.x} ${b.top}`;
+  }
+  const [high, low] = a.top < b.top ? [a, b] : [b, a], bend = Math.max(24, (low.top - high.bottom) / 2);
+  return `M${low.x} ${low.top}C${low.x} ${low.top - bend} ${high.x} ${high.bottom + bend} ${high.x} ${high.bottom}`;
+}

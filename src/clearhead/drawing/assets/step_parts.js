@@ -81,8 +81,10 @@ function product(at, k) {
 
 /** A table with a row for each key. Selecting a key highlights its row. */
 function table(head, rows, at, total = null) {
-  const cells = (row) => row.map((cell, i) => (i ? el("td", {}, cell) : el("th", { scope: "row" }, cell)));
-  const titles = head.map((text) => (text ? el("th", { scope: "col" }, text) : el("td", {})));
+  // A column of bars has no title. It is left out where there is no room for it.
+  const drawn = (i) => (head[i] === "" ? "drawn" : null);
+  const cells = (row) => row.map((cell, i) => (i ? el("td", { class: drawn(i) }, cell) : el("th", { scope: "row" }, cell)));
+  const titles = head.map((text, i) => (text ? el("th", { scope: "col" }, text) : el("td", { class: drawn(i) })));
   const here = (i) => (at.shown[i] === state.key ? "here" : null);
   const body = rows.map((row, i) => el("tr", { class: here(i) }, cells(row)));
   return el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Numbers for each key" },
@@ -114,6 +116,15 @@ function more(at) {
   const rest = at.from.columns.length - at.shown.length;
   const text = `These are the ${at.shown.length} keys with the largest weights. ${rest} more are not shown.`;
   return rest > 0 ? quiet(text) : null;
+}
+
+/** What the colours of numbers mean. */
+function numberLegend() {
+  const swatch = (name) => el("span", { class: "swatch", style: { "background-color": `color-mix(in srgb, var(--${name}) 42%, var(--card))` } });
+  return el("p", { class: "legend" },
+    el("span", { class: "key" }, swatch("negative"), "negative"),
+    el("span", { class: "key" }, swatch("positive"), "positive"),
+    el("span", { class: "key" }, "The stronger the colour, the larger the number within its vector."));
 }
 
 /** The shapes, formula and code of a step. */

@@ -90,9 +90,9 @@ const lessons = {
   },
 
   "4c"(step, at) {
-    const scaled = Boolean(walk.width);
-    const root = `\u221a${walk.width}`;
-    const power = at.shift ? `e^(.. \u2212 ${fixed(at.shift)})` : scaled ? "e^that" : "e^score";
+    const scaled = at.scale !== 1;
+    const root = [walk.width ? `\u221a${walk.width}` : "", walk.temperature ?? 1].filter((part) => part && part !== 1).join(" \u00d7 ");
+    const power = at.shift ? `e^(.. ${at.shift < 0 ? "+" : "\u2212"} ${fixed(Math.abs(at.shift))})` : scaled ? "e^that" : "e^score";
     const columns = (key, score, part, raised, drawn, weight) =>
       [key, score, ...(scaled ? [part] : []), raised, drawn, weight];
     const rows = at.shown.map((j) => {
@@ -108,8 +108,8 @@ const lessons = {
     return [
       explain(
         "The scores become shares that add up to 1. ",
-        scaled ? `Each is divided by ${root} = ${fixed(at.scale)}, ` : "",
-        scaled ? "so that longer vectors do not give larger scores. " : "",
+        scaled ? `Each is divided by ${root} = ${fixed(at.scale)}` : "",
+        scaled ? (walk.width ? ", so that longer vectors do not give larger scores. " : ". ") : "",
         "Then ", el("i", {}, "e"), " is raised to that power, which makes every score positive and large ",
         "differences larger. Finally, each result is divided by the sum of all results."),
       table(columns("key", "score", `\u00f7 ${root}`, power, "", "weight"), rows, at,
@@ -122,7 +122,7 @@ const lessons = {
     const rows = at.shown.map((j) => [
       keyName(at, j),
       at.hidden[j] ? hatchedCell("hidden") : fixed(at.weights[j], 4),
-      "\u00d7",
+      "",
       numbers(vectorOf(walk.values, at.head, j), { faint: at.hidden[j] }),
     ]);
     const made = vectorOf(Object.keys(step.dims)[0], at.head, at.i);
@@ -131,7 +131,7 @@ const lessons = {
         "Each value is multiplied by its weight, and the products are added up. The larger the weight of a ",
         "token, the more of its value goes in. The sum is the new list of numbers for ", token(at.label, 24, true),
         at.many ? ` in head ${at.head}.` : "."),
-      table(["key", "weight", "", walk.values === "x" ? "x" : "value"], rows, at, ["sum", "", "=", numbers(made)]),
+      table(["key", "weight", "\u00d7", walk.values === "x" ? "x" : "value"], rows, at, ["sum", "", "=", numbers(made)]),
       more(at),
     ];
   },

@@ -60,7 +60,9 @@ const stepsView = {
     if (focused?.disabled) this.title.focus(); // a disabled button loses the focus
     this.title.replaceChildren(el("span", { class: "stop" }, step.number), ` ${step.title}`);
     const lesson = lessons[step.number] || lessons.other;
-    this.body.replaceChildren(...lesson(step, followed()).filter(Boolean));
+    const parts = lesson(step, followed()).filter(Boolean);
+    const coloured = parts.some((part) => part.querySelector(".box"));
+    this.body.replaceChildren(...parts, ...(coloured ? [numberLegend()] : []));
     this.aside.replaceChildren(...shapes(step));
     if ("step" in patch) say(`Step ${step.number}, ${step.title}`);
   },
@@ -72,10 +74,10 @@ function followed() {
   const q = vectorOf(walk.queries, head, i);
   const hidden = Array.from(from.row(head, i), Number.isNaN);
   const scores = from.columns.map((_, j) => dot(q, vectorOf(walk.keys, head, j)));
-  const scale = walk.width ? Math.sqrt(walk.width) : 1;
+  const scale = (walk.width ? Math.sqrt(walk.width) : 1) * (walk.temperature ?? 1);
   const scaled = scores.map((score) => score / scale);
   const top = Math.max(...scaled.filter((_, j) => !hidden[j]));
-  const shift = top > 20 ? top : 0; // keeps e^x readable
+  const shift = top > 20 || top < -4 ? top : 0; // keeps e^x readable
   const powers = scaled.map((score, j) => (hidden[j] ? 0 : Math.exp(score - shift)));
   const sum = powers.reduce((a, b) => a + b, 0);
   const weights = powers.map((power) => (sum > 0 ? power / sum : 0));

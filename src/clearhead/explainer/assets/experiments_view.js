@@ -138,6 +138,9 @@ function isSet(switched) {
 /** Load the sentence of an experiment, and select its head when the numbers are there. */
 function begin(experiment) {
   const { text, pick } = EXPERIMENTS[experiment];
-  afterwards = () => ({ ...bestHead(pick), query: last(), key: 0 });
+  afterwards = () => {
+    Object.assign(state, bestHead(pick));
+    return { query: last(), key: strongest() };
+  };
   change({ ...UNSWITCHED, view: "experiments", experiment, text: text[about.model] });
 }

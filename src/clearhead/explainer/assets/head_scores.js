@@ -64,9 +64,8 @@ function patternOf(scores, chance) {
     };
   }
   if (scores.entropy === null) return { name: "attends to nothing", against: "", clear: 0 };
-  const tokens = Math.round(Math.exp(scores.entropy)), away = Math.round(scores.distance);
   return {
-    name: `spreads over about ${plural(tokens, "token")}, ${plural(away, "position")} away`,
+    name: `spreads over about ${plural(Math.round(Math.exp(scores.entropy)), "token")}`,
     against: `chance ${plural(Math.round(Math.exp(chance.entropy)), "token")}`,
     clear: 0,
   };

@@ -57,6 +57,19 @@ const walk = {
       this.tensors[name] = { from, ...(shapes[kind] ?? { shape: [count, width], strides: [width, 1] }) };
     }
   },
+  /** Step 4c as it is switched. */
+  switch({ scale, temperature }) {
+    const { d_model: width, num_heads: heads } = about.sizes;
+    this.width = { head: width / heads, model: width, none: null }[scale];
+    this.temperature = temperature;
+    if (scale === "head" && temperature === 1) return;
+    const step = this.steps.find(({ number }) => number === "4c");
+    const parts = [this.width ? `${this.width}**0.5` : "", temperature === 1 ? "" : String(temperature)].filter(Boolean);
+    const by = parts.length > 1 ? ` / (${parts.join(" * ")})` : parts.map((part) => ` / ${part}`).join("");
+    step.operation = `torch.softmax(masked_scores${by}, dim=-1)`;
+    step.code = `scaled_scores = masked_scores${by}\nattn_weights = torch.softmax(scaled_scores, dim=-1)`;
+    step.formula = `weights = softmax(scores${by.replace("**0.5", "^\u00bd")})`;
+  },
   vector(name, ...index) {
     const { from, shape, strides } = this.tensors[name];
     const start = index.reduce((sum, i, axis) => sum + i * strides[axis], 0);
@@ -72,6 +85,7 @@ function take(found) {
   about.rtl[0] = isRightToLeft(found.text);
   walk.take(found.ids.length);
   const { causal, knockout } = switches();
+  walk.switch(switches());
   const blocked = (index) => (head, query, key) =>
     !(causal && key > query) && !knockout.some(([l, h, q, k]) =>
       (l === index || l === EVERY) && (h === head || h === EVERY) && q === query && k === key);

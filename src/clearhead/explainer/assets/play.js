@@ -5,16 +5,17 @@ let afterwards = null; // a selection to make when the next numbers are there
 
 /** The sentence with its arcs, the next words, and all heads. */
 const overview = {
-  picture: ".beside",
+  picture: ".stage",
 
   build(root) {
-    const sentence = el("div", {}), heads = el("div", { class: "all-heads" });
-    sentenceView.build(sentence);
-    this.words = el("div", { class: "next" });
-    sentenceView.stage.append(this.words);
+    const { num_heads: count } = about.sizes;
+    const heads = el("div", { class: "all-heads", style: { "--heads": count } }, el("h3", {}, "All heads"));
+    sentenceView.build(root);
+    this.words = el("div", {});
+    const { stage, aside } = sentenceView, column = (...parts) => el("div", { class: "column" }, parts);
+    stage.parentElement.replaceChildren(column(stage, heads), column(this.words, aside));
     headsView.opens = null;
     headsView.build(heads);
-    root.append(sentence, el("h3", {}, "All heads"), heads);
   },
 
   update(patch) {
@@ -71,7 +72,7 @@ function show(found) {
   settle();
   write();
   if (first) start.build();
-  else for (const view of ["sentence", "matrix", "steps"]) buildPanel(view);
+  else for (const view of ["sentence", "matrix", "steps"]) stale.add(view);
   buildFlow();
   drawChanges();
   describe(found);
@@ -83,7 +84,7 @@ function show(found) {
 
 function describe({ labels, computed, dropped, unknown }) {
   const facts = [plural(labels.length, "token")];
-  if (computed < labels.length) facts.push(`${computed} computed, the rest reused`);
+  if (computed < labels.length) facts.push(`${plural(computed, "new one")} computed`);
   if (dropped) facts.push(`${plural(dropped, "more token")} not read: the model reads ${about.sizes.context_length}`);
   if (unknown.length) facts.push(`not among the words of this model: ${shorten([...new Set(unknown)].join(", "), 60)}`);
   byId("reading").textContent = facts.join(SEPARATOR);
@@ -148,9 +149,11 @@ start.build = () => {
   performance.mark("ready");
 };
 
-/** The head whose pattern is most above chance. */
+/** The head whose pattern is most above chance; one that matches words, if there is one. */
 function clearest() {
-  const all = layers.flatMap(({ info }, number) => info.clear.map((clear, head) => ({ layer: number, head, clear })));
+  const matches = (pattern) => Number(/^(same token|after a copy)/.test(pattern));
+  const all = layers.flatMap(({ info }, number) => info.clear.map((clear, head) =>
+    ({ layer: number, head, clear: clear + matches(info.patterns[head]) })));
   const { layer: number, head } = all.reduce((best, each) => (each.clear > best.clear ? each : best));
   return { layer: number, head };
 }

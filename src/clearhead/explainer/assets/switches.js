@@ -2,7 +2,7 @@
 
 const EVERY = -1; // every layer, or every head
 const TEMPERATURES = [0.1, 0.2, 0.5, 1, 2, 5, 10];
-const SCALES = { head: "\u221ahead_dim", none: "1 (no scaling)", model: "\u221ad_model" };
+const SCALES = { head: "\u221ahead_dim", none: "nothing", model: "\u221ad_model" };
 const UNSWITCHED = { causal: true, scaling: "head", temperature: 1, ablate: [], knockout: [], shuffle: 0 };
 Object.assign(state, { text: "", experiment: 0, ...UNSWITCHED });
 
@@ -53,7 +53,7 @@ function changesInWords() {
   const without = (list, item) => list.filter((each) => each !== item);
   return [
     !state.causal && ["causal mask off", { causal: true }],
-    state.scaling !== "head" && [`scores divided by ${SCALES[state.scaling]}`, { scaling: "head" }],
+    state.scaling !== "head" && [state.scaling === "none" ? "scores not divided" : `scores divided by ${SCALES[state.scaling]}`, { scaling: "head" }],
     state.temperature !== 1 && [`temperature ${state.temperature}`, { temperature: 1 }],
     ...state.ablate.map((one) => [`without ${headName(one)}`, { ablate: without(state.ablate, one) }]),
     ...state.knockout.map((one) => [

@@ -1,0 +1,50 @@
+"""`clearhead play`: one HTML file that runs a model, offline."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+EXAMPLE = "clearhead play --open"
+
+
+def play(
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TEXT", help="The text that the page begins with.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")
+    ] = Path("clearhead.html"),
+    open_it: Annotated[
+        bool, typer.Option("--open", help="Open the page in the browser.")
+    ] = False,
+    model: Annotated[
+        Literal["english", "grammar"], typer.Option(help="The model in the page.")
+    ] = "english",
+) -> None:
+    """Write a page that runs a model: type any sentence, and see every head and every step.
+
+    The page is one file that needs no network and no installation. It can be mailed, opened on a
+    phone, or put on a course page.
+    """
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--out {out}: expected a name that ends in .html.")
+    from clearhead.atomic_files import beside
+    from clearhead.explainer.play_page import play_html
+
+    page = play_html(model, None if text is None else " ".join(text))
+    try:
+        with beside(out) as draft:
+            draft.write_text(page, encoding="ascii")
+    except OSError as error:
+        raise ValueError(f"--out {out}: {error.strerror or error}") from None
+    print(f"Wrote {out} ({len(page) / 1e6:.1f} MB)", file=sys.stderr)
+    if open_it and not webbrowser.open(out.resolve().as_uri()):
+        raise ValueError(f"--open: no browser was found.\n  Open {out} in one.")
