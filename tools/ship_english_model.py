@@ -1,7 +1,7 @@
 """Put the best candidate of `tools/train_english.py` into the package, with its card.
 
-    python tools/ship_english_model.py english run      # the prepared text, and the candidates
-    python tools/ship_english_model.py                  # only writes card.md again from card.json
+    python tools/ship_english_model.py prepared run-1 run-2   # the text, and the candidates
+    python tools/ship_english_model.py                        # only card.md again, from card.json
 
 The card names every candidate. The one with the lowest loss is shipped; among those within 0.01
 nats of it, the one whose heads are clearest.
@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -75,19 +75,19 @@ def measured(model: GPT2, tokenizer: BytePairTokenizer) -> TextReport:
     return measure_text(LoadedModel("the English model", model.eval(), lambda: reader, "english"))
 
 
-def make_card(prepared: Path, run: Path) -> dict[str, Any]:
+def make_card(prepared: Path, runs: Sequence[Path]) -> dict[str, Any]:
     """Measure all candidates, write the files of the best one, and return the card."""
     tokenizer = BytePairTokenizer(prepared)
     corpus = load_corpus(prepared)
     candidates = []
-    for file in sorted(run.glob("seed-*.json")):
+    for file in (file for run in runs for file in sorted(run.glob("seed-*.json"))):
         made = json.loads(file.read_text(encoding="utf-8"))
         model = GPT2({**made["config"], "dropout": 0.0})
         weights = load_file(file.with_suffix(".safetensors"))
         model.load_state_dict({name: weight.float() for name, weight in weights.items()})
         report = measured(model, tokenizer)
-        print(file.stem, f"{made['loss']:.4f}", summary(report), flush=True)
-        candidates.append({"file": file.stem, "made": made, "report": report, "model": model})
+        print(file, f"{made['loss']:.4f}", summary(report), flush=True)
+        candidates.append({"made": made, "report": report, "model": model})
     lowest = min(each["made"]["loss"] for each in candidates)
     close = [each for each in candidates if each["made"]["loss"] <= lowest + CLOSE]
     best = max(close, key=lambda each: sum(summary(each["report"]).values()))
@@ -209,15 +209,15 @@ def card_text(card: Mapping[str, Any]) -> str:
         )
     lines += [
         "",
-        f"Shipped: seed {card['seed']} ({card['chosen']}). Which head does what changes with the "
-        "seed.",
+        f"Shipped: seed {card['seed']} with dropout {settings['dropout']:g} ({card['chosen']}). "
+        "Which head does what changes with the seed.",
         "",
         "## What its heads do",
         "",
         "The clearest head of each pattern on our own sentences, and the same under uniform "
         "attention. `clearhead heads` measures all of them.",
         "",
-        "| most of its weight is on | head | weight | chance |",
+        "| weight on | head | weight | chance |",
         "|---|---|---|---|",
     ]
     for name, words in PATTERNS.items():
@@ -256,12 +256,12 @@ def main() -> None:
     """Parse the command line and write the files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("prepared", type=Path, nargs="?", help="the folder of the prepared text")
-    parser.add_argument("run", type=Path, nargs="?", help="the folder with the candidates")
+    parser.add_argument("runs", type=Path, nargs="*", help="the folders with the candidates")
     given = parser.parse_args()
-    if given.run is None:
+    if not given.runs:
         card = json.loads((FOLDER / "card.json").read_text(encoding="utf-8"))
     else:
-        card = make_card(given.prepared, given.run)
+        card = make_card(given.prepared, given.runs)
         text = json.dumps(card, indent=1) + "\n"
         (FOLDER / "card.json").write_text(text, encoding="utf-8")
     (FOLDER / "card.md").write_text(card_text(card), encoding="utf-8")

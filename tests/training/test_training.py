@@ -437,7 +437,7 @@ def test_the_program_that_explain_prints_reads_it_too(trained, capsys):
 
 
 def test_gpt2_says_how_such_a_file_is_read(trained):
-    with pytest.raises(ValueError, match=r"with clearhead.lab.load\(path\)"):
+    with pytest.raises(ValueError, match=r"with clearhead.load\(path\)"):
         GPT2.from_pretrained(trained)
 
 

@@ -24,7 +24,6 @@ from clearhead.tokenizers import WordTokenizer
 
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
-TRAINING = "training.json"  # how a model was trained on text
 METADATA = "clearhead.training"  # of a checkpoint
 _MODEL_METADATA = "clearhead.lab"
 

@@ -21,12 +21,14 @@ import torch.distributed as dist
 
 from clearhead.atomic_files import beside
 from clearhead.gpt2.model import GPT2
-from clearhead.models.trained_model import CHECKPOINT, MODEL, TRAINING
+from clearhead.models.trained_model import CHECKPOINT, MODEL
 from clearhead.tokenizers import BytePairTokenizer
 from clearhead.training import distributed
 from clearhead.training.loop import Curve, train
 from clearhead.training.text_corpus import TEXT, Corpus, load_corpus, prepare, read_documents
 from clearhead.training.text_task import TextSettings, TextTask
+
+TRAINING = "training.json"
 
 
 def is_prepared(folder: Path) -> bool:
