@@ -22,7 +22,8 @@ import torch
 from safetensors.torch import load_file
 
 from clearhead.gpt2.model import GPT2
-from clearhead.lab.text_report import TextReport, measure_text, rows_of
+from clearhead.lab.minimal_pairs import measure_pairs
+from clearhead.lab.text_report import measure_text, rows_of
 from clearhead.models import LoadedModel
 from clearhead.models.int8_weights import load_int8, save_int8
 from clearhead.models.text_readers import BytePairTextReader
@@ -32,6 +33,7 @@ from clearhead.tokenizers.byte_pair_tokenizer import MERGES, VOCABULARY
 from clearhead.training.loop import token_loss
 from clearhead.training.text_corpus import load_corpus
 from clearhead.training.text_task import TextSettings, TextTask
+from clearhead.watcher.one_text import see
 
 FOLDER = Path(__file__).parents[1] / "src" / "clearhead" / "models" / "english"
 CLOSE = 0.01  # nats per token
@@ -46,12 +48,13 @@ SOURCES = (
 )
 
 
-def summary(report: TextReport) -> dict[str, float]:
+def summary(model: GPT2, tokenizer: BytePairTokenizer) -> dict[str, float]:
     """The clearest head of each pattern, and the accuracy on minimal pairs."""
-    rows = report.table.rows
+    ids = rows_of(tokenizer)
+    rows = see(model, ids).heads(ids).rows
     best = {name: max(getattr(row, name) or 0.0 for row in rows) for name in PATTERNS}
-    pairs = {pair.kind: pair.accuracy.mean for pair in report.pairs}
-    return {**best, "pairs": sum(pairs.values()) / len(pairs)}
+    pairs = [pair.accuracy.mean for pair in measure_pairs(model, tokenizer)]
+    return {**best, "pairs": sum(pairs) / len(pairs)}
 
 
 PATTERNS = {
@@ -69,12 +72,6 @@ def own_loss(model: GPT2, tokenizer: BytePairTokenizer) -> float:
     return token_loss(model, ids[:, :-1], ids[:, 1:]).item()
 
 
-def measured(model: GPT2, tokenizer: BytePairTokenizer) -> TextReport:
-    """What the heads of a candidate do."""
-    reader = BytePairTextReader(tokenizer)
-    return measure_text(LoadedModel("the English model", model.eval(), lambda: reader, "english"))
-
-
 def make_card(prepared: Path, runs: Sequence[Path]) -> dict[str, Any]:
     """Measure all candidates, write the files of the best one, and return the card."""
     tokenizer = BytePairTokenizer(prepared)
@@ -85,12 +82,13 @@ def make_card(prepared: Path, runs: Sequence[Path]) -> dict[str, Any]:
         model = GPT2({**made["config"], "dropout": 0.0})
         weights = load_file(file.with_suffix(".safetensors"))
         model.load_state_dict({name: weight.float() for name, weight in weights.items()})
-        report = measured(model, tokenizer)
-        print(file, f"{made['loss']:.4f}", summary(report), flush=True)
-        candidates.append({"made": made, "report": report, "model": model})
+        model.eval()
+        heads = summary(model, tokenizer)
+        print(file, f"{made['loss']:.4f}", heads, flush=True)
+        candidates.append({"made": made, "heads": heads, "model": model})
     lowest = min(each["made"]["loss"] for each in candidates)
     close = [each for each in candidates if each["made"]["loss"] <= lowest + CLOSE]
-    best = max(close, key=lambda each: sum(summary(each["report"]).values()))
+    best = max(close, key=lambda each: sum(each["heads"].values()))
 
     settings = TextSettings(**best["made"]["settings"])
     task = TextTask(settings, corpus)
@@ -103,7 +101,8 @@ def make_card(prepared: Path, runs: Sequence[Path]) -> dict[str, Any]:
         raise SystemExit(f"int8 raises the loss from {exact:.4f} to {loss:.4f}: fewer parameters?")
     for name in (VOCABULARY, MERGES):
         shutil.copyfile(prepared / name, FOLDER / name)
-    report = measured(shipped, tokenizer)
+    reader = BytePairTextReader(tokenizer)
+    report = measure_text(LoadedModel("the English model", shipped, lambda: reader, "english"))
     text = json.dumps(report.to_json(), allow_nan=False, indent=1)
     (FOLDER / "heads.json").write_text(text + "\n", encoding="utf-8")
 
@@ -124,7 +123,7 @@ def make_card(prepared: Path, runs: Sequence[Path]) -> dict[str, Any]:
         "own_sentences": {
             "loss": own_loss(shipped, tokenizer),
             "tokens": report.tokens,
-            **summary(report),
+            **summary(shipped, tokenizer),
         },
         "pairs": [asdict(pair) for pair in report.pairs],
         "made": {name: made[name] for name in MADE},
@@ -136,7 +135,7 @@ def make_card(prepared: Path, runs: Sequence[Path]) -> dict[str, Any]:
                 "loss": each["made"]["loss"],
                 "trained_loss": each["made"]["trained"][-1],
                 "steps": each["made"]["steps"],
-                **summary(each["report"]),
+                **each["heads"],
             }
             for each in candidates
         ],

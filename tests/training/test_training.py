@@ -209,7 +209,7 @@ from clearhead.lab.grammar_training import GrammarSettings, GrammarTask
 from clearhead.training.loop import train
 task = GrammarTask(GrammarSettings(**eval(sys.argv[2])))
 wait = float(sys.argv[3])
-def on_step(done, curve):
+def on_step(done, curve, model):
     print(done, flush=True)
     time.sleep(wait)
 train(task, Path(sys.argv[1]), resume=True, on_step=on_step)
@@ -310,10 +310,10 @@ def test_ctrl_c_says_what_is_saved_and_how_to_resume(run, tmp_path, monkeypatch)
 
     def interrupted(at):
         def interrupt(settings, folder, *, resume, on_step):
-            def check(done, curve):
+            def check(done, curve, model):
                 if (settings.seed, done) == at:
                     raise KeyboardInterrupt
-                on_step(done, curve)
+                on_step(done, curve, model)
 
             return train_seed(settings, folder, resume=resume, on_step=check)
 
