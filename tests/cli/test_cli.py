@@ -390,7 +390,7 @@ def test_hostile_text(ok):
         ),
         (
             ["explain", "cat" + " cat" * 256],
-            "TEXT has 257 tokens, and the English model accepts at most 256.\n  Shorten the text, "
+            "TEXT has 258 tokens, and the English model accepts at most 256.\n  Shorten the text, "
             "or use another model: --model NAME_OR_DIR.",
         ),
         (["explain", "a", "--layer", "6"], "--layer: expected 0 to 5, got 6."),

@@ -448,7 +448,7 @@ def test_the_command_reads_a_text_with_the_shipped_model(run):
     assert (status, err) == (0, "")
     found = json.loads(out)
     assert found["folder"] == "the English model"
-    assert found["tokens"] == 6
+    assert found["tokens"] == 8
     assert len(found["heads"]) == 48
     assert found["heads"][0]["layer"] == "h.0.attn"
 
