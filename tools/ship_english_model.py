@@ -1,7 +1,7 @@
 """Put the best candidate of `tools/train_english.py` into the package, with its card.
 
-    python tools/ship_english_model.py english run      # the prepared text, and the candidates
-    python tools/ship_english_model.py                  # only writes card.md again from card.json
+    python tools/ship_english_model.py prepared run-1 run-2   # the text, and the candidates
+    python tools/ship_english_model.py                        # only card.md again, from card.json
 
 The card names every candidate. The one with the lowest loss is shipped; among those within 0.01
 nats of it, the one whose heads are clearest.
@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ import torch
 from safetensors.torch import load_file
 
 from clearhead.gpt2.model import GPT2
-from clearhead.lab.text_report import TextReport, measure_text, rows_of
+from clearhead.lab.minimal_pairs import measure_pairs
+from clearhead.lab.text_report import measure_text, rows_of
 from clearhead.models import LoadedModel
 from clearhead.models.int8_weights import load_int8, save_int8
 from clearhead.models.text_readers import BytePairTextReader
@@ -32,6 +33,7 @@ from clearhead.tokenizers.byte_pair_tokenizer import MERGES, VOCABULARY
 from clearhead.training.loop import token_loss
 from clearhead.training.text_corpus import load_corpus
 from clearhead.training.text_task import TextSettings, TextTask
+from clearhead.watcher.one_text import see
 
 FOLDER = Path(__file__).parents[1] / "src" / "clearhead" / "models" / "english"
 CLOSE = 0.01  # nats per token
@@ -46,12 +48,13 @@ SOURCES = (
 )
 
 
-def summary(report: TextReport) -> dict[str, float]:
+def summary(model: GPT2, tokenizer: BytePairTokenizer) -> dict[str, float]:
     """The clearest head of each pattern, and the accuracy on minimal pairs."""
-    rows = report.table.rows
+    ids = rows_of(tokenizer)
+    rows = see(model, ids).heads(ids).rows
     best = {name: max(getattr(row, name) or 0.0 for row in rows) for name in PATTERNS}
-    pairs = {pair.kind: pair.accuracy.mean for pair in report.pairs}
-    return {**best, "pairs": sum(pairs.values()) / len(pairs)}
+    pairs = [pair.accuracy.mean for pair in measure_pairs(model, tokenizer)]
+    return {**best, "pairs": sum(pairs) / len(pairs)}
 
 
 PATTERNS = {
@@ -69,28 +72,23 @@ def own_loss(model: GPT2, tokenizer: BytePairTokenizer) -> float:
     return token_loss(model, ids[:, :-1], ids[:, 1:]).item()
 
 
-def measured(model: GPT2, tokenizer: BytePairTokenizer) -> TextReport:
-    """What the heads of a candidate do."""
-    reader = BytePairTextReader(tokenizer)
-    return measure_text(LoadedModel("the English model", model.eval(), lambda: reader, "english"))
-
-
-def make_card(prepared: Path, run: Path) -> dict[str, Any]:
+def make_card(prepared: Path, runs: Sequence[Path]) -> dict[str, Any]:
     """Measure all candidates, write the files of the best one, and return the card."""
     tokenizer = BytePairTokenizer(prepared)
     corpus = load_corpus(prepared)
     candidates = []
-    for file in sorted(run.glob("seed-*.json")):
+    for file in (file for run in runs for file in sorted(run.glob("seed-*.json"))):
         made = json.loads(file.read_text(encoding="utf-8"))
         model = GPT2({**made["config"], "dropout": 0.0})
         weights = load_file(file.with_suffix(".safetensors"))
         model.load_state_dict({name: weight.float() for name, weight in weights.items()})
-        report = measured(model, tokenizer)
-        print(file.stem, f"{made['loss']:.4f}", summary(report), flush=True)
-        candidates.append({"file": file.stem, "made": made, "report": report, "model": model})
+        model.eval()
+        heads = summary(model, tokenizer)
+        print(file, f"{made['loss']:.4f}", heads, flush=True)
+        candidates.append({"made": made, "heads": heads, "model": model})
     lowest = min(each["made"]["loss"] for each in candidates)
     close = [each for each in candidates if each["made"]["loss"] <= lowest + CLOSE]
-    best = max(close, key=lambda each: sum(summary(each["report"]).values()))
+    best = max(close, key=lambda each: sum(each["heads"].values()))
 
     settings = TextSettings(**best["made"]["settings"])
     task = TextTask(settings, corpus)
@@ -103,7 +101,8 @@ def make_card(prepared: Path, run: Path) -> dict[str, Any]:
         raise SystemExit(f"int8 raises the loss from {exact:.4f} to {loss:.4f}: fewer parameters?")
     for name in (VOCABULARY, MERGES):
         shutil.copyfile(prepared / name, FOLDER / name)
-    report = measured(shipped, tokenizer)
+    reader = BytePairTextReader(tokenizer)
+    report = measure_text(LoadedModel("the English model", shipped, lambda: reader, "english"))
     text = json.dumps(report.to_json(), allow_nan=False, indent=1)
     (FOLDER / "heads.json").write_text(text + "\n", encoding="utf-8")
 
@@ -124,7 +123,7 @@ def make_card(prepared: Path, run: Path) -> dict[str, Any]:
         "own_sentences": {
             "loss": own_loss(shipped, tokenizer),
             "tokens": report.tokens,
-            **summary(report),
+            **summary(shipped, tokenizer),
         },
         "pairs": [asdict(pair) for pair in report.pairs],
         "made": {name: made[name] for name in MADE},
@@ -136,7 +135,7 @@ def make_card(prepared: Path, run: Path) -> dict[str, Any]:
                 "loss": each["made"]["loss"],
                 "trained_loss": each["made"]["trained"][-1],
                 "steps": each["made"]["steps"],
-                **summary(each["report"]),
+                **each["heads"],
             }
             for each in candidates
         ],
@@ -209,15 +208,15 @@ def card_text(card: Mapping[str, Any]) -> str:
         )
     lines += [
         "",
-        f"Shipped: seed {card['seed']} ({card['chosen']}). Which head does what changes with the "
-        "seed.",
+        f"Shipped: seed {card['seed']} with dropout {settings['dropout']:g} ({card['chosen']}). "
+        "Which head does what changes with the seed.",
         "",
         "## What its heads do",
         "",
         "The clearest head of each pattern on our own sentences, and the same under uniform "
         "attention. `clearhead heads` measures all of them.",
         "",
-        "| most of its weight is on | head | weight | chance |",
+        "| weight on | head | weight | chance |",
         "|---|---|---|---|",
     ]
     for name, words in PATTERNS.items():
@@ -256,12 +255,12 @@ def main() -> None:
     """Parse the command line and write the files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("prepared", type=Path, nargs="?", help="the folder of the prepared text")
-    parser.add_argument("run", type=Path, nargs="?", help="the folder with the candidates")
+    parser.add_argument("runs", type=Path, nargs="*", help="the folders with the candidates")
     given = parser.parse_args()
-    if given.run is None:
+    if not given.runs:
         card = json.loads((FOLDER / "card.json").read_text(encoding="utf-8"))
     else:
-        card = make_card(given.prepared, given.run)
+        card = make_card(given.prepared, given.runs)
         text = json.dumps(card, indent=1) + "\n"
         (FOLDER / "card.json").write_text(text, encoding="utf-8")
     (FOLDER / "card.md").write_text(card_text(card), encoding="utf-8")

@@ -89,7 +89,9 @@ def train_all(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     for index, seed in enumerate(given.seeds):
         dropout = given.dropout[index % len(given.dropout)]
         rate = given.learning_rate[index % len(given.learning_rate)]
+        decay = given.weight_decay[index % len(given.weight_decay)]
         own = ["--seeds", str(seed), "--dropout", str(dropout), "--learning-rate", str(rate)]
+        own += ["--weight-decay", str(decay)]
         own += ["--at-once", str(len(given.seeds))]
         processes.append(subprocess.Popen([sys.executable, __file__, *arguments, *own]))
     return max(process.wait() for process in processes)
@@ -105,6 +107,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.0, help="per candidate, all at once")
     parser.add_argument("--dropout", type=float, nargs="+", default=[0.0], help="one per seed")
     parser.add_argument("--learning-rate", type=float, nargs="+", default=[2e-3])
+    parser.add_argument("--weight-decay", type=float, nargs="+", default=[0.1])
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--every", type=int, default=500)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -120,6 +123,7 @@ def main() -> int:
         minutes=given.minutes,
         dropout=given.dropout[0],
         learning_rate=given.learning_rate[0],
+        weight_decay=given.weight_decay[0],
         batch=given.batch,
         every=given.every,
     )

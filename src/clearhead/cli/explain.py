@@ -120,7 +120,7 @@ def explain(
     from clearhead import drawing
     from clearhead.explainer import examples, one_query, presentation
 
-    given = None if text is None else " ".join(text)
+    given = None if text is None else " ".join(text).strip()
     random = untrained or seed != _SEED or tokenizer != "word"
     random = random or (variant, heads, d_model) != (None, None, None)
     if random and (model, layer, head) != (None, None, None):
@@ -140,7 +140,7 @@ def explain(
         else:
             drawing.console().print(presentation.draw_heads(name, reading, summaries))
         return
-    if layer is not None and not layer.isdecimal():
+    if layer is not None and not layer.removeprefix("-").isdecimal():
         raise ValueError(f"--layer: expected the number of a layer, or all, got {layer!r}.")
     if model is not None or (given is not None and not random):
         example = examples.model_example(

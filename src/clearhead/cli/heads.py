@@ -117,10 +117,7 @@ def _own_sentences(
     from clearhead.gpt2.model import GPT2
 
     if not isinstance(loaded.model, GPT2):
-        raise ValueError(
-            f"{loaded.name}: give a text, as TEXT or as a file with --text FILE.\n"
-            "  To measure this model on sentences with known relations instead, use --relations."
-        )
+        _text(None, None)  # raises, and says what can be given
     if picture is not None:
         raise ValueError("--out writes the maps of a text: give a TEXT.")
     from clearhead import drawing

@@ -95,7 +95,7 @@ def train(
         bool, typer.Option("--resume", help="Continue an interrupted run in this folder.")
     ] = False,
 ) -> int:
-    """Train a model: on your own text, or the small grammar model in about two minutes.
+    """Train a model on your own text, or the small grammar model.
 
     With --text, a byte-pair vocabulary and a GPT-2 are trained on it; every other command takes the
     folder as --model, and transformers loads it too. With several GPUs: torchrun --nproc-per-node 8

@@ -156,7 +156,8 @@ def model_example(
     Args:
         text: The text.
         model: See `clearhead.models.find_model`; None for the English model.
-        layer: Which layer, counted from 0. If None, that of the head whose pattern is clearest.
+        layer: Which layer, counted from 0. If None, the last one of a grammar model, where its
+            relations are, and otherwise that of the head whose pattern is clearest.
         head: The head to look at first, counted from 0; the clearest one of the layer if None.
 
     Raises:
@@ -167,6 +168,8 @@ def model_example(
     gpt2 = loaded.gpt2
     _check_number("--layer", layer, gpt2.config["num_layers"])
     _check_number("--head", head, gpt2.config["num_heads"])
+    if layer is None and loaded.reader.kind == "word":
+        layer = gpt2.config["num_layers"] - 1
     heads = summarise_heads(loaded.network, reading.tensor(), name=loaded.name)
     best = clearest(heads, layer)
     own = [each for each in heads if each.layer == best.layer]

@@ -218,7 +218,7 @@ def load_reader(model: str | Path | None = None) -> Reader:
     loaded = find_model(model, any_architecture=True)
     if loaded.reader.kind == "word":
         return WordReader(loaded.gpt2, loaded.reader.tokenizer, loaded.name)
-    if isinstance(loaded.model, GPT2):
+    if loaded.reader.kind == "byte pairs":
         raise ValueError(
             f"--relations: {loaded.name} reads pieces of words; the relations are between the "
             "words of the grammar.\n  Use --model grammar, or leave out --relations."

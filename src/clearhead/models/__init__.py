@@ -116,15 +116,17 @@ def _shipped(name: str, device: str | torch.device) -> LoadedModel:
 def _is_our_gpt2(folder: Path) -> bool:
     """Whether a folder is loaded with our own GPT2 although transformers might load it as well.
 
-    This is so for folders that Clearhead wrote, and where transformers or the folder's tokenizer
-    is missing and the vocabulary is GPT-2's own. The attention maps are the same.
+    This is so for folders that Clearhead wrote with a vocabulary of their own, and where
+    transformers or the folder's tokenizer is missing and the vocabulary is GPT-2's. The attention
+    maps are the same.
     """
     config = folder / "config.json"
     described = read_json(config) if config.is_file() else {}
-    if described.get("model_type") == "clearhead-gpt2" or "clearhead_version" in described:
-        return True
-    is_gpt2 = (
-        described.get("model_type") == "gpt2" and described.get("vocab_size") == GPT2_VOCAB_SIZE
+    kind, gpt2_vocabulary = (
+        described.get("model_type"),
+        described.get("vocab_size") == GPT2_VOCAB_SIZE,
     )
-    has_transformers = importlib.util.find_spec("transformers") is not None
-    return is_gpt2 and not (has_transformers and hugging_face.has_tokenizer(folder))
+    if kind == "gpt2" and gpt2_vocabulary:
+        has_transformers = importlib.util.find_spec("transformers") is not None
+        return not (has_transformers and hugging_face.has_tokenizer(folder))
+    return kind == "clearhead-gpt2" or (kind == "gpt2" and "clearhead_version" in described)
