@@ -7,37 +7,13 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from axe_playwright_python.sync_playwright import Axe
 
 import page_cases
 from clearhead import MultiHeadAttention, trace
+from page_layout import LINES, overlaps, serious_faults
 
 VIEWS = ("heads", "matrix", "sentence", "steps")
 SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}
-
-# Every visible line of text with its position, and every text that is wider than its box.
-LINES = """() => {
-    const lines = [], cut = [], page = document.documentElement;
-    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-    const unseen = ".unseen, script, style, option, .skip, noscript";
-    for (let node; (node = walker.nextNode()); ) {
-        const parent = node.parentElement, text = node.data.trim();
-        if (!text || !parent.checkVisibility() || parent.closest(unseen)) continue;
-        const scrolls = parent.closest(".wide, .scroller, .tokens.plain");
-        const range = document.createRange();
-        range.selectNodeContents(node);
-        for (const { left, top, right, bottom, width, height } of range.getClientRects()) {
-            if (width < 1 || height < 1) continue;
-            lines.push({ text, x: left, y: top, right, bottom });
-            const outside = left < -1 || right > page.clientWidth + 1;
-            if (outside && !scrolls) cut.push(`outside: ${text}`);
-        }
-        const wider = parent.clientWidth && parent.scrollWidth > parent.clientWidth + 1;
-        if (wider && !scrolls) cut.push(`cut: ${text}`);
-    }
-    return { lines, cut, wide: page.scrollWidth > page.clientWidth };
-}"""
-
 
 @pytest.fixture(scope="module")
 def sentence(folder):
@@ -52,18 +28,6 @@ def right_to_left(folder):
     path = folder / "rtl.html"
     page_cases.right_to_left().save(path)
     return path
-
-
-def overlaps(lines):
-    """Pairs of lines that overlap by more than a few pixels."""
-    found = []
-    for i, a in enumerate(lines):
-        for b in lines[i + 1 :]:
-            wide = min(a["right"], b["right"]) - max(a["x"], b["x"])
-            high = min(a["bottom"], b["bottom"]) - max(a["y"], b["y"])
-            if wide > 3 and high > 5:
-                found.append((a["text"], b["text"]))
-    return found
 
 
 @pytest.mark.parametrize("screen", SCREENS)
@@ -109,16 +73,9 @@ def test_axe_finds_no_serious_fault(visit, sentence, dark):
             "hash => { location.hash = hash }", f"view={view}&query=2&show=several&several=0.1"
         )
         seen.page.wait_for_selector(f"#panel-{view}:not([hidden])")
-        faults = Axe().run(seen.page).response["violations"]
-        serious = [
-            (fault["id"], fault["help"], [node["html"][:120] for node in fault["nodes"][:3]])
-            for fault in faults
-            if fault["impact"] in ("serious", "critical")
-        ]
-        assert serious == [], view
+        assert serious_faults(seen.page) == [], view
     seen.page.keyboard.press("?")
-    faults = Axe().run(seen.page).response["violations"]
-    assert [f["id"] for f in faults if f["impact"] in ("serious", "critical")] == []
+    assert serious_faults(seen.page) == []
 
 
 def test_light_and_dark_are_different_and_can_be_switched(visit, sentence):

@@ -26,7 +26,7 @@ from clearhead.tokenizers import BytePairTokenizer, WordTokenizer
 from clearhead.tokenizers.byte_pair_tokenizer import VOCABULARY
 
 FIRST_TEXT = {
-    "english": "When Mary and John went to the store, John gave a drink to",
+    "english": "Anna has a red ball. Tom has a blue ball. Anna has a",
     "grammar": "the cat that the dogs chase sees the",
 }
 _PACKAGE = "clearhead.explainer"

@@ -33,7 +33,7 @@ function headControls() {
   if (layers.length > 1) {
     const names = layers.map((each) => [String(each.index), shorten(each.name, 32)]);
     layerList = select("Layer", names, state.layer, (value) => change({ layer: Number(value) }));
-    layerList.append(el("span", {}, `of ${layers.length}`));
+    layerList.append(el("span", {}, `of 0 to ${layers.length - 1}`));
     parts.push(layerList);
   }
   const headList = el("select", { onchange: (event) => change({ head: Number(event.target.value) }) });

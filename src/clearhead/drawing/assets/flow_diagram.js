@@ -64,3 +64,6 @@ function attentionParts() {
     },
   ].filter(Boolean);
 }
+
+/** Which layer is shown; layers are counted from 0. */
+const layerTitle = () => `layer ${state.layer} of 0 to ${layers.length - 1}`;

@@ -101,7 +101,7 @@ const matrixView = {
     const room = this.beside.clientWidth - aside;
     const start = this.scroller.getBoundingClientRect().top + window.scrollY;
     // A large matrix may be as high as the window, because the page can scroll.
-    const tall = rows > 16 ? Math.min(room, window.innerHeight - 140) : 0;
+    const tall = rows > 8 ? Math.min(room, window.innerHeight - 140) : 0;
     const high = Math.max(window.innerHeight - start - 110, 300, tall);
     const largestCell = (top) => Math.min((room - left - right) / columns, (high - top - bottom) / rows);
     let top = 30 * times, cell = largestCell(top);

@@ -25,7 +25,7 @@ function flowParts() {
   };
   const steps = attentionParts();
   return layers.length > 1
-    ? [tokens, { name: () => `layer ${state.layer} of ${layers.length}`, parts: steps }]
+    ? [tokens, { name: layerTitle, parts: steps }]
     : [tokens, ...steps];
 }
 

@@ -17,7 +17,7 @@ const EXPERIMENTS = [
   },
   {
     question: "Why are scores divided by \u221ahead_dim?",
-    text: { english: "The old woman opened the window and looked out at the rain.", grammar: "the boys who see the dog chase the cat" },
+    text: { english: "The old woman opened the window and looked out at the rain.", grammar: "the boys that see the dog chase the cat" },
     pick: "entropy",
     trials: [["\u221ahead_dim", {}], ["Not at all", { scaling: "none" }], ["\u221ad_model", { scaling: "model" }]],
     look: "Over how many tokens does the head spread? Which weight is the largest?",
@@ -40,7 +40,7 @@ const EXPERIMENTS = [
   },
   {
     question: "How does the model know the order of the words?",
-    text: { english: "She put the cup on the table and the plate on the shelf.", grammar: "the girl who sees the boys chases the dog" },
+    text: { english: "She put the cup on the table and the plate on the shelf.", grammar: "the girl that sees the boys chases the dog" },
     pick: "previous",
     trials: [["In order", {}], ["Shuffled", { shuffle: 1 }], ["Shuffled differently", { shuffle: 2 }]],
     look: "What happens to the diagonal of a head that attends to the previous token?",

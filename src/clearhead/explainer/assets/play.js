@@ -31,7 +31,7 @@ function buildFlow() {
   diagram = flowDiagram([
     { name: "Tokens", detail: () => plural(count(), "token"), go: () => ({ view: "sentence" }), here: () => state.view === "sentence" },
     { name: "Embeddings", detail: () => `${count()} \u00d7 ${width}`, go: () => ({ view: "steps", step: first() }), here: () => false },
-    { name: () => `layer ${state.layer} of ${layers.length}`, parts: attentionParts() },
+    { name: layerTitle, parts: attentionParts() },
     { name: "Next word", detail: () => answer.after.next[0] && `${shorten(visible(answer.after.next[0].label), 12)} ${fixed(answer.after.next[0].share)}`, go: () => ({ view: "sentence" }), here: () => state.view === "sentence" },
   ]);
   byId("flow").replaceChildren(diagram);
