@@ -53,7 +53,7 @@ def test_no_overlap_and_no_cut_text(visit, request, name, screen):
 
 
 def test_the_finder_of_overlaps_finds_them(visit, sentence):
-    seen = visit(sentence)
+    seen = visit(sentence, "view=steps")
     seen.page.evaluate(
         """() => {
             document.querySelector("#subtitle").style.marginTop = "-24px";

@@ -210,11 +210,11 @@ def test_a_link_leads_to_the_same_place(visit, model):
     for nonsense in ("view=x&head=-1&query=1e9&key=abc", "head=999999&layer=77&several=a.b&%%%"):
         other = visit(model, nonsense)
         assert other.complaints == []
-        assert other.page.locator("#panel-heads .card").count() == 6
+        assert other.page.locator("#panel-sentence .token").count() == 40
 
 
 def test_heads_say_what_they_do_and_can_be_sorted(visit, model):
-    seen = visit(model)
+    seen = visit(model, "view=heads")
     texts = seen.page.locator(".card .does").all_inner_texts()
     table = page_cases.model().page(tokens=page_cases.words(40))
     assert texts == [pattern for layer in table.layers for pattern in layer.patterns]
@@ -229,7 +229,7 @@ def test_heads_say_what_they_do_and_can_be_sorted(visit, model):
 def test_chosen_heads_keep_their_numbers(visit, folder):
     path = folder / "chosen.html"
     page_cases.large().select(heads=[3, 1]).save(path)
-    page = visit(path).page
+    page = visit(path, "view=heads").page
     assert page.locator(".heads button").all_inner_texts()[0].startswith("Head 3")
     page = visit(path, "view=matrix&head=1").page
     assert (
@@ -366,7 +366,7 @@ def test_every_form_of_attention_can_be_walked_through(visit, folder, example):
         seen.page.evaluate("() => { location.hash = 'view=steps&step=4c' }")
         seen.page.wait_for_selector("#step-title:has-text('softmax')")
         weights = trace["attn_weights"].reshape(-1, *trace["attn_weights"].shape[-2:])
-        row = (len(trace.tokens) - 1) // 2
+        row = len(trace.tokens) - 1  # the page begins with the last query
         found = torch.tensor(cells(seen.page, 4 + ("scaled_scores" in trace.names)))
         torch.testing.assert_close(found, weights[0, row], rtol=0, atol=6e-5)
         assert seen.complaints == [], name
@@ -452,3 +452,64 @@ def _times(visit, folder, tokens):
         times[f"{view}, ms"] = page.evaluate(clock, f"tab-{view}")
     assert all(math.isfinite(time) for time in times.values())
     return times
+
+
+def test_a_page_of_a_model_has_a_layer_switch(visit, tmp_path):
+    from clearhead.explainer.examples import model_example
+    from clearhead.explainer.presentation import save
+
+    file = tmp_path / "model.html"
+    save(model_example("the cat sat on the mat", model="grammar", layer=1), file)
+    page = visit(file).page
+    assert page.inner_text("#subtitle").startswith("the grammar model")
+    assert state(page).get("layer", "1") == "1"
+    assert "layer 1 of 0 to 2" in page.inner_text("#flow")
+    page.locator("#panel-sentence").get_by_label("Layer").select_option("2")
+    assert state(page)["layer"] == "2"
+    page.click("#tab-steps")
+    assert "those of layer 1" in page.inner_text("#panel-steps")
+    page.get_by_role("button", name="Show layer 1").click()
+    assert page.locator("#panel-steps .strip").count() > 3
+
+
+def test_the_flow_leads_to_each_step(visit, sentence):
+    page = visit(sentence).page
+    assert state(page).get("view", "sentence") == "sentence"
+    lit = page.locator(".flow-part[aria-current] .flow-name")
+    for name, step in (("Q, K, V", "1"), ("Heads", None), ("Concat", "5"), ("Project", "6")):
+        page.locator(f".flow-part:has(.flow-name:text-is('{name}'))").click()
+        assert lit.all_inner_texts() == [name]
+        assert step is None or state(page)["step"] == step
+    page.locator(".flow-part", has_text="Tokens").click()
+    assert state(page)["view"] == "sentence"
+
+
+def test_it_begins_with_the_last_token(visit, model):
+    page = visit(model).page
+    assert page.locator("#panel-sentence .token.hidden").count() == 0
+    assert page.locator("#panel-sentence .token.source .word").inner_text() == "old"
+
+
+def test_bars_have_one_scale(visit, model):
+    """A bar is as long as its weight, whatever the largest weight is."""
+    page = visit(model, "view=matrix&head=1&query=20").page
+    for item in page.locator(".rank").all()[:6]:
+        weight = float(item.locator(".amount").inner_text())
+        track, fill = (item.locator(part).bounding_box() for part in (".track", ".fill"))
+        assert fill["width"] / track["width"] == pytest.approx(weight, abs=0.02)
+
+
+def test_numbers_stand_below_each_other(visit, sentence):
+    """All boxes of numbers have the same width, so that columns do not drift."""
+    page = visit(sentence, "view=steps&step=1").page
+    widths = page.locator(".box").evaluate_all("all => all.map((e) => e.offsetWidth)")
+    assert len(set(widths)) == 1
+    assert page.locator(".step-body .legend").inner_text().startswith("negative")
+
+
+def test_a_phone_shows_whole_words_and_all_weights(visit, sentence):
+    page = visit(sentence, "view=steps&step=4c", width=390, height=844).page
+    words = page.locator(".keys .word").evaluate_all("all => all.map((e) => e.getClientRects().length)")
+    assert set(words) == {1}
+    edge = page.locator(".keys tbody tr").first.locator("td").last.bounding_box()
+    assert edge["x"] + edge["width"] <= 390

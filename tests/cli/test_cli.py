@@ -439,6 +439,32 @@ def test_errors_are_one_message_and_status_2(run, arguments, message):
     assert "\x1b" not in err
 
 
+# play
+
+
+def test_play_writes_one_file(run, tmp_path, monkeypatch):
+    file = tmp_path / "page.html"
+    arguments = ("play", "the", "cat", "--model", "grammar", "-o", str(file))
+    assert run(*arguments) == (0, "", f"Wrote {file} ({file.stat().st_size / 1e6:.1f} MB)\n")
+    page = file.read_text(encoding="ascii")
+    assert '"start":{"text":"the cat"}' in page
+    assert 'id="engine"' in page
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
+    run(*arguments, "--open")
+    assert opened == [file.as_uri()]
+    monkeypatch.setattr("webbrowser.open", lambda url: False)
+    assert run(*arguments, "--open")[2].endswith(f"no browser was found.\n  Open {file} in one.\n")
+
+
+def test_play_refuses_other_files(run, tmp_path):
+    assert run("play", "-o", "page.pdf") == (
+        2, "", "Error: --out page.pdf: expected a name that ends in .html.\n"
+    )  # fmt: skip
+    missing = tmp_path / "no" / "page.html"
+    assert run("play", "--model", "grammar", "-o", str(missing))[0] == 2
+
+
 # Terminal, pipe, help
 
 

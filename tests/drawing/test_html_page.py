@@ -381,7 +381,7 @@ def test_explain_writes_a_page(tmp_path, capsys):
     assert capsys.readouterr() == ("", f"Wrote {file}\n")
     about, _ = blocks(file.read_text())
     assert about["title"] == "the cat sat on the mat"
-    assert about["start"] == {"view": "steps", "query": 2}
+    assert about["start"] == {"query": 2}
     assert about["notes"][0].startswith("Untrained, random weights (seed 123)")
     for wrong, message in ((file / "x.html", "there is no folder"), (tmp_path / "x.doc", "'.doc'")):
         with pytest.raises(SystemExit) as done:
@@ -393,7 +393,18 @@ def test_explain_writes_a_page(tmp_path, capsys):
     found = capsys.readouterr()
     assert found.err == f"Wrote {file}\n"
     assert json.loads(found.out)["steps"]
-    assert blocks(file.read_text())[0]["start"]["step"] == "4c"
+    start = blocks(file.read_text())[0]["start"]
+    assert (start["view"], start["step"]) == ("steps", "4c")
+
+
+def test_the_page_of_a_model_has_all_its_layers(tmp_path):
+    file = tmp_path / "cat.html"
+    with pytest.raises(SystemExit):
+        main(["explain", "the cat sat", "--model", "grammar", "--layer", "1", "-o", str(file)])
+    about, _ = blocks(file.read_text())
+    assert [layer["name"] for layer in about["layers"]] == ["layer 0", "layer 1", "layer 2"]
+    assert about["facts"] == ["the grammar model"]
+    assert about["start"]["layer"] == about["walk"]["layer"] == 1
 
 
 def test_explain_writes_its_json_to_the_file_and_nowhere_else(tmp_path, capsys):

@@ -15,7 +15,8 @@ def english():
 
 
 def summaries(english, text):
-    return summarise_heads(english.network, english.read(text).tensor())
+    ids = english.read(text).tensor()
+    return summarise_heads(see(english.network, ids), ids)
 
 
 def test_the_clearest_head_is_the_furthest_above_chance(english):

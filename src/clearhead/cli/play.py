@@ -29,9 +29,10 @@ def play(
         Literal["english", "grammar"], typer.Option(help="The model in the page.")
     ] = "english",
 ) -> None:
-    """Write a page that runs a model: type any sentence, and see every head and every step.
+    """Write a page that runs a model on what you type.
 
-    The page is one file that needs no network and no installation. It can be mailed, opened on a
+    It shows every head, every step and the next words, and lets you switch off the mask, the
+    scaling or a head. The page is one file that needs no network: it can be mailed, opened on a
     phone, or put on a course page.
     """
     if out.suffix.lower() not in (".html", ".htm"):

@@ -114,6 +114,7 @@ class Page:
         notes: Notes at the bottom of the page.
         walk: The steps of the computation, or None.
         start: What the page shows first, with the names used in the fragment of its URL.
+        facts: What stands below the title, besides the sizes: the name of the model.
     """
 
     title: str
@@ -121,6 +122,7 @@ class Page:
     notes: tuple[str, ...] = ()
     walk: Walk | None = None
     start: Mapping[str, str | int] = field(default_factory=dict)
+    facts: tuple[str, ...] = ()
 
     @property
     def cells(self) -> int:
@@ -209,6 +211,7 @@ def _pack(page: Page) -> tuple[dict[str, Any], dict[str, bytes]]:
         "rtl": [_is_right_to_left(tokens) for tokens in labels],
         "layers": layers,
         "start": dict(page.start),
+        "facts": [visible(fact) for fact in page.facts],
         "walk": None,
     }
     if page.walk is not None:

@@ -20,6 +20,8 @@ from clearhead.models import LoadedModel, find_model
 from clearhead.models.text_readers import Reading
 from clearhead.tokenizers import GPT2Tokenizer, WordTokenizer
 from clearhead.validation import check_heads
+from clearhead.watcher import Seen
+from clearhead.watcher.one_text import see
 
 # The example of chapter 3 in Raschka's book: six words with three numbers each.
 BOOK_TEXT = "Your journey starts with one step"
@@ -57,6 +59,7 @@ class Example:
         chosen: Whether the head was chosen because it is the clearest one.
         others: What each head of the layer does, in order.
         next: The most likely next tokens and their probabilities.
+        maps: The attention of all layers of that model.
     """
 
     text: str
@@ -74,6 +77,7 @@ class Example:
     chosen: bool = False
     others: tuple[str, ...] = ()
     next: tuple[tuple[str, float], ...] = ()
+    maps: Seen | None = None
 
 
 def untrained_example(
@@ -170,14 +174,15 @@ def model_example(
     _check_number("--head", head, gpt2.config["num_heads"])
     if layer is None and loaded.reader.kind == "word":
         layer = gpt2.config["num_layers"] - 1
-    heads = summarise_heads(loaded.network, reading.tensor(), name=loaded.name)
+    seen = see(loaded.network, reading.tensor(), name=loaded.name)
+    heads = summarise_heads(seen, reading.tensor())
     best = clearest(heads, layer)
     own = [each for each in heads if each.layer == best.layer]
     shown = best if head is None else own[head]
     module = gpt2.blocks[best.layer].attention
     assert isinstance(module, MultiHeadAttention)
     x = _layer_input(loaded, reading.tensor(), best.layer)
-    seen = trace(module, x, tokens=reading.labels)
+    traced = trace(module, x, tokens=reading.labels)
     with torch.no_grad():
         logits = gpt2(reading.tensor())[0, -1]
     return Example(
@@ -186,7 +191,7 @@ def model_example(
         tokenizer=loaded.reader.kind,
         seed=None,
         ids=reading.ids,
-        trace=replace(seen, notes=(*reading.notes, *seen.notes)),
+        trace=replace(traced, notes=(*reading.notes, *traced.notes)),
         setup=_model_setup(loaded, reading.ids, best.layer),
         model=loaded.path,
         name=loaded.name,
@@ -196,6 +201,7 @@ def model_example(
         chosen=head is None,
         others=tuple(each.does for each in own),
         next=tuple((loaded.reader.decode([i]), p) for i, p in next_tokens(logits)),
+        maps=seen,
     )
 
 
@@ -208,7 +214,8 @@ def all_heads(
         The name of the model, the text as it reads it, and its heads in order.
     """
     loaded, reading = _read(text, model)
-    return loaded.name, reading, summarise_heads(loaded.network, reading.tensor(), name=loaded.name)
+    seen = see(loaded.network, reading.tensor(), name=loaded.name)
+    return loaded.name, reading, summarise_heads(seen, reading.tensor())
 
 
 def _read(text: str, model: str | Path | None) -> tuple[LoadedModel, Reading]:

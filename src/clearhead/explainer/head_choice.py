@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead.maps.head_patterns import pattern_sentence
 from clearhead.maps.positions import seen_before
+from clearhead.watcher import Seen
 from clearhead.watcher.head_table import Head
-from clearhead.watcher.one_text import see
 
 # A head that attends to the first token mostly does nothing, so this pattern is not instructive.
 _INSTRUCTIVE = ("previous", "same_token", "induction")
@@ -40,9 +40,8 @@ class HeadSummary:
     last: tuple[tuple[int, float], ...]
 
 
-def summarise_heads(model: nn.Module, ids: Tensor, *, name: str = "") -> list[HeadSummary]:
-    """What each head of a model does with a text, (1, tokens), in order."""
-    seen = see(model, ids, name=name)
+def summarise_heads(seen: Seen, ids: Tensor) -> list[HeadSummary]:
+    """What each head of a watched model did with a text, (1, tokens), in order."""
     repeated = float(seen_before(ids).float().mean()) >= _REPEATED
     patterns = _INSTRUCTIVE if repeated else _INSTRUCTIVE[:1]
     layers = list(seen)

@@ -295,9 +295,23 @@ def save(
         notes = [whose_weights(example)]
         notes += [] if example.head is None else [which_head(example)]
         made = example.trace.page(title=example.text, notes=notes)
-        number = steps[0].number if chosen is not None else None
-        given = {"query": query, "step": number, "head": example.head}
-        first = {name: value for name, value in given.items() if value is not None}
-        return replace(made, start={**made.start, **first})
+        given: dict[str, str | int | None] = {"query": query, "head": example.head}
+        if chosen is not None:
+            given |= {"view": "steps", "step": chosen[0].number}
+        if example.maps is not None:
+            made = _with_all_layers(made, example)
+            given["layer"] = example.layer
+        start = {name: value for name, value in given.items() if value is not None}
+        return replace(made, start=start)
 
     file_formats.save(path, page, data=lambda: to_json(example, steps, query))
+
+
+def _with_all_layers(page: Page, example: Example) -> Page:
+    """The page with the attention of all layers of the model; its steps are those of one layer."""
+    assert example.maps is not None
+    assert page.walk is not None
+    layers = example.maps.page(tokens=example.trace.tokens).layers
+    named = [replace(layer, name=f"layer {i}") for i, layer in enumerate(layers)]
+    walk = replace(page.walk, texts={**page.walk.texts, "layer": example.layer})
+    return replace(page, layers=tuple(named), walk=walk, facts=(str(example.name),))

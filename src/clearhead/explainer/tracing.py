@@ -194,7 +194,6 @@ class Trace:
             (layer,),
             (*notes, *self.notes),
             self._walk(),
-            {"view": "steps", "query": (len(self.tokens) - 1) // 2},
         )
 
     def _walk(self) -> Walk:

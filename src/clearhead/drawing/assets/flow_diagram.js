@@ -34,33 +34,36 @@ function attentionParts() {
   const numbers = walk.steps.map(({ number }) => number);
   const at = (number) => numbers.indexOf(number);
   const first = walk.steps[0].before, width = first[first.length - 1][1];
-  const shown = (from, to) => state.view === "steps" && state.step >= at(from) && state.step < (to ? at(to) : Infinity);
   const has = (number) => at(number) >= 0;
-  const scores = "4a", start = has("1") ? "1" : scores;
+  /** Whether a step is shown that comes not before `from`, and before the first of `ends`. */
+  const shown = (from, ...ends) => {
+    const stop = ends.find(has);
+    return state.view === "steps" && state.step >= at(from) && state.step < (stop ? at(stop) : Infinity);
+  };
   return [
     has("1") && {
       name: "Q, K, V",
-      detail: () => `${layer().rows.length} \u00d7 ${walk.tensors.queries.shape.at(-1)} each`,
+      detail: () => `${layer().rows.length} \u00d7 ${Object.values(walk.steps[at("1")].dims)[0].at(-1)[1]} each`,
       go: () => ({ view: "steps", step: at("1") }),
-      here: () => shown("1", scores),
+      here: () => shown("1", "4a"),
     },
     {
       name: layer().heads > 1 ? "Heads" : "Attention",
       detail: () => (layer().heads > 1 ? `${layer().heads} \u00d7 who attends to whom` : "who attends to whom"),
       go: () => ({ view: state.view === "steps" ? "sentence" : "steps", step: at("4c") }),
-      here: () => shown(scores, has("5") ? "5" : "6") || ["sentence", "heads", "matrix"].includes(state.view),
+      here: () => shown("4a", "5", "6") || ["sentence", "heads", "matrix"].includes(state.view),
     },
     has("5") && {
       name: "Concat",
       detail: () => "heads side by side",
       go: () => ({ view: "steps", step: at("5") }),
-      here: () => shown("5", has("6") ? "6" : null),
+      here: () => shown("5", "6"),
     },
     has("6") && {
       name: "Project",
       detail: () => `to ${width} numbers`,
       go: () => ({ view: "steps", step: at("6") }),
-      here: () => shown("6", null),
+      here: () => shown("6"),
     },
   ].filter(Boolean);
 }

@@ -5,6 +5,7 @@ function describe() {
   const heads = layers.reduce((sum, each) => sum + each.heads, 0);
   const rows = first.rows.length, columns = first.columns.length;
   const facts = [
+    ...about.facts,
     walk && walk.form !== about.title ? walk.form : "",
     rows === columns ? plural(rows, "token") : `${plural(rows, "query", "queries")}, ${plural(columns, "key")}`,
     layers.length > 1 ? plural(layers.length, "layer") : "",

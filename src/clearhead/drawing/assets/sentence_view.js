@@ -182,6 +182,7 @@ const sentenceView = {
         this.drawToken(item, line === other ? all.map((weights) => weights[i]) : null, look);
       });
     }
+    this.stage.classList.toggle("coloured", look.coloured);
     this.drawCurves();
     this.drawAside(heads, all, at, from);
   },

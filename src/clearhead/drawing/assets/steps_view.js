@@ -60,11 +60,21 @@ const stepsView = {
     if (focused?.disabled) this.title.focus(); // a disabled button loses the focus
     this.title.replaceChildren(el("span", { class: "stop" }, step.number), ` ${step.title}`);
     const lesson = lessons[step.number] || lessons.other;
-    const parts = lesson(step, followed()).filter(Boolean);
+    const elsewhere = (walk.layer ?? state.layer) !== state.layer;
+    const parts = elsewhere ? this.otherLayer() : lesson(step, followed()).filter(Boolean);
     const coloured = parts.some((part) => part.querySelector(".box"));
     this.body.replaceChildren(...parts, ...(coloured ? [numberLegend()] : []));
     this.aside.replaceChildren(...shapes(step));
     if ("step" in patch) say(`Step ${step.number}, ${step.title}`);
+  },
+
+  /** A page in a file has the numbers of one layer's steps. */
+  otherLayer() {
+    const there = () => change({ layer: walk.layer });
+    return [
+      explain(`The steps in this file are those of layer ${walk.layer}. The page of \u201cclearhead play\u201d has those of every layer.`),
+      button({ class: "go", onclick: there }, `Show layer ${walk.layer}`),
+    ];
   },
 };
 

@@ -52,7 +52,7 @@ const EXPERIMENTS = [
     question: "What are queries, keys and values for?",
     text: {
       english: "Anna has a red ball. Tom has a blue ball. Anna has a",
-      grammar: "Anna sees the dog . Tom sees the cat . Anna sees the",
+      grammar: "Anna sees the dog. Tom sees the cat. Anna sees the",
     },
     pick: "induction",
     trials: [
