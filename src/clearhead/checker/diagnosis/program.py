@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -327,7 +328,8 @@ class Program:
             shapes = [tensor.shape for tensor in tensors]
             largest = math.prod(sizes) / max(shapes[0][-1:], default=1) ** 2
         elif call.name in _EACH and tensors:
-            largest = math.prod(torch.broadcast_shapes(*(tensor.shape for tensor in tensors)))
+            sides = [reversed(tensor.shape) for tensor in tensors]
+            largest = math.prod(max(one) for one in zip_longest(*sides, fillvalue=1))
         elif call.name in _JOINS:
             largest *= sum(sizes)
         elif call.name in _KEEPS:

@@ -205,7 +205,7 @@ class Replayed(Reference):
 
     def with_mask(self, mask: str) -> Self:
         """The same form with another mask."""
-        other = self.otherwise and self.otherwise.with_mask(mask)
+        other = None if self.otherwise is None else self.otherwise.with_mask(mask)
         return replace(self, hides=mask, otherwise=other)
 
     def output(
@@ -223,7 +223,7 @@ class Replayed(Reference):
         except (Unreadable, NotRunnable, RuntimeError, TypeError, IndexError, KeyError):
             # At these sizes the class runs other code than was read.
             other = self.otherwise
-            return other and other.output(inputs, visible, own_mask=own_mask)
+            return None if other is None else other.output(inputs, visible, own_mask=own_mask)
         if self.subject.axes == "single":
             return torch.stack(outs).to(torch.float64)
         return taken(outs[0].to(torch.float64), self.subject.axes)
