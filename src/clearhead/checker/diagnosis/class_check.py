@@ -78,6 +78,7 @@ def check_source(
     adapter: str | None = None,
     limits: Limits = LIMITS,
     siblings: Mapping[str, str] | None = None,
+    seed: int = 0,
 ) -> list[Report]:
     """Check the attention classes of a file, in a process of its own.
 
@@ -88,6 +89,7 @@ def check_source(
         adapter: The text of an adapter: a class that builds and calls the submitted class.
         limits: What the file may use.
         siblings: Modules that lie beside it; see `siblings_of`.
+        seed: What sizes, weights and inputs are drawn with.
     """
     if adapter is not None:
         source = f"{source}\n\n{adapter}\n"
@@ -103,7 +105,7 @@ def check_source(
             chosen = [] if functions else choose_unnamed(classes, source)
             functions = functions if functions or chosen else wrapped(source, named=False)
             if functions:
-                return check_functions(source, filename, limits, functions)
+                return check_functions(source, filename, limits, functions, seed)
         if not chosen:
             names = ", ".join(info.name for info in classes) or "none"
             missing = f"no class {only!r}" if only else "no attention class"
@@ -111,13 +113,16 @@ def check_source(
             return [Report(filename, only or "", "error", (_plain("unsure", says, ""),))]
         if adapter is not None and len(chosen) == 1:
             text = inner_text(source, classes, chosen[0])
-            return [check_class(session, chosen[0], source, filename, given=True, text=text)]
-        reports = [check_class(session, info, source, filename) for info in chosen]
+            adapted = check_class(
+                session, chosen[0], source, filename, given=True, text=text, seed=seed
+            )
+            return [adapted]
+        reports = [check_class(session, info, source, filename, seed=seed) for info in chosen]
         return left_out(reports, source)
 
 
 def check_functions(
-    source: str, filename: str, limits: Limits, made: Sequence[Wrapped]
+    source: str, filename: str, limits: Limits, made: Sequence[Wrapped], seed: int
 ) -> list[Report]:
     """Check the attention functions of a file, each inside a class that is written around it."""
     whole = "\n\n".join([source, *(one.text for one in made)])
@@ -130,7 +135,7 @@ def check_functions(
         for one in made:
             lines = "\n".join(source.splitlines()[one.line - 1 : one.end_line])
             text = Text(lines, one.line, one.name, source)
-            report = check_class(session, around[one.cls], whole, filename, text=text)
+            report = check_class(session, around[one.cls], whole, filename, text=text, seed=seed)
             reports.append(replace(report, cls=one.name))
     return reports
 
@@ -169,6 +174,7 @@ def check_class(
     *,
     given: bool = False,
     text: Text | None = None,
+    seed: int = 0,
 ) -> Report:
     """Check one class.
 
@@ -179,10 +185,11 @@ def check_class(
         filename: The file's name, for the report.
         given: Whether it is unknown what it is built with; see `Case`.
         text: The source to look at, if it is not that of `info`.
+        seed: What sizes, weights and inputs are drawn with.
     """
     text = text or text_of(source, info)
     info = with_configs(info, text.code, source)
-    case = Case(session, info, text, filename, given=given)
+    case = Case(session, info, text, filename, given=given, seed=seed)
     wrong_name = misspelled(info)
     if wrong_name is not None:
         id, name = wrong_name

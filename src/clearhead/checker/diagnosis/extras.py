@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis import decoding_cache as cached
-from clearhead.checker.diagnosis import learning, lengths, long_padding, probes
+from clearhead.checker.diagnosis import learning, lengths, long_padding, other_sizes, probes
 from clearhead.checker.diagnosis import other_uses as uses
 from clearhead.checker.diagnosis import side_effects as effects
 from clearhead.checker.diagnosis.naming import SCALES
@@ -45,11 +45,15 @@ def examine(
         _mask_argument(case, subject, inputs, out, reference)
     long_padding.long_padding(case, subject, reference, of_tokens)
     _alone(case, subject, inputs, out)
+    other_sizes.many_texts(case, subject, inputs, out)
+    other_sizes.in_float32(case, subject, inputs, out)
+    other_sizes.many_times(case, subject, inputs, out)
     _device(case, subject)
     _other_dtypes(case, subject)
     if longer is not None:
         lengths.long_texts(case, subject, longer)
     cached.decoding(case, subject, inputs, out, reference, longer)  # these build anew: come last
+    other_sizes.wide(case, subject)
     _bias_flag(case, subject)
     _training_differs(case, subject, inputs)
 
