@@ -190,7 +190,10 @@ def card_text(card: Mapping[str, Any]) -> str:
         "## What it reaches",
         "",
         f"Loss on held-out documents: {card['held_out_loss']:.3f} nats per token, "
-        f"{card['bits_per_byte']:.3f} bits per byte. On sentences that were written for Clearhead "
+        f"{card['bits_per_byte']:.3f} bits per byte, measured on "
+        f"{settings['held_out_rows'] * settings['tokens']:,} of the tokens held out. Candidates "
+        "were compared on the same tokens, so this figure is slightly too good. On sentences that "
+        "were written for Clearhead "
         f"(`lab/sentences.txt`, {own['tokens']:,} tokens): {own['loss']:.3f} nats per token.",
         "",
         "Candidates; the loss is on held-out documents, the rest on our own sentences: the largest "

@@ -350,6 +350,14 @@ def test_large_scores_do_not_overflow(ok):
     assert "e^(score - " in out
 
 
+def test_very_negative_scores_do_not_vanish(ok):
+    """The sum of the powers is at least 1, whatever the scores are."""
+    out = ok("explain", SENTENCE, "--layer", "4", "--head", "7", "--query", "cat")
+    assert re.search(r"e\^\(scaled [+-] [\d.]+\)", out)
+    (total,) = re.findall(r"^ +sum +([\d.]+) +1\.0000$", out, re.M)
+    assert float(total) >= 1
+
+
 def test_hostile_text(ok):
     out = ok("explain", "--untrained", "[red]x[/red] :smile: \x1b[31m \u202e\na <script>")
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", out)

@@ -199,7 +199,8 @@ def _softmax(seen: Trace, index: int, limit: int, heads: Sequence[int]) -> Rende
         hidden = _hidden_row(seen, head, index)
         row = (scores[head, index] / (width**0.5 if scaled else 1)).tolist()
         top = max((s for s, off in zip(row, hidden, strict=True) if not off), default=0.0)
-        shift = top if top > 20 else 0.0  # e^ of a large score is too large to print
+        # e^ of a large score is too large to print, and of a very negative one too small.
+        shift = top if top > 20 or top < -3 else 0.0
         powers = [0.0 if off else math.exp(s - shift) for s, off in zip(row, hidden, strict=True)]
         rows = []
         for j, label in enumerate(_key_labels(seen, limit)):
@@ -211,7 +212,8 @@ def _softmax(seen: Trace, index: int, limit: int, heads: Sequence[int]) -> Rende
         total = [drawing.number(sum(powers)), drawing.number(sum(weights[head, index].tolist()))]
         rows.append(["sum", *[""] * (2 if scaled else 1), *total])
         name = "scaled" if scaled else "score"
-        power = f"e^({name} - {shift:.4g})" if shift else f"e^{name}"
+        sign = "-" if shift > 0 else "+"
+        power = f"e^({name} {sign} {abs(shift):.4g})" if shift else f"e^{name}"
         columns = ["score", *([f"÷ √{width} = scaled"] if scaled else []), power, "÷ sum = weight"]
         parts += [Text(f"head {head}")] if len(weights) > 1 else []
         parts += [drawing.table(["key", *columns], rows), *_rest(seen, limit)]

@@ -32,6 +32,7 @@ from clearhead.checker.diagnosis.naming import (
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_default, judge_mask, judge_steps
 from clearhead.checker.diagnosis.recovering import recover
+from clearhead.checker.diagnosis.reference import Reference, Replayed, Simulated
 from clearhead.checker.diagnosis.search import Explanation, Search
 from clearhead.checker.diagnosis.shown_steps import shown_steps
 from clearhead.checker.diagnosis.simulator import Program, Switches, difference
@@ -77,6 +78,7 @@ def check_source(
     adapter: str | None = None,
     limits: Limits = LIMITS,
     siblings: Mapping[str, str] | None = None,
+    seed: int = 0,
 ) -> list[Report]:
     """Check the attention classes of a file, in a process of its own.
 
@@ -87,6 +89,7 @@ def check_source(
         adapter: The text of an adapter: a class that builds and calls the submitted class.
         limits: What the file may use.
         siblings: Modules that lie beside it; see `siblings_of`.
+        seed: What sizes, weights and inputs are drawn with.
     """
     if adapter is not None:
         source = f"{source}\n\n{adapter}\n"
@@ -102,7 +105,7 @@ def check_source(
             chosen = [] if functions else choose_unnamed(classes, source)
             functions = functions if functions or chosen else wrapped(source, named=False)
             if functions:
-                return check_functions(source, filename, limits, functions)
+                return check_functions(source, filename, limits, functions, seed)
         if not chosen:
             names = ", ".join(info.name for info in classes) or "none"
             missing = f"no class {only!r}" if only else "no attention class"
@@ -110,13 +113,16 @@ def check_source(
             return [Report(filename, only or "", "error", (_plain("unsure", says, ""),))]
         if adapter is not None and len(chosen) == 1:
             text = inner_text(source, classes, chosen[0])
-            return [check_class(session, chosen[0], source, filename, given=True, text=text)]
-        reports = [check_class(session, info, source, filename) for info in chosen]
+            adapted = check_class(
+                session, chosen[0], source, filename, given=True, text=text, seed=seed
+            )
+            return [adapted]
+        reports = [check_class(session, info, source, filename, seed=seed) for info in chosen]
         return left_out(reports, source)
 
 
 def check_functions(
-    source: str, filename: str, limits: Limits, made: Sequence[Wrapped]
+    source: str, filename: str, limits: Limits, made: Sequence[Wrapped], seed: int
 ) -> list[Report]:
     """Check the attention functions of a file, each inside a class that is written around it."""
     whole = "\n\n".join([source, *(one.text for one in made)])
@@ -129,7 +135,7 @@ def check_functions(
         for one in made:
             lines = "\n".join(source.splitlines()[one.line - 1 : one.end_line])
             text = Text(lines, one.line, one.name, source)
-            report = check_class(session, around[one.cls], whole, filename, text=text)
+            report = check_class(session, around[one.cls], whole, filename, text=text, seed=seed)
             reports.append(replace(report, cls=one.name))
     return reports
 
@@ -168,6 +174,7 @@ def check_class(
     *,
     given: bool = False,
     text: Text | None = None,
+    seed: int = 0,
 ) -> Report:
     """Check one class.
 
@@ -178,10 +185,11 @@ def check_class(
         filename: The file's name, for the report.
         given: Whether it is unknown what it is built with; see `Case`.
         text: The source to look at, if it is not that of `info`.
+        seed: What sizes, weights and inputs are drawn with.
     """
     text = text or text_of(source, info)
     info = with_configs(info, text.code, source)
-    case = Case(session, info, text, filename, given=given)
+    case = Case(session, info, text, filename, given=given, seed=seed)
     wrong_name = misspelled(info)
     if wrong_name is not None:
         id, name = wrong_name
@@ -263,9 +271,12 @@ def allowed_masks(case: Case, subject: Subject) -> list[str]:
 def _examine(case: Case, subject: Subject) -> Report:
     session = case.session
     case.how = subject.how
+    case.asked_from = len(session.unanswered)
     inputs = inputs_for(subject, subject.sizes.tokens)
     out = call(session, subject, inputs)
+    began = time.monotonic()
     again = call(session, subject, inputs, seed=1)
+    session.set_pace(time.monotonic() - began)
     if isinstance(out, Failure) or isinstance(again, Failure):
         failure = out if isinstance(out, Failure) else again
         assert isinstance(failure, Failure)
@@ -283,7 +294,7 @@ def _examine(case: Case, subject: Subject) -> Report:
     if subject.polarity or subject.rotary or subject.marks:
         subject, out, search = _right_way(case, subject, inputs, out, search)
     judge_default(case, subject)
-    steps = _steps(case, subject)
+    steps, replayed = _steps(case, subject)
     if steps is not None and (_is_right(steps) or _names_all(steps)):
         search.seconds = 1.0  # several mistakes at once are seen better in the steps
         best = _found(search)
@@ -295,8 +306,8 @@ def _examine(case: Case, subject: Subject) -> Report:
         best = _add_steps(case, subject, inputs, out, steps, best)
         if best is None:
             return _by_steps(case, subject, inputs, out, steps)
-    if steps is not None and best is None and _is_right(steps):
-        return _right_by_steps(case, subject, inputs, out, steps)
+    if steps is not None and replayed is not None and best is None:
+        return _right_by_steps(case, subject, inputs, out, steps, replayed)
     case.form = form_of(subject, best, out)
     if best is None:
         return unexplained(case, subject, inputs, out, search)
@@ -311,21 +322,30 @@ def _examine(case: Case, subject: Subject) -> Report:
     if subject.takes_mask and not subject.polarity and not case.findings:
         judge_mask(case, subject)
     question_of_causality(case, subject, inputs, out, best)
-    extras.examine(case, subject, inputs, out, best)
+    found: Reference = Simulated(best, subject)
+    if replayed is not None and not best.ids:
+        found = replace(replayed, otherwise=found)
+    extras.examine(case, subject, inputs, out, found)
     case.tested = (
         "tested against a reference, at other lengths, with gradients, in training and evaluation"
     )
     return case.report()
 
 
-def _steps(case: Case, subject: Subject) -> Judgement | None:
-    """What the recorded pass shows, step by step; None if it cannot be read."""
+def _steps(case: Case, subject: Subject) -> tuple[Judgement | None, Replayed | None]:
+    """What the recorded pass shows, step by step, and a reference made from it if it is right."""
     try:
-        reading, steps = judge_steps(case, subject)
+        reading, steps, runs = judge_steps(case, subject)
         case.steps = shown_steps(reading, steps)
     except Unreadable:
-        return None
-    return steps
+        return None, None
+    if not _is_right(steps):
+        return steps, None
+    try:
+        return steps, Replayed.of(case, subject, reading, steps, runs)
+    except Unreadable as reason:
+        steps.doubts.append(str(reason))
+        return steps, None
 
 
 def _found(search: Search) -> Explanation | None:
@@ -402,7 +422,12 @@ _OTHER_AXES = {"softmax-over-queries", "softmax-over-heads", "softmax-over-batch
 
 
 def _right_by_steps(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, steps: Judgement
+    case: Case,
+    subject: Subject,
+    inputs: probes.Inputs,
+    out: Tensor,
+    steps: Judgement,
+    reference: Reference,
 ) -> Report:
     """Every step of the recorded pass is right, and the class computes what was recorded."""
     idle = probes.idle_rows(case.session, subject, inputs, out)
@@ -414,17 +439,21 @@ def _right_by_steps(
     case.form = _form(subject, steps)
     if subject.takes_mask and not subject.polarity:
         judge_mask(case, subject)
-    extras.examine_without_form(case, subject, inputs, out)
-    case.tested = "tested step by step, with gradients, in training and evaluation"
+    extras.examine(case, subject, inputs, out, reference)
+    case.tested = (
+        "tested step by step, at other lengths, with gradients, in training and evaluation"
+    )
     return case.report()
 
 
 def _form(subject: Subject, steps: Judgement) -> Form:
-    causal = {"causal": "yes", "window": "window", "none": "no"}.get(steps.mask, "")
+    windowed = steps.mask.startswith("window")
+    causal = "window" if windowed else {"causal": "yes", "none": "no"}.get(steps.mask, "")
     return Form(
         heads=steps.heads or None,
         head_dim=steps.head_dim,
         causal=causal,
+        window=int(steps.mask.removeprefix("window")) if windowed else None,
         takes_mask=bool(subject.takes_mask),
     )
 

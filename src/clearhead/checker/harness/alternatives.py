@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.checker.harness.building import settle
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.constructor_arguments import Sizes, constructors, meaning_of
+from clearhead.checker.harness.constructor_arguments import constructors, meaning_of
 from clearhead.checker.harness.descriptions import description
 from clearhead.checker.harness.forward_arguments import MASK_SHAPES, shaped_mask
 from clearhead.checker.harness.repairs import build
@@ -50,6 +50,30 @@ def alternatives(case: Case, subject: Subject) -> Iterator[Subject]:
             yield replace(settled, how=description(settled))
 
 
+def widened(case: Case, subject: Subject) -> Subject | None:
+    """The class with many heads and large widths; None if it cannot be had.
+
+    The session holds that object then: call `renew` with the first one to go on with that.
+    """
+    sizes = case.sizes.wide
+    if subject.sizes.d_in != subject.sizes.d_out:
+        sizes = replace(sizes, d_in=sizes.d_in + 2)
+    only = replace(case.sizes, plain=(sizes,), grouped=sizes, one_head=sizes)
+    kept = {n: v for n, v in subject.keywords.items() if isinstance(v, bool | str)}
+    for made, arguments, keywords in constructors(case.info, usage=case.usage, sizes=only):
+        scratch = replace(case, findings=[], notes=[], began=time.monotonic())
+        built, given = build(scratch, made, arguments, {**keywords, **kept})
+        if isinstance(built, Failure) or made.heads != sizes.heads:
+            continue
+        trial = replace(
+            subject, sizes=made, arguments=tuple(arguments), keywords=given, built=built
+        )
+        settled = settle(scratch, trial)
+        if not isinstance(settled, Failure) and settled.axes == subject.axes:
+            return replace(settled, how=description(settled))
+    return None
+
+
 def _flags(case: Case, subject: Subject) -> Iterator[Subject]:
     """One flag after the other; first those to which the file's own calls give another value."""
     told = {
@@ -72,8 +96,9 @@ def _flags(case: Case, subject: Subject) -> Iterator[Subject]:
 
 def _equal_sizes(case: Case, subject: Subject) -> Iterator[Subject]:
     """The class with one width for everything."""
-    for sizes, arguments, keywords in constructors(case.info, usage=case.usage):
-        if sizes.d_in == sizes.d_out and sizes not in (subject.sizes, Sizes()):
+    tried = (subject.sizes, case.sizes.plain[0])
+    for sizes, arguments, keywords in constructors(case.info, usage=case.usage, sizes=case.sizes):
+        if sizes.d_in == sizes.d_out and sizes not in tried:
             kept = {n: v for n, v in subject.keywords.items() if isinstance(v, bool)}
             yield replace(
                 subject, sizes=sizes, arguments=tuple(arguments), keywords={**keywords, **kept}

@@ -100,15 +100,15 @@ def _constructors(case: Case) -> Iterator[Constructor]:
     """Ways to build the class; with a window of pixels where one number is not enough."""
     usage = case.usage
     if not any(map(may_be_window, case.info.init)):
-        yield from constructors(case.info, usage=usage)
+        yield from constructors(case.info, usage=usage, sizes=case.sizes)
         return
-    _, arguments, keywords = next(constructors(case.info, usage=usage))
+    _, arguments, keywords = next(constructors(case.info, usage=usage, sizes=case.sizes))
     got = case.session.build(case.info.name, arguments, keywords)
     pair = r"unpack non-iterable int|'int' object is not (subscriptable|iterable)"
     pairs = isinstance(got, Failure) and re.search(pair, got.message) is not None
-    yield from constructors(case.info, WINDOW if pairs else None, usage)
+    yield from constructors(case.info, WINDOW if pairs else None, usage, case.sizes)
     if not pairs:
-        yield from constructors(case.info, SQUARE, usage)
+        yield from constructors(case.info, SQUARE, usage, case.sizes)
 
 
 def prepare(case: Case) -> Subject | Report:
@@ -129,7 +129,13 @@ def prepare(case: Case) -> Subject | Report:
                 case.info, alias={p.name: case.usage.alias(p.name) for p in case.info.forward}
             )
             subject = Subject(
-                case.info, sizes, keywords, built, feed=feed, arguments=tuple(arguments)
+                case.info,
+                sizes,
+                keywords,
+                built,
+                feed=feed,
+                arguments=tuple(arguments),
+                seed=case.seed,
             )
             settled = settle(case, subject)
             if not isinstance(settled, Failure):
@@ -178,7 +184,7 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
         built = session.describe()
         if not isinstance(built, Failure):
             subject = replace(subject, built=built)
-    subject = replace(subject, weights=random_weights(subject.built))
+    subject = replace(subject, weights=random_weights(subject.built, 1 + 1009 * case.seed))
     first: Failure | None = None
     for dtype in (torch.float64, torch.float32):
         weights = {name: w.to(dtype) for name, w in subject.weights.items()}

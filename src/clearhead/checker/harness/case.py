@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, field
 
 from clearhead.checker.catalogue import finding
+from clearhead.checker.harness.constructor_arguments import Attempts, attempts_for
 from clearhead.checker.harness.subject import Session
 from clearhead.checker.report import Finding, Form, Report, Step
 from clearhead.checker.sandbox.submission import ClassInfo
@@ -28,6 +29,8 @@ class Case:
         form: What kind of attention it is.
         doubt: Whether something was found that may be right or wrong, and decides the verdict.
         began: When the examination began.
+        seed: What the sizes, the weights and the inputs are drawn with.
+        asked_from: How many questions had got no answer when the examination began.
         given: Whether we do not know what it was built with: an object that somebody has built, or
             a class inside an adapter.
     """
@@ -45,6 +48,13 @@ class Case:
     how: str = ""
     tested: str = ""
     steps: tuple[Step, ...] = ()
+    asked_from: int = 0
+    seed: int = 0
+
+    @functools.cached_property
+    def sizes(self) -> Attempts:
+        """The sizes to try."""
+        return attempts_for(self.seed)
 
     @functools.cached_property
     def usage(self) -> Usage:
@@ -68,6 +78,13 @@ class Case:
         if not verdict:
             wrong = any(f.severity == "wrong" for f in ranked)
             verdict = "wrong" if wrong else "unsure" if self.doubt else "correct"
+        unanswered = self.session.unanswered[self.asked_from :]
+        if verdict == "correct" and unanswered:
+            more = len(unanswered) - 1
+            rest = f", and to {more} more questions" if more else ""
+            evidence = f"It did not answer when it was asked for {unanswered[0]}{rest}."
+            ranked.insert(0, finding("unsure", evidence, None, "edge"))
+            verdict = "unsure"
         return Report(
             self.filename,
             self.info.name,
@@ -78,4 +95,5 @@ class Case:
             tested=self.tested if verdict == "correct" else "",
             how=self.how,
             steps=self.steps,
+            seed=self.seed,
         )

@@ -1,10 +1,11 @@
 """Claims about what heads do, tested on the English model and on English of our own.
 
 It has 48 heads and was trained on real text; `clearhead heads` shows them in full. Intervals are
-over passages of `lab/sentences.txt` or over random sequences. It is one small model: its card says
-what other seeds of its training gave.
+over passages of `lab/sentences.txt` or over random sequences. It is one small model; where its card
+has the same figure for other seeds of its training, their range is given too.
 """
 
+import json
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,6 +21,7 @@ from clearhead.lab.head_scores import Estimate, estimate
 from clearhead.lab.text_report import rows_of
 from clearhead.maps.positions import seen_before
 from clearhead.models.shipped_models import load_english as shipped
+from clearhead.models.shipped_models import shipped_file
 from clearhead.tokenizers import Tokenizer
 
 Trained = tuple[GPT2, Tokenizer]
@@ -27,6 +29,15 @@ PASSAGE = 64  # tokens
 REPEATED = 32  # random tokens, which are then repeated
 HARMLESS = 0.01  # nats per token
 CLEAR, ABOVE_CHANCE = 0.4, 0.15  # as in clearhead.maps.head_patterns
+
+
+def other_seeds(model: Callable[[], Trained], name: str) -> str:
+    """The range of a figure over the training runs that the card of the shipped model lists."""
+    if model is not shipped:
+        return "unknown"
+    card = json.loads(shipped_file("card.json", "english").read_text(encoding="utf-8"))
+    found = [seed[name] for seed in card["seeds"]]
+    return f"{min(found):.2f} to {max(found):.2f} in {len(found)} training runs"
 
 
 def patterns(weights: Float[Tensor, "rows heads tokens tokens"], ids: Tensor) -> dict[str, Tensor]:
@@ -112,6 +123,7 @@ def previous_token_head(model: Callable[[], Trained] = shipped) -> Finding:
     even = weight[:, -1].mean().item()
     figure = f"the best head puts {best.mean:.2f} on the previous token (uniform share {even:.2f})"
     spread = f"95 % interval {interval(best)}, {best.count} passages"
+    spread += f"; other seeds: {other_seeds(model, 'previous')}"
     verdict = holds if best.low > 0.5 else does_not_hold
     return verdict(figure, spread, weight=best.mean, even=even)
 
@@ -143,7 +155,9 @@ def attention_sinks(
         f"in its place (uniform share {even:.2f}); {most:.2f} for the strongest head"
     )
     spread = f"95 % intervals {interval(own)}, {interval(random)}; {len(ids)} passages"
-    spread += f", {len(seeds)} seeds"
+    spread += (
+        f", {len(seeds)} seeds; the strongest head of other seeds: {other_seeds(model, 'sink')}"
+    )
     numbers = {"first": own.mean, "random": random.mean, "even": even}
     if min(own.low, random.low) > max(0.2, 3 * even):
         return holds(figure, spread, **numbers)
@@ -183,6 +197,7 @@ def induction_heads(
         f"95 % intervals {interval(best)}, {interval(gain)}, {interval(price)}; {best.count} "
         f"sequences, {len(seeds)} seeds"
     )
+    spread += f"; other seeds, on English text: {other_seeds(model, 'induction')}"
     numbers = {"weight": best.mean, "gain": gain.mean, "lost": price.mean}
     if best.low < 0.3 or gain.low < 1.0:
         return does_not_hold(figure, spread, **numbers)
