@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import attention, command, generate, kernel_choice, maps, view, watch
+from benchmarks import attention, command, generate, kernel_choice, maps, play, view, watch
 from benchmarks.command import say
 from clearhead import timing
 
@@ -90,6 +90,7 @@ def _cpu_parts() -> Iterator[Part]:
     yield Part("generate", "generate-cpu.json", 3, generate.measure, writing)
     yield Part("watch", "watch-cpu.json", 4, watch.measure, watch.Settings(rounds=40))
     yield Part("view", "view-cpu-32768.json", 3, view.measure, view.Settings())
+    yield Part("play", "play-cpu.json", 0.5, play.measure, play.Settings())
 
 
 def _cuda_parts(where: str) -> Iterator[Part]:

@@ -51,6 +51,9 @@ def test_the_site_builds_without_a_dead_link(tmp_path):
     assert "<blockquote" not in api, "a doctest outside an 'Examples:' section is not shown as code"
     index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert "fonts.googleapis" not in index
+    for model in ("english", "grammar"):  # the pages that run a model are part of the site
+        page = (tmp_path / "site" / "play" / f"{model}.html").read_text(encoding="ascii")
+        assert 'id="engine"' in page
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
+import chromium
 from benchmarks import __main__ as run_all
-from benchmarks import attention, command, generate, maps, view, watch
+from benchmarks import attention, command, generate, maps, play, view, watch
 from clearhead.gpt2 import GPT2
 
 # x-transformers still uses torch.jit.script.
@@ -42,12 +43,15 @@ COMMANDS = {
     "generate": (generate.main, [], "tokens per second"),
     "watch": (watch.main, [], "times that"),
     "view": (view.main, [], "first picture after"),
+    "play": (play.main, [], "8 tokens, one more word"),
 }
 
 
 @pytest.mark.usefixtures("_tiny_model")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command_prints_and_writes_the_results(name, tmp_path, capsys):
+    if name == "play" and chromium.find() is None:
+        pytest.skip("no Chromium is installed")
     main, options, words = COMMANDS[name]
     out = tmp_path / "found.json"
     main([*options, "--quick", "--out", str(out)])

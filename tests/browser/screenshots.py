@@ -13,16 +13,30 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import chromium
 import clearhead
-import view_cases
 from clearhead.explainer.examples import model_example
+from clearhead.explainer.play_page import play_html
 from clearhead.explainer.presentation import save
+from clearhead.models import find_model
+from clearhead.watcher.one_text import see
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 PICTURES = {
-    "page-steps.png": ("view=steps&query=4&key=1&head=1&step=4c", "light", (1280, 860)),
-    "page-matrix.png": ("view=matrix&query=5&key=2&head=0", "dark", (1280, 800)),
+    "page-steps.png": ("view=steps&query=4&key=1&step=4c", "light", (1280, 900)),
+    "page-matrix.png": ("view=matrix&query=5&key=2", "dark", (1280, 800)),
 }
-TOKENS = 4096
+# Two stories that share words and sentences, as long as the English model reads.
+STORY = (
+    "Anna lived in a small house near the river. Every morning she opened the window, looked at the "
+    "water and counted the boats. One day a red boat stopped in front of the house, and a man with a "
+    "black hat asked her for some bread. Anna gave him a piece of bread and a cup of milk. The man "
+    "thanked her and went away. The next morning, when Anna opened the window and looked at the "
+    "water, there was a letter on the table. It said: thank you for the bread and the milk. Tom "
+    "lived in a large house near the forest. Every morning he opened the door, looked at the trees "
+    "and counted the birds. One day a blue bird stopped in front of the house, and asked him for "
+    "some bread. Tom gave it a piece of bread and a cup of water. The bird thanked him and went "
+    "away. The next morning, when Tom opened the door and looked at the trees, there was a letter "
+    "on the table. It said: thank you for the bread and the water."
+)
 
 
 def take_page(browser: Browser, folder: Path) -> None:
@@ -41,20 +55,40 @@ def take_page(browser: Browser, folder: Path) -> None:
             page.close()
 
 
-def take_viewer(browser: Browser, folder: Path) -> None:
-    """Write the screenshot of the viewer, with an artificial map, to a folder."""
+def take_play(browser: Browser, folder: Path) -> None:
+    """Write the screenshot of the page that runs the English model to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokens = view_cases.tokens(TOKENS)
-    seen = view_cases.seen(TOKENS, 2, heads=4, head_dim=32)
-    ids = view_cases.ids(tokens)
-    with clearhead.view(seen, tokens=tokens, ids=ids, browser=False, wait=False) as viewer:
+    with tempfile.TemporaryDirectory() as parent:
+        file = Path(parent) / "play.html"
+        file.write_text(play_html("english"))
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, device_scale_factor=1)
+        page.goto(f"{file.as_uri()}#theme=light")
+        page.wait_for_selector("html[data-ready=yes]")
+        page.wait_for_timeout(200)
+        page.screenshot(path=folder / "play.png")
+        page.close()
+
+
+def take_viewer(browser: Browser, folder: Path) -> None:
+    """Write the screenshot of the viewer, with the English model, to a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    loaded = find_model("english")
+    reading = loaded.read(STORY)
+    ids = reading.tensor(loaded.longest)
+    labels = reading.labels[: ids.shape[1]]
+    seen = see(loaded.network, ids)
+    seen.model = loaded.name
+    rows = [row for row in seen.heads(ids).rows if row.induction is not None]
+    best = max(rows, key=lambda row: row.induction or 0.0)
+    layer = list(seen).index(best.layer)
+    query = ids.shape[1] - 12
+    with clearhead.view(seen, tokens=labels, ids=ids, browser=False, wait=False) as viewer:
         page = browser.new_page(viewport={"width": 1280, "height": 800}, device_scale_factor=1)
-        page.goto(f"{viewer.url}#head=2&query=2007&key=2000&zoom=14")
-        page.get_by_text("Head 3: ").wait_for(timeout=120_000)
+        page.goto(f"{viewer.url}#layer={layer}&head={best.head}&query={query}&key={query - 85}&zoom=14")
+        page.get_by_text(f"Head {best.head}: ").wait_for(timeout=120_000)
         page.wait_for_selector('#map[data-complete="true"]')
-        box = page.locator("#map").bounding_box()
-        assert box is not None
-        page.mouse.click(box["x"] + 475, box["y"] + 520)
+        page.locator("#map").focus()
+        page.keyboard.press("Enter")
         page.locator("#row-list button").first.wait_for()
         page.wait_for_timeout(300)
         page.screenshot(path=folder / "view.png")
@@ -66,5 +100,6 @@ if __name__ == "__main__":
     with sync_playwright() as playwright:
         opened = chromium.launch(playwright, chromium.find())
         take_page(opened, chosen)
+        take_play(opened, chosen)
         take_viewer(opened, chosen)
         opened.close()

@@ -111,6 +111,37 @@ def test_the_scale_has_the_colours_of_python(visit, viewer, same_scale):
     same_scale(opened(visit, viewer).page, "#bar")
 
 
+def test_contrast_makes_small_weights_bright(visit, viewer):
+    page = opened(visit, viewer, "head=1&log=0").page
+    wait_for_head(page, 1)
+    brightness = """() => {
+        const map = document.getElementById("map"), c = map.getContext("2d");
+        const { data } = c.getImageData(map.width / 2, map.height / 2, map.width / 4, map.height / 4);
+        return data.reduce((sum, channel) => sum + channel, 0);
+    }"""
+    before, high = page.evaluate(brightness), page.inner_text("#high")
+    page.get_by_label("Contrast").select_option("10")
+    page.wait_for_timeout(200)
+    assert page.evaluate(brightness) > before
+    assert page.inner_text("#high").endswith(" and more")
+    assert float(page.inner_text("#high").split()[0]) == pytest.approx(float(high) / 10)
+    page.wait_for_timeout(200)
+    assert "contrast=10" in page.url
+    page.locator("#map").focus()
+    page.keyboard.press("c")
+    page.keyboard.press("c")
+    assert page.get_by_label("Contrast").input_value() == "1"
+
+
+def test_heads_have_the_words_of_the_table(visit, viewer):
+    page = opened(visit, viewer).page
+    scores = heads(page).first.locator(".scores")
+    scores.get_by_text("previous").wait_for(timeout=60_000)
+    words = re.sub(r"[\d.]+", "", scores.inner_text()).split(" · ")
+    titles = {"entropy", "away", "previous", "first", "same", "induction"}
+    assert {word.strip() for word in words} <= titles
+
+
 def test_it_sends_requests_only_to_its_own_server(visit, viewer):
     made = opened(visit, viewer)
     page = made.page

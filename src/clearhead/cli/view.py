@@ -47,6 +47,7 @@ def view(
         tokens, ids = len(reading.ids), reading.tensor(loaded.longest)
         progress.update(task, description=f"Reading {ids.shape[1]:,} tokens")
         seen = see(loaded.network, ids, name=loaded.name)
+        seen.model = loaded.name  # the title of the page
     report_truncation(tokens, ids.shape[1])
     labels = reading.labels[: ids.shape[1]]
     del loaded  # frees the model; the maps do not need it

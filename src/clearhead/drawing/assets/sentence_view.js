@@ -239,8 +239,8 @@ const sentenceView = {
   drawFaint(head, at, ends) {
     layer().each(head, (position, weight) => {
       const count = layer().columns.length, query = Math.floor(position / count), key = position % count;
-      if (weight < 0.2 || query === key || (at.way === "from" ? query : key) === at.index) return;
-      const style = { stroke: "var(--quiet)", "stroke-width": `${0.5 + 2 * weight}px`, opacity: "0.22" };
+      if (weight < 0.25 || query === key || (at.way === "from" ? query : key) === at.index) return;
+      const style = { stroke: "var(--quiet)", "stroke-width": `${0.5 + 2 * weight}px`, opacity: "0.2" };
       this.curves.append(svgEl("path", { d: curve(ends(query), ends(key)), fill: "none", style }));
     });
   },

@@ -88,7 +88,7 @@ function table(head, rows, at, total = null) {
   const here = (i) => (at.shown[i] === state.key ? "here" : null);
   const body = rows.map((row, i) => el("tr", { class: here(i) }, cells(row)));
   return el("div", { class: "wide", tabindex: 0, role: "group", "aria-label": "Numbers for each key" },
-    el("table", { class: "keys" },
+    el("table", { class: head.length > 5 ? "keys many-columns" : "keys" },
       el("thead", {}, el("tr", {}, titles)),
       el("tbody", {}, body),
       total && el("tfoot", {}, el("tr", {}, cells(total)))));

@@ -202,7 +202,7 @@ function add(a, b, out, start, stop) {
 
 /** The tanh form, as in GPT-2. */
 function gelu(x) {
-  return 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
+  return 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x)));
 }
 
 /** Rotary positions: numbers i and i + size / 2 of each head are rotated by an angle. */

@@ -124,7 +124,7 @@ class Painter {
     const here = now.map((each) => tiles.get(each.name)).filter(Boolean);
     this.canvas.dataset.complete = here.length === now.length;
     if (here.length) {
-      const top = roundUp(Math.max(...here.map((tile) => tile.top)));
+      const top = roundUp(Math.max(...here.map((tile) => tile.top))) / scale.contrast;
       if (top !== scale.top) { scale.top = top; this.app.onScale(); }
     }
     c.save();

@@ -1,8 +1,8 @@
 // The panel beside the map: the cell under the cursor, the strongest keys, the search, the heads.
 
+// The words of the head table, which `clearhead heads` prints.
 const SCORES = {
-  previous: "previous", sink: "first", same_token: "copies", induction: "after copies",
-  entropy: "entropy", distance: "distance",
+  previous: "previous", sink: "first", same_token: "same", induction: "induction", entropy: "entropy", distance: "away",
 };
 const count = (value) => value.toLocaleString("en");
 
@@ -143,7 +143,7 @@ class Panel {
   async picture(head, canvas) {
     const { app } = this, selected = { ...app.selected, head };
     const name = `${selected.layer}/${selected.batch}/${head}`;
-    const look = `${name}/${app.scale.log}`;
+    const look = `${name}/${app.scale.log}/${app.scale.contrast}`;
     if (canvas.dataset.look === look) return;
     if (!this.pictures.has(name)) {
       this.pictures.set(name, null);
@@ -161,7 +161,7 @@ class Panel {
     const tile = this.pictures.get(name);
     if (!tile) return;
     canvas.dataset.look = look;
-    const c = canvas.getContext("2d"), scale = { log: app.scale.log, top: roundUp(tile.top) };
+    const c = canvas.getContext("2d"), scale = { log: app.scale.log, top: roundUp(tile.top) / app.scale.contrast };
     c.clearRect(0, 0, canvas.width, canvas.height);
     c.imageSmoothingEnabled = false;
     c.drawImage(tilePicture(tile, scale), 0, 0, canvas.width, canvas.height);

@@ -1,12 +1,14 @@
 // The application: the selection, and what pointers and keys do.
 
+const CONTRASTS = [1, 2, 5, 10, 100];
+
 class App {
   constructor(about) {
     this.about = about;
     this.tile = about.tile;
     this.selected = { layer: 0, batch: 0, head: 0 };
     this.layer = about.layers[0];
-    this.scale = { log: true, top: 1 };
+    this.scale = { log: true, top: 1, contrast: 1 };
     this.cursor = null;
     this.found = { matches: [], at: -1 };
     this.level = 0;
@@ -45,7 +47,7 @@ class App {
 
   onScale() {
     byId("low").textContent = exact(lowest(this.scale.top, this.scale.log ? "log" : "linear"));
-    byId("high").textContent = exact(this.scale.top);
+    byId("high").textContent = exact(this.scale.top) + (this.scale.contrast > 1 ? " and more" : "");
     scaleBar(byId("bar"));
   }
 
@@ -107,6 +109,15 @@ class App {
     this.draw();
   }
 
+  /** With contrast 10, a tenth of the largest value gets the brightest colour. */
+  setContrast(contrast) {
+    this.scale.contrast = CONTRASTS.includes(contrast) ? contrast : 1;
+    byId("contrast").value = this.scale.contrast;
+    if (this.state) this.panel.heads(this.state);
+    this.write();
+    this.draw();
+  }
+
   // The state of the server, requested until everything about this layer is known.
 
   async poll() {
@@ -152,7 +163,7 @@ class App {
     clearTimeout(this.writing);
     this.writing = setTimeout(() => {
       const { selected, camera, scale } = this;
-      const parts = { ...selected, query: camera.query.toFixed(2), key: camera.key.toFixed(2), zoom: camera.zoom.toPrecision(6), log: Number(scale.log) };
+      const parts = { ...selected, query: camera.query.toFixed(2), key: camera.key.toFixed(2), zoom: camera.zoom.toPrecision(6), log: Number(scale.log), contrast: scale.contrast };
       this.written = `#${new URLSearchParams(parts)}`;
       history.replaceState(null, "", this.written);
     }, 150);
@@ -173,6 +184,7 @@ class App {
     }
     this.camera.clamp(this.layer);
     this.setLog(given.get("log") !== "0");
+    this.setContrast(Number(given.get("contrast") ?? 1));
   }
 
   // Controls.
@@ -189,6 +201,7 @@ class App {
     on("out", "click", () => this.zoom(0.5));
     on("whole", "click", () => this.whole());
     on("log", "change", (event) => this.setLog(event.target.checked));
+    on("contrast", "change", (event) => this.setContrast(Number(event.target.value)));
     on("order", "change", () => this.state && this.panel.heads(this.state));
     on("search", "submit", (event) => {
       event.preventDefault();
@@ -306,6 +319,7 @@ class App {
       n: () => this.panel.step(1),
       p: () => this.panel.step(-1),
       l: () => this.setLog(!this.scale.log),
+      c: () => this.setContrast(CONTRASTS[(CONTRASTS.indexOf(this.scale.contrast) + 1) % CONTRASTS.length]),
       d: () => {
         const query = Math.floor(this.cursor ? this.cursor.query : this.camera.query);
         this.go(query, Math.max(0, query + this.layer.keys - this.layer.queries));
