@@ -11,6 +11,7 @@ class Here(InProcess):
     """A file's classes, asked in this process."""
 
     def __init__(self, source: str) -> None:
+        self.unanswered: list[str] = []
         self._worker = Worker(lambda file: file == "file.py", Exception)
         self._worker.do_start({}, source=source, filename="file.py")
 
