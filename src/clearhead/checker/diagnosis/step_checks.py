@@ -549,8 +549,13 @@ class _Steps:
         (fq, line_q, unit_q), (fk, line_k, unit_k) = map(self.factor, core.operands)
         if unit_q or unit_k or (learned and self._learned(self._between_scaling())):
             return
-        if learned and self._learned(self._between()) and abs(a * fq * fk - 1) < 1e-4:
-            told = self.expected.unscaled
+        told = self.expected.unscaled
+        biased = learned and self._learned(self._between())
+        if abs(a * fq * fk - 1) < 1e-4 and told and not biased:
+            evidence = "The scale is 1, and the source says that this is on purpose."
+            verdict.add("missing-scale", evidence, core.line, "edge")
+            return
+        if abs(a * fq * fk - 1) < 1e-4 and biased:
             said = "the source says so" if told else "this may be on purpose"
             evidence = f"The scale is 1. With a learned bias of positions, as in T5, {said}."
             verdict.add("missing-scale", evidence, core.line, "edge")
@@ -699,8 +704,8 @@ class _Steps:
                 return
         if self._of_distance(b):
             verdict.notes.append("A bias of relative positions is added to the scores.")
-            grows = float(b[..., -1, 0].mean()) > float(b[..., -1, -2].mean())
-            if grows:
+            last = b[..., -1, :].masked_fill(b[..., -1, :] < HIDDEN, 0.0)
+            if bool((last.diff(dim=-1) < -1e-6).all(-1).any()):
                 verdict.doubts.append("the bias grows with the distance, and ALiBi's falls")
             return
         verdict.doubts.append("a bias that could not be judged is added to the scores")
