@@ -35,6 +35,8 @@ def is_causal(case: Case, subject: Subject) -> str:
         return "no"  # the object itself says so
     if any(p.default is False and "causal" in p.name.lower() for p in case.info.forward):
         return "no"  # the caller says whether it is, and we did not ask for it
+    if not asked and any(role == "kv" for _, role in subject.feed):
+        return "no"  # keys from elsewhere have no future
     flags = [name for name, value in subject.built.plain.items() if isinstance(value, bool)]
     return expects_causal(case.text, info, bool(subject.takes_mask), asked, flags)
 
@@ -134,7 +136,8 @@ def judge_bias(case: Case, subject: Subject, terms: Terms) -> None:
     if terms.added is None:
         return
     window = subject.sizes.window
-    values = None if window is None else in_two_directions(terms.added, *window)
+    flat = window is not None and len(window) == 2
+    values = in_two_directions(terms.added, *window) if flat and window is not None else None
     if values is not None:
         case.notes.append("A bias of offsets in two directions is added to the scores.")
         _judge_table(case, subject, values)

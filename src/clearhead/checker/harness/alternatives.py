@@ -9,7 +9,12 @@ from torch import Tensor
 
 from clearhead.checker.harness.building import settle
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.constructor_arguments import Sizes, constructors, meaning_of
+from clearhead.checker.harness.constructor_arguments import (
+    Sizes,
+    constructors,
+    meaning_of,
+    with_objects,
+)
 from clearhead.checker.harness.descriptions import description
 from clearhead.checker.harness.forward_arguments import MASK_SHAPES, shaped_mask
 from clearhead.checker.harness.repairs import build
@@ -37,7 +42,9 @@ def alternatives(case: Case, subject: Subject) -> Iterator[Subject]:
         case: The class.
         subject: How it was built and called.
     """
-    found = itertools.chain(_flags(case, subject), _equal_sizes(case, subject))
+    found = itertools.chain(
+        _own_configs(case, subject), _flags(case, subject), _equal_sizes(case, subject)
+    )
     for trial in itertools.islice(found, MOST):
         # What is found on the way belongs to a call that may be none of the class's own.
         scratch = replace(case, findings=[], notes=[], began=time.monotonic())
@@ -48,6 +55,13 @@ def alternatives(case: Case, subject: Subject) -> Iterator[Subject]:
         settled = settle(scratch, replace(trial, built=built, keywords=keywords))
         if not isinstance(settled, Failure):
             yield replace(settled, how=description(settled))
+
+
+def _own_configs(case: Case, subject: Subject) -> Iterator[Subject]:
+    """The class with configurations as the file itself makes them: their flags are its own."""
+    made = with_objects(case.info, case.text.file, subject.sizes, subject.keywords)
+    if made is not None:
+        yield replace(subject, sizes=made[0], keywords=made[1])
 
 
 def _flags(case: Case, subject: Subject) -> Iterator[Subject]:
