@@ -32,6 +32,7 @@ from clearhead.checker.diagnosis.naming import (
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_default, judge_mask, judge_steps
 from clearhead.checker.diagnosis.recovering import recover
+from clearhead.checker.diagnosis.reference import Reference, Replayed, Simulated
 from clearhead.checker.diagnosis.search import Explanation, Search
 from clearhead.checker.diagnosis.shown_steps import shown_steps
 from clearhead.checker.diagnosis.simulator import Program, Switches, difference
@@ -313,9 +314,12 @@ def allowed_masks(case: Case, subject: Subject) -> list[str]:
 def _examine(case: Case, subject: Subject) -> Report:
     session = case.session
     case.how = subject.how
+    case.asked_from = len(session.unanswered)
     inputs = inputs_for(subject, subject.sizes.tokens)
     out = call(session, subject, inputs)
+    began = time.monotonic()
     again = call(session, subject, inputs, seed=1)
+    session.set_pace(time.monotonic() - began)
     if isinstance(out, Failure) or isinstance(again, Failure):
         failure = out if isinstance(out, Failure) else again
         assert isinstance(failure, Failure)
@@ -333,7 +337,7 @@ def _examine(case: Case, subject: Subject) -> Report:
     if subject.polarity or subject.rotary or subject.marks:
         subject, out, search = _right_way(case, subject, inputs, out, search)
     judge_default(case, subject)
-    steps = _steps(case, subject)
+    steps, replayed = _steps(case, subject)
     if steps is not None and (_is_right(steps) or _names_all(steps)):
         search.seconds = 1.0  # several mistakes at once are seen better in the steps
         best = _found(search)
@@ -345,8 +349,8 @@ def _examine(case: Case, subject: Subject) -> Report:
         best = _add_steps(case, subject, inputs, out, steps, best)
         if best is None:
             return _by_steps(case, subject, inputs, out, steps)
-    if steps is not None and best is None and _is_right(steps):
-        return _right_by_steps(case, subject, inputs, out, steps)
+    if steps is not None and replayed is not None and best is None:
+        return _right_by_steps(case, subject, inputs, out, steps, replayed)
     case.form = form_of(subject, best, out)
     if best is None:
         return unexplained(case, subject, inputs, out, search)
@@ -361,21 +365,30 @@ def _examine(case: Case, subject: Subject) -> Report:
     if subject.takes_mask and not subject.polarity and not case.findings:
         judge_mask(case, subject)
     question_of_causality(case, subject, inputs, out, best)
-    extras.examine(case, subject, inputs, out, best)
+    found: Reference = Simulated(best, subject)
+    if replayed is not None and not best.ids:
+        found = replace(replayed, otherwise=found)
+    extras.examine(case, subject, inputs, out, found)
     case.tested = (
         "tested against a reference, at other lengths, with gradients, in training and evaluation"
     )
     return case.report()
 
 
-def _steps(case: Case, subject: Subject) -> Judgement | None:
-    """What the recorded pass shows, step by step; None if it cannot be read."""
+def _steps(case: Case, subject: Subject) -> tuple[Judgement | None, Replayed | None]:
+    """What the recorded pass shows, step by step, and a reference made from it if it is right."""
     try:
-        reading, steps = judge_steps(case, subject)
+        reading, steps, runs = judge_steps(case, subject)
         case.steps = shown_steps(reading, steps)
     except Unreadable:
-        return None
-    return steps
+        return None, None
+    if not _is_right(steps):
+        return steps, None
+    try:
+        return steps, Replayed.of(case, subject, reading, steps, runs)
+    except Unreadable as reason:
+        steps.doubts.append(str(reason))
+        return steps, None
 
 
 def _found(search: Search) -> Explanation | None:
@@ -452,7 +465,12 @@ _OTHER_AXES = {"softmax-over-queries", "softmax-over-heads", "softmax-over-batch
 
 
 def _right_by_steps(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, steps: Judgement
+    case: Case,
+    subject: Subject,
+    inputs: probes.Inputs,
+    out: Tensor,
+    steps: Judgement,
+    reference: Reference,
 ) -> Report:
     """Every step of the recorded pass is right, and the class computes what was recorded."""
     idle = probes.idle_rows(case.session, subject, inputs, out)
@@ -464,17 +482,21 @@ def _right_by_steps(
     case.form = _form(subject, steps)
     if subject.takes_mask and not subject.polarity:
         judge_mask(case, subject)
-    extras.examine_without_form(case, subject, inputs, out)
-    case.tested = "tested step by step, with gradients, in training and evaluation"
+    extras.examine(case, subject, inputs, out, reference)
+    case.tested = (
+        "tested step by step, at other lengths, with gradients, in training and evaluation"
+    )
     return case.report()
 
 
 def _form(subject: Subject, steps: Judgement) -> Form:
-    causal = {"causal": "yes", "window": "window", "none": "no"}.get(steps.mask, "")
+    windowed = steps.mask.startswith("window")
+    causal = "window" if windowed else {"causal": "yes", "none": "no"}.get(steps.mask, "")
     return Form(
         heads=steps.heads or None,
         head_dim=steps.head_dim,
         causal=causal,
+        window=int(steps.mask.removeprefix("window")) if windowed else None,
         takes_mask=bool(subject.takes_mask),
     )
 

@@ -16,7 +16,7 @@ from clearhead.checker.diagnosis.program import Values
 from clearhead.checker.diagnosis.reading import Core, Reading, Unreadable, changed_at, differs
 from clearhead.checker.harness.weight_roles import role_of
 
-_HIDDEN = -1e3  # a score lower than the others by this much gets no weight
+HIDDEN = -1e3  # a score lower than the others by this much gets no weight
 _RESHAPES = {"view", "reshape", "view_as", "reshape_as", "flatten", "unflatten"}
 _SCALES = {
     "mul",
@@ -53,7 +53,7 @@ class Judgement:
         doubts: What could not be judged. A class with doubts is not called correct by its reading.
         heads: How many heads there are.
         head_dim: The width of a head.
-        mask: "none", "causal", "window", "given" or "other".
+        mask: "none", "causal", "window5" for the last five tokens, or "other".
     """
 
     findings: list[StepFinding] = field(default_factory=list)
@@ -306,7 +306,7 @@ class _Steps:
             rest = (scores - (a * dots + b)).abs()
             size = scores.abs().masked_fill(scores.abs() > 1e6, 0.0)
             size = size.nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(1.0)
-            linear = bool(((rest <= 1e-6 * size) | hidden | (b < _HIDDEN)).all())
+            linear = bool(((rest <= 1e-6 * size) | hidden | (b < HIDDEN)).all())
         names = {self.program.calls[i].name for i in self._between()}
         if not linear:
             if "tanh" in names:
@@ -326,7 +326,7 @@ class _Steps:
             else:
                 verdict.doubts.append("the scores pass a function that is not known")
             return None, None
-        seen = (b > _HIDDEN) & a.isfinite()
+        seen = (b > HIDDEN) & a.isfinite()
         plain = a[seen & (a.abs() > 1e-12)]
         if not plain.numel():
             verdict.doubts.append("the scores do not reach the softmax")
@@ -481,7 +481,7 @@ class _Steps:
         rows, columns = b.shape[-2:]
         learned = self._learned(self._between())
         weights = self._used_weights(summed)
-        hidden = (b < _HIDDEN) | b.isnan()
+        hidden = (b < HIDDEN) | b.isnan()
         zero = (weights == 0).all(0) if weights is not None else hidden
         gone = zero | hidden if zero.shape == hidden.shape else hidden
         plain = a.masked_fill(hidden | (a.abs() <= 1e-12), torch.nan)
@@ -553,7 +553,7 @@ class _Steps:
     def _of_distance(b: Tensor) -> bool:
         """Whether a bias depends on the distance between query and key alone."""
         size = b.shape[-1]
-        seen = b > _HIDDEN
+        seen = b > HIDDEN
         for offset in range(-size + 1, size):
             line, fine = b.diagonal(offset, -2, -1), seen.diagonal(offset, -2, -1)
             if fine.all() and bool(((line - line[..., :1]).abs() > 1e-6).any()):
@@ -609,7 +609,7 @@ class _Steps:
             )
         )
         if banded:
-            verdict.mask = "window"
+            verdict.mask = f"window{max(widths)}"
             verdict.notes.append(f"Each token attends to the last {max(widths)} tokens.")
             return
         verdict.mask = "other"
@@ -984,7 +984,7 @@ def whole_output(reading: Reading, verdict: Judgement) -> None:
             by = moves.movedim(source.batch + 1, 1).flatten(2).any(-1)
             if bool((by & ~torch.eye(len(moves), dtype=torch.bool)).any()):
                 verdict.doubts.append("one text changes the output of another")
-    if verdict.mask not in ("causal", "window") or len(source.axes) != 1:
+    if not verdict.mask.startswith(("causal", "window")) or len(source.axes) != 1:
         return
     moves, axis = reading.tokens[output][: reading.size[0]], source.axes[0]
     if moves.ndim > axis + 1 and moves.shape[axis + 1] == len(moves):

@@ -29,6 +29,7 @@ class Case:
         doubt: Whether something was found that may be right or wrong, and decides the verdict.
         began: When the examination began.
         tries: How many ways to build and call it were tried.
+        asked_from: How many questions had got no answer when the examination began.
         given: Whether we do not know what it was built with: an object that somebody has built, or
             a class inside an adapter.
     """
@@ -47,6 +48,7 @@ class Case:
     how: str = ""
     tested: str = ""
     steps: tuple[Step, ...] = ()
+    asked_from: int = 0
 
     @functools.cached_property
     def usage(self) -> Usage:
@@ -71,6 +73,13 @@ class Case:
         if not verdict:
             wrong = any(f.severity == "wrong" for f in ranked)
             verdict = "wrong" if wrong else "unsure" if self.doubt else "correct"
+        unanswered = self.session.unanswered[self.asked_from :]
+        if verdict == "correct" and unanswered:
+            more = len(unanswered) - 1
+            rest = f", and to {more} more questions" if more else ""
+            evidence = f"It did not answer when it was asked for {unanswered[0]}{rest}."
+            ranked.insert(0, finding("unsure", evidence, None, "edge"))
+            verdict = "unsure"
         return Report(
             self.filename,
             self.info.name,
