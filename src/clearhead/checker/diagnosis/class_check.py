@@ -91,6 +91,21 @@ def check_source(
         limits: What the file may use.
         siblings: Modules that lie beside it; see `siblings_of`.
     """
+    if siblings:
+        note = f"It imports {', '.join(siblings)} from beside it."
+        reports = _check_file(source, filename, only, adapter, limits, siblings)
+        return [replace(report, notes=(*report.notes, note)) for report in reports]
+    return _check_file(source, filename, only, adapter, limits, {})
+
+
+def _check_file(
+    source: str,
+    filename: str,
+    only: str | None,
+    adapter: str | None,
+    limits: Limits,
+    siblings: Mapping[str, str],
+) -> list[Report]:
     if adapter is not None:
         source = f"{source}\n\n{adapter}\n"
     with Isolated(source, filename, limits=limits, siblings=siblings) as session:
@@ -105,7 +120,7 @@ def check_source(
             chosen = [] if functions else choose_unnamed(classes, source)
             functions = functions if functions or chosen else wrapped(source, named=False)
             if functions:
-                return check_functions(source, filename, limits, functions)
+                return check_functions(source, filename, limits, functions, siblings)
             if not chosen:
                 blocks = choose_blocks(classes, source)
                 return [check_inside(session, info, source, filename) for info in blocks] or [
@@ -167,12 +182,16 @@ def check_inside(
 
 
 def check_functions(
-    source: str, filename: str, limits: Limits, made: Sequence[Wrapped]
+    source: str,
+    filename: str,
+    limits: Limits,
+    made: Sequence[Wrapped],
+    siblings: Mapping[str, str],
 ) -> list[Report]:
     """Check the attention functions of a file, each inside a class that is written around it."""
     whole = "\n\n".join([source, *(one.text for one in made)])
     reports = []
-    with Isolated(whole, filename, limits=limits) as session:
+    with Isolated(whole, filename, limits=limits, siblings=siblings) as session:
         classes = session.classes()
         if isinstance(classes, Failure):
             return [could_not_run(filename, "", classes, "import")]
