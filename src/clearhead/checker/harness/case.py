@@ -9,6 +9,7 @@ from clearhead.checker.harness.subject import Session
 from clearhead.checker.report import Finding, Form, Report, Step
 from clearhead.checker.sandbox.submission import ClassInfo
 from clearhead.checker.source.call_sites import Usage, usage_of
+from clearhead.checker.source.literals import literal_meant
 from clearhead.checker.source.text_patterns import Text, locate
 
 TRIES, PATIENCE = 600, 6.0  # new ways to build and call a class, and the seconds for them
@@ -64,6 +65,8 @@ class Case:
         """Note a finding, once."""
         if all(found.id != id for found in self.findings):
             place = line if line is not None else locate(id, self.text)
+            if id == "mask-fill-not-inf":
+                evidence += literal_meant(self.text.file, place)
             self.findings.append(finding(id, evidence, place, severity))
 
     def report(self, verdict: str = "") -> Report:
