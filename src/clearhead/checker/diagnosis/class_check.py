@@ -80,6 +80,7 @@ def check_source(
     adapter: str | None = None,
     limits: Limits = LIMITS,
     siblings: Mapping[str, str] | None = None,
+    seed: int = 0,
 ) -> list[Report]:
     """Check the attention classes of a file, in a process of its own.
 
@@ -90,12 +91,13 @@ def check_source(
         adapter: The text of an adapter: a class that builds and calls the submitted class.
         limits: What the file may use.
         siblings: Modules that lie beside it; see `siblings_of`.
+        seed: What sizes, weights and inputs are drawn with.
     """
     if siblings:
         note = f"It imports {', '.join(siblings)} from beside it."
-        reports = _check_file(source, filename, only, adapter, limits, siblings)
+        reports = _check_file(source, filename, only, adapter, limits, siblings, seed)
         return [replace(report, notes=(*report.notes, note)) for report in reports]
-    return _check_file(source, filename, only, adapter, limits, {})
+    return _check_file(source, filename, only, adapter, limits, {}, seed)
 
 
 def _check_file(
@@ -105,6 +107,7 @@ def _check_file(
     adapter: str | None,
     limits: Limits,
     siblings: Mapping[str, str],
+    seed: int,
 ) -> list[Report]:
     if adapter is not None:
         source = f"{source}\n\n{adapter}\n"
@@ -120,24 +123,27 @@ def _check_file(
             chosen = [] if functions else choose_unnamed(classes, source)
             functions = functions if functions or chosen else wrapped(source, named=False)
             if functions:
-                return check_functions(source, filename, limits, functions, siblings)
+                return check_functions(source, filename, limits, functions, siblings, seed)
             if not chosen:
                 blocks = choose_blocks(classes, source)
-                return [check_inside(session, info, source, filename) for info in blocks] or [
+                return [check_inside(session, info, source, filename, seed) for info in blocks] or [
                     _none_found(filename, classes, only)
                 ]
         if not chosen:
             return [_none_found(filename, classes, only)]
         if adapter is not None and len(chosen) == 1:
             text = inner_text(source, classes, chosen[0])
-            return [check_class(session, chosen[0], source, filename, given=True, text=text)]
-        reports = [check_class(session, info, source, filename) for info in chosen]
+            adapted = check_class(
+                session, chosen[0], source, filename, given=True, text=text, seed=seed
+            )
+            return [adapted]
+        reports = [check_class(session, info, source, filename, seed=seed) for info in chosen]
         named = {info.name for info in chosen}
         for place, report in enumerate(reports):
             if report.verdict == "error" and only is None:
                 for owner in owners_of(classes, source, report.cls)[:2]:
                     if owner.name not in named:
-                        inside = check_inside(session, owner, source, filename, report)
+                        inside = check_inside(session, owner, source, filename, seed, report)
                         reports[place] = inside
                         if inside is not report:
                             break
@@ -152,7 +158,12 @@ def _none_found(filename: str, classes: Sequence[ClassInfo], only: str | None) -
 
 
 def check_inside(
-    session: Session, block: ClassInfo, source: str, filename: str, inner: Report | None = None
+    session: Session,
+    block: ClassInfo,
+    source: str,
+    filename: str,
+    seed: int,
+    inner: Report | None = None,
 ) -> Report:
     """Check a class that has more than attention: of that, only mistakes with a name count.
 
@@ -161,10 +172,11 @@ def check_inside(
         block: The class.
         source: The whole file.
         filename: The file's name, for the report.
+        seed: What sizes, weights and inputs are drawn with.
         inner: The report on a class inside it that could not be run by itself: it stays where the
             block shows nothing.
     """
-    report = check_class(session, block, source, filename)
+    report = check_class(session, block, source, filename, seed=seed)
     ids = {found.id for found in report.findings if found.severity == "wrong"}
     if report.verdict == "wrong" and "unexplained" in ids:
         doubts = tuple(
@@ -187,6 +199,7 @@ def check_functions(
     limits: Limits,
     made: Sequence[Wrapped],
     siblings: Mapping[str, str],
+    seed: int,
 ) -> list[Report]:
     """Check the attention functions of a file, each inside a class that is written around it."""
     whole = "\n\n".join([source, *(one.text for one in made)])
@@ -199,7 +212,7 @@ def check_functions(
         for one in made:
             lines = "\n".join(source.splitlines()[one.line - 1 : one.end_line])
             text = Text(lines, one.line, one.name, source)
-            report = check_class(session, around[one.cls], whole, filename, text=text)
+            report = check_class(session, around[one.cls], whole, filename, text=text, seed=seed)
             reports.append(replace(report, cls=one.name))
     return reports
 
@@ -238,6 +251,7 @@ def check_class(
     *,
     given: bool = False,
     text: Text | None = None,
+    seed: int = 0,
 ) -> Report:
     """Check one class.
 
@@ -248,10 +262,11 @@ def check_class(
         filename: The file's name, for the report.
         given: Whether it is unknown what it is built with; see `Case`.
         text: The source to look at, if it is not that of `info`.
+        seed: What sizes, weights and inputs are drawn with.
     """
     text = text or text_of(source, info)
     info = with_configs(info, text.code, source)
-    case = Case(session, info, text, filename, given=given)
+    case = Case(session, info, text, filename, given=given, seed=seed)
     wrong_name = misspelled(info)
     if wrong_name is not None:
         id, name = wrong_name

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis import decoding_cache as cached
-from clearhead.checker.diagnosis import learning, lengths, long_padding, probes
+from clearhead.checker.diagnosis import learning, lengths, long_padding, other_sizes, probes
 from clearhead.checker.diagnosis import other_uses as uses
 from clearhead.checker.diagnosis import side_effects as effects
 from clearhead.checker.diagnosis.naming import SCALES
@@ -47,11 +47,15 @@ def examine(
     long_padding.long_padding(case, subject, reference, of_tokens)
     valid_lengths(case, subject, inputs, out)
     _alone(case, subject, inputs, out)
+    other_sizes.many_texts(case, subject, inputs, out)
+    other_sizes.in_float32(case, subject, inputs, out)
+    other_sizes.many_times(case, subject, inputs, out)
     _device(case, subject)
     _other_dtypes(case, subject)
     if longer is not None:
         lengths.long_texts(case, subject, longer)
     cached.decoding(case, subject, inputs, out, reference, longer)  # these build anew: come last
+    other_sizes.wide(case, subject)
     _bias_flag(case, subject)
     _training_differs(case, subject, inputs)
 
@@ -205,7 +209,7 @@ def _alone(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
 
 def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
     """With dropout 0, or without any, training must compute what evaluation does."""
-    if case.given or case.findings:
+    if case.given or any(found.severity == "wrong" for found in case.findings):
         return
     meanings = {meaning_for(p) for p in case.info.init}
     layers = any("Dropout" in kind for kind in subject.built.modules.values())

@@ -109,17 +109,17 @@ def _constructors(case: Case) -> Iterator[Constructor]:
     """Ways to build the class; with a window of pixels where one number is not enough."""
     usage = case.usage
     if not any(map(may_be_window, case.info.init)):
-        yield from constructors(case.info, usage=usage)
+        yield from constructors(case.info, usage=usage, sizes=case.sizes)
         return
     items = max((usage.items.get(p.name, 0) for p in case.info.init if may_be_window(p)), default=0)
     if not items:
-        _, arguments, keywords = next(constructors(case.info, usage=usage))
+        _, arguments, keywords = next(constructors(case.info, usage=usage, sizes=case.sizes))
         got = case.session.build(case.info.name, arguments, keywords)
         pair = r"unpack non-iterable int|'int' object is not (subscriptable|iterable)"
         items = 2 if isinstance(got, Failure) and re.search(pair, got.message) else 0
-    yield from constructors(case.info, WINDOWS.get(items), usage)
+    yield from constructors(case.info, WINDOWS.get(items), usage, case.sizes)
     if items not in WINDOWS:
-        yield from constructors(case.info, SQUARE, usage)
+        yield from constructors(case.info, SQUARE, usage, case.sizes)
 
 
 def prepare(case: Case) -> Subject | Report:
@@ -220,7 +220,9 @@ def _attempts(
             yield case.report()
             return
         feed = feeds(case.info, alias=alias)
-        subject = Subject(case.info, sizes, given, built, feed=feed, arguments=tuple(arguments))
+        subject = Subject(
+            case.info, sizes, given, built, feed=feed, arguments=tuple(arguments), seed=case.seed
+        )
         settled = settle(case, subject)
         if not isinstance(settled, Failure):
             yield settled
@@ -262,7 +264,7 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
         built = session.describe()
         if not isinstance(built, Failure):
             subject = replace(subject, built=built)
-    subject = replace(subject, weights=random_weights(subject.built))
+    subject = replace(subject, weights=random_weights(subject.built, 1 + 1009 * case.seed))
     first: Failure | None = None
     for dtype in (torch.float64, torch.float32):
         weights = {name: w.to(dtype) for name, w in subject.weights.items()}

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, field
 
 from clearhead.checker.catalogue import finding
+from clearhead.checker.harness.constructor_arguments import Attempts, attempts_for
 from clearhead.checker.harness.subject import Session
 from clearhead.checker.report import Finding, Form, Report, Step
 from clearhead.checker.sandbox.submission import ClassInfo
@@ -30,6 +31,7 @@ class Case:
         doubt: Whether something was found that may be right or wrong, and decides the verdict.
         began: When the examination began.
         tries: How many ways to build and call it were tried.
+        seed: What the sizes, the weights and the inputs are drawn with.
         asked_from: How many questions had got no answer when the examination began.
         given: Whether we do not know what it was built with: an object that somebody has built, or
             a class inside an adapter.
@@ -50,6 +52,12 @@ class Case:
     tested: str = ""
     steps: tuple[Step, ...] = ()
     asked_from: int = 0
+    seed: int = 0
+
+    @functools.cached_property
+    def sizes(self) -> Attempts:
+        """The sizes to try."""
+        return attempts_for(self.seed)
 
     @functools.cached_property
     def usage(self) -> Usage:
@@ -93,4 +101,5 @@ class Case:
             tested=self.tested if verdict == "correct" else "",
             how=self.how,
             steps=self.steps,
+            seed=self.seed,
         )

@@ -2,6 +2,7 @@
 
 import ast
 import math
+import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,63 @@ ATTEMPTS = (
 )
 ONE_HEAD = Sizes(d_in=15, heads=1, head_dim=15, kv_heads=1)  # all widths are equal
 GROUPED = Sizes(d_in=20, heads=4, head_dim=6, kv_heads=2)
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """The sizes to try.
+
+    Args:
+        plain: In this order.
+        one_head: Where there is no number of heads to be given.
+        grouped: Where several heads share keys and values.
+        wide: Many heads and large widths, once everything else is right.
+    """
+
+    plain: tuple[Sizes, ...] = ATTEMPTS
+    one_head: Sizes = ONE_HEAD
+    grouped: Sizes = GROUPED
+    wide: Sizes = Sizes(d_in=128, heads=8, head_dim=16, kv_heads=4, batch=3)
+
+
+def attempts_for(seed: int) -> Attempts:
+    """Sizes drawn at random, so that no class can know what it is tried with.
+
+    Examples:
+        >>> attempts_for(0) == Attempts(), attempts_for(5) == attempts_for(5)
+        (True, True)
+    """
+    if seed == 0:
+        return Attempts()
+    draw = random.Random(seed)
+    heads, head_dim = draw.choice([(3, 5), (5, 3), (3, 7), (5, 7), (7, 3)])
+    tokens = draw.choice([n for n in (7, 8, 9, 11) if heads * head_dim % n and n % heads])
+    batch = draw.choice([n for n in (2, 3, 4, 5, 6) if n not in (heads, head_dim, tokens)])
+    context = draw.choice([n for n in (13, 17, 19) if n != heads * head_dim])
+    width = heads * head_dim
+    odd = Sizes(width - 1, heads, head_dim, heads, tokens, batch, context)
+    many, wide, shared = draw.choice([(4, 6, 2), (6, 8, 3), (6, 8, 2), (8, 6, 4), (4, 10, 2)])
+    even = replace(odd, d_in=many * wide, heads=many, head_dim=wide, kv_heads=shared)
+    large, broad = draw.choice([(8, 16), (4, 32), (16, 8), (8, 12)])
+    return Attempts(
+        (
+            odd,
+            replace(odd, d_in=width),
+            even,
+            replace(even, d_in=large * broad, heads=large, head_dim=broad, kv_heads=large // 2),
+        ),
+        replace(odd, d_in=width, heads=1, head_dim=width, kv_heads=1),
+        replace(even, d_in=many * wide - 4),
+        replace(
+            even,
+            d_in=large * broad,
+            heads=large,
+            head_dim=broad,
+            kv_heads=large // 2,
+            batch=draw.choice([3, 7, 8]),
+        ),
+    )
+
 
 _NAMES = {
     "d_in": "d_in in_dim input_dim dim_in in_features input_size in_channels d_input din indim "
@@ -249,7 +307,10 @@ Constructor = tuple[Sizes, list[object], dict[str, object]]
 
 
 def constructors(
-    info: ClassInfo, window: tuple[int, ...] | None = None, usage: Usage | None = None
+    info: ClassInfo,
+    window: tuple[int, ...] | None = None,
+    usage: Usage | None = None,
+    sizes: Attempts | None = None,
 ) -> Iterator[Constructor]:
     """Ways to build a class, likely ones first, a handful at most.
 
@@ -258,7 +319,9 @@ def constructors(
         window: What an argument of unknown name that may be a window gets: a size for each axis,
             or one number for all where they are equal.
         usage: How the file itself builds it.
+        sizes: The sizes to try.
     """
+    known = sizes or Attempts()
     sites = () if usage is None else usage.built
     parameters = [p for p in info.init if not p.kind.startswith("VAR")]
     meanings = {p.name: meaning_for(p) or _told_meaning(p, sites) for p in parameters}
@@ -266,29 +329,31 @@ def constructors(
     if "heads" in present:  # then these are the widths of all heads together
         meanings |= {n: "d" for n in meanings if re.fullmatch(r"(?i)dim_[qkv]", n)}
         present = set(meanings.values())
-    attempts: list[Sizes] = list(ATTEMPTS)
+    attempts: list[Sizes] = list(known.plain)
     if present & {"kv_heads", "kv_groups"}:
-        attempts = [GROUPED, replace(GROUPED, d_in=24), *attempts]
+        grouped = known.grouped
+        attempts = [grouped, replace(grouped, d_in=grouped.d_out), *attempts]
     if "config" in present:
         attempts = attempts[2:] if not present & {"kv_heads", "kv_groups"} else attempts[1:]
     if "heads" not in present or "head_dim" in present:
-        attempts.append(ONE_HEAD)
+        attempts.append(known.one_head)
     if window is not None and len(set(window)) == 1:
         attempts = [one for one in attempts if one.heads != window[0]]
-    for sizes in attempts:
+    for each in attempts:
+        made = each
         arguments: list[object] = []
         keywords: dict[str, object] = {}
-        unknown = [sizes.d_in] if not present & {"d", "d_in"} else []
-        unknown += [sizes.heads] if "heads" not in present else []
-        unknown += [sizes.context]
+        unknown = [made.d_in] if not present & {"d", "d_in"} else []
+        unknown += [made.heads] if "heads" not in present else []
+        unknown += [made.context]
         for parameter in parameters:
             meaning = meanings[parameter.name]
-            value: object = {"__config__": config(sizes, info.fields)}
+            value: object = {"__config__": config(made, info.fields)}
             if meaning != "config":
-                value = _argument(parameter, meaning, sizes, present, unknown, sites)
+                value = _argument(parameter, meaning, made, present, unknown, sites)
             if window is not None and may_be_window(parameter):
                 value = window[0] if len(set(window)) == 1 else list(window)
-                sizes = replace(sizes, tokens=math.prod(window), window=window)
+                made = replace(made, tokens=math.prod(window), window=window)
             if usage is not None and value is not _SKIP and not parameter.has_default:
                 value = _callable(parameter.name, usage, sites) or value
             if value is _SKIP:
@@ -297,7 +362,7 @@ def constructors(
                 arguments.append(value)
             else:
                 keywords[parameter.name] = value
-        yield sizes, arguments, keywords
+        yield made, arguments, keywords
 
 
 def with_objects(

@@ -52,6 +52,7 @@ class Subject:
         marks: What a (batch, tokens) argument gets that must be given: one of MARKS, or "".
         texts: How many texts stand in one row, if they are not as many as `sizes` says.
         how: One line on how it was built and called.
+        seed: What weights and inputs are drawn with.
     """
 
     info: ClassInfo
@@ -73,6 +74,7 @@ class Subject:
     marks: str = ""
     texts: int = 0
     how: str = ""
+    seed: int = 0
 
     @property
     def takes_mask(self) -> str:
@@ -339,7 +341,7 @@ def inputs_for(
     subject: Subject, tokens: int, seed: int = 2, batch: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Random inputs: one for all, or three different ones where forward takes three."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed + 1009 * subject.seed)
     shape = (batch or subject.sizes.batch, tokens, subject.d_in)
     q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
     if subject.d_kv and subject.separate:
