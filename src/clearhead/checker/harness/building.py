@@ -477,6 +477,8 @@ def _fits(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> b
         return False  # all tokens are hidden: the marks mean the padding
     if axes in HEADS_READY and probes.batch_leak(case.session, subject, inputs, out) > 1e-9:
         return False  # the axes stand in another order
+    if axes in TABLES:
+        return probes.sees_others(case.session, subject, inputs, out)
     if axes not in (*CHANNELS_FIRST, *PICTURES):
         return True
     if out.shape[:2] != inputs[0].shape[:2]:

@@ -112,7 +112,7 @@ def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]
     may = [
         name for name, role in subject.feed[1:] if role in _NO_INPUT or role.startswith("tensor")
     ]
-    for name in [n for n in may if n in blamed] or may:
+    for name in [n for n in may if n in blamed or not blamed]:
         role = dict(subject.feed)[name]
         guesses = [*GUESSES, *(f"tensor {shape}" for shape in _shapes(case, subject, name))]
         if _layers(case, subject, name):  # what a layer takes is no mask
