@@ -171,7 +171,7 @@ def test_a_tensor_that_an_error_shows_to_be_needed_is_given():
 @pytest.mark.parametrize(
     ("scores", "shape"),
     [
-        ("z = self.z(z).permute(0, 3, 1, 2)[:, 0]; s = s + z", "b n n 11"),
+        ("z = self.z(z).view(2, 7, 7); s = s + z", "b n n 11"),
         ("s = s + z.view(2, 1, 7).sum(1, keepdim=True)", "b 1 n"),
         ("s = s + (q @ self.r(z).mT)[..., 3:10]", "1 m 15"),
     ],
@@ -279,7 +279,7 @@ def test_missing_base_classes_and_registries_do_no_harm():
     [
         ("self.h = num_heads", "self.h = self.num_head", "Nothing sets self.num_head.", 6),
         ("self.h = num_heads", "self.h = heads", "Nothing in the file defines heads.", 6),
-        ("self.h, -1", "self.hh, -1", "Did you mean self.h?", 10),
+        ("self.h, -1", "self.heads, -1", "Nothing sets self.heads.", 10),
         (".softmax(-1)", ".sofmax(-1)", "Did you mean softmax?", 14),
         ("self.h = num_heads", "self.h = nn.Linear(num_heads)", "The call is your own.", 6),
         ("self.h = num_heads", "self.h = self.n; self.n = 1", "It is set later", 6),

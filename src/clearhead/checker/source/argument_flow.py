@@ -4,6 +4,7 @@ Everything is read from the syntax tree; nothing runs.
 """
 
 import ast
+import math
 import re
 from collections.abc import Iterator, Sequence
 
@@ -28,10 +29,10 @@ def used_at(file: str, cls: str, lines: Sequence[int]) -> set[str]:
     forward = method(class_node(file, cls), "forward", "__call__")
     if forward is None:
         return set()
-    reach = _reach(forward)
     found: set[str] = set()
     for statement in _statements(forward):
         if any(statement.lineno <= n <= (statement.end_lineno or 0) for n in lines):
+            reach = _reach(forward, statement.lineno)
             found |= {origin for name in _loaded(statement) for origin in reach.get(name, ())}
     return found
 
@@ -82,22 +83,18 @@ def _loaded(node: ast.AST) -> set[str]:
     return {n.id for n in names if isinstance(n.ctx, ast.Load)}
 
 
-def _reach(forward: ast.FunctionDef) -> dict[str, set[str]]:
-    """For each name in forward, the parameters that it was made of."""
+def _reach(forward: ast.FunctionDef, until: float = math.inf) -> dict[str, set[str]]:
+    """For each name in forward, the parameters that it was made of before a line."""
     given = (*forward.args.posonlyargs, *forward.args.args, *forward.args.kwonlyargs)
     reach = {one.arg: {one.arg} for one in given if one.arg != "self"}
-    for _ in range(2):
-        for node in sorted(_statements(forward), key=lambda one: one.lineno):
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            targets = [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else targets
-            value = (
-                node.value if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) else None
-            )
-            if value is None:
-                continue
-            origins = {origin for name in _loaded(value) for origin in reach.get(name, ())}
-            for target in targets:
-                for name in (n.id for n in ast.walk(target) if isinstance(n, ast.Name)):
-                    if name not in {one.arg for one in given}:
-                        reach[name] = reach.get(name, set()) | origins
+    for node in sorted(_statements(forward), key=lambda one: one.lineno):
+        if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) or node.value is None:
+            continue
+        if node.lineno >= until:
+            break
+        origins = {origin for name in _loaded(node.value) for origin in reach.get(name, ())}
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            for name in (n.id for n in ast.walk(target) if isinstance(n, ast.Name)):
+                if name not in {one.arg for one in given}:
+                    reach[name] = reach.get(name, set()) | origins
     return reach
