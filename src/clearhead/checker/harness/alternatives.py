@@ -90,6 +90,10 @@ def widened(case: Case, subject: Subject) -> Subject | None:
         )
         settled = settle(scratch, trial)
         if not isinstance(settled, Failure) and settled.axes == subject.axes:
+            settled = replace(
+                settled, polarity=subject.polarity, mask_shape=subject.mask_shape,
+                rotary=subject.rotary, marks=subject.marks,
+            )  # fmt: skip
             return replace(settled, how=description(settled))
     return None
 
