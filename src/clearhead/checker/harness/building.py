@@ -407,7 +407,8 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
         rank = int(next(filter(None, wanted.groups()))) if wanted and axes == "batch" else 0
         if not _blames(case, got, [n for n, role in subject.feed if role in _INPUTS]):
             return first  # another order of axes would change nothing
-        more = _BY_RANK.get(rank, ())
+        queries = [n for n, role in subject.feed if role in ("x", "q")]
+        more = _BY_RANK.get(rank, ()) if _blames(case, got, queries) else ()
         tries += [(order, "") for order in more if order not in orders]
         if axes in PICTURES and tried.count(axes) < len(PIXELS) and "must match" in got.message:
             tries.append((axes, memory))  # it makes the picture smaller, and larger again
