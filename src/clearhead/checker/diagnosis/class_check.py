@@ -56,9 +56,11 @@ from clearhead.checker.sandbox.submission import ClassInfo, Failure, InProcess, 
 from clearhead.checker.source.class_choice import (
     NO_ATTENTION,
     choose,
+    choose_blocks,
     choose_unnamed,
     is_no_attention,
     left_out,
+    owners_of,
 )
 from clearhead.checker.source.text_patterns import Text, hints_of, text_of
 from clearhead.checker.source.wrapped_functions import Wrapped, wrapped
@@ -87,6 +89,22 @@ def check_source(
         siblings: Modules that lie beside it; see `siblings_of`.
         seed: What sizes, weights and inputs are drawn with.
     """
+    if siblings:
+        note = f"It imports {', '.join(siblings)} from beside it."
+        reports = _check_file(source, filename, only, adapter, limits, siblings, seed)
+        return [replace(report, notes=(*report.notes, note)) for report in reports]
+    return _check_file(source, filename, only, adapter, limits, {}, seed)
+
+
+def _check_file(
+    source: str,
+    filename: str,
+    only: str | None,
+    adapter: str | None,
+    limits: Limits,
+    siblings: Mapping[str, str],
+    seed: int,
+) -> list[Report]:
     if adapter is not None:
         source = f"{source}\n\n{adapter}\n"
     with Isolated(source, filename, limits=limits, siblings=siblings) as session:
@@ -101,12 +119,14 @@ def check_source(
             chosen = [] if functions else choose_unnamed(classes, source)
             functions = functions if functions or chosen else wrapped(source, named=False)
             if functions:
-                return check_functions(source, filename, limits, functions, seed)
+                return check_functions(source, filename, limits, functions, siblings, seed)
+            if not chosen:
+                blocks = choose_blocks(classes, source)
+                return [check_inside(session, info, source, filename, seed) for info in blocks] or [
+                    _none_found(filename, classes, only)
+                ]
         if not chosen:
-            names = ", ".join(info.name for info in classes) or "none"
-            missing = f"no class {only!r}" if only else "no attention class"
-            says = f"The file has {missing}; its classes: {names}."
-            return [Report(filename, only or "", "error", (_plain("unsure", says, ""),))]
+            return [_none_found(filename, classes, only)]
         if adapter is not None and len(chosen) == 1:
             text = inner_text(source, classes, chosen[0])
             adapted = check_class(
@@ -114,16 +134,73 @@ def check_source(
             )
             return [adapted]
         reports = [check_class(session, info, source, filename, seed=seed) for info in chosen]
+        named = {info.name for info in chosen}
+        for place, report in enumerate(reports):
+            if report.verdict == "error" and only is None:
+                for owner in owners_of(classes, source, report.cls)[:2]:
+                    if owner.name not in named:
+                        inside = check_inside(session, owner, source, filename, seed, report)
+                        reports[place] = inside
+                        if inside is not report:
+                            break
         return left_out(reports, source)
 
 
+def _none_found(filename: str, classes: Sequence[ClassInfo], only: str | None) -> Report:
+    names = ", ".join(info.name for info in classes) or "none"
+    missing = f"no class {only!r}" if only else "no attention class"
+    says = f"The file has {missing}; its classes: {names}."
+    return Report(filename, only or "", "error", (_plain("unsure", says, ""),))
+
+
+def check_inside(
+    session: Session,
+    block: ClassInfo,
+    source: str,
+    filename: str,
+    seed: int,
+    inner: Report | None = None,
+) -> Report:
+    """Check a class that has more than attention: of that, only mistakes with a name count.
+
+    Args:
+        session: Who answers for it.
+        block: The class.
+        source: The whole file.
+        filename: The file's name, for the report.
+        seed: What sizes, weights and inputs are drawn with.
+        inner: The report on a class inside it that could not be run by itself: it stays where the
+            block shows nothing.
+    """
+    report = check_class(session, block, source, filename, seed=seed)
+    ids = {found.id for found in report.findings if found.severity == "wrong"}
+    if report.verdict == "wrong" and "unexplained" in ids:
+        doubts = tuple(
+            replace(found, id="unsure", severity="edge") if found.id == "unexplained" else found
+            for found in report.findings
+        )
+        verdict = "unsure" if ids == {"unexplained"} else "wrong"
+        report = replace(report, verdict=verdict, findings=doubts)
+    if inner is None:
+        return report
+    if report.verdict not in ("correct", "wrong"):
+        return inner
+    note = f"{inner.cls} could not be called by itself; it was checked inside {block.name}."
+    return replace(report, cls=inner.cls, notes=(note, *report.notes))
+
+
 def check_functions(
-    source: str, filename: str, limits: Limits, made: Sequence[Wrapped], seed: int
+    source: str,
+    filename: str,
+    limits: Limits,
+    made: Sequence[Wrapped],
+    siblings: Mapping[str, str],
+    seed: int,
 ) -> list[Report]:
     """Check the attention functions of a file, each inside a class that is written around it."""
     whole = "\n\n".join([source, *(one.text for one in made)])
     reports = []
-    with Isolated(whole, filename, limits=limits) as session:
+    with Isolated(whole, filename, limits=limits, siblings=siblings) as session:
         classes = session.classes()
         if isinstance(classes, Failure):
             return [could_not_run(filename, "", classes, "import")]
@@ -221,7 +298,7 @@ def _otherwise(case: Case, subject: Subject, report: Report) -> Report | None:
     for trial in alternatives(case, subject):
         if time.monotonic() - began > _PATIENCE:
             break
-        if trial.sizes != subject.sizes and wrong != {"unexplained"}:
+        if trial.sizes.d_in != subject.sizes.d_in and wrong != {"unexplained"}:
             continue
         again = replace(case, findings=[], notes=list(case.session.notes), steps=())
         other = _examine(again, trial)

@@ -37,7 +37,7 @@ SPARSE = r"(?i)window|local|sliding|sparse|dilat|stride|\bband|yarn|ntk|\blog\(|
 def longest(case: Case, subject: Subject) -> int:
     """The longest text that the class has promised to take."""
     names = {meaning_for(p) for p in case.info.init}
-    read = {meaning_of(name) for name, _ in case.info.fields}
+    read = {meaning_of(name.rpartition(".")[2]) for name, _ in case.info.fields}
     limited = "context" in names or ("config" in names and "context" in read)
     return subject.sizes.context if limited and not case.given else LONG
 

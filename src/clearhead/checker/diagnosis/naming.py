@@ -33,6 +33,8 @@ def is_causal(case: Case, subject: Subject) -> str:
         return "no"  # the object itself says so
     if any(p.default is False and "causal" in p.name.lower() for p in case.info.forward):
         return "no"  # the caller says whether it is, and we did not ask for it
+    if not asked and any(role == "kv" for _, role in subject.feed):
+        return "no"  # keys from elsewhere have no future
     flags = [name for name, value in subject.built.plain.items() if isinstance(value, bool)]
     return expects_causal(case.text, info, bool(subject.takes_mask), asked, flags)
 

@@ -26,6 +26,8 @@ _AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {
     "single": (None, (0,)),
     "channels": (0, (2,)),
     "picture": (0, (2, 3)),
+    "rows": (0, (2,)),
+    "columns": (0, (1,)),
 }
 RUNS = 6
 
