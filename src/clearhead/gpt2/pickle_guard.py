@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import pickletools
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ _MOST_STEPS = 2**20
 _LARGEST_KEY = 2**60
 _MOST_AXES = 64  # of a tensor, in torch
 _PICKLES = 5  # at the start of a file in the format before 2020; raw data follows
+# What `zipfile` raises for a damaged file; a RuntimeError for one that wants a password.
+_NO_ZIP = (zipfile.BadZipFile, UnicodeDecodeError, RuntimeError, EOFError, OSError, struct.error)
 _NUMBERS = ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT")
 _TEXTS = ("BINUNICODE", "SHORT_BINSTRING")
 _VALUES = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
@@ -69,6 +72,8 @@ def _texts(given: Sequence[object]) -> bool:
 
 def _bytes(given: Sequence[object]) -> bool:
     """Protocol 2 has no bytes: they are a text and the name of its encoding."""
+    if len(given) == 1:
+        return given[0] == _Result("_codecs.encode")
     return not given or (len(given) == 2 and _texts(given) and given[1] in ("latin1", "latin-1"))
 
 
@@ -219,7 +224,7 @@ def _in_zip(path: Path) -> list[io.BytesIO]:
                         "  Save the state dict alone: torch.save(model.state_dict(), path)."
                     )
                 found.append(io.BytesIO(archive.read(entry)))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+    except _NO_ZIP as error:
         raise _unreadable(path, str(error)) from None
     if len(found) != 1:
         raise _unreadable(path, f"expected one data.pkl in it, got {len(found)}")
@@ -352,7 +357,7 @@ def _known(argument: str) -> _Name:
     """A name that is in the list; `argument` is as `pickletools` shows it: "module name"."""
     module, _, name = argument.rpartition(" ")
     full = _Name(f"{_RENAMED.get(module, module)}.{name}")
-    dtype = module == "torch" and name.isalnum() and name.islower()
+    dtype = module == "torch" and re.fullmatch(r"[a-z]+\d[\da-z_]*|bool", name)
     if full not in _CALLS and full not in _SIZES and full not in _TYPES and not dtype:
         raise _Unknown(full)
     return full
