@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -32,11 +33,12 @@ def beside(path: Path) -> Iterator[Path]:
         and not _is_open_already(path)
         and os.access(target.parent, os.W_OK)
     )
-    folder = target.parent if replaced else None
+    folder = target.parent if replaced else temporary_folder()
     with tempfile.TemporaryDirectory(dir=folder, prefix=".clearhead-") as aside:
         new = _stat_of_a_new_file(Path(aside))
         draft = Path(aside) / path.name
-        yield draft
+        with _disk_errors(path):
+            yield draft
         old = there or new
         if replaced and (old.st_uid, old.st_gid) == (new.st_uid, new.st_gid):
             draft.chmod(old.st_mode & 0o777)  # some libraries make files private
@@ -44,6 +46,36 @@ def beside(path: Path) -> Iterator[Path]:
         else:
             with draft.open("rb") as source, path.open("wb") as sink:
                 shutil.copyfileobj(source, sink)
+
+
+@contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Raise OSError where a library's own error says that the disk is full."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))  # as Rust ends its messages
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def temporary_folder() -> str:
+    """The folder for temporary files.
+
+    Raises:
+        OSError: There is none that can be written to.
+    """
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise OSError(
+            f"no temporary folder: {error.strerror}.\n"
+            "  Is the disk full, or read-only? Set TMPDIR to a folder that you can write to."
+        ) from None
 
 
 def check_place(path: Path, option: str = "") -> None:

@@ -201,7 +201,7 @@ def two_directories() -> bytes:
     end = good.rfind(b"PK\5\6")
     size, offset = struct.unpack("<2L", good[end + 12 : end + 20])
     bad_end = bad.rfind(b"PK\5\6")
-    bad_size, bad_offset = struct.unpack("<2L", bad[bad_end + 12 : bad_end + 20])
+    (bad_size,) = struct.unpack("<L", bad[bad_end + 12 : bad_end + 16])
     assert size == bad_size
     # Offsets in the good directory count from its own start: Python adds what stands before.
     return bad[:bad_end] + good[:offset] + good[offset : offset + size] + bad[bad_end:]
