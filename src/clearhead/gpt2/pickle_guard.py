@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from clearhead.torch_internals import PICKLED_LAYOUT, PICKLED_TENSOR, PICKLED_UTILS
+
 # A tensor takes about 200 bytes and 40 instructions, so this is enough for twenty thousand.
 _MOST_BYTES = 4 * 2**20
 _MOST_STEPS = 2**20
@@ -131,7 +133,7 @@ def _of_a_type(given: Sequence[object]) -> bool:
     return (
         len(given) == 4
         and isinstance(given[0], _Name)
-        and given[0].startswith("torch._utils.")
+        and given[0].startswith(f"{PICKLED_UTILS}.")
         and isinstance(given[2], tuple)
         and _CALLS.get(given[0], _none)(given[2])
     )
@@ -152,15 +154,15 @@ _CALLS: dict[str, Callable[[Sequence[object]], bool]] = {
     "_codecs.encode": _bytes,
     "torch.Size": _plain,
     "torch.device": _plain,
-    "torch.serialization._get_layout": _texts,
-    "torch._utils._rebuild_tensor": _view,
-    "torch._utils._rebuild_tensor_v2": _view,
-    "torch._utils._rebuild_tensor_v3": _view,
-    "torch._utils._rebuild_parameter": _any,
-    "torch._utils._rebuild_parameter_with_state": _any,
-    "torch._utils._rebuild_sparse_tensor": _sparse,
-    "torch._utils._rebuild_meta_tensor_no_storage": _any,
-    "torch._tensor._rebuild_from_type_v2": _of_a_type,
+    PICKLED_LAYOUT: _texts,
+    f"{PICKLED_UTILS}._rebuild_tensor": _view,
+    f"{PICKLED_UTILS}._rebuild_tensor_v2": _view,
+    f"{PICKLED_UTILS}._rebuild_tensor_v3": _view,
+    f"{PICKLED_UTILS}._rebuild_parameter": _any,
+    f"{PICKLED_UTILS}._rebuild_parameter_with_state": _any,
+    f"{PICKLED_UTILS}._rebuild_sparse_tensor": _sparse,
+    f"{PICKLED_UTILS}._rebuild_meta_tensor_no_storage": _any,
+    f"{PICKLED_TENSOR}._rebuild_from_type_v2": _of_a_type,
 }
 _TYPES = ("torch.Tensor", "torch.nn.parameter.Parameter")
 # Python 2 wrote other names for the same modules.

@@ -88,7 +88,7 @@ def unpack(cell: str) -> list[Detail]:
     try:
         rows = json.loads(unguarded(cell)) if cell else []
         return [Detail(*map(str, row)) for row in rows]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return []
 
 

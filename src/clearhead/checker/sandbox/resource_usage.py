@@ -115,8 +115,9 @@ def folder_prefix(pid: int) -> str:
 
 def remove_folders(pid: int) -> None:
     """Remove the folders of a process that was killed before it could."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{folder_prefix(pid)}*"):
-        remove(str(folder))
+    with contextlib.suppress(FileNotFoundError):  # no temporary folder: then there are none
+        for folder in Path(tempfile.gettempdir()).glob(f"{folder_prefix(pid)}*"):
+            remove(str(folder))
 
 
 def remove(folder: str | None) -> None:
