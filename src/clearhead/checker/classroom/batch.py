@@ -14,7 +14,8 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,26 @@ def _encoding(data: bytes) -> str:
 def check_text(
     source: str, file: str, only: str | None = None, adapter: str | None = None
 ) -> list[Report]:
-    """Judge one source; torch is imported here."""
+    """Judge one source; torch is imported here.
+
+    Raises:
+        ValueError: If its expressions are nested too deeply to be followed.
+    """
     from clearhead.checker.diagnosis.class_check import check_source
 
-    return check_source(source, file, only=only, adapter=adapter)
+    with not_too_deep(file):
+        return check_source(source, file, only=only, adapter=adapter)
+
+
+@contextmanager
+def not_too_deep(file: str) -> Iterator[None]:
+    """Raise ValueError where Python's own limits end the reading of a source."""
+    try:
+        yield
+    except (RecursionError, MemoryError) as error:
+        raise ValueError(
+            f"{file}: an expression in it is nested too deeply to be read ({type(error).__name__})."
+        ) from None
 
 
 def containment() -> str:
@@ -144,6 +161,8 @@ def _serve(pipe: Connection, check: Check) -> None:
             answer: dict[str, object] = {
                 "reports": [report.placed(source).to_json() for report in reports]
             }
+        except ValueError as error:
+            answer = {"error": str(error)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         pipe.send_bytes(json.dumps(answer).encode())

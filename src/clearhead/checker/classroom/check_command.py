@@ -144,7 +144,9 @@ def _check_outputs(path: Path, options: Options) -> None:
             continue
         whole = Path.cwd() / output
         way = (whole, *whole.parents)
-        beside = Path(os.path.relpath(Path(folder).parent / output.name))
+        beside = os.path.relpath(Path(folder).parent / output.name)
+        if os.path.lexists(beside):  # perhaps the very link that was named
+            beside = os.path.relpath(Path(folder).parent / f"new-{output.name}")
         if path.is_dir() and any(_is_in(folder, one) for one in way):
             raise ValueError(
                 f"{option} {output}: expected a path outside {path}, the folder of submissions.\n"
@@ -197,7 +199,7 @@ def write_adapter(target: str, file: Path) -> None:
     chosen = choose(classes, source.text, only) or choose_unnamed(classes, source.text) or classes
     if not chosen:
         raise ValueError(f"{path}: there is no class in it.")
-    with _patient(path):
+    with _patient(path), batch.not_too_deep(str(path)):
         made = adapter_for(chosen[0], source.text)
     write(file, made.text.encode())
     todo = f"Complete {file} where it says so, then" if made.open else f"Wrote {file}. Now"

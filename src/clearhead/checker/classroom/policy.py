@@ -70,7 +70,7 @@ class Policy:
         text = read_text("--policy", path)
         try:
             data = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # also for an int of too many digits
             raise ValueError(f"--policy {path}: not TOML: {error}.") from None
         unknown = sorted(set(data) - set(_KEYS))
         if unknown:
