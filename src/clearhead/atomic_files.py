@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -10,6 +11,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 @contextmanager
@@ -34,11 +37,13 @@ def beside(path: Path) -> Iterator[Path]:
         and os.access(target.parent, os.W_OK)
     )
     folder = target.parent if replaced else temporary_folder()
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".clearhead-") as aside:
+    with (
+        disk_errors(path),
+        tempfile.TemporaryDirectory(dir=folder, prefix=".clearhead-") as aside,
+    ):
         new = _stat_of_a_new_file(Path(aside))
         draft = Path(aside) / path.name
-        with _disk_errors(path):
-            yield draft
+        yield draft
         old = there or new
         if replaced and (old.st_uid, old.st_gid) == (new.st_uid, new.st_gid):
             draft.chmod(old.st_mode & 0o777)  # some libraries make files private
@@ -49,12 +54,14 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    """Raise OSError where a library's own error says that the disk is full."""
+def disk_errors(path: Path) -> Iterator[None]:
+    """Name the file where the disk is full, whatever the library that writes it raises."""
     try:
         yield
-    except OSError:
-        raise
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     except Exception as error:
         found = re.search(r"\(os error (\d+)\)", str(error))  # as Rust ends its messages
         if found is None:
