@@ -503,6 +503,8 @@ class Seen(Mapping[str, AttentionMap]):
                 mask = Mask.decode(call["mask"], [tensors[str(i)] for i in call["mask_tensors"]])
             if q is None or k is None:
                 raise KeyError("q and k")
+            if not q.is_floating_point() or not k.is_floating_point():
+                raise TypeError(f"q is {q.dtype} and k is {k.dtype}")
             if not q.numel() or not k.numel():  # of any length, and of no bytes
                 raise ValueError(f"an axis is empty in q {tuple(q.shape)} or k {tuple(k.shape)}")
             cap = call.get("cap")  # older files have no cap, sink or head_numbers
