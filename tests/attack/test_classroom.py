@@ -390,7 +390,10 @@ def until(true, seconds: float = 30) -> bool:
 
 
 @pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 1))],  # Ctrl-C, hang-up
+)
 @pytest.mark.parametrize("way", ["bwrap", "unshare", "plain"])
 def test_a_signal_leaves_nothing_behind(way, number, many, folder, tmp_path):
     """SIGTERM left two folders; SIGINT, in every second run, one."""
