@@ -23,10 +23,34 @@ from clearhead.explainer.play_page import play_html
 from clearhead.models import load
 
 _TOLERANCE = 1e-3  # of a probability, which the page shows with three decimals
-_WORDS = (
-    "When the rain had stopped, the old woman opened the window and looked out at the garden, "
-    "where two small birds were singing in the tree. "
-).split()
+_WORDS = [
+    "When",
+    "the",
+    "rain",
+    "had",
+    "stopped,",
+    "the",
+    "old",
+    "woman",
+    "opened",
+    "the",
+    "window",
+    "and",
+    "looked",
+    "out",
+    "at",
+    "the",
+    "garden,",
+    "where",
+    "two",
+    "small",
+    "birds",
+    "were",
+    "singing",
+    "in",
+    "the",
+    "tree.",
+]
 # The entry that the page makes for each answer, as soon as there is one.
 _ANSWER = """async () => {
     while (!performance.getEntriesByName("answer").length) await new Promise((done) => setTimeout(done, 5));

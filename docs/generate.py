@@ -1,4 +1,4 @@
-"""Write the generated pages: ladder, speed with charts, mistakes, models, the tour's notebook.
+"""Write the generated pages: ladder, speed with charts, mistakes, models, play, the notebook.
 
     python docs/generate.py
 

@@ -26,16 +26,17 @@ PICTURES = {
 }
 # Two stories that share words and sentences, as long as the English model reads.
 STORY = (
-    "Anna lived in a small house near the river. Every morning she opened the window, looked at the "
-    "water and counted the boats. One day a red boat stopped in front of the house, and a man with a "
-    "black hat asked her for some bread. Anna gave him a piece of bread and a cup of milk. The man "
-    "thanked her and went away. The next morning, when Anna opened the window and looked at the "
-    "water, there was a letter on the table. It said: thank you for the bread and the milk. Tom "
-    "lived in a large house near the forest. Every morning he opened the door, looked at the trees "
-    "and counted the birds. One day a blue bird stopped in front of the house, and asked him for "
-    "some bread. Tom gave it a piece of bread and a cup of water. The bird thanked him and went "
-    "away. The next morning, when Tom opened the door and looked at the trees, there was a letter "
-    "on the table. It said: thank you for the bread and the water."
+    "Anna lived in a small house near the river. Every morning she opened the window, looked "
+    "at the water and counted the boats. One day a red boat stopped in front of the house, "
+    "and a man with a black hat asked her for some bread. Anna gave him a piece of bread and "
+    "a cup of milk. The man thanked her and went away. The next morning, when Anna opened the"
+    " window and looked at the water, there was a letter on the table. It said: thank you for"
+    " the bread and the milk. Tom lived in a large house near the forest. Every morning he "
+    "opened the door, looked at the trees and counted the birds. One day a blue bird stopped "
+    "in front of the house, and asked him for some bread. Tom gave it a piece of bread and a "
+    "cup of water. The bird thanked him and went away. The next morning, when Tom opened the "
+    "door and looked at the trees, there was a letter on the table. It said: thank you for "
+    "the bread and the water."
 )
 
 
@@ -84,7 +85,9 @@ def take_viewer(browser: Browser, folder: Path) -> None:
     query = ids.shape[1] - 12
     with clearhead.view(seen, tokens=labels, ids=ids, browser=False, wait=False) as viewer:
         page = browser.new_page(viewport={"width": 1280, "height": 800}, device_scale_factor=1)
-        page.goto(f"{viewer.url}#layer={layer}&head={best.head}&query={query}&key={query - 85}&zoom=14")
+        page.goto(
+            f"{viewer.url}#layer={layer}&head={best.head}&query={query}&key={query - 85}&zoom=14"
+        )
         page.get_by_text(f"Head {best.head}: ").wait_for(timeout=120_000)
         page.wait_for_selector('#map[data-complete="true"]')
         page.locator("#map").focus()

@@ -15,6 +15,7 @@ from page_layout import LINES, overlaps, serious_faults
 VIEWS = ("heads", "matrix", "sentence", "steps")
 SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}
 
+
 @pytest.fixture(scope="module")
 def sentence(folder):
     example = page_cases.sentence()

@@ -509,7 +509,9 @@ def test_numbers_stand_below_each_other(visit, sentence):
 
 def test_a_phone_shows_whole_words_and_all_weights(visit, sentence):
     page = visit(sentence, "view=steps&step=4c", width=390, height=844).page
-    words = page.locator(".keys .word").evaluate_all("all => all.map((e) => e.getClientRects().length)")
+    words = page.locator(".keys .word").evaluate_all(
+        "all => all.map((e) => e.getClientRects().length)"
+    )
     assert set(words) == {1}
     edge = page.locator(".keys tbody tr").first.locator("td").last.bounding_box()
     assert edge["x"] + edge["width"] <= 390

@@ -20,15 +20,71 @@ TEXTS = [
     "a",
 ]
 MORE_TEXTS = [
-    *("I'm you're he'll they've she'd it's", "'S 'LL '", "''''", "3.14159 1,000,000 ²³ ⅷ ٣", "ABC abc AbC"),
-    *("def f(x):\n    return x**2  # code\n", "{'a': [1, 2], \"b\": null}", "<b>&amp;</b>", "\\n \\x00", "\x00\x1b[31m"),
-    *("<|endoftext|>", "end.<|endoftext|>Begin", "<|endoftext", "é e\u0301", "\u200b\u200d\u2060", "\u2028\u2029"),
-    *("ﬁ ﬃ ǅ", "ὈΔΥΣΣΕΎΣ", "Привет, мир!", "नमस्ते दुनिया", "ภาษาไทย", "한국어 문장", "中文没有空格的句子", "日本語テキスト"),
-    *("🙂🙃", "🏳️‍🌈🇩🇪", "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈", "e" + "\u0301" * 20, "ا" * 30, "x" * 100, "ab" * 60, " " * 20, "\n" * 12),
-    *("The the THE tHe", "a-b_c.d/e\\f", "foo@bar.com https://a.b/c?d=e#f", "100% of $5 & €7", "...", "?!?!", "- - -"),
-    *("To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer", "word " * 50),
-    *("\u1e9e\u0130\u0131", "½¼¾ ① Ⅷ ㊙", "a\u00adb", "tab\there", "mixed עברית and English", "end space "),
-]  # fmt: skip
+    *(
+        "I'm you're he'll they've she'd it's",
+        "'S 'LL '",
+        "''''",
+        "3.14159 1,000,000 ²³ ⅷ ٣",
+        "ABC abc AbC",
+    ),
+    *(
+        "def f(x):\n    return x**2  # code\n",
+        "{'a': [1, 2], \"b\": null}",
+        "<b>&amp;</b>",
+        "\\n \\x00",
+        "\x00\x1b[31m",
+    ),
+    *(
+        "<|endoftext|>",
+        "end.<|endoftext|>Begin",
+        "<|endoftext",
+        "é e\u0301",
+        "\u200b\u200d\u2060",
+        "\u2028\u2029",
+    ),
+    *(
+        "ﬁ ﬃ ǅ",
+        "ὈΔΥΣΣΕΎΣ",
+        "Привет, мир!",
+        "नमस्ते दुनिया",
+        "ภาษาไทย",
+        "한국어 문장",
+        "中文没有空格的句子",
+        "日本語テキスト",
+    ),
+    *(
+        "🙂🙃",
+        "🏳️‍🌈🇩🇪",
+        "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈",
+        "e" + "\u0301" * 20,
+        "ا" * 30,
+        "x" * 100,
+        "ab" * 60,
+        " " * 20,
+        "\n" * 12,
+    ),
+    *(
+        "The the THE tHe",
+        "a-b_c.d/e\\f",
+        "foo@bar.com https://a.b/c?d=e#f",
+        "100% of $5 & €7",
+        "...",
+        "?!?!",
+        "- - -",
+    ),
+    *(
+        "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer",
+        "word " * 50,
+    ),
+    *(
+        "\u1e9e\u0130\u0131",
+        "½¼¾ ① Ⅷ ㊙",
+        "a\u00adb",
+        "tab\there",
+        "mixed עברית and English",
+        "end space ",
+    ),
+]
 GRAMMAR_TEXTS = [
     "the cat that the dogs chase sees the",
     "The blue cat, sat",
@@ -44,9 +100,15 @@ SWITCHES = {
     "knockout": {"knockout": [[1, 3, 5, 2], [0, 0, 4, 4]]},
     "knockout everywhere": {"knockout": [[-1, -1, 5, 1], [-1, -1, 0, 0]]},
     "shuffle": {"shuffle": 3},
-    "together": {"causal": False, "scale": "none", "temperature": 3, "shuffle": 1,
-                 "ablate": [[2, 0]], "knockout": [[0, -1, 1, 4]]},
-}  # fmt: skip
+    "together": {
+        "causal": False,
+        "scale": "none",
+        "temperature": 3,
+        "shuffle": 1,
+        "ablate": [[2, 0]],
+        "knockout": [[0, -1, 1, 4]],
+    },
+}
 
 # A worker of the page's own source, with the page's own weights. Float arrays come back as base64.
 START = """async () => {
@@ -123,7 +185,10 @@ def reference(model, ids, switches=None, positions=None):
         for name in ("query", "key", "value"):
             plural = {"query": "queries", "key": "keys", "value": "values"}[name]
             own[plural] = getattr(attention, f"W_{name}")(own["x"])
-        split = {name: own[name].view(n, heads, size).transpose(0, 1) for name in ("queries", "keys", "values")}  # fmt: skip
+        split = {
+            name: own[name].view(n, heads, size).transpose(0, 1)
+            for name in ("queries", "keys", "values")
+        }
         if model.rope is not None:
             for name in ("queries", "keys"):
                 split[name] = model.rope.rotate(split[name][None], at)[0]
@@ -158,11 +223,18 @@ def compare(found, expected):
     for number, own in enumerate(expected["layers"]):
         names = {name for name, array in found["layers"][number].items() if len(array)}
         assert names == set(own)
-        pairs += [(found["layers"][number][name], array, f"{name} of layer {number}") for name, array in own.items()]  # fmt: skip
+        pairs += [
+            (found["layers"][number][name], array, f"{name} of layer {number}")
+            for name, array in own.items()
+        ]
     for mine, theirs, name in pairs:
         torch.testing.assert_close(
-            mine, theirs.flatten(), atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m, name=name: f"{name}: {m}"
-        )  # fmt: skip
+            mine,
+            theirs.flatten(),
+            atol=TOLERANCE,
+            rtol=TOLERANCE,
+            msg=lambda m, name=name: f"{name}: {m}",
+        )
 
 
 def check_text(engine, text):
@@ -174,9 +246,13 @@ def check_text(engine, text):
     expected = reference(loaded.gpt2, ids)
     compare(found["before"], expected)
     with torch.no_grad():  # the reference is the model
-        torch.testing.assert_close(expected["logits"], loaded.gpt2(torch.tensor([ids]))[0, -1], atol=2e-5, rtol=1e-4)  # fmt: skip
+        torch.testing.assert_close(
+            expected["logits"], loaded.gpt2(torch.tensor([ids]))[0, -1], atol=2e-5, rtol=1e-4
+        )
     shares, best = torch.softmax(expected["logits"], -1).topk(3)
-    for given, share, token in zip(found["before"]["next"], shares.tolist(), best.tolist(), strict=False):  # fmt: skip
+    for given, share, token in zip(
+        found["before"]["next"], shares.tolist(), best.tolist(), strict=False
+    ):
         assert given["id"] == token
         assert given["share"] == pytest.approx(share, abs=1e-5)
 

@@ -55,7 +55,10 @@ def settled(page, act):
 def words(page, where="#panel-sentence"):
     """The next words that are shown, with their probabilities."""
     items = page.locator(f"{where} .next-words .rank").all()
-    return [(item.locator(".word").inner_text(), float(item.locator(".amount").inner_text())) for item in items]  # fmt: skip
+    return [
+        (item.locator(".word").inner_text(), float(item.locator(".amount").inner_text()))
+        for item in items
+    ]
 
 
 def test_it_is_one_file_below_the_limit(english, grammar):
@@ -183,14 +186,22 @@ def test_before_and_after_side_by_side(visit, english):
         settled(page, chosen.click)
         assert state(page)[name] == value
         assert said in page.inner_text("#changes")
-        assert sides.nth(0).inner_text().split("\n")[1:] != sides.nth(1).inner_text().split("\n")[1:]
+        assert (
+            sides.nth(0).inner_text().split("\n")[1:] != sides.nth(1).inner_text().split("\n")[1:]
+        )
         assert "% of the probability" in page.inner_text("#panel-whatif .verdict")
         assert chosen.evaluate("e => e === document.activeElement")  # the focus stays
         settled(page, page.get_by_role("button", name="Reset all").click)
         assert name not in state(page)
-    for button, name, value in [("Head 2", "ablate", "5.2"), ("All heads of layer 5", "ablate", "5.*"),
-                                ("In this head", "knockout", "5.2.16.0"), ("Shuffle", "shuffle", "1")]:  # fmt: skip
-        settled(page, page.locator("#panel-whatif").get_by_role("button", name=button, exact=True).click)  # fmt: skip
+    for button, name, value in [
+        ("Head 2", "ablate", "5.2"),
+        ("All heads of layer 5", "ablate", "5.*"),
+        ("In this head", "knockout", "5.2.16.0"),
+        ("Shuffle", "shuffle", "1"),
+    ]:
+        settled(
+            page, page.locator("#panel-whatif").get_by_role("button", name=button, exact=True).click
+        )
         assert state(page)[name] == value
         settled(page, page.get_by_role("button", name="Reset all").click)
     assert seen.complaints == []
@@ -218,16 +229,22 @@ def test_six_experiments(visit, request, name):
 
 def test_a_link_leads_to_the_same_state(visit, english):
     switches = "causal=0&scaling=none&temperature=0.5&ablate=1.2_3.*&knockout=*.*.3.1&shuffle=2"
-    fragment = f"view=matrix&layer=2&head=3&query=3&key=1&text={quote('The cat sat on a mat')}&{switches}"  # fmt: skip
+    fragment = (
+        f"view=matrix&layer=2&head=3&query=3&key=1&text={quote('The cat sat on a mat')}&{switches}"
+    )
     page = visit(english, fragment).page
     found = state(page)
     assert found == {key: values[0] for key, values in parse_qs(fragment).items()}
     assert page.locator("#changes .chip").count() == 8
-    settled(page, lambda: page.evaluate("() => { location.hash = 'text=Hello+world&view=sentence' }"))
+    settled(
+        page, lambda: page.evaluate("() => { location.hash = 'text=Hello+world&view=sentence' }")
+    )
     assert page.locator("#panel-sentence .token").count() >= 2
     assert page.input_value("#text") == "Hello world"
-    for nonsense in ("text=%00&ablate=99.99_a.b&knockout=-1&shuffle=x&scaling=constructor&layer=1e9",
-                     "temperature=0&text=<img src=x onerror=alert(1)>&view=heads&experiment=77"):  # fmt: skip
+    for nonsense in (
+        "text=%00&ablate=99.99_a.b&knockout=-1&shuffle=x&scaling=constructor&layer=1e9",
+        "temperature=0&text=<img src=x onerror=alert(1)>&view=heads&experiment=77",
+    ):
         assert visit(english, nonsense).complaints == []
 
 

@@ -116,7 +116,8 @@ def test_contrast_makes_small_weights_bright(visit, viewer):
     wait_for_head(page, 1)
     brightness = """() => {
         const map = document.getElementById("map"), c = map.getContext("2d");
-        const { data } = c.getImageData(map.width / 2, map.height / 2, map.width / 4, map.height / 4);
+        const [x, y] = [map.width / 2, map.height / 2];
+        const { data } = c.getImageData(x, y, x / 2, y / 2);
         return data.reduce((sum, channel) => sum + channel, 0);
     }"""
     before, high = page.evaluate(brightness), page.inner_text("#high")

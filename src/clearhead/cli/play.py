@@ -22,9 +22,7 @@ def play(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")
     ] = Path("clearhead.html"),
-    open_it: Annotated[
-        bool, typer.Option("--open", help="Open the page in the browser.")
-    ] = False,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     model: Annotated[
         Literal["english", "grammar"], typer.Option(help="The model in the page.")
     ] = "english",

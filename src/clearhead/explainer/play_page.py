@@ -105,7 +105,13 @@ def _assets() -> PageAssets:
         css=("page.css", "play.css"),
         scripts=[
             *("layer_data.js", "head_scores.js", "live_data.js", *SCRIPTS),
-            *("switches.js", "what_if_view.js", "experiments_view.js", "pytorch_snippet.js", "play.js"),
+            *(
+                "switches.js",
+                "what_if_view.js",
+                "experiments_view.js",
+                "pytorch_snippet.js",
+                "play.js",
+            ),
         ],
         sources="img-src data: blob:; worker-src blob:",
     )
