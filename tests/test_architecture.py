@@ -246,7 +246,7 @@ def test_the_files_that_the_docs_name_exist():
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     named = re.findall(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:py|js|css))`", text)
     assert len(named) > 20
-    bases = (ROOT, PACKAGE, PACKAGE / "drawing" / "assets")
+    bases = (ROOT, PACKAGE, *PACKAGE.glob("*/assets"))
     missing = [name for name in named if not any((base / name).exists() for base in bases)]
     assert missing == []
 

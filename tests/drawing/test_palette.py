@@ -51,7 +51,7 @@ def test_a_changed_colour_reaches_the_page(monkeypatch):
     monkeypatch.setattr(palette, "VIRIDIS", ((1, 2, 3), (251, 252, 253)))
     monkeypatch.setitem(palette.THEMES, "accent", ("#123456", "#abcdef"))
     made = PageAssets(
-        "clearhead.drawing", html="page.html", css="page.css", scripts=(), sources=""
+        "clearhead.drawing", html="page.html", css=("page.css",), scripts=(), sources=""
     ).page({"title": "x", "data": ""})
     assert '"scale": [[1, 2, 3], [251, 252, 253]]' in made
     assert made.count("--accent: #123456;") == 1
