@@ -455,7 +455,7 @@ def test_a_narrow_window_has_one_claim_below_the_other(width, run, monkeypatch):
     for each in RESULTS["claims"]:
         for said in (each["says"], claim_report.words(each), each["figure"]):
             assert " ".join(said.split()) in text
-    assert "41 claims: 7 hold, 21 hold if ..., 13 do not hold." in text
+    assert "46 claims: 9 hold, 24 hold if ..., 13 do not hold." in text
     monkeypatch.setenv("COLUMNS", "130")
     assert run("--from", str(COMMITTED)).split()[:4] == ["id", "claim", "verdict", "figure"]
 
