@@ -59,9 +59,21 @@ def check(
             metavar="FILE", help="What counts in this assignment: a TOML file, see docs/check.md."
         ),
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="Repeat a check: its report names the seed of its sizes."
+        ),
+    ] = None,
     adapter: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="How to build and call a class with unusual arguments."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The assignment's data files, which submissions may read."
+        ),
     ] = None,
     write_adapter: Annotated[
         Path | None,
@@ -86,7 +98,9 @@ def check(
         html=html,
         policy=policy,
         jobs=jobs,
+        seed=seed,
         steps=steps,
         feedback=feedback,
+        data=data,
     )
     return runner.check(target, options)

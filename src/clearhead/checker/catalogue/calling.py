@@ -106,6 +106,38 @@ def forward(self, x):
 """,
         ),
         Mistake(
+            "crashes",
+            "wrong",
+            says="The class raises an error in its own code, whatever it is given.",
+            fix="Run the class once by itself, and fix the line that raises.",
+            symptom="The object cannot be built or called.",
+            section="""\
+```py
+class Attention(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = d_model // self.num_head  # no such attribute
+```
+
+A misspelled attribute or name, an attribute that is read before it is set, or a call without an
+argument that it needs. The report quotes the error and its line.
+
+**How it shows.** Every way to build and call the class ends with the same error at the same line.
+
+```text
+Attention(512, 8)     AttributeError: 'Attention' object has no attribute 'num_head'
+Attention(64, 4)      AttributeError: 'Attention' object has no attribute 'num_head'
+```
+
+Right:
+
+```py
+self.head_dim = d_model // self.num_heads
+```
+""",
+        ),
+        Mistake(
             "no-return",
             "wrong",
             says="forward returns nothing, or no tensor.",

@@ -12,22 +12,23 @@ import multiprocessing
 import os
 import queue
 import signal
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from clearhead.checker.classroom.data_folder import Data
 from clearhead.checker.classroom.marks_file import PASSED, Detail, Row, pack
 from clearhead.checker.classroom.policy import Policy
+from clearhead.checker.classroom.regular_files import read_bytes
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.resource_usage import remove_folders
 from clearhead.checker.source.notebooks import Source, parse_notebook
 
 SUFFIXES = (".py", ".ipynb")
-LARGEST = 4 * 2**20  # bytes of one submission
 DEEPEST = 30  # folders inside each other
 # As Python names them. Others are no alphabets (rot13), or take hours (punycode).
 ENCODINGS = (
@@ -38,13 +39,15 @@ ENCODINGS = (
 NOTE = 300  # characters
 PATIENCE = 300.0  # seconds for one submission, all its classes together
 
-Check = Callable[[str, str, str | None, str | None], list[Report]]
+Check = Callable[..., list[Report]]  # see `check_text`
+NOTHING: Mapping[str, Any] = {}
 
 
 def collect(folder: Path) -> list[Path]:
-    """The Python files and notebooks in a folder and below, without hidden ones and links.
+    """The Python files and notebooks in a folder and below, without hidden ones.
 
-    A folder that cannot be opened, or lies too deep, is in the list itself: it becomes a row.
+    A folder that cannot be opened, lies too deep or is a link is in the list itself: it becomes a
+    row. Links are not followed.
 
     Raises:
         OSError: If the folder itself cannot be opened.
@@ -59,57 +62,17 @@ def collect(folder: Path) -> list[Path]:
     for place, folders, names in os.walk(folder, onerror=lost):
         here = Path(place)
         folders[:] = sorted(n for n in folders if not n.startswith((".", "__pycache__")))
+        found += [here / name for name in folders if (here / name).is_symlink()]
+        folders[:] = [name for name in folders if not (here / name).is_symlink()]
         if len(here.relative_to(folder).parts) >= DEEPEST:
             found += [here / name for name in folders]
             folders.clear()
         found += [
             here / name
             for name in sorted(names)
-            if Path(name).suffix in SUFFIXES
-            and not name.startswith(".")
-            and not (here / name).is_symlink()
+            if Path(name).suffix in SUFFIXES and not name.startswith(".")
         ]
     return found
-
-
-def read_bytes(path: Path, *, links: bool = True) -> bytes:
-    """The bytes of a file; of a pipe or a device nothing is read, and nobody waits.
-
-    Args:
-        path: The file.
-        links: Whether it may be a symbolic link.
-
-    Raises:
-        ValueError: If it is no file, too large, or cannot be read, with the reason.
-    """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | (0 if links else _NO_LINKS)
-    try:
-        _check_kind(path, os.stat(path, follow_symlinks=links))  # opening may have an effect
-        with open(os.open(path, flags), "rb") as file:
-            _check_kind(path, os.fstat(file.fileno()))
-            data = file.read(LARGEST + 1)
-    except OSError as error:
-        raise ValueError(f"{path.name}: {error.strerror}.") from None
-    if len(data) > LARGEST:
-        raise ValueError(f"{path.name}: it grows while it is read; the most is {LARGEST:,} bytes.")
-    return data
-
-
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
-_KINDS = {
-    stat.S_IFDIR: f"a folder that cannot be opened, or more than {DEEPEST} folders deep",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFLNK: "a link",
-    stat.S_IFSOCK: "a socket",
-}
-
-
-def _check_kind(path: Path, told: os.stat_result) -> None:
-    if not stat.S_ISREG(told.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(told.st_mode), "a device")
-        raise ValueError(f"{path.name}: expected a file, got {kind}. It was not read.")
-    if told.st_size > LARGEST:
-        raise ValueError(f"{path.name}: {told.st_size:,} bytes; the most is {LARGEST:,}.")
 
 
 def read_source(path: Path) -> Source:
@@ -146,12 +109,54 @@ def _encoding(data: bytes) -> str:
 
 
 def check_text(
-    source: str, file: str, only: str | None = None, adapter: str | None = None
+    source: str,
+    file: str,
+    only: str | None = None,
+    adapter: str | None = None,
+    siblings: Mapping[str, str] | None = None,
+    data: str = "",
+    seed: int = 0,
 ) -> list[Report]:
-    """Judge one source; torch is imported here."""
-    from clearhead.checker.diagnosis.class_check import check_source
+    """Judge one source; torch is imported here.
 
-    return check_source(source, file, only=only, adapter=adapter)
+    Raises:
+        ValueError: If its expressions are nested too deeply to be followed.
+    """
+    from clearhead.checker.diagnosis.class_check import check_source
+    from clearhead.checker.sandbox.limits import Limits
+
+    limits = Limits(data=Path(data) if data else None)
+    with not_too_deep(file):
+        return check_source(
+            source, file, only=only, adapter=adapter, limits=limits, siblings=siblings, seed=seed
+        )
+
+
+def beside(path: Path, text: str, inside: Path | None, data: Data | None) -> dict[str, Any]:
+    """What a submission finds beside itself, as arguments of `check_text`; mostly nothing.
+
+    Args:
+        path: The file.
+        text: Its Python.
+        inside: The folder that belongs to this submission, if it has one.
+        data: The assignment's data.
+    """
+    from clearhead.checker.source.siblings import siblings_of
+
+    found = {} if inside is None else siblings_of(path, text, inside)
+    extra: dict[str, Any] = {"siblings": found} if found else {}
+    return extra if data is None else {**extra, "data": str(data.folder)}
+
+
+@contextmanager
+def not_too_deep(file: str) -> Iterator[None]:
+    """Raise ValueError where Python's own limits end the reading of a source."""
+    try:
+        yield
+    except (RecursionError, MemoryError) as error:
+        raise ValueError(
+            f"{file}: an expression in it is nested too deeply to be read ({type(error).__name__})."
+        ) from None
 
 
 def containment() -> str:
@@ -174,16 +179,18 @@ def _serve(pipe: Connection, check: Check) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     while True:
         try:
-            name, adapter = json.loads(pipe.recv_bytes())
+            name, adapter, extra = json.loads(pipe.recv_bytes())
             data = pipe.recv_bytes()
         except EOFError:
             return
         try:
             source = parse_source(data, name)
-            reports = check(source.text, name, None, adapter)
+            reports = check(source.text, name, None, adapter, **extra)
             answer: dict[str, object] = {
                 "reports": [report.placed(source).to_json() for report in reports]
             }
+        except ValueError as error:
+            answer = {"error": str(error)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         pipe.send_bytes(json.dumps(answer).encode())
@@ -198,7 +205,9 @@ class Worker:
         self._pipe: Connection | None = None
         self._lock, self._stopped = threading.Lock(), False
 
-    def ask(self, data: bytes, name: str, adapter: str | None) -> dict[str, Any]:
+    def ask(
+        self, data: bytes, name: str, adapter: str | None, extra: Mapping[str, Any] = NOTHING
+    ) -> dict[str, Any]:
         """The answer of `_serve`, or {"error": ...} where the worker crashed or hung."""
         if self._process is None or not self._process.is_alive():
             self.close()
@@ -209,7 +218,7 @@ class Worker:
         process, pipe = self._process, self._pipe
         assert pipe is not None
         try:
-            pipe.send_bytes(json.dumps([name, adapter]).encode())
+            pipe.send_bytes(json.dumps([name, adapter, dict(extra)]).encode())
             pipe.send_bytes(data)
             if not pipe.poll(self._patience):
                 self.close()
@@ -305,7 +314,8 @@ def run(
     links: bool = False,
     check: Check = check_text,
     patience: float = PATIENCE,
-) -> Iterator[tuple[Row, list[Report]] | None]:
+    data: Data | None = None,
+) -> Generator[tuple[Row, list[Report]] | None, None, None]:
     """Judge the files, giving each row as it finishes; None for one that was done before.
 
     Args:
@@ -317,6 +327,7 @@ def run(
         links: Whether a file may be a symbolic link: where its user has named it.
         check: What judges; a function of a module, since workers import it.
         patience: Seconds for one file.
+        data: The assignment's data.
     """
     policy = policy or Policy()
     waiting: queue.SimpleQueue[Path] = queue.SimpleQueue()
@@ -335,7 +346,7 @@ def run(
             except queue.Empty:
                 break
             try:
-                results.put(_judge(worker, file, root, policy, done, links))
+                results.put(_judge(worker, file, root, policy, done, links, data))
             except BaseException as error:  # the other thread raises it
                 results.put(error)
                 break
@@ -358,6 +369,16 @@ def run(
             thread.join(timeout=10)
 
 
+def _digest(data: bytes, siblings: Mapping[str, str], given: Data | None) -> str:
+    """The sha256 of a file; of what it finds beside itself too, if there is anything."""
+    found = hashlib.sha256(data)
+    for name, text in sorted(siblings.items()):
+        found.update(f"\0{name}\0{text}".encode())
+    if given is not None:
+        found.update(given.digest.encode())
+    return found.hexdigest()
+
+
 def _judge(
     worker: Worker,
     file: Path,
@@ -365,15 +386,19 @@ def _judge(
     policy: Policy,
     done: Callable[[str, str, str], bool],
     links: bool,
+    given: Data | None,
 ) -> tuple[Row, list[Report]] | None:
     name, digest = file.relative_to(root).as_posix(), ""
     start = time.perf_counter()
     try:
         data = read_bytes(file, links=links)
-        digest = hashlib.sha256(data).hexdigest()
+        first = name.partition("/")[0]
+        inside = file.parent if links else root / first if first != name else None
+        extra = beside(file, data.decode(errors="replace"), inside, given)
+        digest = _digest(data, extra.get("siblings", {}), given)
         if done(name, digest, policy.digest):
             return None
-        answer = worker.ask(data, name, policy.adapter)
+        answer = worker.ask(data, name, policy.adapter, extra)
         return row_of(name, digest, answer, time.perf_counter() - start, policy)
     except ValueError as error:
         answer = {"error": str(error)}

@@ -12,6 +12,7 @@ from clearhead.checker.diagnosis import side_effects as effects
 from clearhead.checker.diagnosis.naming import SCALES
 from clearhead.checker.diagnosis.reference import Reference
 from clearhead.checker.diagnosis.simulator import difference
+from clearhead.checker.diagnosis.valid_lengths import valid_lengths
 from clearhead.checker.harness.building import without_dropout
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import meaning_for
@@ -44,6 +45,7 @@ def examine(
     if subject.takes_mask and not subject.polarity and subject.takes_mask not in of_tokens:
         _mask_argument(case, subject, inputs, out, reference)
     long_padding.long_padding(case, subject, reference, of_tokens)
+    valid_lengths(case, subject, inputs, out)
     _alone(case, subject, inputs, out)
     other_sizes.many_texts(case, subject, inputs, out)
     other_sizes.in_float32(case, subject, inputs, out)

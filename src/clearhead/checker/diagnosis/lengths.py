@@ -37,7 +37,7 @@ SPARSE = r"(?i)window|local|sliding|sparse|dilat|stride|\bband|yarn|ntk|\blog\(|
 def longest(case: Case, subject: Subject) -> int:
     """The longest text that the class has promised to take."""
     names = {meaning_for(p) for p in case.info.init}
-    read = {meaning_of(name) for name, _ in case.info.fields}
+    read = {meaning_of(name.rpartition(".")[2]) for name, _ in case.info.fields}
     limited = "context" in names or ("config" in names and "context" in read)
     return subject.sizes.context if limited and not case.given else LONG
 
@@ -102,8 +102,8 @@ def _reads(case: Case, subject: Subject, right: Reference, inputs: Inputs, got: 
             _, steps, _ = judge_steps(case, other)
         except Unreadable:
             steps = None
-        if steps is not None and steps.findings and not steps.doubts:
-            found = steps.findings[0]
+        if steps is not None and steps.wrong:
+            found = next(one for one in steps.findings if one.severity != "edge")
             evidence = f"With {tokens} tokens it takes another way. {found.evidence}"
             case.add("breaks-with-length", evidence, found.line)
             return False

@@ -272,8 +272,13 @@ def _marks_real(text: Text) -> bool:
 
 
 def _said_real(text: Text, name: str) -> bool:
-    """Whether the source says so of this very argument, in one line: `mask: (B, S), 1 = token`."""
-    own = rf"\W*{re.escape(name)}\b(?!\s*=)"
-    told = [line for line in text.source.splitlines() if re.match(own, line)]
+    """Whether the source says so of this very argument: `mask: (B, S), 1 = token`."""
+    own = rf"(\W*|.*[.;] ){re.escape(name)}\b(?!\s*=)"
+    lines = text.source.splitlines()
+    told = [
+        " ".join(lines[place : place + (3 if line.rstrip().endswith(":") else 1)])
+        for place, line in enumerate(lines)
+        if re.match(own, line)
+    ]
     real = [line for line in told if re.search(_REAL, line)]
     return bool(real) and not any(re.search(_HIDDEN, line) for line in told)

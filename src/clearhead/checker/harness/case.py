@@ -10,9 +10,10 @@ from clearhead.checker.harness.subject import Session
 from clearhead.checker.report import Finding, Form, Report, Step
 from clearhead.checker.sandbox.submission import ClassInfo
 from clearhead.checker.source.call_sites import Usage, usage_of
+from clearhead.checker.source.literals import literal_meant
 from clearhead.checker.source.text_patterns import Text, locate
 
-PATIENCE = 2.0  # seconds in which new ways to build and call a class may be tried
+TRIES, PATIENCE = 600, 6.0  # new ways to build and call a class, and the seconds for them
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Case:
         form: What kind of attention it is.
         doubt: Whether something was found that may be right or wrong, and decides the verdict.
         began: When the examination began.
+        tries: How many ways to build and call it were tried.
         seed: What the sizes, the weights and the inputs are drawn with.
         asked_from: How many questions had got no answer when the examination began.
         given: Whether we do not know what it was built with: an object that somebody has built, or
@@ -45,6 +47,7 @@ class Case:
     given: bool = False
     doubt: bool = False
     began: float = field(default_factory=time.monotonic)
+    tries: int = 0
     how: str = ""
     tested: str = ""
     steps: tuple[Step, ...] = ()
@@ -63,12 +66,15 @@ class Case:
 
     def late(self) -> bool:
         """Whether it is time to stop trying other ways."""
-        return time.monotonic() - self.began > PATIENCE
+        self.tries += 1
+        return self.tries > TRIES or time.monotonic() - self.began > PATIENCE
 
     def add(self, id: str, evidence: str, line: int | None = None, severity: str = "") -> None:
         """Note a finding, once."""
         if all(found.id != id for found in self.findings):
             place = line if line is not None else locate(id, self.text)
+            if id == "mask-fill-not-inf":
+                evidence += literal_meant(self.text.file, place)
             self.findings.append(finding(id, evidence, place, severity))
 
     def report(self, verdict: str = "") -> Report:
