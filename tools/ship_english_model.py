@@ -231,15 +231,21 @@ def card_text(card: Mapping[str, Any]) -> str:
         )
     lines += [
         "",
-        "Minimal pairs: how often the right word gets the higher probability (guessing: 0.50).",
+        "Minimal pairs, such as *The author near the doctors was / were*: how often the right word "
+        "gets the higher probability (guessing: 0.50), the head that attends most to the word that "
+        "decides (*author*), its weight there beside a uniform share, and the percentage points "
+        "lost without it.",
         "",
-        "| kind | right | 95 % interval |",
-        "|---|---|---|",
+        "| kind | right | 95 % interval | head | weight | uniform | points lost |",
+        "|---|---|---|---|---|---|---|",
     ]
     for pair in card["pairs"]:
-        right = pair["accuracy"]
+        right, lost = pair["accuracy"], pair["lost"]
         lines.append(
-            f"| {pair['kind']} | {right['mean']:.2f} | {right['low']:.2f} to {right['high']:.2f} |"
+            f"| {pair['kind']} | {right['mean']:.2f} | {right['low']:.2f} to {right['high']:.2f} | "
+            f"layer {pair['layer'].split('.')[1]}, head {pair['head']} | "
+            f"{pair['attention']['mean']:.2f} | {pair['chance']:.2f} | {100 * lost['mean']:.0f} ± "
+            f"{50 * (lost['high'] - lost['low']):.0f} |"
         )
     lines += [
         "",

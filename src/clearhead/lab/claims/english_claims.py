@@ -18,6 +18,7 @@ from clearhead.lab.ablation import Head, head_means, projections, without
 from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds, holds_if
 from clearhead.lab.claims.head_claims import best_on_one_half, interval, maps
 from clearhead.lab.head_scores import Estimate, estimate
+from clearhead.lab.minimal_pairs import make_pairs, measure_pairs
 from clearhead.lab.text_report import rows_of
 from clearhead.maps.positions import seen_before
 from clearhead.models.shipped_models import load_english as shipped
@@ -126,6 +127,34 @@ def previous_token_head(model: Callable[[], Trained] = shipped) -> Finding:
     spread += f"; other seeds: {other_seeds(model, 'previous')}"
     verdict = holds if best.low > 0.5 else does_not_hold
     return verdict(figure, spread, weight=best.mean, even=even)
+
+
+@claim("english-agreement", "A head of a model of English attends from the verb to its subject.")
+def agreement_head(model: Callable[[], Trained] = shipped) -> Finding:
+    """Beginnings such as "The author near the doctors": the weight of the last token on "author".
+
+    The next word must agree with the subject, not with the noun that is closer. The head is chosen
+    on half of the pairs. It attends to the subject if its weight there is twice a uniform share,
+    and the model needs it if it gets fewer pairs right without it.
+    """
+    pairs = [pair for pair in make_pairs() if pair.kind == "agreement across a phrase"]
+    (found,) = measure_pairs(*model(), pairs)
+    weight, lost = found.attention, found.lost
+    figure = (
+        f"the best head puts {weight.mean:.2f} on the subject (uniform share {found.chance:.2f}); "
+        f"{found.accuracy.mean:.0%} of the pairs are right, and without this head "
+        f"{100 * lost.mean:.0f} points fewer"
+    )
+    spread = (
+        f"95 % intervals {interval(weight)}, {interval(found.accuracy)}, [{100 * lost.low:.0f}, "
+        f"{100 * lost.high:.0f}] points; {len(pairs)} pairs"
+    )
+    numbers = {"weight": weight.mean, "accuracy": found.accuracy.mean, "lost": lost.mean}
+    if weight.low < 2 * found.chance:
+        return does_not_hold(figure, spread, **numbers)
+    if lost.low <= 0.0:
+        return holds_if("the model need not depend on it", figure, spread, **numbers)
+    return holds(figure, spread, **numbers)
 
 
 @claim("english-sinks", "Much of the attention goes to the first token, whatever it is.")
