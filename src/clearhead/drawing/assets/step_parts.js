@@ -35,13 +35,13 @@ function pieces(tensor, heads, at) {
 }
 
 /** Numbers in boxes, coloured by sign and size, with a coloured edge for the head. */
-function numbers(values, { piece = 0, head = null, faint = false } = {}) {
+function numbers(values, { piece = 0, head = null, faint = false, most = FIRST_NUMBERS } = {}) {
   const top = Math.max(...Array.from(values, Math.abs), 1e-9);
   const all = Array.from(values.keys());
   let shown = all;
   if (values.length > MOST_NUMBERS) {
     const begins = (i) => i % piece < 2 && i < 4 * piece; // the first two of each piece
-    shown = piece ? all.filter(begins) : all.slice(0, FIRST_NUMBERS);
+    shown = piece ? all.filter(begins) : all.slice(0, most);
   }
   const boxes = shown.map((i) => {
     const value = values[i], owner = piece ? Math.floor(i / piece) : head;

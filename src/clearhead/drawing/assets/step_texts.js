@@ -123,7 +123,7 @@ const lessons = {
       keyName(at, j),
       at.hidden[j] ? hatchedCell("hidden") : fixed(at.weights[j], 4),
       "",
-      numbers(vectorOf(walk.values, at.head, j), { faint: at.hidden[j] }),
+      numbers(vectorOf(walk.values, at.head, j), { faint: at.hidden[j], most: 6 }),
     ]);
     const made = vectorOf(Object.keys(step.dims)[0], at.head, at.i);
     return [
@@ -131,7 +131,7 @@ const lessons = {
         "Each value is multiplied by its weight, and the products are added up. The larger the weight of a ",
         "token, the more of its value goes in. The sum is the new list of numbers for ", token(at.label, 24, true),
         at.many ? ` in head ${at.head}.` : "."),
-      table(["key", "weight", "\u00d7", walk.values === "x" ? "x" : "value"], rows, at, ["sum", "", "=", numbers(made)]),
+      table(["key", "weight", "\u00d7", walk.values === "x" ? "x" : "value"], rows, at, ["sum", "", "=", numbers(made, { most: 6 })]),
       more(at),
     ];
   },

@@ -84,7 +84,7 @@ function show(found) {
 
 function describe({ labels, computed, dropped, unknown }) {
   const facts = [plural(labels.length, "token")];
-  if (computed < labels.length) facts.push(`${plural(computed, "new one")} computed`);
+  if (computed < labels.length) facts.push(computed ? `${plural(computed, "new one")} computed` : "nothing new to compute");
   if (dropped) facts.push(`${plural(dropped, "more token")} not read: the model reads ${about.sizes.context_length}`);
   if (unknown.length) facts.push(`not among the words of this model: ${shorten([...new Set(unknown)].join(", "), 60)}`);
   byId("reading").textContent = facts.join(SEPARATOR);
