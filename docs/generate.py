@@ -148,8 +148,10 @@ def play() -> str:
     for case in found["cases"]:
         new, more = case["new text"], case["one more word"]
         times = (new["whole_ms"], new["engine_ms"], more["whole_ms"])
-        shown = " | ".join(f"{each['median']:.0f}" for each in times)
+        shown = " | ".join(f"{each['median']:.0f}, {each['least']:.0f}" for each in times)
         rows.append(f"| {case['tokens']} | {shown} |")
+    load = found["machine"]["load_average"]
+    rows.append(f"\nThe load average was {load:.1f}: 2 or less is a quiet machine.")
     table = "\n".join(rows)
     before, begin, rest = page.partition(TIMES)
     _, end, after = rest.partition(END_OF_TIMES)

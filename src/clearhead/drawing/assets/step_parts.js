@@ -120,7 +120,8 @@ function more(at) {
 
 /** What the colours of numbers mean. */
 function numberLegend() {
-  const swatch = (name) => el("span", { class: "swatch", style: { "background-color": `color-mix(in srgb, var(--${name}) 42%, var(--card))` } });
+  const colour = (name) => `color-mix(in srgb, var(--${name}) 42%, var(--card))`;
+  const swatch = (name) => el("span", { class: "swatch", style: { "background-color": colour(name) } });
   return el("p", { class: "legend" },
     el("span", { class: "key" }, swatch("negative"), "negative"),
     el("span", { class: "key" }, swatch("positive"), "positive"),

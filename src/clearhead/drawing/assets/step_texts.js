@@ -91,7 +91,8 @@ const lessons = {
 
   "4c"(step, at) {
     const scaled = at.scale !== 1;
-    const root = [walk.width ? `\u221a${walk.width}` : "", walk.temperature ?? 1].filter((part) => part && part !== 1).join(" \u00d7 ");
+    const divisors = [walk.width ? `\u221a${walk.width}` : "", walk.temperature ?? 1];
+    const root = divisors.filter((part) => part && part !== 1).join(" \u00d7 ");
     const power = at.shift ? `e^(.. ${at.shift < 0 ? "+" : "\u2212"} ${fixed(Math.abs(at.shift))})` : scaled ? "e^that" : "e^score";
     const columns = (key, score, part, raised, drawn, weight) =>
       [key, score, ...(scaled ? [part] : []), raised, drawn, weight];

@@ -72,7 +72,8 @@ const stepsView = {
   otherLayer() {
     const there = () => change({ layer: walk.layer });
     return [
-      explain(`The steps in this file are those of layer ${walk.layer}. The page of \u201cclearhead play\u201d has those of every layer.`),
+      explain(`The steps in this file are those of layer ${walk.layer}. `,
+        "The page that \u201cclearhead play\u201d writes has those of every layer."),
       button({ class: "go", onclick: there }, `Show layer ${walk.layer}`),
     ];
   },

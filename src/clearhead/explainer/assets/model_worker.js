@@ -38,7 +38,8 @@ function answer({ number, text, switches, all }) {
     after = summary(changed, ids.length, all);
   }
   const milliseconds = performance.now() - start;
-  postMessage({ number, text, ids, labels, unknown: read.unknown, dropped: read.ids.length - ids.length, before, after, computed, milliseconds });
+  const dropped = read.ids.length - ids.length;
+  postMessage({ number, text, ids, labels, unknown: read.unknown, dropped, before, after, computed, milliseconds });
 }
 
 /** What the page shows of a forward pass: weights, the vectors of attention, the most likely next tokens. */
@@ -64,5 +65,6 @@ function summary(model, count, all) {
   const order = Array.from(shares.keys()).sort((a, b) => shares[b] - shares[a]).slice(0, SHOWN_WORDS);
   const next = order.map((id) => ({ id, label: tokenizer.label(id), share: shares[id] }));
   const found = { layers, next, shares: Float32Array.from(shares), positions: model.positions };
-  return all ? { ...found, embedded: model.embedded.slice(0, count * width), last: model.last.slice(0, count * width), logits } : found;
+  const { embedded, last } = model, used = count * width;
+  return all ? { ...found, embedded: embedded.slice(0, used), last: last.slice(0, used), logits } : found;
 }

@@ -26,13 +26,19 @@ const overview = {
 };
 
 function buildFlow() {
-  const count = () => about.labels[0].length, width = about.sizes.d_model;
-  const first = () => walk.steps.findIndex(({ number }) => number === "1");
+  const count = () => about.labels[0].length;
+  const overview = { go: () => ({ view: "sentence" }), here: () => state.view === "sentence" };
+  const best = () => `${shorten(visible(answer.after.next[0].label), 12)} ${fixed(answer.after.next[0].share)}`;
   diagram = flowDiagram([
-    { name: "Tokens", detail: () => plural(count(), "token"), go: () => ({ view: "sentence" }), here: () => state.view === "sentence" },
-    { name: "Embeddings", detail: () => `${count()} \u00d7 ${width}`, go: () => ({ view: "steps", step: first() }), here: () => false },
+    { name: "Tokens", detail: () => plural(count(), "token"), ...overview },
+    {
+      name: "Embeddings",
+      detail: () => `${count()} \u00d7 ${about.sizes.d_model}`,
+      go: () => ({ view: "steps", step: 0 }),
+      here: () => false,
+    },
     { name: layerTitle, parts: attentionParts() },
-    { name: "Next word", detail: () => answer.after.next[0] && `${shorten(visible(answer.after.next[0].label), 12)} ${fixed(answer.after.next[0].share)}`, go: () => ({ view: "sentence" }), here: () => state.view === "sentence" },
+    { name: "Next word", detail: best, ...overview },
   ]);
   byId("flow").replaceChildren(diagram);
 }
@@ -42,7 +48,8 @@ function drawChanges() {
   const changes = changesInWords();
   byId("changes").hidden = !changes.length;
   byId("changes").replaceChildren(el("span", {}, "What if:"),
-    ...changes.map(([text, undo]) => button({ class: "chip", title: "Undo", onclick: () => change(undo) }, text, el("span", { "aria-hidden": "true" }, " \u00d7"))),
+    ...changes.map(([text, undo]) => button({ class: "chip", title: "Undo", onclick: () => change(undo) },
+      text, el("span", { "aria-hidden": "true" }, " \u00d7"))),
     button({ class: "chip strong", onclick: () => change({ ...UNSWITCHED }) }, "Reset all"));
 }
 
@@ -58,9 +65,8 @@ function follow() {
 
 /** Show an answer of the worker. */
 function show(found) {
-  if (found.error) throw new Error(found.error);
-  if (found.empty) {
-    byId("reading").textContent = "Type a sentence.";
+  if (found.error || found.empty) {
+    byId("reading").textContent = found.error ? `The model failed: ${found.error}` : "Type a sentence.";
     return;
   }
   const first = answer === null, atEnd = first || state.query >= about.labels[0].length - 1;
@@ -78,7 +84,8 @@ function show(found) {
   describe(found);
   update({ ...state });
   const milliseconds = performance.now() - found.asked;
-  performance.measure("answer", { start: found.asked, detail: { tokens: found.ids.length, computed: found.computed, engine: found.milliseconds } });
+  const detail = { tokens: found.ids.length, computed: found.computed, engine: found.milliseconds };
+  performance.measure("answer", { start: found.asked, detail });
   byId("reading").append(`${SEPARATOR}${milliseconds.toFixed(0)} ms`);
 }
 
@@ -108,7 +115,8 @@ async function start() {
   const millions = (about.parameters / 1e6).toFixed(1);
   byId("title").textContent = `Inside ${about.name}`;
   byId("subtitle").textContent = [
-    `${millions} million parameters`, `${count} layers of ${heads} heads`, `${width} numbers per token`, "runs in this page, offline",
+    `${millions} million parameters`, `${count} layers of ${heads} heads`, `${width} numbers per token`,
+    "runs in this page, offline",
   ].join(SEPARATOR);
   if (typeof DecompressionStream === "undefined" || typeof Worker === "undefined") {
     byId("message").textContent = "This browser is too old to run the model. Use a browser from 2023 or later.";

@@ -31,7 +31,8 @@ function snippet() {
   }
   for (const [number, head, query, key] of state.knockout) {
     const where = number === EVERY ? "*" : name(number), some = head === EVERY ? "" : `, heads=${head}`;
-    if (Math.max(query, key) < ids.length) contexts.push(`clearhead.knockout(model, "${where}", queries=${query}, keys=${key}${some})`);
+    const there = Math.max(query, key) < ids.length;
+    if (there) contexts.push(`clearhead.knockout(model, "${where}", queries=${query}, keys=${key}${some})`);
   }
   contexts.push("clearhead.watch(model) as seen");
   return [

@@ -53,7 +53,8 @@ function changesInWords() {
   const without = (list, item) => list.filter((each) => each !== item);
   return [
     !state.causal && ["causal mask off", { causal: true }],
-    state.scaling !== "head" && [state.scaling === "none" ? "scores not divided" : `scores divided by ${SCALES[state.scaling]}`, { scaling: "head" }],
+    state.scaling === "none" && ["scores not divided", { scaling: "head" }],
+    state.scaling === "model" && [`scores divided by ${SCALES.model}`, { scaling: "head" }],
     state.temperature !== 1 && [`temperature ${state.temperature}`, { temperature: 1 }],
     ...state.ablate.map((one) => [`without ${headName(one)}`, { ablate: without(state.ablate, one) }]),
     ...state.knockout.map((one) => [

@@ -10,7 +10,7 @@ function comparison() {
       attends: el("div", {}),
       words: el("div", {}),
     };
-    return { ...parts, whole: el("section", { class: "side" }, el("h3", {}, title), parts.map, parts.note, parts.attends, parts.words) };
+    return { ...parts, whole: el("section", { class: "side" }, el("h3", {}, title), Object.values(parts)) };
   };
   const before = side("As trained"), after = side("With the switches");
   const result = el("p", { class: "verdict" });
@@ -18,8 +18,10 @@ function comparison() {
     el("div", { class: "sides" }, before.whole, after.whole), result);
   whole.update = () => {
     const { layer: number, head, query } = state;
-    caption.replaceChildren(`Layer ${number}, head ${head}. What `, token(layer().rows[query], 24, true), " attends to, and what comes next.");
-    for (const [show, from, next] of [[before, layersBefore[number], answer.before.next], [after, layers[number], answer.after.next]]) {
+    const label = token(layer().rows[query], 24, true);
+    caption.replaceChildren(`Layer ${number}, head ${head}. What `, label, " attends to, and what comes next.");
+    for (const [show, all, { next }] of [[before, layersBefore, answer.before], [after, layers, answer.after]]) {
+      const from = all[number];
       const count = from.rows.length;
       const picture = pixels(from.weights(head), count, count, scaleTo(1, state.scale));
       picture.setAttribute("role", "img");
@@ -70,11 +72,13 @@ const whatIfView = {
     this.headControls = headControls();
     this.causal = choice("Causal mask", [["on", "On"], ["off", "Off"]], "on", (value) => change({ causal: value === "on" }));
     this.scaling = choice("Scores are divided by", Object.entries(SCALES), "head", (scaling) => change({ scaling }));
-    this.temperature = choice("Temperature", TEMPERATURES.map((t) => [String(t), String(t)]), "1", (value) => change({ temperature: Number(value) }));
+    const degrees = TEMPERATURES.map((each) => [String(each), String(each)]);
+    this.temperature = choice("Temperature", degrees, "1", (value) => change({ temperature: Number(value) }));
     this.ablateHead = button({ class: "go", onclick: () => toggle("ablate", [state.layer, state.head]) });
     this.ablateLayer = button({ class: "go", onclick: () => toggle("ablate", [state.layer, EVERY]) });
-    this.blockHere = button({ class: "go", onclick: () => toggle("knockout", [state.layer, state.head, state.query, state.key]) }, "In this head");
-    this.blockEverywhere = button({ class: "go", onclick: () => toggle("knockout", [EVERY, EVERY, state.query, state.key]) }, "In every head");
+    const block = (number, head) => toggle("knockout", [number, head, state.query, state.key]);
+    this.blockHere = button({ class: "go", onclick: () => block(state.layer, state.head) }, "In this head");
+    this.blockEverywhere = button({ class: "go", onclick: () => block(EVERY, EVERY) }, "In every head");
     this.query = el("select", { onchange: (event) => change({ query: Number(event.target.value) }) });
     this.key = el("select", { onchange: (event) => change({ key: Number(event.target.value) }) });
     this.shuffle = button({ class: "go", onclick: () => change({ shuffle: state.shuffle + 1 }) });
