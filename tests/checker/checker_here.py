@@ -2,7 +2,7 @@
 
 from clearhead.checker.diagnosis.class_check import check_class
 from clearhead.checker.report import Report
-from clearhead.checker.sandbox.submission import Failure, InProcess
+from clearhead.checker.sandbox.submission import Failure, InProcess, Submission
 from clearhead.checker.sandbox.worker import Worker
 from clearhead.checker.source.class_choice import choose
 
@@ -11,6 +11,7 @@ class Here(InProcess):
     """A file's classes, asked in this process."""
 
     def __init__(self, source: str) -> None:
+        Submission.__init__(self)
         self._worker = Worker(lambda file: file == "file.py", Exception)
         self._worker.do_start({}, source=source, filename="file.py")
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from checker_here import Here
+from checker_here import Here, check
 
 from clearhead.checker.diagnosis.class_check import check_source
 from clearhead.checker.harness.alternatives import alternatives, mask_ways
@@ -165,7 +165,169 @@ def test_plain_arguments_of_forward_get_plain_values():
 
 def test_a_tensor_that_an_error_shows_to_be_needed_is_given():
     _, subject = made(attention("d", "x, pos_emb", "pass", "s = s + self.q(pos_emb).sum() * 0"))
-    assert dict(subject.feed)["pos_emb"] == "more"
+    assert dict(subject.feed)["pos_emb"] == "tensor b n 15"
+
+
+@pytest.mark.parametrize(
+    ("scores", "shape"),
+    [
+        ("z = self.z(z).view(2, 7, 7); s = s + z", "b n n 11"),
+        ("s = s + z.view(2, 1, 7).sum(1, keepdim=True)", "b 1 n"),
+        ("s = s + (q @ self.r(z).mT)[..., 3:10]", "1 m 15"),
+    ],
+)
+def test_an_argument_that_an_error_blames_is_tried_in_more_shapes(scores, shape):
+    body = "self.z, self.r = nn.Linear(11, 1), nn.Linear(d, d)"
+    if shape == "b 1 n":  # one head: the batch times the heads
+        shape = "e 1 n"
+        body = "self.h = heads"
+        scores = "s = s + z.view(6, 1, 7)[:2]"
+    scores = scores.replace("; ", "\n        ")
+    _, subject = made(attention("d, heads", "x, z", body, scores))
+    assert dict(subject.feed)["z"] == f"tensor {shape}"
+    assert "a random tensor (" in subject.how
+
+
+def test_configurations_may_lie_in_each_other():
+    source = attention("cfg", "x", "self.r = Relative(cfg.model, cfg.rel)")
+    source = source.replace("(d, d)", '(cfg.model.width, cfg.model["width"])')
+    source += """
+class Relative:
+    def __init__(self, model, spec):
+        m, inner = model, spec.inner
+        self.a = [0] * (m.heads + inner.buckets)
+
+class Defaults:
+    buckets = 32
+"""
+    _, subject = made(source)
+    fields = subject.keywords["cfg"]["__config__"]
+    assert fields["model"]["__config__"]["heads"] == subject.sizes.heads
+    assert "rel.inner.buckets=32" in subject.how
+
+
+def test_a_configuration_of_the_files_own_class_is_made_where_a_plain_one_does_not_do():
+    source = attention("cfg: Config", "x", "assert isinstance(cfg, Config) and cfg.norm is Norm.L")
+    source = source.replace("(d, d)", "(cfg.width, cfg.width)")
+    source = (
+        """
+import enum
+from dataclasses import dataclass, field
+
+class Norm(enum.Enum):
+    L = 1
+
+@dataclass
+class Inner:
+    buckets: int = 4
+
+@dataclass
+class Config:
+    width: int
+    heads: int = 12
+    norm: Norm = Norm.L
+    inner: Inner = field(default_factory=Inner)
+"""
+        + source
+    )
+    _, subject = made(source)
+    assert subject.keywords["cfg"]["__object__"] == "Config"
+    assert "cfg=Config(width=24, heads=4)" in subject.how
+
+
+def test_a_window_has_as_many_sizes_as_the_constructor_reads():
+    body = "self.n = window_size[0] * window_size[1] * window_size[2]"
+    source = attention("d, window_size", "x", body, "assert x.shape[1] == self.n")
+    _, subject = made(source)
+    assert subject.keywords["window_size"] == [2, 2, 3]
+
+
+@pytest.mark.parametrize(("axis", "axes"), [(2, "rows"), (1, "columns")])
+def test_a_table_is_no_picture(axis, axes):
+    source = attention("d", "x", "pass").replace(
+        "q, k, v = self.q(x)", f"x = x.transpose({axis}, 2)\n        q, k, v = self.q(x)"
+    )
+    source = source.replace("s.softmax(-1) @ v", f"(s.softmax(-1) @ v).transpose({axis}, 2)")
+    source = source.replace("x = x.tr", "b, rows, cols, c = x.shape\n        x = x.tr")
+    _, subject = made(source)
+    assert subject.axes == axes
+
+
+def test_a_stand_in_for_a_function_gets_no_number():
+    source = "from sizes import padded_size, WIDTH\n" + IMPORTS
+    source += attention("d", "x", "self.n = padded_size(d); self.m = WIDTH + 1")
+    with Isolated(source, "file.py") as session:
+        classes = session.classes()
+        assert not isinstance(classes, Failure)
+        text = text_of(source, classes[0])
+        case = Case(session, classes[0], text, "file.py")
+        assert isinstance(prepare(case), Subject)
+        assert session.constants.keys() == {"WIDTH"}
+
+
+def test_missing_base_classes_and_registries_do_no_harm():
+    source = "import lightning as L\nfrom registry import LAYERS\n" + IMPORTS + CLASS
+    source = source.replace("class", "@LAYERS.register_module(name='a')\nclass")
+    source = source.replace("nn.Module)", "L.LightningModule)")
+    source = source.replace("self.h = ", "self.save_hyperparameters(); self.h = ")
+    (report,) = check_source(source, "file.py")
+    assert report.verdict == "correct"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "line"),
+    [
+        ("self.h = num_heads", "self.h = self.num_head", "Nothing sets self.num_head.", 6),
+        ("self.h = num_heads", "self.h = heads", "Nothing in the file defines heads.", 6),
+        ("self.h, -1", "self.heads, -1", "Nothing sets self.heads.", 10),
+        (".softmax(-1)", ".sofmax(-1)", "Did you mean softmax?", 14),
+        ("self.h = num_heads", "self.h = nn.Linear(num_heads)", "The call is your own.", 6),
+        ("self.h = num_heads", "self.h = self.n; self.n = 1", "It is set later", 6),
+    ],
+)
+def test_a_crash_in_its_own_code_is_a_finding(old, new, said, line):
+    new = new.replace("; ", "\n        ")
+    report = check(IMPORTS + CLASS.replace(old, new).lstrip("\n"))
+    (found,) = report.findings
+    assert (report.verdict, found.id, found.line) == ("wrong", "crashes", line)
+    assert said in found.evidence
+
+
+def test_a_crash_that_may_come_from_what_was_passed_is_none():
+    for body in ("self.a = norm_factory()(d, d, d)", "self.a = cfg_like.missing"):
+        source = attention("d, norm_factory, cfg_like=None", "x", body)
+        report = check(IMPORTS + source)
+        assert report.verdict == "error"
+
+
+def test_an_object_that_is_no_tensor_is_said_to_be_one():
+    source = attention("d", "g", "pass").replace("self.q(x)", "self.q(g.nodes)")
+    report = check(IMPORTS + source.replace("(x)", "(g.nodes)"))
+    assert (
+        "forward reads g.nodes: it takes an object of its own kind" in report.findings[0].evidence
+    )
+
+
+def test_a_block_is_checked_where_nothing_else_attends():
+    source = CLASS.replace("class Attention", "class AttentionBlock")
+    source = source.replace("return self.o(", "return x + torch.relu(self.o(").replace(
+        "(2))", "(2)))"
+    )
+    (report,) = check_source(IMPORTS + source, "file.py")
+    assert report.cls == "AttentionBlock"
+    assert report.verdict != "error"
+
+
+def test_a_class_that_cannot_be_called_by_itself_is_checked_inside_its_owner():
+    source = CLASS.replace("class Attention", "class Layer")
+    source = source.replace("(weights @ v)", "Mix().forward(weights, v, [1])")
+    source = source.replace("Mix()", "self.mix")
+    source = source.replace("self.h = num_heads", "self.h = num_heads; self.mix = MixAttention()")
+    source += "\nclass MixAttention(nn.Module):\n"
+    source += "    def forward(self, a, v, n): assert n == [1]; return a @ v\n"
+    (report,) = check_source(IMPORTS + source, "file.py")
+    assert (report.cls, report.verdict) == ("MixAttention", "correct")
+    assert "it was checked inside Layer" in report.notes[0]
 
 
 def test_fields_of_a_configuration_are_guessed_by_name():
@@ -272,8 +434,19 @@ def test_siblings_are_found_beside_a_file(tmp_path):
     (tmp_path / "sizes.py").write_text("D = 3\n", encoding="utf-8")
     (tmp_path / "other.py").write_text("", encoding="utf-8")
     source = "import torch\nfrom .layers.norms import Norm\n"
-    found = siblings_of(tmp_path / "file.py", source)
+    found = siblings_of(tmp_path / "file.py", source, tmp_path)
     assert found == {"layers.norms": "from sizes import D\n", "sizes": "D = 3\n"}
+
+
+def test_a_folder_may_name_itself_and_no_other_folder_is_reached(tmp_path):
+    for name in ("alice/model", "bob"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.py").write_text(f"# {name}\n", encoding="utf-8")
+    (tmp_path / "alice" / "top.py").write_text("", encoding="utf-8")
+    file = tmp_path / "alice" / "model" / "attention.py"
+    source = "from model.config import A\nimport bob.config\nimport top\nfrom ..top import x\n"
+    assert siblings_of(file, source, file.parent) == {"model.config": "# alice/model\n"}
+    assert siblings_of(file, source, tmp_path / "alice").keys() == {"model.config", "top"}
 
 
 def test_a_helper_that_cannot_run_alone_is_judged_inside_its_owner():
@@ -296,6 +469,6 @@ def test_pooling_is_not_judged():
 
 
 def test_a_call_that_the_checker_chose_is_said_to_be_so():
-    source = IMPORTS + attention("d", "x", "pass", "s = s + self.none_such")
+    source = IMPORTS + attention("d", "x", "pass", "s = s + x.new_zeros(99)")
     (report,) = check_source(source, "file.py")
     assert "The checker chose this call: built with d=15; called with x." in report.findings[0].fix

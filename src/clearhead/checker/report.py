@@ -263,6 +263,7 @@ class Report:
         how: How the class was built and called, in one line.
         steps: The forward pass as it ran, if it was recorded.
         is_attention: False if nothing in the class says that it is attention.
+        seed: What the sizes, the weights and the inputs were drawn with.
     """
 
     file: str
@@ -275,6 +276,7 @@ class Report:
     how: str = ""
     steps: tuple[Step, ...] = ()
     is_attention: bool = True
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
@@ -311,6 +313,7 @@ class Report:
             "how": self.how,
             "steps": [step.to_json() for step in self.steps],
             "is_attention": self.is_attention,
+            "seed": self.seed,
         }
 
     @classmethod
@@ -331,6 +334,7 @@ class Report:
             data["how"],
             tuple(Step.from_json(step) for step in data["steps"]),
             data["is_attention"],
+            data.get("seed", 0),
         )
 
     def placed(self, source: Source) -> Report:
@@ -359,9 +363,10 @@ class Report:
     def about(self) -> tuple[str, ...]:
         """What was checked and how, a line each: form, call, tests."""
         form = str(self.form)
+        seed = f"--seed {self.seed} repeats this check" if self.seed else ""
         return tuple(
             line[0].upper() + line[1:]
-            for line in (f"checked with {form}" if form else "", self.how, self.tested)
+            for line in (f"checked with {form}" if form else "", self.how, self.tested, seed)
             if line
         )
 

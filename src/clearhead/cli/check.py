@@ -63,6 +63,12 @@ def check(
         Path | None,
         typer.Option(metavar="FILE", help="How to build and call a class with unusual arguments."),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The assignment's data files, which submissions may read."
+        ),
+    ] = None,
     write_adapter: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write an adapter template for the class."),
@@ -88,5 +94,6 @@ def check(
         jobs=jobs,
         steps=steps,
         feedback=feedback,
+        data=data,
     )
     return runner.check(target, options)

@@ -106,6 +106,38 @@ def forward(self, x):
 """,
         ),
         Mistake(
+            "crashes",
+            "wrong",
+            says="The class raises an error in its own code, whatever it is given.",
+            fix="Run the class once by itself, and fix the line that raises.",
+            symptom="The object cannot be built or called.",
+            section="""\
+```py
+class Attention(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = d_model // self.num_head  # no such attribute
+```
+
+A misspelled attribute or name, an attribute that is read before it is set, or a call without an
+argument that it needs. The report quotes the error and its line.
+
+**How it shows.** Every way to build and call the class ends with the same error at the same line.
+
+```text
+Attention(512, 8)     AttributeError: 'Attention' object has no attribute 'num_head'
+Attention(64, 4)      AttributeError: 'Attention' object has no attribute 'num_head'
+```
+
+Right:
+
+```py
+self.head_dim = d_model // self.num_heads
+```
+""",
+        ),
+        Mistake(
             "no-return",
             "wrong",
             says="forward returns nothing, or no tensor.",
@@ -183,8 +215,9 @@ the start of the block. Up to the length of one block everything is right, and t
 text pass.
 
 **How it shows.** The checker runs texts of 1, 2, 3, 19 and 67 tokens (no longer than the context
-length, if there is one), then one of 263 tokens, for which it builds the class with a longer
-context. It compares each output with the form that it found. The evidence names the length from
+length, if there is one), then one of about a thousand tokens, fewer where the class is slow, for
+which it builds the class with a longer context. It compares each output with the form that it
+found. The evidence names the length from
 which the outputs differ. If the source mentions a window or sparse attention, the finding is a
 question, not a verdict.
 
@@ -199,6 +232,40 @@ Right:
 
 ```py
     positions = torch.arange(start, min(start + block, tokens))
+```
+""",
+        ),
+        Mistake(
+            "breaks-with-size",
+            "wrong",
+            says="It computes attention with some sizes or dtypes, and something else with others.",
+            fix=(
+                "Derive every size from the arguments or the input, and let no branch depend on "
+                "the batch size, the number of heads or the dtype."
+            ),
+            symptom="Right in small tests, wrong in a larger model.",
+            section="""\
+```py
+heads = min(self.num_heads, 4)  # left over from a small test
+q = q.view(batch, tokens, heads, -1).transpose(1, 2)
+```
+
+A number that was written for one model stays in the code, or a branch depends on a size. In the
+model that it was tested with, the output is right.
+
+**How it shows.** The checker draws its sizes at random, and `--seed` repeats them. It also runs a
+larger batch, a class with many heads and large widths, and float32 beside float64, and compares
+each with the form that it found.
+
+```text
+heads    2  3  4  5  8
+         ok ok ok -- --
+```
+
+Right:
+
+```py
+q = q.view(batch, tokens, self.num_heads, self.head_dim).transpose(1, 2)
 ```
 """,
         ),

@@ -75,6 +75,37 @@ scores = scores.masked_fill(~keep[:, None, None, :], -torch.inf)
 """,
         ),
         Mistake(
+            "padding-not-hidden",
+            "wrong",
+            says="Tokens beyond the given length of a text are still seen.",
+            fix="Hide every key whose position is not less than the length, with -inf.",
+            symptom="Padding changes what real tokens get, although the lengths are passed.",
+            section="""\
+```py
+visible = torch.arange(tokens)[None, :] <= lengths[:, None]  # one too many
+scores = scores.masked_fill(~visible[:, None, None, :], -torch.inf)
+```
+
+Positions count from 0, so a text of length 5 has the positions 0 to 4. With `<=` the first token of
+the padding is seen. A fill that is not very negative, or lengths that are repeated in another order
+than the heads, show in the same way.
+
+**How it shows.** A batch with lengths gives a text something else than it gets alone, and changing
+the padding changes the outputs of real tokens.
+
+```text
+length 5    visible: 0 1 2 3 4        right
+            visible: 0 1 2 3 4 5      with <=
+```
+
+Right:
+
+```py
+visible = torch.arange(tokens)[None, :] < lengths[:, None]
+```
+""",
+        ),
+        Mistake(
             "padding-gives-nan",
             "wrong",
             says="A text that begins with a lot of padding gives NaN at its real tokens.",

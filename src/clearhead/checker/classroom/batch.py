@@ -14,12 +14,13 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from clearhead.checker.classroom.data_folder import Data
 from clearhead.checker.classroom.marks_file import PASSED, Detail, Row, pack
 from clearhead.checker.classroom.policy import Policy
 from clearhead.checker.classroom.regular_files import read_bytes
@@ -38,7 +39,8 @@ ENCODINGS = (
 NOTE = 300  # characters
 PATIENCE = 300.0  # seconds for one submission, all its classes together
 
-Check = Callable[[str, str, str | None, str | None], list[Report]]
+Check = Callable[..., list[Report]]  # see `check_text`
+NOTHING: Mapping[str, Any] = {}
 
 
 def collect(folder: Path) -> list[Path]:
@@ -107,7 +109,12 @@ def _encoding(data: bytes) -> str:
 
 
 def check_text(
-    source: str, file: str, only: str | None = None, adapter: str | None = None
+    source: str,
+    file: str,
+    only: str | None = None,
+    adapter: str | None = None,
+    siblings: Mapping[str, str] | None = None,
+    data: str = "",
 ) -> list[Report]:
     """Judge one source; torch is imported here.
 
@@ -115,9 +122,13 @@ def check_text(
         ValueError: If its expressions are nested too deeply to be followed.
     """
     from clearhead.checker.diagnosis.class_check import check_source
+    from clearhead.checker.sandbox.limits import Limits
 
+    limits = Limits(data=Path(data) if data else None)
     with not_too_deep(file):
-        return check_source(source, file, only=only, adapter=adapter)
+        return check_source(
+            source, file, only=only, adapter=adapter, limits=limits, siblings=siblings
+        )
 
 
 @contextmanager
@@ -129,6 +140,22 @@ def not_too_deep(file: str) -> Iterator[None]:
         raise ValueError(
             f"{file}: an expression in it is nested too deeply to be read ({type(error).__name__})."
         ) from None
+
+
+def beside(path: Path, text: str, inside: Path | None, data: Data | None) -> dict[str, Any]:
+    """What a submission finds beside itself, as arguments of `check_text`; mostly nothing.
+
+    Args:
+        path: The file.
+        text: Its Python.
+        inside: The folder that belongs to this submission, if it has one.
+        data: The assignment's data.
+    """
+    from clearhead.checker.source.siblings import siblings_of
+
+    found = {} if inside is None else siblings_of(path, text, inside)
+    extra: dict[str, Any] = {"siblings": found} if found else {}
+    return extra if data is None else {**extra, "data": str(data.folder)}
 
 
 def containment() -> str:
@@ -151,13 +178,13 @@ def _serve(pipe: Connection, check: Check) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     while True:
         try:
-            name, adapter = json.loads(pipe.recv_bytes())
+            name, adapter, extra = json.loads(pipe.recv_bytes())
             data = pipe.recv_bytes()
         except EOFError:
             return
         try:
             source = parse_source(data, name)
-            reports = check(source.text, name, None, adapter)
+            reports = check(source.text, name, None, adapter, **extra)
             answer: dict[str, object] = {
                 "reports": [report.placed(source).to_json() for report in reports]
             }
@@ -177,7 +204,9 @@ class Worker:
         self._pipe: Connection | None = None
         self._lock, self._stopped = threading.Lock(), False
 
-    def ask(self, data: bytes, name: str, adapter: str | None) -> dict[str, Any]:
+    def ask(
+        self, data: bytes, name: str, adapter: str | None, extra: Mapping[str, Any] = NOTHING
+    ) -> dict[str, Any]:
         """The answer of `_serve`, or {"error": ...} where the worker crashed or hung."""
         if self._process is None or not self._process.is_alive():
             self.close()
@@ -188,7 +217,7 @@ class Worker:
         process, pipe = self._process, self._pipe
         assert pipe is not None
         try:
-            pipe.send_bytes(json.dumps([name, adapter]).encode())
+            pipe.send_bytes(json.dumps([name, adapter, dict(extra)]).encode())
             pipe.send_bytes(data)
             if not pipe.poll(self._patience):
                 self.close()
@@ -284,6 +313,7 @@ def run(
     links: bool = False,
     check: Check = check_text,
     patience: float = PATIENCE,
+    data: Data | None = None,
 ) -> Generator[tuple[Row, list[Report]] | None, None, None]:
     """Judge the files, giving each row as it finishes; None for one that was done before.
 
@@ -296,6 +326,7 @@ def run(
         links: Whether a file may be a symbolic link: where its user has named it.
         check: What judges; a function of a module, since workers import it.
         patience: Seconds for one file.
+        data: The assignment's data.
     """
     policy = policy or Policy()
     waiting: queue.SimpleQueue[Path] = queue.SimpleQueue()
@@ -314,7 +345,7 @@ def run(
             except queue.Empty:
                 break
             try:
-                results.put(_judge(worker, file, root, policy, done, links))
+                results.put(_judge(worker, file, root, policy, done, links, data))
             except BaseException as error:  # the other thread raises it
                 results.put(error)
                 break
@@ -337,6 +368,16 @@ def run(
             thread.join(timeout=10)
 
 
+def _digest(data: bytes, siblings: Mapping[str, str], given: Data | None) -> str:
+    """The sha256 of a file; of what it finds beside itself too, if there is anything."""
+    found = hashlib.sha256(data)
+    for name, text in sorted(siblings.items()):
+        found.update(f"\0{name}\0{text}".encode())
+    if given is not None:
+        found.update(given.digest.encode())
+    return found.hexdigest()
+
+
 def _judge(
     worker: Worker,
     file: Path,
@@ -344,15 +385,19 @@ def _judge(
     policy: Policy,
     done: Callable[[str, str, str], bool],
     links: bool,
+    given: Data | None,
 ) -> tuple[Row, list[Report]] | None:
     name, digest = file.relative_to(root).as_posix(), ""
     start = time.perf_counter()
     try:
         data = read_bytes(file, links=links)
-        digest = hashlib.sha256(data).hexdigest()
+        first = name.partition("/")[0]
+        inside = file.parent if links else root / first if first != name else None
+        extra = beside(file, data.decode(errors="replace"), inside, given)
+        digest = _digest(data, extra.get("siblings", {}), given)
         if done(name, digest, policy.digest):
             return None
-        answer = worker.ask(data, name, policy.adapter)
+        answer = worker.ask(data, name, policy.adapter, extra)
         return row_of(name, digest, answer, time.perf_counter() - start, policy)
     except ValueError as error:
         answer = {"error": str(error)}

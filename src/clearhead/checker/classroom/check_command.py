@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from clearhead.atomic_files import check_folder, check_place
 from clearhead.checker.classroom import batch
 from clearhead.checker.classroom import class_page as page
 from clearhead.checker.classroom import class_summary as summary
+from clearhead.checker.classroom.data_folder import Data, staged
 from clearhead.checker.classroom.feedback import Folder
 from clearhead.checker.classroom.marks_file import Marks, Row, key_of, write
 from clearhead.checker.classroom.policy import PARTS, Policy
@@ -45,6 +46,7 @@ class Options:
         feedback: The folder for one file per submission.
         policy: What counts.
         jobs: How many files at a time.
+        data: A folder with the assignment's data.
     """
 
     as_json: bool = False
@@ -56,6 +58,7 @@ class Options:
     jobs: int = 1
     steps: bool = False
     feedback: Path | None = None
+    data: Path | None = None
 
 
 def check(target: str, options: Options, *, judge: batch.Check = batch.check_text) -> int:
@@ -84,16 +87,24 @@ def _check(target: str, options: Options, judge: batch.Check) -> int:
     if path.is_dir() or any((options.csv, options.html, options.feedback)):
         if only is not None:
             policy = replace(policy, cls=only)
-        return _many(path, policy, options, judge, contained)
+        with _data(options) as data:
+            return _many(path, policy, options, judge, contained, data)
     source = source or batch.read_source(path)
-    with _waiting(f"Checking {drawing.shorten(path.name, 40)}"), _patient(path):
-        reports = judge(source.text, str(path), only, policy.adapter)
+    sign = _waiting(f"Checking {drawing.shorten(path.name, 40)}")
+    with sign, _patient(path), _data(options) as data:
+        extra = batch.beside(path, source.text, path.parent, data)
+        reports = judge(source.text, str(path), only, policy.adapter, **extra)
     judged = policy.judge(str(path), reports) or [
         Report(str(path), only or "", "error", notes=("No attention class was found.",))
     ]
     reports = [report.placed(source) for report in judged]
     _show(reports, options)
     return exit_status(reports)
+
+
+def _data(options: Options) -> AbstractContextManager[Data | None]:
+    """The assignment's data, as submissions see it."""
+    return nullcontext() if options.data is None else staged(options.data)
 
 
 def _readable(path: Path) -> Source | None:
@@ -241,7 +252,14 @@ def _show(reports: Sequence[Report], options: Options) -> None:
             out.print(*([""] if number else []), drawn, sep="\n")
 
 
-def _many(path: Path, policy: Policy, options: Options, judge: batch.Check, contained: str) -> int:
+def _many(
+    path: Path,
+    policy: Policy,
+    options: Options,
+    judge: batch.Check,
+    contained: str,
+    data: Data | None,
+) -> int:
     """A folder, or a file whose row is to be kept."""
     files, root = (batch.collect(path), path) if path.is_dir() else ([path], path.parent)
     if not files:
@@ -263,8 +281,9 @@ def _many(path: Path, policy: Policy, options: Options, judge: batch.Check, cont
 
             links = not path.is_dir()
             results = batch.run(
-                files, root, jobs=options.jobs, policy=policy, done=done, links=links, check=judge
-            )
+                files, root, jobs=options.jobs, policy=policy, done=done, links=links, check=judge,
+                data=data,
+            )  # fmt: skip
             stack.enter_context(closing(results))  # its processes end here, whatever happens
             for result in results:
                 if result is None:

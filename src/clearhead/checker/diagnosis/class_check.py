@@ -17,13 +17,10 @@ from torch import Tensor, nn
 
 from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import extras, learning, probes
-from clearhead.checker.diagnosis.additions import additions, strange_cap
 from clearhead.checker.diagnosis.evidence import form_of
-from clearhead.checker.diagnosis.lengths import SPARSE
 from clearhead.checker.diagnosis.naming import (
     SCALES,
     is_causal,
-    judge_bias,
     name_mistakes,
     question_of_causality,
     scale_set_by,
@@ -31,7 +28,7 @@ from clearhead.checker.diagnosis.naming import (
 )
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_default, judge_mask, judge_steps
-from clearhead.checker.diagnosis.recovering import recover
+from clearhead.checker.diagnosis.reference import Reference, Replayed, Simulated
 from clearhead.checker.diagnosis.search import Explanation, Search
 from clearhead.checker.diagnosis.shown_steps import shown_steps
 from clearhead.checker.diagnosis.simulator import Program, Switches, difference
@@ -59,9 +56,11 @@ from clearhead.checker.sandbox.submission import ClassInfo, Failure, InProcess, 
 from clearhead.checker.source.class_choice import (
     NO_ATTENTION,
     choose,
+    choose_blocks,
     choose_unnamed,
     is_no_attention,
     left_out,
+    owners_of,
 )
 from clearhead.checker.source.text_patterns import Text, hints_of, text_of
 from clearhead.checker.source.wrapped_functions import Wrapped, wrapped
@@ -77,6 +76,7 @@ def check_source(
     adapter: str | None = None,
     limits: Limits = LIMITS,
     siblings: Mapping[str, str] | None = None,
+    seed: int = 0,
 ) -> list[Report]:
     """Check the attention classes of a file, in a process of its own.
 
@@ -87,7 +87,24 @@ def check_source(
         adapter: The text of an adapter: a class that builds and calls the submitted class.
         limits: What the file may use.
         siblings: Modules that lie beside it; see `siblings_of`.
+        seed: What sizes, weights and inputs are drawn with.
     """
+    if siblings:
+        note = f"It imports {', '.join(siblings)} from beside it."
+        reports = _check_file(source, filename, only, adapter, limits, siblings, seed)
+        return [replace(report, notes=(*report.notes, note)) for report in reports]
+    return _check_file(source, filename, only, adapter, limits, {}, seed)
+
+
+def _check_file(
+    source: str,
+    filename: str,
+    only: str | None,
+    adapter: str | None,
+    limits: Limits,
+    siblings: Mapping[str, str],
+    seed: int,
+) -> list[Report]:
     if adapter is not None:
         source = f"{source}\n\n{adapter}\n"
     with Isolated(source, filename, limits=limits, siblings=siblings) as session:
@@ -102,26 +119,88 @@ def check_source(
             chosen = [] if functions else choose_unnamed(classes, source)
             functions = functions if functions or chosen else wrapped(source, named=False)
             if functions:
-                return check_functions(source, filename, limits, functions)
+                return check_functions(source, filename, limits, functions, siblings, seed)
+            if not chosen:
+                blocks = choose_blocks(classes, source)
+                return [check_inside(session, info, source, filename, seed) for info in blocks] or [
+                    _none_found(filename, classes, only)
+                ]
         if not chosen:
-            names = ", ".join(info.name for info in classes) or "none"
-            missing = f"no class {only!r}" if only else "no attention class"
-            says = f"The file has {missing}; its classes: {names}."
-            return [Report(filename, only or "", "error", (_plain("unsure", says, ""),))]
+            return [_none_found(filename, classes, only)]
         if adapter is not None and len(chosen) == 1:
             text = inner_text(source, classes, chosen[0])
-            return [check_class(session, chosen[0], source, filename, given=True, text=text)]
-        reports = [check_class(session, info, source, filename) for info in chosen]
+            adapted = check_class(
+                session, chosen[0], source, filename, given=True, text=text, seed=seed
+            )
+            return [adapted]
+        reports = [check_class(session, info, source, filename, seed=seed) for info in chosen]
+        named = {info.name for info in chosen}
+        for place, report in enumerate(reports):
+            if report.verdict == "error" and only is None:
+                for owner in owners_of(classes, source, report.cls)[:2]:
+                    if owner.name not in named:
+                        inside = check_inside(session, owner, source, filename, seed, report)
+                        reports[place] = inside
+                        if inside is not report:
+                            break
         return left_out(reports, source)
 
 
+def _none_found(filename: str, classes: Sequence[ClassInfo], only: str | None) -> Report:
+    names = ", ".join(info.name for info in classes) or "none"
+    missing = f"no class {only!r}" if only else "no attention class"
+    says = f"The file has {missing}; its classes: {names}."
+    return Report(filename, only or "", "error", (_plain("unsure", says, ""),))
+
+
+def check_inside(
+    session: Session,
+    block: ClassInfo,
+    source: str,
+    filename: str,
+    seed: int,
+    inner: Report | None = None,
+) -> Report:
+    """Check a class that has more than attention: of that, only mistakes with a name count.
+
+    Args:
+        session: Who answers for it.
+        block: The class.
+        source: The whole file.
+        filename: The file's name, for the report.
+        seed: What sizes, weights and inputs are drawn with.
+        inner: The report on a class inside it that could not be run by itself: it stays where the
+            block shows nothing.
+    """
+    report = check_class(session, block, source, filename, seed=seed)
+    ids = {found.id for found in report.findings if found.severity == "wrong"}
+    if report.verdict == "wrong" and "unexplained" in ids:
+        doubts = tuple(
+            replace(found, id="unsure", severity="edge") if found.id == "unexplained" else found
+            for found in report.findings
+        )
+        verdict = "unsure" if ids == {"unexplained"} else "wrong"
+        report = replace(report, verdict=verdict, findings=doubts)
+    if inner is None:
+        return report
+    if report.verdict not in ("correct", "wrong"):
+        return inner
+    note = f"{inner.cls} could not be called by itself; it was checked inside {block.name}."
+    return replace(report, cls=inner.cls, notes=(note, *report.notes))
+
+
 def check_functions(
-    source: str, filename: str, limits: Limits, made: Sequence[Wrapped]
+    source: str,
+    filename: str,
+    limits: Limits,
+    made: Sequence[Wrapped],
+    siblings: Mapping[str, str],
+    seed: int,
 ) -> list[Report]:
     """Check the attention functions of a file, each inside a class that is written around it."""
     whole = "\n\n".join([source, *(one.text for one in made)])
     reports = []
-    with Isolated(whole, filename, limits=limits) as session:
+    with Isolated(whole, filename, limits=limits, siblings=siblings) as session:
         classes = session.classes()
         if isinstance(classes, Failure):
             return [could_not_run(filename, "", classes, "import")]
@@ -129,7 +208,7 @@ def check_functions(
         for one in made:
             lines = "\n".join(source.splitlines()[one.line - 1 : one.end_line])
             text = Text(lines, one.line, one.name, source)
-            report = check_class(session, around[one.cls], whole, filename, text=text)
+            report = check_class(session, around[one.cls], whole, filename, text=text, seed=seed)
             reports.append(replace(report, cls=one.name))
     return reports
 
@@ -168,6 +247,7 @@ def check_class(
     *,
     given: bool = False,
     text: Text | None = None,
+    seed: int = 0,
 ) -> Report:
     """Check one class.
 
@@ -178,10 +258,11 @@ def check_class(
         filename: The file's name, for the report.
         given: Whether it is unknown what it is built with; see `Case`.
         text: The source to look at, if it is not that of `info`.
+        seed: What sizes, weights and inputs are drawn with.
     """
     text = text or text_of(source, info)
     info = with_configs(info, text.code, source)
-    case = Case(session, info, text, filename, given=given)
+    case = Case(session, info, text, filename, given=given, seed=seed)
     wrong_name = misspelled(info)
     if wrong_name is not None:
         id, name = wrong_name
@@ -217,7 +298,7 @@ def _otherwise(case: Case, subject: Subject, report: Report) -> Report | None:
     for trial in alternatives(case, subject):
         if time.monotonic() - began > _PATIENCE:
             break
-        if trial.sizes != subject.sizes and wrong != {"unexplained"}:
+        if trial.sizes.d_in != subject.sizes.d_in and wrong != {"unexplained"}:
             continue
         again = replace(case, findings=[], notes=list(case.session.notes), steps=())
         other = _examine(again, trial)
@@ -246,7 +327,6 @@ def programs_for(
         p=subject.sizes.p,
     )
     fitting = [one for one in found if one.weights.q.shape[0] == subject.d_in]
-    fitting += [more for one in fitting for more in additions(case, subject, one)]
     same = (q, q, q) if k is q else (q, k, v)
     return [(one, Program(one.weights, same)) for one in fitting]
 
@@ -263,9 +343,12 @@ def allowed_masks(case: Case, subject: Subject) -> list[str]:
 def _examine(case: Case, subject: Subject) -> Report:
     session = case.session
     case.how = subject.how
+    case.asked_from = len(session.unanswered)
     inputs = inputs_for(subject, subject.sizes.tokens)
     out = call(session, subject, inputs)
+    began = time.monotonic()
     again = call(session, subject, inputs, seed=1)
+    session.set_pace(time.monotonic() - began)
     if isinstance(out, Failure) or isinstance(again, Failure):
         failure = out if isinstance(out, Failure) else again
         assert isinstance(failure, Failure)
@@ -283,20 +366,16 @@ def _examine(case: Case, subject: Subject) -> Report:
     if subject.polarity or subject.rotary or subject.marks:
         subject, out, search = _right_way(case, subject, inputs, out, search)
     judge_default(case, subject)
-    steps = _steps(case, subject)
-    if steps is not None and (_is_right(steps) or _names_all(steps)):
+    steps, replayed = _steps(case, subject)
+    if steps is not None and not steps.doubts:
         search.seconds = 1.0  # several mistakes at once are seen better in the steps
-        best = _found(search)
-    else:
-        best = search.best() or _with_terms(case, subject, inputs, out)
-    if best is not None and strange_cap(case, subject, best):
-        best = None
-    if steps is not None and _names_all(steps) and (best is None or best.ids):
+    best = _found(search)
+    if steps is not None and steps.wrong and (best is None or best.ids):
         best = _add_steps(case, subject, inputs, out, steps, best)
         if best is None:
             return _by_steps(case, subject, inputs, out, steps)
-    if steps is not None and best is None and _is_right(steps):
-        return _right_by_steps(case, subject, inputs, out, steps)
+    if steps is not None and replayed is not None and best is None:
+        return _right_by_steps(case, subject, inputs, out, steps, replayed)
     case.form = form_of(subject, best, out)
     if best is None:
         return unexplained(case, subject, inputs, out, search)
@@ -304,28 +383,34 @@ def _examine(case: Case, subject: Subject) -> Report:
         unknown = "An argument must be given that may be a mask, and its meaning is not known."
         case.findings.append(finding("unsure", unknown, None, "edge"))
         return case.report("unsure")
-    terms = best.program.weights.terms
-    if terms is not None and (terms.sink is not None or terms.cap is not None):
-        case.notes += terms.in_words()
     name_mistakes(case, subject, inputs, out, best, search)
     if subject.takes_mask and not subject.polarity and not case.findings:
         judge_mask(case, subject)
     question_of_causality(case, subject, inputs, out, best)
-    extras.examine(case, subject, inputs, out, best)
+    found: Reference = Simulated(best, subject)
+    if replayed is not None and not best.ids:
+        found = replace(replayed, otherwise=found)
+    extras.examine(case, subject, inputs, out, found)
     case.tested = (
         "tested against a reference, at other lengths, with gradients, in training and evaluation"
     )
     return case.report()
 
 
-def _steps(case: Case, subject: Subject) -> Judgement | None:
-    """What the recorded pass shows, step by step; None if it cannot be read."""
+def _steps(case: Case, subject: Subject) -> tuple[Judgement | None, Replayed | None]:
+    """What the recorded pass shows, step by step, and a reference made from it if it is right."""
     try:
-        reading, steps = judge_steps(case, subject)
+        reading, steps, runs = judge_steps(case, subject)
         case.steps = shown_steps(reading, steps)
     except Unreadable:
-        return None
-    return steps
+        return None, None
+    if not steps.right:
+        return steps, None
+    try:
+        return steps, Replayed.of(case, subject, reading, steps, runs)
+    except Unreadable as reason:
+        steps.doubts.append(str(reason))
+        return steps, None
 
 
 def _found(search: Search) -> Explanation | None:
@@ -334,15 +419,6 @@ def _found(search: Search) -> Explanation | None:
         return search.best()
     except RuntimeError:  # a rotation of a part of each head, for example
         return None
-
-
-def _is_right(steps: Judgement | None) -> bool:
-    return steps is not None and not steps.findings and not steps.doubts
-
-
-def _names_all(steps: Judgement | None) -> bool:
-    """Whether the recorded pass names mistakes of which there is no doubt."""
-    return steps is not None and bool(steps.findings) and not steps.doubts
 
 
 # The search knows only that nothing is hidden; the steps know why.
@@ -402,7 +478,12 @@ _OTHER_AXES = {"softmax-over-queries", "softmax-over-heads", "softmax-over-batch
 
 
 def _right_by_steps(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, steps: Judgement
+    case: Case,
+    subject: Subject,
+    inputs: probes.Inputs,
+    out: Tensor,
+    steps: Judgement,
+    reference: Reference,
 ) -> Report:
     """Every step of the recorded pass is right, and the class computes what was recorded."""
     idle = probes.idle_rows(case.session, subject, inputs, out)
@@ -410,42 +491,30 @@ def _right_by_steps(
         size = subject.built.parameters[name][0]
         evidence = f"{rows} of the {size} numbers that {name} gives are never used."
         case.add("unexplained", evidence)
+    for found in steps.findings:
+        case.add(found.id, found.evidence, found.line, found.severity)
+    case.doubt |= steps.question
     case.notes += steps.notes
     case.form = _form(subject, steps)
     if subject.takes_mask and not subject.polarity:
         judge_mask(case, subject)
-    extras.examine_without_form(case, subject, inputs, out)
-    case.tested = "tested step by step, with gradients, in training and evaluation"
+    extras.examine(case, subject, inputs, out, reference)
+    case.tested = (
+        "tested step by step, at other lengths, with gradients, in training and evaluation"
+    )
     return case.report()
 
 
 def _form(subject: Subject, steps: Judgement) -> Form:
-    causal = {"causal": "yes", "window": "window", "none": "no"}.get(steps.mask, "")
+    windowed = steps.mask.startswith("window")
+    causal = "window" if windowed else {"causal": "yes", "none": "no"}.get(steps.mask, "")
     return Form(
         heads=steps.heads or None,
         head_dim=steps.head_dim,
         causal=causal,
+        window=int(steps.mask.removeprefix("window")) if windowed else None,
         takes_mask=bool(subject.takes_mask),
     )
-
-
-def _with_terms(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor
-) -> Explanation | None:
-    """Attention with a learned scale, a bias of positions or mixed heads, if it is that."""
-    masks = allowed_masks(case, subject)
-    if case.text.has(SPARSE) or re.search(SPARSE, case.info.name):
-        masks.append("sparse")
-    turns, remarks = _turns(case, subject), list[str]()
-    best = recover(case.session, subject, inputs, out, masks, turns, remarks)
-    case.notes += remarks[:1] if best is None else []
-    terms = None if best is None else best.program.weights.terms
-    if best is not None and best.base.mask == "given":
-        case.notes.append("Each token sees a part of the past only; which part is not judged.")
-    if terms is not None:
-        case.notes += terms.in_words()
-        judge_bias(case, subject, terms)
-    return best
 
 
 def _turns(case: Case, subject: Subject) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.probes import Inputs
-from clearhead.checker.diagnosis.search import Explanation
-from clearhead.checker.diagnosis.simulator import Program, difference
+from clearhead.checker.diagnosis.reference import Reference
+from clearhead.checker.diagnosis.simulator import difference
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.subject import Subject, arguments_for, call, inputs_for, pick, renew
 from clearhead.checker.sandbox.submission import Failure, Output, Parameter
@@ -55,8 +55,8 @@ def decoding(
     subject: Subject,
     inputs: Inputs,
     out: Tensor,
-    best: Explanation,
-    longer: Explanation | None,
+    reference: Reference,
+    longer: Reference | None,
 ) -> None:
     """Decode with the cache, and hold it against the whole text.
 
@@ -65,7 +65,7 @@ def decoding(
         subject: How it is called.
         inputs: The inputs of the plain run.
         out: What it gave.
-        best: The form that was found.
+        reference: Right attention of its form.
         longer: The same with the window that longer texts have shown, if they have.
     """
     ways = ways_of(case)
@@ -80,7 +80,7 @@ def decoding(
         "in two pieces": [4, tokens - 4],
     }
     seen: dict[str, Tensor] = {}
-    if drivable and best.switches.mask == "causal":
+    if drivable and reference.mask == "causal":
         for name, sizes in plans.items():
             got = _drive(case, subject, inputs[0], ways, sizes)
             if got is not None and got.shape == out.shape:
@@ -97,7 +97,7 @@ def decoding(
         f"With the cache, {bad[0]}, the output differs from that of the whole text by "
         f"{gaps[bad[0]]:.2g} of its size"
     )
-    misaligned = _misaligned(best, plans[bad[0]], tokens)
+    misaligned = _misaligned(reference, inputs, plans[bad[0]])
     if misaligned is not None and difference(seen[bad[0]], misaligned) < 1e-4:
         evidence += "; it equals what you get when a new token sees only the first keys"
         id = "cached-mask-misaligned"
@@ -109,9 +109,9 @@ def decoding(
     case.add(id, evidence, severity="edge" if only_edge else "")
 
 
-def _beyond_window(case: Case, subject: Subject, ways: Ways, longer: Explanation | None) -> None:
+def _beyond_window(case: Case, subject: Subject, ways: Ways, longer: Reference | None) -> None:
     """Decode a text that is longer than the window: what the cache has let go must not matter."""
-    mask = "" if longer is None else longer.switches.mask
+    mask = "" if longer is None else longer.mask
     if not mask.startswith("window") or not renew(case.session, subject):
         return
     tokens = int(mask.removeprefix("window")) + 6
@@ -140,12 +140,11 @@ def _promises_pieces(case: Case) -> bool:
     return re.search(said, case.text.source) is not None
 
 
-def _misaligned(best: Explanation, sizes: Sequence[int], tokens: int) -> Tensor | None:
+def _misaligned(reference: Reference, inputs: Inputs, sizes: Sequence[int]) -> Tensor | None:
     """The output if the mask of each piece starts at the first key."""
     place = torch.cat([torch.arange(size) for size in sizes])
-    given = torch.arange(tokens) <= place[:, None]
-    program = Program(best.program.weights, best.program.inputs, given)
-    return program.run(best.switches._replace(mask="given"))
+    visible = torch.arange(len(place)) <= place[:, None]
+    return reference.output(inputs, visible, own_mask=False)
 
 
 def _drive(

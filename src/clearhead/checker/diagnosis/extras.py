@@ -1,23 +1,23 @@
 """What shows only in training, with a mask, in half precision, at other lengths, after loading."""
 
 import re
-import time
 
 import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis import decoding_cache as cached
-from clearhead.checker.diagnosis import learning, lengths, long_padding, probes
+from clearhead.checker.diagnosis import learning, lengths, long_padding, other_sizes, probes
 from clearhead.checker.diagnosis import other_uses as uses
 from clearhead.checker.diagnosis import side_effects as effects
-from clearhead.checker.diagnosis.search import Explanation, Search
-from clearhead.checker.diagnosis.simulator import Program, Switches, difference
-from clearhead.checker.harness import axis_orders as axes
+from clearhead.checker.diagnosis.naming import SCALES
+from clearhead.checker.diagnosis.reference import Reference
+from clearhead.checker.diagnosis.simulator import difference
+from clearhead.checker.diagnosis.valid_lengths import valid_lengths
 from clearhead.checker.harness.building import without_dropout
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import meaning_for
 from clearhead.checker.harness.error_messages import translate
-from clearhead.checker.harness.subject import Subject, call, inputs_for
+from clearhead.checker.harness.subject import Subject, call
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.crossed_arguments import dropout_makes_bias
@@ -26,47 +26,36 @@ from clearhead.checker.source.text_patterns import dropped_mask, made_without, m
 Inputs = probes.Inputs
 
 
-def examine(case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation) -> None:
+def examine(
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, reference: Reference
+) -> None:
     """Everything that the plain run could not show."""
     _stray(case, subject)
     uses.batch_axis(case, subject, inputs)
-    longer = lengths.lengths(case, subject, best)
+    longer = lengths.lengths(case, subject, reference)
     lengths.after_another(case, subject, inputs, out)
     effects.changed_inputs(case, subject, inputs)
     effects.kept_graph(case, subject, inputs, out)
-    _gradients(case, subject, inputs, out, best)
+    _gradients(case, subject, inputs, out)
     learning.out_of_reach(case, subject, inputs, out)
     learning.from_its_start(case, subject, inputs, out)
-    training(case, subject, inputs, out, over_keys=best.switches.softmax == "keys")
-    _large_scores(case, subject, inputs, best)
-    of_tokens = uses.padding(case, subject, inputs, out, best)
+    training(case, subject, inputs, out, over_keys=reference.over_keys)
+    _large_scores(case, subject, inputs, reference)
+    of_tokens = uses.padding(case, subject, inputs, out, reference)
     if subject.takes_mask and not subject.polarity and subject.takes_mask not in of_tokens:
-        _mask_argument(case, subject, inputs, out, best)
-    long_padding.long_padding(case, subject, best, of_tokens)
+        _mask_argument(case, subject, inputs, out, reference)
+    long_padding.long_padding(case, subject, reference, of_tokens)
+    valid_lengths(case, subject, inputs, out)
     _alone(case, subject, inputs, out)
+    other_sizes.many_texts(case, subject, inputs, out)
+    other_sizes.in_float32(case, subject, inputs, out)
+    other_sizes.many_times(case, subject, inputs, out)
     _device(case, subject)
     _other_dtypes(case, subject)
     if longer is not None:
         lengths.long_texts(case, subject, longer)
-    cached.decoding(case, subject, inputs, out, best, longer)  # these build anew: they come last
-    _bias_flag(case, subject)
-    _training_differs(case, subject, inputs)
-
-
-def examine_without_form(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """What needs no form to compare with: it was read step by step, and is right there."""
-    _stray(case, subject)
-    uses.batch_axis(case, subject, inputs)
-    lengths.after_another(case, subject, inputs, out)
-    effects.changed_inputs(case, subject, inputs)
-    effects.kept_graph(case, subject, inputs, out)
-    learning.detached(case, subject, inputs, out)
-    learning.out_of_reach(case, subject, inputs, out)
-    learning.from_its_start(case, subject, inputs, out)
-    training(case, subject, inputs, out, over_keys=True)
-    _alone(case, subject, inputs, out)
-    _device(case, subject)
-    _other_dtypes(case, subject)
+    cached.decoding(case, subject, inputs, out, reference, longer)  # these build anew: come last
+    other_sizes.wide(case, subject)
     _bias_flag(case, subject)
     _training_differs(case, subject, inputs)
 
@@ -89,70 +78,26 @@ def _stray(case: Case, subject: Subject) -> None:
             case.add("scale-is-stray-tensor", evidence, line)
 
 
-def _gradients(
-    case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
-) -> None:
+def _gradients(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
+    """Whether the gradients are those of the output."""
     if not subject.built.parameters or subject.ids or subject.built.arrays:
         return
     got = probes.gradients(case.session, subject, inputs, out)
     if isinstance(got, Failure):
-        if "expected shape" in got.message:
+        if not got.raised or "expected shape" in got.message:
             return  # the result is not the first thing returned
         id = translate(got, "backward", case.text, subject.sizes) or "backward-fails"
         case.add(id, f"In the backward pass: {got.type}: {got.message}"[:300], got.line)
         return
-    sizes, _, cotangent = got
-    if not out.isfinite().all():
+    if not out.isfinite().all() or learning.detached(case, subject, inputs, out):
         return
-    used = set(best.switches.roles[:2])
-    shapes = subject.built.parameters
-    scored = [n for n in sizes if role_of(n) in used and len(shapes[n]) > 1 and "bias" not in n]
-    still = [n for n in scored if sizes[n] < 1e-12]
-    if still and {"mask-hides-others", "values-not-mixed"} & set(best.ids):
-        return  # no weight could be another one, so that nothing depends on them
-    if still:
-        evidence = f"No gradient reaches {', '.join(still)}, though the output depends on them."
+    gap = probes.gradient_gap(case.session, subject, inputs, got[1], got[2])
+    if gap > 1e-2:
+        evidence = (
+            "The gradient that reaches the input is another one than the change of the output "
+            f"that a change of the input makes; they differ by {gap:.2g} of its size."
+        )
         case.add("scores-detached", evidence)
-        return
-    mixed = [n for n in sizes if role_of(n) in (best.switches.roles[2], "o") and "bias" not in n]
-    mixed = [n for n in mixed if sizes[n] < 1e-12 and "out-proj-unused" not in best.ids]
-    if mixed:
-        case.add("values-detached", f"No gradient reaches {', '.join(mixed)}.")
-        return
-    wanted = _gradient_of(best, cotangent, subject)
-    if wanted is None:
-        return
-    place = probes.place_of_queries(subject)
-    if place is None or place >= len(got[1]):
-        return
-    given = got[1][place]
-    if given is None:
-        case.add("scores-detached", "No gradient reaches the input.")
-        return
-    given = given.to(torch.float64)
-    given = axes.taken(given, subject.axes)
-    gap = difference(given, wanted) if given.shape == wanted.shape else 0.0
-    if gap > 1e-4:
-        evidence = f"The output is reproduced, but its gradient differs by {gap:.2g} of its size."
-        case.add("scores-detached", evidence)
-
-
-def _gradient_of(best: Explanation, cotangent: Tensor, subject: Subject) -> Tensor | None:
-    """What the gradient of the first input should be."""
-    if subject.axes in ("single", "packed", *axes.HEADS_READY):
-        return None
-    if subject.dtype != torch.float64:
-        return None
-    q, k, v = best.program.inputs
-    x = q.clone().requires_grad_()
-    leaves = (x, x if k is q else k, x if v is q else v)
-    out = Program(best.program.weights, leaves, best.program.given).run(best.switches)
-    if out is None:
-        return None
-    cotangent = axes.taken(cotangent, subject.axes)
-    # Given a cotangent, torch would import a library of symbols first: half a second.
-    (gradient,) = torch.autograd.grad((out * cotangent).sum(), x)
-    return gradient if gradient.isfinite().all() else None
 
 
 def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_keys: bool) -> None:
@@ -173,7 +118,9 @@ def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_
     if case.given or not (asked or told) or subject.built.arrays:
         return  # the layer's own rate is not known, or there is no training
     seen = probes.training(case.session, subject, inputs, out)
-    if seen is None:
+    if isinstance(seen, Failure):
+        if seen.raised:
+            case.add("training-differs", f"In training: {seen.message}"[:300], seen.line)
         return
     if not seen.varies:
         evidence = f"With dropout {subject.sizes.p}, training gives the same output as evaluation."
@@ -196,13 +143,10 @@ def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_
         case.add("dropout-before-softmax", evidence)
 
 
-def _large_scores(case: Case, subject: Subject, inputs: Inputs, best: Explanation) -> None:
-    if best.base.mask != "causal" or best.switches.mask != "causal" or subject.polarity:
+def _large_scores(case: Case, subject: Subject, inputs: Inputs, reference: Reference) -> None:
+    if reference.mask != "causal" or subject.polarity or subject.dtype != torch.float64:
         return
-    names = ("split", "fill", "softmax", "merge", "mix", "keyed", "turn")
-    if any(getattr(best.switches, name) != getattr(best.base, name) for name in names):
-        return
-    if subject.dtype != torch.float64:
+    if set(reference.ids) - SCALES:
         return
     leak = probes.large_score_leak(case.session, subject, inputs)
     if leak.size > 0:
@@ -252,6 +196,8 @@ def _alone(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
         return
     got = probes.alone(case.session, subject, inputs, out)
     if isinstance(got, Failure):
+        if not got.raised:
+            return
         evidence = f"With one sentence: {got.type}: {got.message}"[:300]
         line = None if case.text.has("squeeze") else got.line
         case.add("fails-with-one-sentence", evidence, line)
@@ -263,7 +209,7 @@ def _alone(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
 
 def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
     """With dropout 0, or without any, training must compute what evaluation does."""
-    if case.given or case.findings:
+    if case.given or any(found.severity == "wrong" for found in case.findings):
         return
     meanings = {meaning_for(p) for p in case.info.init}
     layers = any("Dropout" in kind for kind in subject.built.modules.values())
@@ -279,6 +225,8 @@ def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
     if isinstance(still, Failure):
         return
     if isinstance(trained, Failure):
+        if not trained.raised:
+            return
         case.add("training-differs", f"In training: {trained.message}"[:300], trained.line)
         return
     if isinstance(again, Failure) or difference(trained, again) > 1e-9:
@@ -313,18 +261,16 @@ def _bias_flag(case: Case, subject: Subject) -> None:
 
 
 def _mask_argument(
-    case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, reference: Reference
 ) -> None:
     """Forward takes a mask: any polarity is right, as long as it hides what it marks."""
-    if best.switches.mask.startswith(("window", "given")):
-        return
     batch, tokens = inputs[0].shape[:2]
     keep = torch.rand(tokens, tokens, generator=torch.Generator().manual_seed(4)) < 0.6
     keep |= torch.eye(tokens, dtype=torch.bool)
     # Where it is causal by itself, a mask may come on top of that, or take its place.
-    kinds = ["given-and-causal", "given"] if best.base.mask == "causal" else ["given"]
-    program = Program(best.program.weights, best.program.inputs, keep)
-    wanted = [program.run(best.switches._replace(mask=kind)) for kind in kinds]
+    wanted = [reference.output(inputs, keep, own_mask=own) for own in (True, False)]
+    if all(right is None for right in wanted):
+        return
     ran: list[Tensor] = []
     for shape in ((tokens, tokens), (1, 1, tokens, tokens), (batch, tokens, tokens)):
         shaped = keep.expand(shape).contiguous() if len(shape) != 4 else keep[None, None]
@@ -335,40 +281,14 @@ def _mask_argument(
             if any(right is not None and difference(right, got) < 1e-5 for right in wanted):
                 return
             ran.append(got)
-    if not ran:
-        return
-    if all(difference(got, out) < 1e-9 for got in ran):
+    if ran and all(difference(got, out) < 1e-9 for got in ran):
         line = dropped_mask(case.text)
         id = "mask-ignored" if line is None else "mask-result-dropped"
         case.add(id, "A mask that hides 40 % of the cells changes nothing.", line)
-        return
-    if best.ids:
-        return  # one mistake at a time: the mask would only repeat it
-    _explain_mask(case, best, program, kinds[0], ran)
-
-
-def _explain_mask(
-    case: Case, best: Explanation, program: Program, kind: str, ran: list[Tensor]
-) -> None:
-    ends = time.monotonic() + 0.4
-    for got in ran:
-        if time.monotonic() > ends:
-            break
-        search = Search(got, [(best.candidate, program)], [kind], seconds=0.1)
-        found = next(iter(search.one()), None)
-        if found is not None and found.ids and "mask-ignored" not in found.ids:
-            evidence = (
-                f"Given a mask, your output equals, to {found.error:.0e}, what this mistake gives."
-            )
-            for id in found.ids:
-                case.add(id, evidence)
-            return
-    case.notes.append("Forward takes a mask; no usual meaning of it reproduces the output.")
+    elif ran and not reference.ids:
+        case.notes.append("Forward takes a mask; no usual meaning of it reproduces the output.")
 
 
 def _polarities(keep: Tensor, dtype: torch.dtype) -> list[Tensor]:
     added = torch.zeros(keep.shape, dtype=dtype).masked_fill(~keep, -torch.inf)
     return [keep, ~keep, keep.to(torch.int64), added, (~keep).to(torch.int64), keep.to(dtype)]
-
-
-__all__ = ["Switches", "examine", "inputs_for"]

@@ -80,15 +80,15 @@ def _gradients(
     }
 
 
-def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
-    """Rows of query and key weights that get no gradient, though the output needs them."""
-    if not case.text.has(r"detach\(|no_grad|\.data\b|inference_mode"):
-        return
+def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
+    """Rows of projections that get no gradient, though the output depends on them."""
     got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure):
-        return
+        return False
+    found = False
     for name, gradient in got[0].parameters.items():
-        if role_of(name) not in ("q", "k", "qkv") or subject.weights[name].ndim < 2:
+        role = role_of(name)
+        if role not in ("q", "k", "v", "o", "qkv", "kv") or subject.weights[name].ndim < 2:
             continue
         weight = subject.weights[name]
         rows = torch.ones(len(weight), dtype=torch.bool)
@@ -97,16 +97,18 @@ def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -
         if not rows.any():
             continue
         other = weight.clone()
-        other[rows] *= -1.5
+        other[rows] *= 1.001  # so little that no unit that is off comes on
         _load(case, subject, {**subject.weights, name: other})
         moved = call(case.session, subject, inputs)
-        if isinstance(moved, Tensor) and float((moved - out).abs().max()) > 1e-6:
+        if isinstance(moved, Tensor) and float((moved - out).abs().max()) > 1e-8:
             evidence = (
                 f"No gradient reaches {int(rows.sum())} of the {len(weight)} rows of {name}, "
                 "though the output depends on them."
             )
-            case.add("scores-detached", evidence)
+            case.add("values-detached" if role in ("v", "o") else "scores-detached", evidence)
+            found = True
     _load(case, subject, subject.weights)
+    return found
 
 
 def out_of_reach(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:

@@ -4,15 +4,20 @@ A mask or a table may fit one length only, code that works in blocks shows its m
 is longer than a block, and what an object has kept from one text may be wrong for the next.
 """
 
+import math
 import time
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
+from clearhead.checker.diagnosis import probes
 from clearhead.checker.diagnosis.probes import Inputs
-from clearhead.checker.diagnosis.search import Explanation
-from clearhead.checker.diagnosis.simulator import Program, difference
+from clearhead.checker.diagnosis.program import MOST_NUMBERS
+from clearhead.checker.diagnosis.reading import Unreadable
+from clearhead.checker.diagnosis.recorded_pass import judge_steps
+from clearhead.checker.diagnosis.reference import Reference
+from clearhead.checker.diagnosis.simulator import difference
+from clearhead.checker.harness.axis_orders import PICTURES
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import likely_meaning, meaning_for, meaning_of
 from clearhead.checker.harness.subject import Subject, call, inputs_for, renew
@@ -20,7 +25,9 @@ from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.text_patterns import keeps_something
 
 LENGTHS = (1, 2, 3, 19, 67)  # one token, few, more than a usual block of 16, more than 64
-LONG = 263  # more than two blocks of 128
+LONG = 1000
+LEAST = 263  # more than two blocks of 128; a text that is not longer is no long text
+READ = 24  # tokens: a longer text would take too long to read step by step
 PATIENCE = 1.5  # seconds: a loop over all pairs of tokens would take longer
 BREAKS = 1e-3  # angles in float32 differ by less, another mask by more
 DRIFT = 1e-5
@@ -30,7 +37,7 @@ SPARSE = r"(?i)window|local|sliding|sparse|dilat|stride|\bband|yarn|ntk|\blog\(|
 def longest(case: Case, subject: Subject) -> int:
     """The longest text that the class has promised to take."""
     names = {meaning_for(p) for p in case.info.init}
-    read = {meaning_of(name) for name, _ in case.info.fields}
+    read = {meaning_of(name.rpartition(".")[2]) for name, _ in case.info.fields}
     limited = "context" in names or ("config" in names and "context" in read)
     return subject.sizes.context if limited and not case.given else LONG
 
@@ -41,7 +48,7 @@ def of_one_length(subject: Subject) -> bool:
     return whole or subject.axes == "single" or subject.sizes.window is not None
 
 
-def lengths(case: Case, subject: Subject, best: Explanation) -> Explanation | None:
+def lengths(case: Case, subject: Subject, right: Reference) -> Reference | None:
     """Whether it runs at other lengths, and is the same attention there.
 
     Returns:
@@ -57,27 +64,92 @@ def lengths(case: Case, subject: Subject, best: Explanation) -> Explanation | No
     for tokens in sorted({*LENGTHS, subject.sizes.context}):
         if tokens > most:
             break
-        got = call(case.session, subject, inputs_for(subject, tokens))
+        inputs = inputs_for(subject, tokens)
+        got = call(case.session, subject, inputs)
         if isinstance(got, Failure):
-            if _is_new(case, subject, best, tokens, got):
+            if not got.raised:
+                return None
+            if _is_new(case, subject, right, tokens, got):
                 return None
             if tokens <= 3 or (tokens == subject.sizes.context and told):
                 evidence = f"With {tokens} tokens: {got.type}: {got.message}"[:300]
                 case.add("fails-at-some-lengths", evidence, got.line)
             elif tokens > subject.sizes.context:
                 return None
-        elif judged and _parts(subject, best, inputs_for(subject, tokens), got) > BREAKS:
-            windowed = _windowed(case, subject, best, tokens, got)
-            if windowed is None:
-                if not _is_new(case, subject, best, tokens, got):
-                    _name_length(case, subject, best, tokens)
+            continue
+        if not judged:
+            continue
+        wanted = right.output(inputs)
+        if wanted is None:
+            if not _reads(case, subject, right, inputs, got):
                 return None
-            best = windowed
-    return best
+        elif wanted.shape == got.shape and difference(got, wanted) > BREAKS:
+            windowed = _windowed(case, subject, right, tokens, got)
+            if windowed is None:
+                if not _is_new(case, subject, right, tokens, got):
+                    _name_length(case, subject, right, tokens)
+                return None
+            right = windowed
+    return right
+
+
+def _reads(case: Case, subject: Subject, right: Reference, inputs: Inputs, got: Tensor) -> bool:
+    """At this length other code runs than was read before: whether it is right too."""
+    tokens = inputs[0].shape[1]
+    if tokens <= READ:
+        other = replace(subject, sizes=replace(subject.sizes, tokens=tokens))
+        try:
+            _, steps, _ = judge_steps(case, other)
+        except Unreadable:
+            steps = None
+        if steps is not None and steps.wrong:
+            found = next(one for one in steps.findings if one.severity != "edge")
+            evidence = f"With {tokens} tokens it takes another way. {found.evidence}"
+            case.add("breaks-with-length", evidence, found.line)
+            return False
+        if steps is not None and not steps.doubts:
+            return True
+    wrong = _property_lost(case, subject, right, inputs, got)
+    if wrong:
+        case.add("breaks-with-length", f"With {tokens} tokens {wrong}.")
+    return not wrong
+
+
+def _property_lost(
+    case: Case, subject: Subject, right: Reference, inputs: Inputs, got: Tensor
+) -> str:
+    """What every attention has and this one has not, at this length; "" if nothing was seen."""
+    leak = probes.batch_leak(case.session, subject, inputs, got)
+    if leak > DRIFT:
+        return f"changing one sentence changed the output of another by {leak:.2g}"
+    if right.mask != "causal" or subject.axes in PICTURES:
+        return ""
+    future = probes.future_leak(case.session, subject, inputs, got)
+    if future.size > DRIFT:
+        return f"changing token {future.changed} changed output {future.moved} by {future.size:.2g}"
+    few = subject.sizes.tokens
+    if few < inputs[0].shape[1]:
+        start = _first(inputs, few)
+        short, wanted = call(case.session, subject, start), right.output(start)
+        if wanted is not None and isinstance(short, Tensor):
+            gap = difference(got[:, :few], wanted)
+            if gap > BREAKS:
+                return (
+                    f"the first {few} outputs are others than without the tokens after them; they "
+                    f"differ by {gap:.2g} of their size"
+                )
+    return ""
+
+
+def _first(inputs: Inputs, tokens: int) -> Inputs:
+    """The first tokens of each text; what was one tensor stays one."""
+    made = {id(tensor): tensor[:, :tokens].contiguous() for tensor in inputs}
+    q, k, v = (made[id(tensor)] for tensor in inputs)
+    return q, k, v
 
 
 def _is_new(
-    case: Case, subject: Subject, best: Explanation, tokens: int, got: Tensor | Failure
+    case: Case, subject: Subject, right: Reference, tokens: int, got: Tensor | Failure
 ) -> bool:
     """Whether a new object is right at this length, so that an earlier text is to blame."""
     before = [n for n in {*LENGTHS, subject.sizes.context} if n < tokens]
@@ -88,7 +160,7 @@ def _is_new(
     fresh = call(case.session, subject, inputs)
     renew(case.session, subject)
     call(case.session, subject, inputs_for(subject, subject.sizes.tokens))  # as it was
-    if isinstance(fresh, Failure) or _parts(subject, best, inputs, fresh) > BREAKS:
+    if isinstance(fresh, Failure) or _parts(right, inputs, fresh) > BREAKS:
         return False
     start = f"After texts of up to {seen} tokens, one of {tokens} tokens"
     if isinstance(got, Failure):
@@ -128,8 +200,11 @@ def after_another(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> 
     case.add("depends-on-earlier-call", f"After a text of 1 token, one of {tokens} tokens {what}.")
 
 
-def long_texts(case: Case, subject: Subject, best: Explanation) -> None:
-    """The same attention in a text of a few hundred tokens, longer than the usual blocks?"""
+def long_texts(case: Case, subject: Subject, right: Reference) -> None:
+    """The same attention in a text of about a thousand tokens, longer than the usual blocks?
+
+    The text gets shorter where the class is slow, or has many heads.
+    """
     if "Lazy" in case.text.file or any(found.severity == "wrong" for found in case.findings):
         return
     limited = longest(case, subject) < LONG
@@ -137,17 +212,37 @@ def long_texts(case: Case, subject: Subject, best: Explanation) -> None:
     # A new object: a buffer that was in half precision once is no longer exact.
     if roomy is None or not renew(case.session, roomy):
         return
-    began = time.monotonic()
-    call(case.session, roomy, inputs_for(roomy, max(LENGTHS)))
-    if (time.monotonic() - began) * (LONG / max(LENGTHS)) ** 2 < PATIENCE:
-        inputs = inputs_for(roomy, LONG, batch=1)
-        got = call(case.session, roomy, inputs)
-        if isinstance(got, Tensor):
-            breaks = _parts(roomy, best, inputs, got) > BREAKS
-            if breaks and _windowed(case, roomy, best, LONG, got) is None:
-                _name_length(case, roomy, best, LONG)
+    tokens = _affordable(case, roomy)
+    if tokens < LEAST:
+        case.notes.append(f"It is slow: not tested beyond {max(LENGTHS)} tokens.")
+    else:
+        inputs = inputs_for(roomy, tokens, batch=1)
+        with case.session.optional() as unanswered:
+            got = call(case.session, roomy, inputs)
+            wanted = right.output(inputs) if isinstance(got, Tensor) else None
+        if unanswered:
+            case.notes.append(f"Not tested beyond {max(LENGTHS)} tokens: it did not answer.")
+        if isinstance(got, Tensor) and wanted is None:
+            lost = _property_lost(case, roomy, right, inputs, got)
+            if lost:
+                case.add("breaks-with-length", f"With {tokens} tokens {lost}.")
+        elif isinstance(got, Tensor) and wanted is not None:
+            breaks = wanted.shape == got.shape and difference(got, wanted) > BREAKS
+            if breaks and _windowed(case, roomy, right, tokens, got) is None:
+                _name_length(case, roomy, right, tokens)
     if limited:
         renew(case.session, subject)
+
+
+def _affordable(case: Case, subject: Subject) -> int:
+    """How long a text may be, so that the class answers soon."""
+    few = max(LENGTHS)
+    call(case.session, subject, inputs_for(subject, few, batch=1))
+    began = time.monotonic()
+    call(case.session, subject, inputs_for(subject, few, batch=1))
+    seconds = max(time.monotonic() - began, 1e-4)
+    heads = max(subject.sizes.heads, 1)
+    return min(LONG, int(few * math.sqrt(PATIENCE / seconds)), int(math.sqrt(MOST_NUMBERS / heads)))
 
 
 def _with_room(case: Case, subject: Subject) -> Subject | None:
@@ -172,47 +267,43 @@ def _longer(name: str, value: object, subject: Subject) -> object:
     return LONG + 8 if is_context else value
 
 
-def _parts(subject: Subject, best: Explanation, inputs: Inputs, got: Tensor) -> float:
-    """How far the output for these inputs is from the form that was found."""
-    q, k, v = (t.to(torch.float64) for t in inputs)
-    right = Program(best.program.weights, (q, k, v) if subject.separate else (q, q, q)).run(
-        best.switches
-    )
-    return difference(got, right) if right is not None and right.shape == got.shape else 0.0
+def _parts(right: Reference, inputs: Inputs, got: Tensor) -> float:
+    """How far the output for these inputs is from right attention."""
+    wanted = right.output(inputs)
+    return difference(got, wanted) if wanted is not None and wanted.shape == got.shape else 0.0
 
 
 def _windowed(
-    case: Case, subject: Subject, best: Explanation, tokens: int, got: Tensor
-) -> Explanation | None:
+    case: Case, subject: Subject, right: Reference, tokens: int, got: Tensor
+) -> Reference | None:
     """The same form with a window too wide for the plain run, where the source has a window."""
     kinds = {"causal": "window", "none": "band"}
-    if best.switches.mask not in kinds:
+    if right.mask not in kinds:
         return None
     widths = [v for n, v in subject.keywords.items() if not meaning_of(n) and type(v) is int]
     kept = [v for v in subject.built.plain.values() if type(v) is int and 1 < v < tokens]
-    if tokens == LONG:
+    if tokens >= LEAST:
         widths += kept  # an attribute may be one too
     elif case.text.has(r"(?i)window|local|sliding"):
         widths = list(range(subject.sizes.tokens, tokens))
     inputs = inputs_for(subject, tokens, batch=got.shape[0])
     for width in dict.fromkeys(widths):  # an argument of unknown name may be a window
-        mask = f"{kinds[best.switches.mask]}{width}"
-        trial = replace(best, switches=best.switches._replace(mask=mask))
-        if _parts(subject, trial, inputs, got) < BREAKS:
+        trial = right.with_mask(f"{kinds[right.mask]}{width}")
+        if _parts(trial, inputs, got) < BREAKS:
             case.notes.append(f"In longer texts it sees a window of {width} tokens.")
             return trial
     return None
 
 
-def _name_length(case: Case, subject: Subject, best: Explanation, tokens: int) -> None:
+def _name_length(case: Case, subject: Subject, right: Reference, tokens: int) -> None:
     """Say from which length on it breaks."""
     fine = subject.sizes.tokens
     low, high = min(fine, tokens), max(fine, tokens)
 
     def gap_at(length: int) -> float | None:
-        inputs = inputs_for(subject, length)
+        inputs = inputs_for(subject, length, batch=1 if tokens >= LEAST else 0)
         got = call(case.session, subject, inputs)
-        return None if isinstance(got, Failure) else _parts(subject, best, inputs, got)
+        return None if isinstance(got, Failure) else _parts(right, inputs, got)
 
     while high - low > 1:
         middle = (low + high) // 2

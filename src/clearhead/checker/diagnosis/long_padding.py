@@ -9,34 +9,36 @@ import time
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.lengths import LONG, PATIENCE, longest, of_one_length
+from clearhead.checker.diagnosis.lengths import LEAST, PATIENCE, longest, of_one_length
 from clearhead.checker.diagnosis.other_uses import with_mask
-from clearhead.checker.diagnosis.search import Explanation
-from clearhead.checker.diagnosis.simulator import Program, difference
+from clearhead.checker.diagnosis.reference import Reference
+from clearhead.checker.diagnosis.simulator import difference
 from clearhead.checker.harness.axis_orders import HEADS_READY
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.subject import Subject, call, inputs_for
 from clearhead.checker.source.text_patterns import used_by
 
 _PIECES = r"for .*range\([^)]*,[^)]*,|\.split\(|chunk|block|tile"
-_MASKS = {"none": "given", "causal": "given-and-causal"}
 # The padding is said to stand at the end, and nowhere else.
 _RIGHT_ONLY = r"(?is)\A(?!.*\bleft\b).*(right[- ]pad|pad\w* (only )?(on|at|to) the (right|end))"
 SHORT = 9
 
 
-def long_padding(case: Case, subject: Subject, best: Explanation, known: set[str]) -> None:
+def long_padding(case: Case, subject: Subject, reference: Reference, known: set[str]) -> None:
     """Whether real tokens stay numbers after padding that is longer than a piece.
 
     Args:
         case: The class.
         subject: How it is called.
-        best: The form that was found.
+        reference: Right attention of its form.
         known: Arguments that mark tokens, as far as that is known.
     """
-    if subject.axes not in ("batch", "first", *HEADS_READY) or best.switches.mask not in _MASKS:
+    if subject.axes not in ("batch", "first", *HEADS_READY) or reference.mask not in (
+        "none",
+        "causal",
+    ):
         return
-    if best.ids or subject.ids or of_one_length(subject):
+    if reference.ids or subject.ids or of_one_length(subject):
         return
     if not any(part.has(_PIECES) for part in (case.text, *used_by(case.text))):
         return
@@ -44,13 +46,13 @@ def long_padding(case: Case, subject: Subject, best: Explanation, known: set[str
     names = known | {name for name in optional if "pad" in name.lower()}
     began = time.monotonic()
     call(case.session, subject, inputs_for(subject, min(67, longest(case, subject))))
-    if (time.monotonic() - began) * (LONG / 67) ** 2 > PATIENCE:
+    if (time.monotonic() - began) * (LEAST / 67) ** 2 > PATIENCE:
         return
     for name in sorted(names):
         for hides in (True, False):
-            if _lost(case, subject, best, name, SHORT, hides) == 0:
-                tokens = min(longest(case, subject), LONG)
-                lost = _lost(case, subject, best, name, tokens, hides)
+            if _lost(case, subject, reference, name, SHORT, hides) == 0:
+                tokens = min(longest(case, subject), LEAST)
+                lost = _lost(case, subject, reference, name, tokens, hides)
                 if lost:
                     evidence = (
                         f"With {name} given, a text of {tokens} tokens that begins with "
@@ -63,14 +65,14 @@ def long_padding(case: Case, subject: Subject, best: Explanation, known: set[str
 
 
 def _lost(
-    case: Case, subject: Subject, best: Explanation, name: str, tokens: int, hides: bool
+    case: Case, subject: Subject, reference: Reference, name: str, tokens: int, hides: bool
 ) -> int | None:
     """How many real tokens give NaN; None if the marks do not mean this, or it does not run.
 
     Args:
         case: The class.
         subject: How it is called.
-        best: The form that was found.
+        reference: Right attention of its form.
         name: The argument that takes the marks.
         tokens: The length of the text; its last five tokens are real.
         hides: Whether True marks the padding.
@@ -81,10 +83,8 @@ def _lost(
     got = with_mask(case, subject, inputs, name, ~real if hides else real)
     if got is None or got.shape[:2] != real.shape:
         return None
-    q, k, v = (t.to(torch.float64) for t in inputs)
     visible = real[:, None, None, :].expand(len(real), 1, tokens, tokens)
-    program = Program(best.program.weights, (q, k, v) if subject.separate else (q, q, q), visible)
-    right = program.run(best.switches._replace(mask=_MASKS[best.switches.mask]))
+    right = reference.output(inputs, visible)
     if right is None or right.shape != got.shape:
         return None
     fine: Tensor = got[real].isfinite().all(-1)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis import probes
-from clearhead.checker.diagnosis.search import Explanation
-from clearhead.checker.diagnosis.simulator import Program, difference
+from clearhead.checker.diagnosis.reference import Reference
+from clearhead.checker.diagnosis.simulator import difference
 from clearhead.checker.harness.axis_orders import HEADS_READY, taken
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.subject import Subject, arguments_for, call, handed, ids_for, pick
@@ -71,7 +71,7 @@ _NO_MASK = r"cache|past|state|pos|layer|return|need|output|use|train|context|mem
 
 
 def padding(
-    case: Case, subject: Subject, inputs: Inputs, out: Tensor, best: Explanation
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, reference: Reference
 ) -> set[str]:
     """A (batch, tokens) argument that marks the padding, or the real tokens: is it hidden?
 
@@ -81,11 +81,10 @@ def padding(
         The arguments that are such a mask.
     """
     understood: set[str] = set()
-    masks = {"none": "given", "causal": "given-and-causal"}
-    if subject.axes not in ("batch", "first") or best.switches.mask not in masks:
+    if subject.axes not in ("batch", "first") or reference.mask not in ("none", "causal"):
         return understood
     if subject.ids:
-        _padding_in_ids(case, subject, inputs, best, masks[best.switches.mask])
+        _padding_in_ids(case, subject, inputs, reference)
         return understood
     fed = {name for name, role in subject.feed if role not in ("mask", "marks")}
     must = {name for name, role in subject.feed if role == "marks"}
@@ -97,8 +96,7 @@ def padding(
             continue
         if re.match(r"q(uery)?_|.*_q$", name) or (subject.polarity and "mask" in name):
             continue
-        kind = masks[best.switches.mask]
-        if _padding_of(case, subject, inputs, out, best, parameter.name, kind):
+        if _padding_of(case, subject, inputs, out, reference, parameter.name):
             understood.add(parameter.name)
     return understood
 
@@ -108,18 +106,16 @@ def _padding_of(
     subject: Subject,
     inputs: Inputs,
     out: Tensor,
-    best: Explanation,
+    reference: Reference,
     name: str,
-    kind: str,
 ) -> bool:
     """Whether the argument is a mask of tokens, which is judged then."""
     batch, tokens = inputs[0].shape[:2]
     real = torch.ones(batch, tokens, dtype=torch.bool)
-    hidden = [1, 3] if kind == "given-and-causal" else [tokens - 2, tokens - 1]
+    hidden = [1, 3] if reference.mask == "causal" else [tokens - 2, tokens - 1]
     real[-1, hidden] = False  # where it is causal, no one sees padding at the end anyway
     visible = real[:, None, None, :].expand(batch, 1, tokens, tokens)
-    program = Program(best.program.weights, best.program.inputs, visible)
-    right = program.run(best.switches._replace(mask=kind))
+    right = reference.output(inputs, visible)
     if right is None or right.shape != out.shape:
         return False
     answers = [with_mask(case, subject, inputs, name, marks) for marks in (real, ~real)]
@@ -143,7 +139,7 @@ def _padding_of(
                 "the padding is seen; with True at the real tokens it is right.",
             )
         return True
-    if best.ids:
+    if reference.ids:
         return False
     idle = all(difference(got, out) < 1e-5 for got in runs)  # a number added to a whole row
     for got in runs:
@@ -184,9 +180,7 @@ def _hides_in_others(
     return False
 
 
-def _padding_in_ids(
-    case: Case, subject: Subject, inputs: Inputs, best: Explanation, kind: str
-) -> None:
+def _padding_in_ids(case: Case, subject: Subject, inputs: Inputs, reference: Reference) -> None:
     """Token ids with padding among them: is it hidden, or is only the padding seen?"""
     told = [v for n, v in subject.built.plain.items() if "pad" in n.lower() and type(v) is int]
     if not told and not case.text.has(r"padding_idx\s*=\s*0|[!=]=\s*0"):
@@ -208,10 +202,8 @@ def _padding_in_ids(
         return
     got = output.tensors[chosen].to(torch.float64)
     visible = real[:, None, None, :].expand(batch, 1, tokens, tokens)
-    wide = x.to(torch.float64)
-    program = Program(best.program.weights, (wide, wide, wide), visible)
-    right, plain = (program.run(best.switches._replace(mask=m)) for m in (kind, best.switches.mask))
-    inverted = program.run(best.switches._replace(mask="given-inverted"))
+    right, plain = reference.output((x, x, x), visible), reference.output((x, x, x))
+    inverted = reference.output((x, x, x), ~visible, own_mask=False)
     if right is None or plain is None or inverted is None or got.shape != right.shape:
         return
     if difference(got[real], right[real]) < 1e-5 or difference(got[real], plain[real]) < 1e-5:
@@ -280,8 +272,13 @@ def _marks_real(text: Text) -> bool:
 
 
 def _said_real(text: Text, name: str) -> bool:
-    """Whether the source says so of this very argument, in one line: `mask: (B, S), 1 = token`."""
-    own = rf"\W*{re.escape(name)}\b(?!\s*=)"
-    told = [line for line in text.source.splitlines() if re.match(own, line)]
+    """Whether the source says so of this very argument: `mask: (B, S), 1 = token`."""
+    own = rf"(\W*|.*[.;] ){re.escape(name)}\b(?!\s*=)"
+    lines = text.source.splitlines()
+    told = [
+        " ".join(lines[place : place + (3 if line.rstrip().endswith(":") else 1)])
+        for place, line in enumerate(lines)
+        if re.match(own, line)
+    ]
     real = [line for line in told if re.search(_REAL, line)]
     return bool(real) and not any(re.search(_HIDDEN, line) for line in told)

@@ -59,7 +59,7 @@ def future_leak(session: Session, subject: Subject, inputs: Inputs, out: Tensor)
     """How much later tokens change earlier outputs: 0 for causal attention."""
     worst = Influence(0.0, 0, 0)
     tokens = inputs[0].shape[1]
-    for token in {tokens - 1, max(tokens - 2, 1)}:
+    for token in {tokens - 1, max(tokens - 2, 1)} - {0, tokens}:
         other = call(session, subject, changed(inputs, slice(None), token))
         if isinstance(other, Failure) or other.shape != out.shape or out.shape[1] < tokens:
             continue
@@ -80,6 +80,8 @@ def sees_others(session: Session, subject: Subject, inputs: Inputs, out: Tensor)
 
 def batch_leak(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> float:
     """How much one sentence changes the output of another: 0 for any attention."""
+    if len(inputs[0]) < 2:
+        return 0.0
     other = call(session, subject, changed(inputs, 0, slice(None)))
     if isinstance(other, Failure) or other.shape != out.shape:
         return 0.0
@@ -221,6 +223,53 @@ def backward(
     return got if isinstance(got, Failure) else (got, noise)
 
 
+def gradient_gap(
+    session: Session,
+    subject: Subject,
+    inputs: Inputs,
+    gradients: tuple[Tensor | None, ...],
+    cotangent: Tensor,
+) -> float:
+    """How far the first input's gradient is from the output's own change; 0 where unknown.
+
+    Args:
+        session: Who answers for the class.
+        subject: The class.
+        inputs: What it was given.
+        gradients: The gradients of its inputs.
+        cotangent: What the output was multiplied by.
+    """
+    place = place_of_queries(subject)
+    if place is None or place >= len(gradients) or subject.dtype != torch.float64:
+        return 0.0
+    if subject.axes in ("single", "packed", *axes.HEADS_READY):
+        return 0.0
+    noise = torch.Generator().manual_seed(6)
+    direction = torch.randn(inputs[0].shape, generator=noise, dtype=torch.float64)
+    weights = axes.taken(cotangent, subject.axes)
+    measured = []
+    for step in (1e-3, 1e-4):
+        outs = []
+        for moved in (inputs[0] + step * direction, inputs[0] - step * direction):
+            q, k, v = (moved if tensor is inputs[0] else tensor for tensor in inputs)
+            got = call(session, subject, (q, k, v))
+            if isinstance(got, Failure) or got.shape != weights.shape or not got.isfinite().all():
+                return 0.0
+            outs.append(got)
+        measured.append(float(((outs[0] - outs[1]) * weights).sum()) / (2 * step))
+    given = gradients[place]
+    slope = torch.zeros_like(direction)
+    if given is not None:
+        given = axes.taken(given.to(torch.float64), subject.axes)
+        if given.shape != direction.shape:
+            return 0.0
+        slope = given * direction
+    size = max(abs(measured[1]), float(slope.norm()))
+    if size < 1e-9 or abs(measured[0] - measured[1]) > 1e-3 * size:
+        return 0.0  # it is not smooth here, or rounds to float32 inside
+    return abs(float(slope.sum()) - measured[1]) / size
+
+
 def place_of_queries(subject: Subject) -> int | None:
     """Which of forward's positional arguments the queries come from."""
     for place, (_, role) in enumerate(subject.feed):
@@ -246,15 +295,16 @@ class Training:
     only_outputs: bool
 
 
-def training(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> Training | None:
-    """Run twice in training, with random and with equal tokens; None if it fails."""
+def training(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> Training | Failure:
+    """Run three times in training, with random and with equal tokens."""
     same = tuple(t[:, :1].expand(-1, t.shape[1], -1).contiguous() for t in inputs)
     calm = call(session, subject, same)  # type: ignore[arg-type]  # three tensors
     runs = [call(session, subject, inputs, train=True, seed=s) for s in (1, 2, 3)]
     equal = [call(session, subject, same, train=True, seed=s) for s in (1, 2, 3)]  # type: ignore[arg-type]
     tensors = [t for t in [calm, *runs, *equal] if not isinstance(t, Failure)]
-    if len(tensors) < 7:
-        return None
+    for failed in (calm, *runs, *equal):
+        if isinstance(failed, Failure):
+            return failed
     p = subject.sizes.p
 
     def moved(run: Tensor, still: Tensor, *also: float) -> bool:

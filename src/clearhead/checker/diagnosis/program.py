@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from clearhead.checker.sandbox.pass_recorder import is_in_place
 Values = dict[int, Tensor]
 
 MOST_NUMBERS = 1 << 22  # in one result
-MOST_IN_ALL = 1 << 25
+MOST_IN_ALL = 1 << 26
 MOST_SECONDS = 20.0  # for all runs of one program
 
 _COMPUTES = {
@@ -85,6 +86,13 @@ _KEEPS = {
     "layer_norm", "group_norm", "batch_norm", "rms_norm", "instance_norm", "softmax", "dropout",
     "multi_head_attention_forward", "view", "reshape", "transpose", "permute", "__getitem__",
     "chunk", "split", "sum", "mean", "flatten", "unflatten", "unbind", "squeeze", "unsqueeze",
+}  # fmt: skip
+# One number comes from one number of each argument.
+_EACH = {
+    "add", "add_", "__iadd__", "sub", "sub_", "__isub__", "rsub", "__rsub__", "mul", "mul_",
+    "__imul__", "div", "div_", "__itruediv__", "true_divide", "pow", "where", "masked_fill",
+    "masked_fill_", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__lt__",
+    "__le__", "__gt__", "__ge__", "__and__", "__or__", "logical_and", "logical_or", "exp",
 }  # fmt: skip
 _HOMES: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor, "linalg": torch.linalg}
 
@@ -270,6 +278,7 @@ class Program:
         args = [revived(value, values) for value in call.args]
         kwargs = {name: revived(value, values) for name, value in call.kwargs.items()}
         kwargs.pop("device", None)
+        kwargs.pop("inplace", None)
         if call.name in _DROPOUTS:  # what is random is left out
             function, args, kwargs = (lambda x: x.view_as(x)), args[:1], {}
         if is_in_place(call.name):
@@ -313,8 +322,15 @@ class Program:
             raise NotRunnable("repeat_interleave with numbers from a tensor")
         elif call.name in ("linear", "embedding") and len(tensors) > 1 and tensors[1].ndim:
             largest = sizes[0] * max(tensors[1].shape)
-        elif call.name == "scaled_dot_product_attention":
-            largest = sizes[0] * max(sizes[1:], default=1)
+        elif call.name == "scaled_dot_product_attention" and len(tensors) > 2:
+            rows, keys = sizes[0] // max(tensors[0].shape[-1:], default=1), tensors[1].shape[-2:-1]
+            largest = max(rows * math.prod(keys), sizes[0], sizes[2])
+        elif call.name in ("matmul", "bmm", "__matmul__") and len(tensors) == 2:
+            shapes = [tensor.shape for tensor in tensors]
+            largest = math.prod(sizes) / max(shapes[0][-1:], default=1) ** 2
+        elif call.name in _EACH and tensors:
+            sides = [reversed(tensor.shape) for tensor in tensors]
+            largest = math.prod(max(one) for one in zip_longest(*sides, fillvalue=1))
         elif call.name in _JOINS:
             largest *= sum(sizes)
         elif call.name in _KEEPS:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.inlining import inlined
-from clearhead.checker.diagnosis.naming import is_causal
-from clearhead.checker.diagnosis.program import NotRunnable, Program
+from clearhead.checker.diagnosis.naming import is_causal, unscaled_on_purpose
+from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
 from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable
-from clearhead.checker.diagnosis.step_checks import Judgement, is_same, judge
+from clearhead.checker.diagnosis.step_checks import Expectation, Judgement, is_same, judge
 from clearhead.checker.harness.alternatives import mask_ways
 from clearhead.checker.harness.axis_orders import taken
 from clearhead.checker.harness.case import Case
@@ -26,8 +26,10 @@ _AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {
     "single": (None, (0,)),
     "channels": (0, (2,)),
     "picture": (0, (2, 3)),
+    "rows": (0, (2,)),
+    "columns": (0, (1,)),
 }
-RUNS = 4
+RUNS = 6
 
 
 def record(case: Case, subject: Subject) -> Reading:
@@ -36,9 +38,26 @@ def record(case: Case, subject: Subject) -> Reading:
     Raises:
         Unreadable: If it cannot be recorded, run again or read, with the reason.
     """
+    inputs = inputs_for(subject, subject.sizes.tokens)
+    program, output, given = recorded(case, subject, inputs)
+    try:
+        return Reading(program, _sources(subject, program, given), output)
+    except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
+        raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def recorded(
+    case: Case, subject: Subject, inputs: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Program, int, tuple[Tensor, Tensor, Tensor]]:
+    """A forward pass on these inputs as a program, its output's register, and what was passed in.
+
+    Where the class takes one text without a batch axis, it gets the first one.
+
+    Raises:
+        Unreadable: If it cannot be recorded or run again, with the reason.
+    """
     if subject.axes not in _AXES or subject.ids or subject.built.arrays:
         raise Unreadable("its inputs are of an unusual form")
-    inputs = inputs_for(subject, subject.sizes.tokens)
     unique = {id(tensor): tensor for tensor in inputs}
     if subject.axes == "single":
         given = {key: tensor[0] for key, tensor in unique.items()}
@@ -56,15 +75,13 @@ def record(case: Case, subject: Subject) -> Reading:
         raise Unreadable("it returns no tensor")
     weights = {name: weight.to(subject.dtype) for name, weight in subject.weights.items()}
     try:
-        first = Program(recording, weights, sent)
-        values = first.run()
+        values = Program(recording, weights, sent).run()
         if not is_same(values[recording.outputs[chosen]], recording.output.tensors[chosen]):
             raise Unreadable("run again, the recorded pass gives another output")
         program = Program(inlined(recording, values), weights, sent)
-        sources = _sources(subject, program, (q, k, v))
-        return Reading(program, sources, recording.outputs[chosen])
     except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
+    return program, recording.outputs[chosen], (q, k, v)
 
 
 def _sources(
@@ -86,8 +103,12 @@ def _sources(
     return tuple(found)
 
 
-def judge_steps(case: Case, subject: Subject, causal: str = "") -> tuple[Reading, Judgement]:
+def judge_steps(
+    case: Case, subject: Subject, causal: str = ""
+) -> tuple[Reading, Judgement, list[Values]]:
     """Record, read and judge a class; the output must also be what the class gives unrecorded.
+
+    Also returned: every register for other random inputs.
 
     Args:
         case: The class.
@@ -113,20 +134,20 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> tuple[Reading
         runs.append(program.run(inputs))
     batch = 1 if subject.axes == "single" else subject.sizes.batch
     try:
-        verdict = judge(
-            reading,
-            runs,
+        expected = Expectation(
             causal=causal or is_causal(case, subject),
             given_mask=bool(subject.polarity),
             batch=batch,
-            dropout=subject.sizes.p,
             arguments=_scales(subject),
-            grid=subject.sizes.window is not None,
+            dropout=subject.sizes.p,
+            window=subject.sizes.window,
+            unscaled=unscaled_on_purpose(case),
         )
+        verdict = judge(reading, runs, expected)
     except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
     _faithful(case, subject, reading, verdict)
-    return reading, verdict
+    return reading, verdict, runs
 
 
 def _scales(subject: Subject) -> tuple[float, ...]:
@@ -192,7 +213,7 @@ def judge_mask(case: Case, subject: Subject) -> None:
         if isinstance(out, Failure):
             continue
         try:
-            _, verdict = judge_steps(case, trial, "yes")
+            _, verdict, _ = judge_steps(case, trial, "yes")
         except Unreadable:
             return
         if verdict.mask in ("causal", "none") and not verdict.findings and not verdict.doubts:

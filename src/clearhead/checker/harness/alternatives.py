@@ -2,14 +2,18 @@
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from torch import Tensor
 
 from clearhead.checker.harness.building import settle
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.constructor_arguments import Sizes, constructors, meaning_of
+from clearhead.checker.harness.constructor_arguments import (
+    constructors,
+    meaning_of,
+    with_objects,
+)
 from clearhead.checker.harness.descriptions import description
 from clearhead.checker.harness.forward_arguments import MASK_SHAPES, shaped_mask
 from clearhead.checker.harness.repairs import build
@@ -37,7 +41,9 @@ def alternatives(case: Case, subject: Subject) -> Iterator[Subject]:
         case: The class.
         subject: How it was built and called.
     """
-    found = itertools.chain(_flags(case, subject), _equal_sizes(case, subject))
+    found = itertools.chain(
+        _own_configs(case, subject), _flags(case, subject), _equal_sizes(case, subject)
+    )
     for trial in itertools.islice(found, MOST):
         # What is found on the way belongs to a call that may be none of the class's own.
         scratch = replace(case, findings=[], notes=[], began=time.monotonic())
@@ -48,6 +54,48 @@ def alternatives(case: Case, subject: Subject) -> Iterator[Subject]:
         settled = settle(scratch, replace(trial, built=built, keywords=keywords))
         if not isinstance(settled, Failure):
             yield replace(settled, how=description(settled))
+
+
+def _objects(keywords: Mapping[str, object]) -> set[str]:
+    """The arguments that are objects of the file's own classes."""
+    return {name for name, v in keywords.items() if isinstance(v, dict) and "__object__" in v}
+
+
+def _own_configs(case: Case, subject: Subject) -> Iterator[Subject]:
+    """The class with configurations as the file itself makes them: their flags are its own."""
+    made = with_objects(case.info, case.text.file, subject.sizes, subject.keywords)
+    if made is not None:
+        yield replace(subject, sizes=made[0], keywords=made[1])
+
+
+def widened(case: Case, subject: Subject) -> Subject | None:
+    """The class with many heads and large widths; None if it cannot be had.
+
+    The session holds that object then: call `renew` with the first one to go on with that.
+    """
+    sizes = case.sizes.wide
+    if subject.sizes.d_in != subject.sizes.d_out:
+        sizes = replace(sizes, d_in=sizes.d_in + 2)
+    only = replace(case.sizes, plain=(sizes,), grouped=sizes, one_head=sizes)
+    kept = {n: v for n, v in subject.keywords.items() if isinstance(v, bool | str)}
+    for made, arguments, keywords in constructors(case.info, usage=case.usage, sizes=only):
+        scratch = replace(case, findings=[], notes=[], began=time.monotonic())
+        built, given = build(scratch, made, arguments, {**keywords, **kept})
+        if isinstance(built, Failure) or made.heads != sizes.heads:
+            continue
+        if given.keys() != subject.keywords.keys() or _objects(given) != _objects(subject.keywords):
+            continue  # its configuration is the file's own
+        trial = replace(
+            subject, sizes=made, arguments=tuple(arguments), keywords=given, built=built
+        )
+        settled = settle(scratch, trial)
+        if not isinstance(settled, Failure) and settled.axes == subject.axes:
+            settled = replace(
+                settled, polarity=subject.polarity, mask_shape=subject.mask_shape,
+                rotary=subject.rotary, marks=subject.marks,
+            )  # fmt: skip
+            return replace(settled, how=description(settled))
+    return None
 
 
 def _flags(case: Case, subject: Subject) -> Iterator[Subject]:
@@ -72,8 +120,9 @@ def _flags(case: Case, subject: Subject) -> Iterator[Subject]:
 
 def _equal_sizes(case: Case, subject: Subject) -> Iterator[Subject]:
     """The class with one width for everything."""
-    for sizes, arguments, keywords in constructors(case.info, usage=case.usage):
-        if sizes.d_in == sizes.d_out and sizes not in (subject.sizes, Sizes()):
+    tried = (subject.sizes, case.sizes.plain[0])
+    for sizes, arguments, keywords in constructors(case.info, usage=case.usage, sizes=case.sizes):
+        if sizes.d_in == sizes.d_out and sizes not in tried:
             kept = {n: v for n, v in subject.keywords.items() if isinstance(v, bool)}
             yield replace(
                 subject, sizes=sizes, arguments=tuple(arguments), keywords={**keywords, **kept}

@@ -5,6 +5,8 @@
 "channels"   (batch, width, tokens), as convolutions have it
 "picture"    (batch, width, height, breadth): the tokens are pixels, row by row
 "pixels"     (batch, height, breadth, width), likewise
+"rows"       (batch, 1, tokens, width): attention inside each row of a table
+"columns"    (batch, tokens, 1, width), likewise in each column
 "frames"     (batch, tokens, width, 1, 1): pictures of one pixel, one after the other
 "heads"      (batch, heads, tokens, width), for functions that get their heads ready
 "spread"     (batch, tokens, heads, width), likewise
@@ -18,6 +20,7 @@ from torch import Tensor
 
 CHANNELS_FIRST = ("channels", "picture")
 PICTURES = ("picture", "pixels")
+TABLES = ("rows", "columns")
 HEADS_READY = ("heads", "spread")
 
 
@@ -43,6 +46,8 @@ def given(x: Tensor, axes: str) -> Tensor:
     elif axes == "pixels":
         batch, tokens, width = x.shape
         x = x.reshape(batch, height_of(tokens), -1, width)
+    elif axes in TABLES:
+        x = x.unsqueeze(1 if axes == "rows" else 2)
     elif axes == "frames":
         x = x[..., None, None]
     elif axes == "heads":
@@ -66,6 +71,8 @@ def taken(out: Tensor, axes: str) -> Tensor:
         return out.flatten(2).transpose(1, 2)
     if axes == "pixels":
         return out.flatten(1, 2)
+    if axes in TABLES:
+        return out.squeeze(1 if axes == "rows" else 2)
     if axes == "frames":
         return out.flatten(2)
     if axes == "heads":

@@ -2,8 +2,9 @@
 
 import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,24 +16,30 @@ from clearhead.checker.harness.axis_orders import (
     CHANNELS_FIRST,
     HEADS_READY,
     PICTURES,
+    TABLES,
+    height_of,
     order_named,
 )
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import (
     SQUARE,
-    WINDOW,
+    WINDOWS,
     Constructor,
     Sizes,
     constructors,
+    each_field,
     likely_meaning,
     may_be_window,
     meaning_for,
     meaning_of,
+    with_objects,
 )
 from clearhead.checker.harness.descriptions import description
 from clearhead.checker.harness.error_messages import (
     SIZE_MISMATCH,
+    objects_wanted,
     only_with_equal_widths,
+    own_fault,
     translate,
 )
 from clearhead.checker.harness.forward_arguments import (
@@ -44,7 +51,7 @@ from clearhead.checker.harness.forward_arguments import (
     ROTARY,
     feeds,
 )
-from clearhead.checker.harness.repairs import GONE, build, changes
+from clearhead.checker.harness.repairs import GONE, build, changes, with_field
 from clearhead.checker.harness.subject import (
     Subject,
     call,
@@ -57,6 +64,7 @@ from clearhead.checker.harness.subject import (
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Finding, Report
 from clearhead.checker.sandbox.submission import Built, Failure
+from clearhead.checker.source.argument_flow import frames, progress_of, used_at
 
 ADAPTER = (
     "If your class wants another kind of input (a picture, say) or other arguments, an adapter "
@@ -64,6 +72,7 @@ ADAPTER = (
     "complete, and --adapter adapter.py uses it."
 )
 POOLS = "it pools the tokens, and pooling is not judged."
+_FIELDS = 12  # of a configuration that may be guessed after a call
 _POOLED = "forward returned one vector"
 AT_ONCE = (
     'Put what runs at once under if __name__ == "__main__":, so that the file can be imported for '
@@ -100,66 +109,143 @@ def _constructors(case: Case) -> Iterator[Constructor]:
     """Ways to build the class; with a window of pixels where one number is not enough."""
     usage = case.usage
     if not any(map(may_be_window, case.info.init)):
-        yield from constructors(case.info, usage=usage)
+        yield from constructors(case.info, usage=usage, sizes=case.sizes)
         return
-    _, arguments, keywords = next(constructors(case.info, usage=usage))
-    got = case.session.build(case.info.name, arguments, keywords)
-    pair = r"unpack non-iterable int|'int' object is not (subscriptable|iterable)"
-    pairs = isinstance(got, Failure) and re.search(pair, got.message) is not None
-    yield from constructors(case.info, WINDOW if pairs else None, usage)
-    if not pairs:
-        yield from constructors(case.info, SQUARE, usage)
+    items = max((usage.items.get(p.name, 0) for p in case.info.init if may_be_window(p)), default=0)
+    if not items:
+        _, arguments, keywords = next(constructors(case.info, usage=usage, sizes=case.sizes))
+        got = case.session.build(case.info.name, arguments, keywords)
+        pair = r"unpack non-iterable int|'int' object is not (subscriptable|iterable)"
+        items = 2 if isinstance(got, Failure) and re.search(pair, got.message) else 0
+    yield from constructors(case.info, WINDOWS.get(items), usage, case.sizes)
+    if items not in WINDOWS:
+        yield from constructors(case.info, SQUARE, usage, case.sizes)
 
 
 def prepare(case: Case) -> Subject | Report:
     """Build and run the class; a report where that is impossible."""
     case.notes += case.session.notes
-    first: tuple[str, Failure, Sizes] | None = None
-    how = ""
-    for sizes, arguments, given in _constructors(case):
-        built, keywords = build(case, sizes, arguments, given)
-        if isinstance(built, Failure):
-            got, stage = built, "build"
-        else:
-            if _unregistered(built):
-                names = ", ".join(_unregistered(built)[:3])
-                case.add("heads-in-python-list", f"Not among the parameters: {names}, ...")
-                return case.report()
-            feed = feeds(
-                case.info, alias={p.name: case.usage.alias(p.name) for p in case.info.forward}
-            )
-            subject = Subject(
-                case.info, sizes, keywords, built, feed=feed, arguments=tuple(arguments)
-            )
-            settled = settle(case, subject)
-            if not isinstance(settled, Failure):
+    first: _Failed | None = None
+    furthest: _Failed | None = None
+    same = True  # whether every attempt failed with one error, at one line
+    over = False
+    for sizes, arguments, keywords in _constructors(case):
+        for got in _attempts(case, sizes, arguments, keywords):
+            if isinstance(got, Subject):
                 if first is not None and sizes.d_in == sizes.d_out and sizes.window is None:
-                    id = only_with_equal_widths(first[1], case.text, case.info)
-                    if id is not None:
-                        widths = f"d_in={first[2].d_in} and d_out={first[2].d_out}"
-                        evidence = f"With {widths}: {first[1].message}"
-                        defined = id == "out-proj-takes-d-in"  # the error comes where it is used
-                        case.add(id, evidence, None if defined else first[1].line)
-                return replace(settled, how=description(settled))
-            got, stage = settled, "forward"
-            how = how or description(subject)
-        if first is None or (first[0] == "build" and stage == "forward"):
-            first = stage, got, sizes
-        if got.kind in GONE or translate(got, stage, case.text, sizes) or case.late():
+                    _note_equal_widths(case, first)
+                return replace(got, how=description(got))
+            if isinstance(got, Report):
+                return got
+            same &= first is None or got.error == first.error
+            if first is None or (first.stage == "build" and got.stage == "forward"):
+                first = got
+            if furthest is None or got.progress > furthest.progress:
+                furthest = got
+            over = got.failure.kind in GONE or got.id is not None
+        if over or case.late():
             break
     assert first is not None
-    stage, failure, sizes = first
-    id = translate(failure, stage, case.text, sizes)
-    if id is None and failure.type == "ShapeError" and failure.message.startswith(_POOLED):
-        case.findings.append(finding("unsure", f"{failure.message}: {POOLS}", None, "edge"))
+    assert furthest is not None
+    if first.id is None and first.failure.message.startswith(_POOLED):
+        says = f"{first.failure.message}: {POOLS}"
+        case.findings.append(finding("unsure", says, None, "edge"))
         return case.report("unsure")
-    if id is None:
-        chosen = how if stage == "forward" else ""
-        report = could_not_run(case.filename, case.info.name, failure, stage, chosen)
-        findings = (*case.findings, *report.findings)
-        return replace(report, findings=findings, notes=tuple(case.notes))
-    case.add(id, f"{failure.type}: {failure.message}"[:400], failure.line)
-    return case.report()
+    failure = first.failure
+    if first.id is not None:
+        case.add(first.id, f"{failure.type}: {failure.message}"[:400], failure.line)
+        return case.report()
+    own = own_fault(failure, case.text.file, case.info, case.session.missing) if same else ""
+    if own:
+        case.how = first.how
+        case.add("crashes", own, failure.line)
+        return case.report()
+    failure, stage = furthest.failure, furthest.stage
+    chosen = furthest.how if stage == "forward" else ""
+    report = could_not_run(case.filename, case.info.name, failure, stage, chosen)
+    wanted = objects_wanted(failure, case.text.file, case.info)
+    if wanted:
+        told = replace(report.findings[0], evidence=f"{wanted} {report.findings[0].evidence}")
+        report = replace(report, findings=(told,))
+    findings = (*case.findings, *report.findings)
+    return replace(report, findings=findings, notes=tuple(case.notes))
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """One attempt to build and call the class that failed.
+
+    Args:
+        stage: "build" or "forward".
+        failure: What was answered.
+        sizes: What it was built with.
+        how: How it was built and called.
+        id: The mistake that gives this error, if it is a known one.
+        progress: How far it came.
+    """
+
+    stage: str
+    failure: Failure
+    sizes: Sizes
+    how: str
+    id: str | None
+    progress: tuple[int, ...]
+
+    @property
+    def error(self) -> tuple[str, str, int | None]:
+        """The error and its line."""
+        return self.failure.type, self.failure.message, self.failure.line
+
+
+def _attempts(
+    case: Case, sizes: Sizes, arguments: list[object], keywords: dict[str, object]
+) -> Iterator[Subject | Report | _Failed]:
+    """The class with these arguments; then with configurations of the file's own classes."""
+    alias = {p.name: case.usage.alias(p.name) for p in case.info.forward}
+    tries = deque([(sizes, keywords)])
+    objects = with_objects(case.info, case.text.file, sizes, keywords)
+    tries += [] if objects is None else [objects]
+    fields = 0  # that were missing
+    while tries:
+        sizes, given = tries.popleft()
+        built, given = build(case, sizes, arguments, given)
+        if isinstance(built, Failure):
+            id = translate(built, "build", case.text, sizes)
+            progress = (0, len(frames(built)), built.line or 0)
+            yield _Failed("build", built, sizes, "", id, progress)
+            continue
+        if _unregistered(built):
+            names = ", ".join(_unregistered(built)[:3])
+            case.add("heads-in-python-list", f"Not among the parameters: {names}, ...")
+            yield case.report()
+            return
+        feed = feeds(case.info, alias=alias)
+        subject = Subject(
+            case.info, sizes, given, built, feed=feed, arguments=tuple(arguments), seed=case.seed
+        )
+        settled = settle(case, subject)
+        if not isinstance(settled, Failure):
+            yield settled
+            return
+        more = with_field(case, settled, sizes, given)
+        if more is not None and (fields := fields + 1) < _FIELDS:
+            tries.appendleft((sizes, more))
+            continue
+        id = translate(settled, "forward", case.text, sizes)
+        far = (1, *progress_of(case.text.file, case.info.name, settled))
+        yield _Failed("forward", settled, sizes, description(subject), id, far)
+        if settled.kind in GONE or case.late():
+            return
+
+
+def _note_equal_widths(case: Case, first: _Failed) -> None:
+    """Note a mistake that shows only where d_in and d_out differ."""
+    failure, sizes = first.failure, first.sizes
+    id = only_with_equal_widths(failure, case.text, case.info)
+    if id is not None:
+        evidence = f"With d_in={sizes.d_in} and d_out={sizes.d_out}: {failure.message}"
+        defined = id == "out-proj-takes-d-in"  # the error comes where it is used
+        case.add(id, evidence, None if defined else failure.line)
 
 
 def _unregistered(built: Built) -> list[str]:
@@ -178,7 +264,7 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
         built = session.describe()
         if not isinstance(built, Failure):
             subject = replace(subject, built=built)
-    subject = replace(subject, weights=random_weights(subject.built))
+    subject = replace(subject, weights=random_weights(subject.built, 1 + 1009 * case.seed))
     first: Failure | None = None
     for dtype in (torch.float64, torch.float32):
         weights = {name: w.to(dtype) for name, w in subject.weights.items()}
@@ -208,14 +294,16 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
 def _repaired(case: Case, subject: Subject, failure: Failure) -> Subject | Failure:
     """Other widths and arguments, as long as that brings it further than it came."""
     first = failure
-    for _ in range(4):
-        for trial in changes(subject, failure):
+    for _ in range(6):
+        far = progress_of(case.text.file, case.info.name, failure)
+        for trial in changes(case, subject, failure):
             if case.late():
                 return first
             got = _ways(case, trial)
             if not isinstance(got, Failure):
                 return got
-            if got.kind not in GONE and (got.line or 0) > (failure.line or 0):
+            further = progress_of(case.text.file, case.info.name, got) > far
+            if got.kind not in GONE and further:
                 subject, failure = trial, got
                 break
         else:
@@ -225,14 +313,15 @@ def _repaired(case: Case, subject: Subject, failure: Failure) -> Subject | Failu
 
 def without_dropout(case: Case, subject: Subject) -> Subject | None:
     """The same class with dropout 0 and the same weights; None if it cannot be built so."""
-    keywords: dict[str, object] = {}
-    for name, value in subject.keywords.items():
-        if isinstance(value, dict) and "__config__" in value:
-            inner = value["__config__"].items()
-            calm = {n: 0.0 if likely_meaning(n) == "p" else v for n, v in inner}
-            keywords[name] = {"__config__": calm}
-        else:
-            keywords[name] = 0.0 if meaning_of(name) == "p" else value
+
+    def calm(name: str, value: object) -> object:
+        return 0.0 if likely_meaning(name) == "p" else value
+
+    keywords = {
+        name: each_field(value, calm) if isinstance(value, dict)
+        else 0.0 if meaning_of(name) == "p" else value
+        for name, value in subject.keywords.items()
+    }  # fmt: skip
     built = case.session.build(case.info.name, subject.arguments, keywords)
     if isinstance(built, Failure):
         return None
@@ -260,7 +349,10 @@ def _tied(case: Case, subject: Subject) -> Subject:
 WITH_WEIGHTS = ("batch", "channels", "picture", "single")
 WITHOUT_WEIGHTS = ("batch", *HEADS_READY, "single")
 PIXELS = (12, 64)
-_BY_RANK = {2: ("single",), 3: ("batch",), 4: (*PICTURES, *HEADS_READY), 5: ("frames",)}
+_BY_RANK = {
+    2: ("single",), 3: ("batch",), 4: (*PICTURES, *TABLES, *HEADS_READY), 5: ("frames",),
+}  # fmt: skip
+_RANK = r"to unpack \(expected (\d)|expected (\d) dims|len\(dims\) = (\d)"
 _WANTS_MASK = r"None|not bool|must be Tensor|got \(bool, "  # a mask that was not given
 
 
@@ -292,6 +384,8 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     if roles & {"grid", "rows"}:
         return _in_a_grid(case, subject)
     apart = [(axes, "batch") for axes in orders if axes in CHANNELS_FIRST and subject.separate]
+    tables = [n for n, role in subject.feed if role == "kv" and case.usage.ranks.get(n) == 4]
+    apart += [("batch", "rows")] if tables else []
     tries = [*((axes, "") for axes in orders), *apart]
     for axes, memory in tries:  # grows while it is walked
         trial = replace(subject, axes=axes, memory=memory)
@@ -309,8 +403,12 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
             first, first_axes = got, axes
         if got.kind in GONE or case.late():
             return first if got.kind not in GONE else got
-        wanted = re.search(r"to unpack \(expected (\d)", got.message)
-        more = _BY_RANK.get(int(wanted[1]), ()) if wanted and axes == "batch" else ()
+        wanted = re.search(_RANK, got.message)
+        rank = int(next(filter(None, wanted.groups()))) if wanted and axes == "batch" else 0
+        if not _blames(case, got, [n for n, role in subject.feed if role in _INPUTS]):
+            return first  # another order of axes would change nothing
+        queries = [n for n, role in subject.feed if role in ("x", "q")]
+        more = _BY_RANK.get(rank, ()) if _blames(case, got, queries) else ()
         tries += [(order, "") for order in more if order not in orders]
         if axes in PICTURES and tried.count(axes) < len(PIXELS) and "must match" in got.message:
             tries.append((axes, memory))  # it makes the picture smaller, and larger again
@@ -329,12 +427,15 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
 def _in_order(case: Case, subject: Subject) -> Subject | Failure:
     """The first way to call it with its axes in this order; else what the plainest way answered."""
     first: Failure | None = None
+    spare: Subject | None = None
     polarities = [("", "nn"), *itertools.product(POLARITIES, ["nn"])]
     polarities += itertools.product(POLARITIES, MASK_SHAPES[1:])
     must = any(p.name == subject.takes_mask and not p.has_default for p in case.info.forward)
     for polarity, shape in polarities if subject.takes_mask else polarities[:1]:
         wants = first is None or must or re.search(_WANTS_MASK, first.message)
         if polarity and not wants:
+            break
+        if polarity and first is not None and not _blames(case, first, [subject.takes_mask]):
             break
         for rotary, marks in itertools.product(rotary_ways(subject), mark_ways(subject)):
             trial = replace(
@@ -350,11 +451,23 @@ def _in_order(case: Case, subject: Subject) -> Subject | Failure:
                 if whole is not None:
                     return whole
             elif _fits(case, trial, inputs, out):
+                if polarity and not out.isfinite().all():
+                    spare = spare or trial  # it may mean the opposite
+                    continue
                 sequence = trial.axes == "batch" and probes.is_sequence_first(
                     case.session, trial, inputs, out
                 )
                 return replace(trial, axes="first") if sequence else trial
-    return first or Failure("exception", "NoNumbers", "forward gave NaN or infinity")
+    return spare or first or Failure("exception", "NoNumbers", "forward gave NaN or infinity")
+
+
+_INPUTS = ("x", "q", "k", "v", "kv")
+
+
+def _blames(case: Case, failure: Failure, names: Sequence[str]) -> bool:
+    """Whether one of these arguments of forward may be the reason for a failure."""
+    used = used_at(case.text.file, case.info.name, frames(failure))
+    return not used or bool(used & set(names))
 
 
 def _fits(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
@@ -365,7 +478,24 @@ def _fits(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> b
         return False  # all tokens are hidden: the marks mean the padding
     if axes in HEADS_READY and probes.batch_leak(case.session, subject, inputs, out) > 1e-9:
         return False  # the axes stand in another order
-    return axes not in (*CHANNELS_FIRST, *PICTURES) or out.shape[:2] == inputs[0].shape[:2]
+    if axes in TABLES:
+        return probes.sees_others(case.session, subject, inputs, out)
+    if axes not in (*CHANNELS_FIRST, *PICTURES):
+        return True
+    if out.shape[:2] != inputs[0].shape[:2]:
+        return False
+    return axes not in PICTURES or not _in_one_line(case, subject, inputs, out)
+
+
+def _in_one_line(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
+    """Whether a pixel is seen in its own row only, or in its own column: a table, no picture."""
+    got = call(case.session, subject, probes.changed(inputs, 0, 0))
+    if isinstance(got, Failure) or got.shape != out.shape:
+        return False
+    height = height_of(out.shape[1])
+    moved = ((got - out).abs().amax(-1)[0] > 1e-9).view(height, -1)
+    rows, columns = moved.any(1), moved.any(0)
+    return int(moved.sum()) > 1 and (not rows[1:].any() or not columns[1:].any())
 
 
 def _with_whole_context(case: Case, subject: Subject, failure: Failure) -> Subject | None:

@@ -5,13 +5,15 @@ import time
 from dataclasses import dataclass, field
 
 from clearhead.checker.catalogue import finding
+from clearhead.checker.harness.constructor_arguments import Attempts, attempts_for
 from clearhead.checker.harness.subject import Session
 from clearhead.checker.report import Finding, Form, Report, Step
 from clearhead.checker.sandbox.submission import ClassInfo
 from clearhead.checker.source.call_sites import Usage, usage_of
+from clearhead.checker.source.literals import literal_meant
 from clearhead.checker.source.text_patterns import Text, locate
 
-PATIENCE = 2.0  # seconds in which new ways to build and call a class may be tried
+TRIES, PATIENCE = 600, 6.0  # new ways to build and call a class, and the seconds for them
 
 
 @dataclass
@@ -28,6 +30,9 @@ class Case:
         form: What kind of attention it is.
         doubt: Whether something was found that may be right or wrong, and decides the verdict.
         began: When the examination began.
+        tries: How many ways to build and call it were tried.
+        seed: What the sizes, the weights and the inputs are drawn with.
+        asked_from: How many questions had got no answer when the examination began.
         given: Whether we do not know what it was built with: an object that somebody has built, or
             a class inside an adapter.
     """
@@ -42,9 +47,17 @@ class Case:
     given: bool = False
     doubt: bool = False
     began: float = field(default_factory=time.monotonic)
+    tries: int = 0
     how: str = ""
     tested: str = ""
     steps: tuple[Step, ...] = ()
+    asked_from: int = 0
+    seed: int = 0
+
+    @functools.cached_property
+    def sizes(self) -> Attempts:
+        """The sizes to try."""
+        return attempts_for(self.seed)
 
     @functools.cached_property
     def usage(self) -> Usage:
@@ -53,12 +66,15 @@ class Case:
 
     def late(self) -> bool:
         """Whether it is time to stop trying other ways."""
-        return time.monotonic() - self.began > PATIENCE
+        self.tries += 1
+        return self.tries > TRIES or time.monotonic() - self.began > PATIENCE
 
     def add(self, id: str, evidence: str, line: int | None = None, severity: str = "") -> None:
         """Note a finding, once."""
         if all(found.id != id for found in self.findings):
             place = line if line is not None else locate(id, self.text)
+            if id == "mask-fill-not-inf":
+                evidence += literal_meant(self.text.file, place)
             self.findings.append(finding(id, evidence, place, severity))
 
     def report(self, verdict: str = "") -> Report:
@@ -68,6 +84,13 @@ class Case:
         if not verdict:
             wrong = any(f.severity == "wrong" for f in ranked)
             verdict = "wrong" if wrong else "unsure" if self.doubt else "correct"
+        unanswered = self.session.unanswered[self.asked_from :]
+        if verdict == "correct" and unanswered:
+            more = len(unanswered) - 1
+            rest = f", and to {more} more questions" if more else ""
+            evidence = f"It did not answer when it was asked for {unanswered[0]}{rest}."
+            ranked.insert(0, finding("unsure", evidence, None, "edge"))
+            verdict = "unsure"
         return Report(
             self.filename,
             self.info.name,
@@ -78,4 +101,5 @@ class Case:
             tested=self.tested if verdict == "correct" else "",
             how=self.how,
             steps=self.steps,
+            seed=self.seed,
         )

@@ -1,13 +1,16 @@
 """What constructors call their parameters, and the sizes to give them."""
 
 import ast
+import math
+import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from clearhead.checker.sandbox.submission import ClassInfo, Parameter
 from clearhead.checker.source.call_sites import (
     Given,
+    Tree,
     Usage,
     class_node,
     fields_read,
@@ -30,7 +33,7 @@ class Sizes:
     context: int = 11
     p: float = 0.3
     bias: bool = True
-    window: tuple[int, int] | None = None  # pixels, where the tokens are those of a window
+    window: tuple[int, ...] | None = None  # pixels, where the tokens are those of a window
 
     @property
     def d_out(self) -> int:
@@ -46,6 +49,63 @@ ATTEMPTS = (
 )
 ONE_HEAD = Sizes(d_in=15, heads=1, head_dim=15, kv_heads=1)  # all widths are equal
 GROUPED = Sizes(d_in=20, heads=4, head_dim=6, kv_heads=2)
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """The sizes to try.
+
+    Args:
+        plain: In this order.
+        one_head: Where there is no number of heads to be given.
+        grouped: Where several heads share keys and values.
+        wide: Many heads and large widths, once everything else is right.
+    """
+
+    plain: tuple[Sizes, ...] = ATTEMPTS
+    one_head: Sizes = ONE_HEAD
+    grouped: Sizes = GROUPED
+    wide: Sizes = Sizes(d_in=128, heads=8, head_dim=16, kv_heads=4, batch=3)
+
+
+def attempts_for(seed: int) -> Attempts:
+    """Sizes drawn at random, so that no class can know what it is tried with.
+
+    Examples:
+        >>> attempts_for(0) == Attempts(), attempts_for(5) == attempts_for(5)
+        (True, True)
+    """
+    if seed == 0:
+        return Attempts()
+    draw = random.Random(seed)
+    heads, head_dim = draw.choice([(3, 5), (5, 3), (3, 7), (5, 7), (7, 3)])
+    tokens = draw.choice([n for n in (7, 8, 9, 11) if heads * head_dim % n and n % heads])
+    batch = draw.choice([n for n in (2, 3, 4, 5, 6) if n not in (heads, head_dim, tokens)])
+    context = draw.choice([n for n in (13, 17, 19) if n != heads * head_dim])
+    width = heads * head_dim
+    odd = Sizes(width - 1, heads, head_dim, heads, tokens, batch, context)
+    many, wide, shared = draw.choice([(4, 6, 2), (6, 8, 3), (6, 8, 2), (8, 6, 4), (4, 10, 2)])
+    even = replace(odd, d_in=many * wide, heads=many, head_dim=wide, kv_heads=shared)
+    large, broad = draw.choice([(8, 16), (4, 32), (16, 8), (8, 12)])
+    return Attempts(
+        (
+            odd,
+            replace(odd, d_in=width),
+            even,
+            replace(even, d_in=large * broad, heads=large, head_dim=broad, kv_heads=large // 2),
+        ),
+        replace(odd, d_in=width, heads=1, head_dim=width, kv_heads=1),
+        replace(even, d_in=many * wide - 4),
+        replace(
+            even,
+            d_in=large * broad,
+            heads=large,
+            head_dim=broad,
+            kv_heads=large // 2,
+            batch=draw.choice([3, 7, 8]),
+        ),
+    )
+
 
 _NAMES = {
     "d_in": "d_in in_dim input_dim dim_in in_features input_size in_channels d_input din indim "
@@ -164,15 +224,31 @@ def with_configs(info: ClassInfo, code: str, file: str) -> ClassInfo:
     marked = tuple(
         replace(p, annotation=_CONFIG)
         if meaning_of(p.name) == "config"
-        or (_may_be_config(p) and fields_read(init, p.name) - _NO_FIELDS)
+        or (_may_be_config(p) and fields_read(file, init, p.name).keys() - _NO_FIELDS)
         else p
         for p in (*info.init, *more)
     )
-    read = {f for p in marked if p.annotation == _CONFIG for f in fields_read(scope, p.name)}
+    found: dict[str, object] = {}
     functions = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.FunctionDef)]
-    read -= {n.name for n in functions if len(n.args.args) == 1}  # properties: see `Config`
-    fields = tuple((name, _default_in(file, name)) for name in sorted(read - _NO_FIELDS))
-    return replace(info, init=marked, fields=fields)
+    properties = {n.name for n in functions if len(n.args.args) == 1}  # see `Config`
+    for p in marked:
+        if p.annotation == _CONFIG:
+            found |= _flat(file, fields_read(file, scope, p.name), properties | _NO_FIELDS)
+    return replace(info, init=marked, fields=tuple(sorted(found.items())))
+
+
+def _flat(file: str, tree: Tree, leave: set[str], above: str = "") -> dict[str, object]:
+    """The fields at the ends of a tree, as `model.attention.heads`, with their plain defaults."""
+    found: dict[str, object] = {}
+    for name, below in tree.items():
+        if name in leave:
+            continue
+        inner = {n: t for n, t in below.items() if n not in _NO_FIELDS}
+        if inner and not (meaning_of(name) and not any(map(likely_meaning, inner))):
+            found |= _flat(file, inner, leave, f"{above}{name}.")
+        else:
+            found[above + name] = _default_in(file, name)
+    return found
 
 
 def _may_be_config(parameter: Parameter) -> bool:
@@ -181,7 +257,10 @@ def _may_be_config(parameter: Parameter) -> bool:
 
 
 def _default_in(file: str, name: str) -> object:
-    """The plain value that a field has in a class of the file, or in a call: `rope_base=1e4`."""
+    """The plain value that a field has in a class of the file, or in a call: `rope_base=1e4`.
+
+    Of `Field(64, gt=0)` and `field(default=64)` it is the 64.
+    """
     for node in ast.walk(parsed(file)):
         if isinstance(node, ast.AnnAssign | ast.Assign):
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
@@ -190,9 +269,12 @@ def _default_in(file: str, name: str) -> object:
             known = node.arg == name
         else:
             continue
-        value = node.value.value if known and isinstance(node.value, ast.Constant) else None
-        if isinstance(value, bool | int | float):
-            return value
+        inner = node.value if known else None
+        if isinstance(inner, ast.Call) and not isinstance(node, ast.keyword):
+            given = [*inner.args[:1], *(k.value for k in inner.keywords if k.arg == "default")]
+            inner = given[0] if given else None
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, bool | int | float | str):
+            return inner.value
     return None
 
 
@@ -225,43 +307,53 @@ Constructor = tuple[Sizes, list[object], dict[str, object]]
 
 
 def constructors(
-    info: ClassInfo, window: tuple[int, int] | None = None, usage: Usage | None = None
+    info: ClassInfo,
+    window: tuple[int, ...] | None = None,
+    usage: Usage | None = None,
+    sizes: Attempts | None = None,
 ) -> Iterator[Constructor]:
     """Ways to build a class, likely ones first, a handful at most.
 
     Args:
         info: The class.
-        window: What an argument of unknown name that may be a window gets: height and width, or
-            one number for both where they are equal.
+        window: What an argument of unknown name that may be a window gets: a size for each axis,
+            or one number for all where they are equal.
         usage: How the file itself builds it.
+        sizes: The sizes to try.
     """
+    known = sizes or Attempts()
     sites = () if usage is None else usage.built
     parameters = [p for p in info.init if not p.kind.startswith("VAR")]
     meanings = {p.name: meaning_for(p) or _told_meaning(p, sites) for p in parameters}
     present = set(meanings.values())
-    attempts: list[Sizes] = list(ATTEMPTS)
+    if "heads" in present:  # then these are the widths of all heads together
+        meanings |= {n: "d" for n in meanings if re.fullmatch(r"(?i)dim_[qkv]", n)}
+        present = set(meanings.values())
+    attempts: list[Sizes] = list(known.plain)
     if present & {"kv_heads", "kv_groups"}:
-        attempts = [GROUPED, replace(GROUPED, d_in=24), *attempts]
+        grouped = known.grouped
+        attempts = [grouped, replace(grouped, d_in=grouped.d_out), *attempts]
     if "config" in present:
         attempts = attempts[2:] if not present & {"kv_heads", "kv_groups"} else attempts[1:]
     if "heads" not in present or "head_dim" in present:
-        attempts.append(ONE_HEAD)
-    if window is not None and window[0] == window[1]:
+        attempts.append(known.one_head)
+    if window is not None and len(set(window)) == 1:
         attempts = [one for one in attempts if one.heads != window[0]]
-    for sizes in attempts:
+    for each in attempts:
+        made = each
         arguments: list[object] = []
         keywords: dict[str, object] = {}
-        unknown = [sizes.d_in] if not present & {"d", "d_in"} else []
-        unknown += [sizes.heads] if "heads" not in present else []
-        unknown += [sizes.context]
+        unknown = [made.d_in] if not present & {"d", "d_in"} else []
+        unknown += [made.heads] if "heads" not in present else []
+        unknown += [made.context]
         for parameter in parameters:
             meaning = meanings[parameter.name]
-            value: object = {"__config__": config(sizes, info.fields)}
+            value: object = {"__config__": config(made, info.fields)}
             if meaning != "config":
-                value = _argument(parameter, meaning, sizes, present, unknown, sites)
+                value = _argument(parameter, meaning, made, present, unknown, sites)
             if window is not None and may_be_window(parameter):
-                value = window[0] if window[0] == window[1] else list(window)
-                sizes = replace(sizes, tokens=window[0] * window[1], window=window)
+                value = window[0] if len(set(window)) == 1 else list(window)
+                made = replace(made, tokens=math.prod(window), window=window)
             if usage is not None and value is not _SKIP and not parameter.has_default:
                 value = _callable(parameter.name, usage, sites) or value
             if value is _SKIP:
@@ -270,7 +362,80 @@ def constructors(
                 arguments.append(value)
             else:
                 keywords[parameter.name] = value
-        yield sizes, arguments, keywords
+        yield made, arguments, keywords
+
+
+def with_objects(
+    info: ClassInfo, file: str, sizes: Sizes, keywords: Mapping[str, object]
+) -> tuple[Sizes, dict[str, object]] | None:
+    """The arguments with configurations of the file's own classes; None if there are none.
+
+    A configuration that has a default, and whose class is not known, is left out. Then the rate of
+    dropout is not known, and 0 in the sizes.
+
+    Args:
+        info: The class.
+        file: The whole file.
+        sizes: What it is built with.
+        keywords: Its constructor's arguments.
+    """
+    changed = dict(keywords)
+    init = method(class_node(file, info.name), "__init__")
+    said = {} if init is None else {one.arg: one.annotation for one in init.args.args}
+    for parameter in info.init:
+        if parameter.annotation == _CONFIG and parameter.name in keywords:
+            annotation = said.get(parameter.name)
+            made = _object(file, "" if annotation is None else ast.unparse(annotation), sizes)
+            if made is not None:
+                changed[parameter.name] = made
+            elif parameter.has_default:
+                del changed[parameter.name]
+                sizes = replace(sizes, p=0.0)
+    return (sizes, changed) if changed != keywords else None
+
+
+def _object(file: str, annotation: str, sizes: Sizes, depth: int = 3) -> dict[str, object] | None:
+    """An object of a class of the file, with the sizes in their fields; None if it is not clear."""
+    named = re.findall(r"\w+", annotation)
+    node = next(filter(None, (class_node(file, name) for name in named)), None)
+    if node is None or not depth:
+        return None
+    init = method(node, "__init__")
+    if init is not None:
+        fields = [(one.arg, one.annotation) for one in init.args.args[1:]]
+        required = {name for name, _ in fields[: len(fields) - len(init.args.defaults)]}
+    else:
+        own = [n for n in node.body if isinstance(n, ast.AnnAssign)]
+        fields = [(n.target.id, n.annotation) for n in own if isinstance(n.target, ast.Name)]
+        required = {ast.unparse(n.target) for n in own if n.value is None}
+    values: dict[str, object] = {}
+    for name, said in fields:
+        meaning = likely_meaning(name) if name in required else meaning_of(name)
+        inner = _object(file, "" if said is None else ast.unparse(said), sizes, depth - 1)
+        if inner is not None:
+            values[name] = inner
+        elif meaning in _SIZES or name in required:
+            values[name] = guessed(name, sizes)
+    return {"__object__": node.name, "arguments": [], "keywords": values} if values else None
+
+
+_SIZES = ("d", "d_in", "d_out", "heads", "head_dim", "kv_heads", "context", "p", "bias", "vocab")
+
+
+def each_field(value: object, change: Callable[[str, object], object], name: str = "") -> object:
+    """An argument of a constructor with every field of its configurations changed.
+
+    Examples:
+        >>> each_field({"__config__": {"p": 1, "in": {"__config__": {"p": 2}}}}, lambda n, v: -v)
+        {'__config__': {'p': -1, 'in': {'__config__': {'p': -2}}}}
+    """
+    if isinstance(value, dict):
+        for kind in ("__config__", "keywords"):
+            if kind in value:
+                inner = {n: each_field(v, change, n) for n, v in value[kind].items()}
+                return {**value, kind: inner}
+        return value
+    return change(name, value)
 
 
 def _told_meaning(parameter: Parameter, sites: Sequence[dict[str, Given]]) -> str:
@@ -309,7 +474,8 @@ def may_be_window(parameter: Parameter) -> bool:
     return named is not None and not meaning_for(parameter)
 
 
-WINDOW, SQUARE = (3, 4), (3, 3)  # pixels
+WINDOWS = {2: (3, 4), 3: (2, 2, 3)}  # pixels, by the number of axes
+SQUARE = (3, 3)
 _SKIP = object()
 
 
@@ -370,12 +536,22 @@ def guessed(name: str, sizes: Sizes) -> object:
 _NOT_IN_CONFIG = ("", "config", "device", "dtype", "kv_groups", "causal", "theta", "eps")
 
 
+def _by_its_default(name: str) -> bool:
+    """Whether a field keeps the value that the file gives it."""
+    meaning = MEANING.get(name) or likely_meaning(name)
+    return meaning in ("", "theta", "eps", "causal", "rope")
+
+
 def config(sizes: Sizes, fields: Sequence[tuple[str, object]] = ()) -> dict[str, object]:
     """A configuration that answers to every name we know, and to fields that tell what they are."""
-    likely = {name: likely_meaning(name) for name, _ in fields if name not in MEANING}
-    values = {n: v for n, v in fields if v is not None and likely.get(n) in ("", "theta", "eps")}
+    own = [(name, value) for name, value in fields if "." not in name]
+    likely = {name: likely_meaning(name) for name, _ in own if name not in MEANING}
+    values = {n: v for n, v in own if v is not None and _by_its_default(n)}
     for name, meaning in {**MEANING, **likely}.items():
         if meaning not in _NOT_IN_CONFIG:
             value = value_of(meaning, replace(sizes, d_in=sizes.d_out), {"heads", "head_dim"})
             values[name] = values[name.upper()] = value
+    for outer in dict.fromkeys(name.partition(".")[0] for name, _ in fields if "." in name):
+        below = [(n.partition(".")[2], v) for n, v in fields if n.startswith(f"{outer}.")]
+        values[outer] = {"__config__": config(sizes, below)}
     return values

@@ -6,7 +6,7 @@ _MOST = 6  # arguments that are named
 _GIVEN = {
     "mask": "", "none": "None", "zero": "0", "one": "1", "false": "False", "true": "True",
     "length": "the number of tokens", "lengths": "full lengths", "positions": "positions 0, 1, ...",
-    "marks": "marks of the real tokens", "more": "a random tensor", "grid": "the grid's size",
+    "marks": "marks of the real tokens", "grid": "the grid's size",
     "rows": "its height", "columns": "its width", "cumulative": "cumulative lengths",
     "cos": "rotary angles", "sin": "", "cos+sin": "rotary angles", "turns": "rotary angles",
 }  # fmt: skip
@@ -14,6 +14,7 @@ _SHAPES = {
     "channels": "(batch, width, tokens)", "picture": "(batch, width, height, breadth)",
     "pixels": "(batch, height, breadth, width)", "frames": "(batch, tokens, width, 1, 1)",
     "heads": "(batch, heads, tokens, width)", "spread": "(batch, tokens, heads, width)",
+    "rows": "(batch, 1, tokens, width)", "columns": "(batch, tokens, 1, width)",
     "single": "(tokens, width)", "packed": "(all tokens, width)", "first": "(tokens, batch, width)",
 }  # fmt: skip
 
@@ -30,9 +31,9 @@ def description(subject: Subject) -> str:
     optional = {p.name for p in subject.info.forward if p.has_default}
     others = [
         f"{name}={_GIVEN[role]}" if role in ("none", "zero", "one", "false", "true")
-        else f"{_GIVEN[role]} for {name}"
+        else f"{_given(role)} for {name}"
         for name, role in subject.feed
-        if _GIVEN.get(role) and not (name in optional and role == "none")
+        if _given(role) and not (name in optional and role == "none")
     ]  # fmt: skip
     if subject.takes_mask and subject.polarity:
         every = subject.mask_shape in ("bn", "b11n")
@@ -42,14 +43,36 @@ def description(subject: Subject) -> str:
     return f"{f'built with {built}' if built else 'built'}; called with {called}"
 
 
+_LETTERS = {
+    "b": "batch", "n": "tokens", "m": "2 * tokens - 1", "h": "heads", "e": "batch * heads",
+}  # fmt: skip
+
+
+def _given(role: str) -> str:
+    if role.startswith("tensor "):
+        axes = [_LETTERS.get(axis, axis) for axis in role.split()[1:]]
+        return f"a random tensor ({', '.join(axes)})"
+    return _GIVEN.get(role, "")
+
+
 def _value(subject: Subject, value: object) -> str:
     if isinstance(value, dict):
         if "__config__" in value:
             names = [name for name, _ in subject.info.fields][:_MOST]
-            given = value["__config__"]
-            return f"({', '.join(f'{n}={given[n]}' for n in names if n in given)})"
-        return str(value.get("__object__") or value.get("__callable__"))
+            pairs = [(name, _field(value, name)) for name in names]
+            return f"({', '.join(f'{n}={v}' for n, v in pairs if v is not None)})"
+        inner = value.get("keywords") or {}
+        pairs = [(n, v) for n, v in inner.items() if not isinstance(v, dict)][:_MOST]
+        named = str(value.get("__object__") or value.get("__callable__"))
+        return f"{named}({', '.join(f'{n}={v}' for n, v in pairs)})" if pairs else named
     return repr(value)
+
+
+def _field(value: object, name: str) -> object:
+    """A field of a configuration, or of one inside it: `model.heads`."""
+    for part in name.split("."):
+        value = value["__config__"].get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _listed(parts: list[str]) -> str:

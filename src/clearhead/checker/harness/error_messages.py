@@ -1,10 +1,17 @@
 """Failures that are loud: an error message, translated into the mistake behind it."""
 
+import ast
+import builtins
 import difflib
 import re
+from collections.abc import Collection, Iterable
+
+import torch
+from torch import nn
 
 from clearhead.checker.harness.constructor_arguments import Sizes, meaning_for
 from clearhead.checker.sandbox.submission import ClassInfo, Failure
+from clearhead.checker.source.call_sites import class_node, fields_read, method, parsed
 from clearhead.checker.source.text_patterns import Text
 
 _IN_PLACE = r"in-?place|leaf Variable that requires grad"
@@ -90,3 +97,120 @@ def only_with_equal_widths(failure: Failure, text: Text, info: ClassInfo) -> str
             return None  # a residual needs equal widths, rightly
         return "wrong-width" if "mat1" in failure.message else None
     return None
+
+
+_NO_ATTRIBUTE = re.compile(r"^(?:'(\w+)' object|module '([\w.]+)') has no attribute '(\w+)'")
+_NO_NAME = re.compile(r"^name '(\w+)' is not defined")
+_WRONG_CALL = re.compile(r"^([\w.]+)\(\) (missing \d+ required|takes .*positional argument)")
+_MODULES = {"torch": torch, "torch.nn": nn, "torch.nn.functional": nn.functional}
+
+
+def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[str]) -> str:
+    """What is wrong in the class's own code, if its error cannot come from what we passed; else "".
+
+    Args:
+        failure: What every attempt answered.
+        file: The whole file.
+        info: The class.
+        missing: Names that the file imports from modules that are not here.
+    """
+    if failure.line is None or failure.kind != "exception":
+        return ""
+    said, line, message = f"{failure.type}: {failure.message}"[:300], failure.line, failure.message
+    attribute, name = _NO_ATTRIBUTE.match(message), _NO_NAME.match(message)
+    if attribute is not None:
+        return _no_attribute(file, attribute, line, missing, said)
+    if name is not None and name[1] not in _defined(file):
+        return f"{said}. Nothing in the file defines {name[1]}.{_meant(name[1], _defined(file))}"
+    call = _WRONG_CALL.match(message)
+    if call is not None and not _may_be_ours(file, info, line):
+        return f"{said}. The call is your own."
+    return ""
+
+
+def _no_attribute(
+    file: str, found: re.Match[str], line: int, missing: Collection[str], said: str
+) -> str:
+    owner, module, name = found.groups()
+    if module in _MODULES or owner == "Tensor":
+        known = dir(torch.Tensor if owner else _MODULES[module])
+        meant = _meant(name, known)
+        return f"{said}.{meant}" if meant else ""
+    node = class_node(file, owner or "")
+    if node is None or {ast.unparse(base) for base in node.bases} & set(missing):
+        return ""
+    family = [node, *(n for b in node.bases if (n := class_node(file, ast.unparse(b))) is not None)]
+    plain = ("nn.Module", "Module", "torch.nn.Module", "object", "ABC", "abc.ABC")
+    bases = [base for one in family for base in map(ast.unparse, one.bases)]
+    if any(base not in plain and class_node(file, base) is None for base in bases):
+        return ""
+    set_in = {n.attr for one in family for n in ast.walk(one) if isinstance(n, ast.Attribute)
+              and isinstance(n.ctx, ast.Store)}  # fmt: skip
+    set_in |= {n.name for one in family for n in one.body if isinstance(n, ast.FunctionDef)}
+    texts = {n.value for one in family for n in ast.walk(one) if isinstance(n, ast.Constant)}
+    stored = (n for one in family for n in ast.walk(one) if isinstance(n, ast.Name))
+    inside = {n.id for n in stored if isinstance(n.ctx, ast.Store)}
+    if name not in set_in | inside and name not in texts:
+        return f"{said}. Nothing sets self.{name}.{_meant(name, set_in, 'self.')}"
+    init = method(node, "__init__")
+    later = [n.lineno for n in ([] if init is None else init.body) if isinstance(n, ast.Assign)
+             and f"self.{name}" in map(ast.unparse, n.targets)]  # fmt: skip
+    own = init is not None and init.lineno <= line <= (init.end_lineno or 0)
+    if own and later and min(later) > line:
+        return f"{said}. It is set later, in line {min(later)}."
+    return ""
+
+
+def _defined(file: str) -> set[str]:
+    """The names that a file may define or import; every name, after a star import."""
+    found = set(dir(builtins))
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = {(one.asname or one.name).partition(".")[0] for one in node.names}
+            if "*" in names:
+                return {n.id for n in ast.walk(parsed(file)) if isinstance(n, ast.Name)}
+            found |= names
+    for node in parsed(file).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        else:
+            stored = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+            found |= {n.id for n in stored if isinstance(n.ctx, ast.Store)}
+    return found
+
+
+def _may_be_ours(file: str, info: ClassInfo, line: int) -> bool:
+    """Whether what is called in a line was passed in, or gets what was: `norm_layer(*args)`."""
+    given = {p.name for p in (*info.init, *info.forward)}
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0):
+            several = any(isinstance(one, ast.Starred) for one in node.args)
+            several |= any(one.arg is None for one in node.keywords)
+            root = node.func
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            passed = isinstance(node.func, ast.Name) and node.func.id in given
+            if several or passed or not isinstance(root, ast.Name | ast.Call):
+                return True
+    return False
+
+
+def _meant(name: str, known: Iterable[str], before: str = "") -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
+    return f" Did you mean {before}{near[0]}?" if near else ""
+
+
+def objects_wanted(failure: Failure, file: str, info: ClassInfo) -> str:
+    """Which argument of forward is an object of its own kind, if one is; else ""."""
+    forward = method(class_node(file, info.name), "forward", "__call__")
+    for parameter in info.forward if forward is not None else ():
+        read = fields_read(file, forward, parameter.name) if forward is not None else {}
+        fields = [f"{parameter.name}.{name}" for name in read if not hasattr(torch.Tensor, name)]
+        if fields:
+            return (
+                f"forward reads {', '.join(fields[:4])}: it takes an object of its own kind, "
+                "such as a graph, and the checker has tensors only."
+            )
+        if re.search(r"edge_index|^graph$|edge_attr", parameter.name):
+            return f"{parameter.name} is a graph's edges: attention on graphs is not supported."
+    return ""

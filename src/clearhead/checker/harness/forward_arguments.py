@@ -47,7 +47,7 @@ _OTHERS = (
     ("none", r"pos"),
 )  # fmt: skip
 # What an argument may be that an error shows to be needed, most likely first.
-GUESSES = ("marks", "mask", "more", "zero", "lengths", "true")
+GUESSES = ("marks", "mask", "zero", "lengths", "true")
 
 
 def feeds(

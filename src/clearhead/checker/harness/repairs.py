@@ -9,6 +9,7 @@ from clearhead.checker.harness.constructor_arguments import Sizes, constructors,
 from clearhead.checker.harness.forward_arguments import GUESSES
 from clearhead.checker.harness.subject import Subject
 from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure
+from clearhead.checker.source.argument_flow import frames, layer_of, used_at
 from clearhead.checker.source.call_sites import usage_of
 
 GONE = ("timeout", "memory", "died", "protocol")
@@ -31,23 +32,43 @@ def build(
         What came out, and the arguments it was built with in the end.
     """
     session = case.session
-    session.constants = {name: guessed(name, sizes) for name in session.missing}
+    called = case.usage.called_names
+    session.constants = {n: guessed(n, sizes) for n in session.missing if n not in called}
     keywords = {**keywords, **_parts(case, sizes, keywords)}
     for _ in range(_FIELDS):
         built = session.build(case.info.name, arguments, keywords)
-        if not isinstance(built, Failure):
+        more = with_field(case, built, sizes, keywords) if isinstance(built, Failure) else None
+        if more is None:
             break
-        found = _NO_FIELD.search(built.message)
-        name = found[1] if found else built.message.strip("'") if built.type == "KeyError" else ""
-        more = {
-            key: {"__config__": {**value["__config__"], name: guessed(name, sizes)}}
-            for key, value in keywords.items()
-            if isinstance(value, dict) and name not in value.get("__config__", {name})
-        }
-        if not name or not more:
-            break
-        keywords = {**keywords, **more}
+        keywords = more
     return built, keywords
+
+
+def with_field(
+    case: Case, failure: Failure, sizes: Sizes, keywords: dict[str, object]
+) -> dict[str, object] | None:
+    """The arguments with one more field in their configurations, if the error says it is missing.
+
+    Args:
+        case: The class.
+        failure: What was answered.
+        sizes: What it was built with.
+        keywords: What it was built with.
+    """
+    found = _NO_FIELD.search(failure.message)
+    name = found[1] if found else failure.message.strip("'") if failure.type == "KeyError" else ""
+    told = [v for n, v in case.info.fields if n.rpartition(".")[2] == name and v is not None]
+    value_for = told[0] if told else guessed(name, sizes)
+
+    def added(value: object) -> object:
+        inner = value.get("__config__") if isinstance(value, dict) else None
+        if inner is None:
+            return value
+        fields = {field: added(one) for field, one in inner.items()}
+        return {"__config__": {name: value_for, **fields}}
+
+    more = {key: added(value) for key, value in keywords.items()}
+    return more if name and more != keywords else None
 
 
 def _parts(case: Case, sizes: Sizes, keywords: dict[str, object]) -> dict[str, object]:
@@ -72,7 +93,13 @@ def _part(case: Case, name: str, classes: tuple[ClassInfo, ...], sizes: Sizes) -
     return {"__object__": "Identity", "arguments": [], "keywords": {}}
 
 
-def changes(subject: Subject, failure: Failure) -> Iterator[Subject]:
+# Shapes of an argument: b texts, n tokens, m = 2n - 1 offsets, h heads, e = b * h, w its width.
+_FEATURES = ("b n w", "b n n w", "1 m w", "n w", "1 n w", "b w", "b 1 n w", "m w", "n n w")
+_SCORES = ("h n n", "b h n n", "1 h n n", "e 1 n", "n n", "b n n", "e n n", "h 1 n", "1 n n")
+_NO_INPUT = ("none", "kv", "mask", "false", "zero", "length", "lengths", "positions")
+
+
+def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]:
     """What else may be given: an input of a width that the error names, or other arguments."""
     numbers = [int(n) for n in re.findall(r"\d+", failure.message)]
     widths = {n for shape in subject.built.parameters.values() for n in shape}
@@ -81,10 +108,35 @@ def changes(subject: Subject, failure: Failure) -> Iterator[Subject]:
         yield from (replace(subject, d_in=n) for n in others if n != subject.d_in)
     if subject.separate and (subject.d_kv or subject.d_in) in numbers:
         yield from (replace(subject, d_kv=n) for n in others if n != subject.d_kv)
-    for place, (name, role) in enumerate(subject.feed):
-        if not place or role not in ("none", "kv", "mask", "false", "zero", "length", "lengths"):
-            continue
-        for guess in GUESSES:
-            if guess != role and not (role == "mask" and guess != "marks"):
-                feed = (*subject.feed[:place], (name, guess), *subject.feed[place + 1 :])
+    blamed = used_at(case.text.file, case.info.name, frames(failure))
+    may = [
+        name for name, role in subject.feed[1:] if role in _NO_INPUT or role.startswith("tensor")
+    ]
+    for name in [n for n in may if n in blamed or not blamed]:
+        role = dict(subject.feed)[name]
+        guesses = [*GUESSES, *(f"tensor {shape}" for shape in _shapes(case, subject, name))]
+        if _layers(case, subject, name):  # what a layer takes is no mask
+            guesses = [guess for guess in guesses if guess.startswith("tensor")]
+        for guess in guesses:
+            if guess != role and not (role == "mask" and guess in GUESSES and guess != "marks"):
+                feed = tuple((n, guess if n == name else r) for n, r in subject.feed)
                 yield replace(subject, feed=feed)
+
+
+def _layers(case: Case, subject: Subject, name: str) -> list[int]:
+    """The widths that the layers take which get an argument first."""
+    found = []
+    for layer in layer_of(case.text.file, case.info.name, name):
+        below = [n for n in subject.built.parameters if n.startswith(f"{layer}.")]
+        shapes = [subject.built.parameters[n] for n in below if n.endswith("weight")]
+        found += [shape[-1] for shape in shapes if shape][:1]
+    return found
+
+
+def _shapes(case: Case, subject: Subject, name: str) -> list[str]:
+    """The shapes that an argument may have, with its width as a number; likely ones first."""
+    widths = _layers(case, subject, name)[:1]
+    features = [shape.replace("w", str(w)) for w in widths or [subject.d_in] for shape in _FEATURES]
+    rank = case.usage.ranks.get(name, 0)
+    shapes = features if widths else [*_SCORES, *features]
+    return sorted(shapes, key=lambda shape: rank > 0 and len(shape.split()) != rank)

@@ -37,7 +37,8 @@ class Subject:
         built: What came out.
         axes: The order of its axes, "batch" for (batch, tokens, d); see axis_orders.py.
         feed: Forward's parameters in order, and what each is for: "q", "k", "v", "x", "kv",
-            "mask", "none", or a plain value such as "zero"; see `arguments_for`.
+            "mask", "none", a plain value such as "zero", or a random tensor: "tensor b n 15"; see
+            `arguments_for`.
         polarity: How a causal mask is given, if it is: "keep", "hide", "int", "added", or "".
         mask_shape: The mask's shape: one of MASK_SHAPES.
         rotary: How the angles of rotary positions are given, if they are: one of ROTARY, or "".
@@ -51,6 +52,7 @@ class Subject:
         marks: What a (batch, tokens) argument gets that must be given: one of MARKS, or "".
         texts: How many texts stand in one row, if they are not as many as `sizes` says.
         how: One line on how it was built and called.
+        seed: What weights and inputs are drawn with.
     """
 
     info: ClassInfo
@@ -72,6 +74,7 @@ class Subject:
     marks: str = ""
     texts: int = 0
     how: str = ""
+    seed: int = 0
 
     @property
     def takes_mask(self) -> str:
@@ -202,7 +205,7 @@ def length_of(x: Tensor, axes: str) -> int:
         return x[0, 0].numel()
     if axes in ("pixels", "frames"):
         return x.shape[1] * (x.shape[2] if axes == "pixels" else 1)
-    return x.shape[{"first": 0, "spread": 1}.get(axes, -2)]
+    return x.shape[{"first": 0, "spread": 1, "columns": 1}.get(axes, -2)]
 
 
 def arguments_for(
@@ -219,9 +222,12 @@ def arguments_for(
     value: dict[str, object] = {"x": q, "q": q, "k": k, "v": v, "kv": k, "mask": mask, "none": None}
     value |= {"zero": 0, "one": 1, "false": False, "true": True, "length": length, "marks": None}
     value |= {"positions": torch.arange(length), "lengths": torch.full((batch,), length)}
-    if any(role == "more" for _, role in subject.feed):
+    for role in (role for _, role in subject.feed if role.startswith("tensor ")):
+        letters = {"b": batch, "n": length, "m": 2 * length - 1, "h": subject.sizes.heads}
+        letters["e"] = batch * subject.sizes.heads
+        axes = [letters.get(axis) or int(axis) for axis in role.split()[1:]]
         generator = torch.Generator().manual_seed(3)
-        value["more"] = torch.randn(k.shape, generator=generator).to(subject.dtype)
+        value[role] = torch.randn(axes, generator=generator).to(subject.dtype)
     value |= dict.fromkeys(ANGLE_ROLES)
     value |= {"grid": list(GRID), "rows": GRID[0], "columns": GRID[1]}
     if subject.axes == "packed":
@@ -335,7 +341,7 @@ def inputs_for(
     subject: Subject, tokens: int, seed: int = 2, batch: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Random inputs: one for all, or three different ones where forward takes three."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed + 1009 * subject.seed)
     shape = (batch or subject.sizes.batch, tokens, subject.d_in)
     q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
     if subject.d_kv and subject.separate:

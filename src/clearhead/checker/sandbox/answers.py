@@ -41,6 +41,11 @@ class Failure:
     traceback: str = ""
     printed: str = ""
 
+    @property
+    def raised(self) -> bool:
+        """Whether the submission's own code raised it; anything else is evidence of nothing."""
+        return self.kind == "exception"
+
 
 @dataclass(frozen=True)
 class Parameter:

@@ -1,6 +1,7 @@
 """Limits: the time, memory, processes and output that one submission may use."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,7 @@ class Limits:
         file_mib: Size of one file, and of everything it writes together (in MiB, 16 times this).
         output_kib: How much of what it prints is kept. The rest is read and thrown away.
         total_seconds: Wall-clock time for all questions together.
+        data: A folder whose files it finds in its working folder, to read; None if there is none.
     """
 
     seconds: float = 20.0
@@ -22,3 +24,4 @@ class Limits:
     file_mib: int = 16
     output_kib: int = 64
     total_seconds: float = 60.0
+    data: Path | None = None

@@ -26,28 +26,28 @@ _NO_GPU = ("Torch not compiled with CUDA", "NVIDIA driver", "No CUDA GPUs", "CUD
 
 
 class _Named(type):
-    """The type of stand-ins: every attribute of one is another one."""
+    """The type of stand-ins: every attribute of one is another one, also where torch has one."""
 
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return stand_in(name, vars(cls)["origin"])
+    def __getattribute__(cls, name: str) -> Any:
+        fields = type.__getattribute__(cls, "__dict__")
+        if name.startswith("__") or name in fields or not fields.get("is_stand_in"):
+            return super().__getattribute__(name)
+        return stand_in(name, fields["origin"])
 
 
 class StandIn(nn.Module, metaclass=_Named):
     """Something imported from a module that is not here: a class, a function or a module.
 
-    It may be a base class, an annotation or a decorator; to compute with it is an error.
+    It may be a base class, an annotation or a decorator, also one that takes arguments; to compute
+    with it is an error. A class that is derived from one inherits methods that do nothing.
     """
 
     origin = ""
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
         """A stand-in's object; as a decorator it gives back what it decorates."""
-        if vars(cls).get("is_stand_in") and len(arguments) == 1 and not keywords:
-            (only,) = arguments
-            if isinstance(only, types.FunctionType | type):
-                return only
+        if vars(cls).get("is_stand_in") and _decorated(arguments, keywords):
+            return arguments[0]
         return super().__new__(cls)
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -55,16 +55,52 @@ class StandIn(nn.Module, metaclass=_Named):
         super().__init__()
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """There is nothing to compute."""
+        """There is nothing to compute; `@register(name=..)` gives back what it decorates."""
+        if _decorated(arguments, keywords):
+            return arguments[0]
         name, origin = type(self).__name__, type(self).origin
         raise ImportError(f"{name!r} comes from {origin!r}, which is not here")
+
+    def __getattr__(self, name: str) -> Any:
+        """A method of the missing base class: `self.save_hyperparameters()` does nothing."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            asks = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+            if is_stand_in(type(self)) or name.startswith("_") or asks == "torch":
+                raise
+        return _do_nothing
+
+
+def _do_nothing(*arguments: Any, **keywords: Any) -> None:
+    return
+
+
+def _decorated(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
+    """Whether these are a decorator's arguments: one function or class, and nothing else."""
+    functions = types.FunctionType | type
+    return len(arguments) == 1 and not keywords and isinstance(arguments[0], functions)
 
 
 def _pair(value: Any) -> Any:
     return value if isinstance(value, tuple | list) else (value, value)
 
 
-_USUAL: dict[str, Any] = {"to_2tuple": _pair, "DropPath": nn.Dropout}
+class _Record:
+    """A base class for records, such as pydantic's: fields by keyword, or their defaults."""
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+
+def _field(default: Any = None, **_: Any) -> Any:
+    """A field's default, without the checks on its value."""
+    return default
+
+
+_USUAL: dict[str, Any] = {
+    "to_2tuple": _pair, "DropPath": nn.Dropout, "BaseModel": _Record, "Field": _field,
+}  # fmt: skip
 
 
 def stand_in(name: str, origin: str) -> Any:

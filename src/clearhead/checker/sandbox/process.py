@@ -82,7 +82,7 @@ def needed_folders() -> list[Path]:
     return list(dict.fromkeys(places))
 
 
-def prefix(way: Way, size: int) -> list[str]:
+def prefix(way: Way, size: int, data: Path | None = None) -> list[str]:
     """The words before the command."""
     root = os.geteuid() == 0
     program = shutil.which(way.program) or way.program  # on our PATH, which the child does not get
@@ -115,7 +115,16 @@ def prefix(way: Way, size: int) -> list[str]:
         command += ["--ro-bind", str(folder), str(folder)]
     # Not /tmp itself: Python may be installed below it, and would be seen there.
     command += ["--perms", "1777", "--dir", INSIDE]
+    for source, name in data_parts(data):
+        command += ["--ro-bind", str(source), f"{INSIDE}/{name}"]
     return [*command, "--remount-ro", "/", "--chdir", INSIDE, "--"]
+
+
+def data_parts(data: Path | None) -> list[tuple[Path, str]]:
+    """What a folder of data gives to the working folder: its files, and itself by its name."""
+    inside = [] if data is None else sorted(data.iterdir())
+    named = [] if data is None or data.name in {one.name for one in inside} else [data]
+    return [(one, one.name) for one in (*inside, *named)]
 
 
 def command_for(
@@ -147,7 +156,7 @@ def command_for(
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     }
-    return [*prefix(way, 16 * limits.file_mib << 20), *python], environment
+    return [*prefix(way, 16 * limits.file_mib << 20, limits.data), *python], environment
 
 
 BUBBLE = "Contained by bubblewrap: no network, none of your files, nothing stays behind."
@@ -267,6 +276,9 @@ class Process:
         self.folder, self.uid = working_folder(way), new_uid()
         if self.uid is not None and self.folder is not None:
             os.chown(self.folder, self.uid, self.uid)
+        for source, name in data_parts(limits.data if self.folder is not None else None):
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, Path(str(self.folder)) / name)
         theirs_in, self.writer = os.pipe()
         self.reader, theirs_out = os.pipe()
         self.output, theirs_print = os.pipe()

@@ -17,7 +17,8 @@ import inspect
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -65,6 +66,7 @@ __all__ = [
 ]
 
 RESTARTS = 3
+PATIENCE = 5.0  # seconds for a question, where one pass takes next to no time
 NOTHING: Mapping[str, object] = {}
 LIMITS = Limits()
 Answer = TypeVar("Answer")
@@ -111,6 +113,22 @@ def _is_sent(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and not value.is_complex()
 
 
+def _in_words(question: str, fields: Header, tensors: Tensors) -> str:
+    """What a question asks for.
+
+    Examples:
+        >>> _in_words("forward", {"train": True}, {"t0": torch.zeros(2, 7, 15)})
+        'a forward pass in training on an input of shape (2, 7, 15)'
+    """
+    passes = {"forward": "a forward pass", "backward": "a backward pass"}
+    passes |= {"record": "a recorded forward pass", "device": "a forward pass on a GPU"}
+    if question not in passes:
+        return f"the answer to {question!r}"
+    mode = " in training" if fields.get("train") else ""
+    shape = next((f" on an input of shape {tuple(t.shape)}" for t in tensors.values()), "")
+    return f"{passes[question]}{mode}{shape}"
+
+
 class Submission(ABC):
     """What can be asked of a submission, wherever it runs. Every question can give a Failure."""
 
@@ -118,6 +136,21 @@ class Submission(ABC):
     notes: tuple[str, ...] = ()  # on what was left out when the file ran
     missing: tuple[str, ...] = ()  # names that the file imports from modules that are not here
     constants: Mapping[str, object] = NOTHING  # values for such names, from the next build on
+
+    def __init__(self) -> None:
+        self.unanswered: list[str] = []  # what was asked when no answer came, in words
+
+    def set_pace(self, seconds: float) -> None:
+        """Say how long one forward pass takes: a question that takes far longer gets no answer."""
+        return
+
+    @contextmanager
+    def optional(self) -> Iterator[list[str]]:
+        """For questions that need no answer; what got none is in the list at the end."""
+        before, found = len(self.unanswered), list[str]()
+        yield found
+        found += self.unanswered[before:]
+        del self.unanswered[before:]
 
     @abstractmethod
     def _ask(
@@ -137,12 +170,17 @@ class Submission(ABC):
         read: Callable[[Header, Tensors], Answer],
     ) -> Answer | Failure:
         got = self._ask(question, fields, tensors)
+        answer: Answer | Failure
         if isinstance(got, Failure):
-            return got
-        try:
-            return read(*got)
-        except Exception as error:
-            return self._forged(error)
+            answer = got
+        else:
+            try:
+                answer = read(*got)
+            except Exception as error:
+                answer = self._forged(error)
+        if isinstance(answer, Failure) and not answer.raised:
+            self.unanswered.append(_in_words(question, fields, tensors))
+        return answer
 
     def classes(self) -> tuple[ClassInfo, ...] | Failure:
         """The classes that are written in the file, from top to bottom."""
@@ -300,6 +338,7 @@ class Isolated(Submission):
         way: str = "bwrap",
         siblings: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__()
         soon = limits.seconds - min(1.0, limits.seconds / 10)  # time to say where it was
         self._start = {
             "source": source,
@@ -308,6 +347,7 @@ class Isolated(Submission):
             "siblings": dict(siblings or {}),
         }
         self._limits = limits
+        self._patience = limits.seconds
         self._way = choose_way(way)
         self.contained = contained_by(self._way)
         self._asked, self._spent, self._restarts = 0, 0.0, 0
@@ -316,6 +356,10 @@ class Isolated(Submission):
         self._last: Failure | None = None
         self._replay: dict[str, tuple[Header, Tensors]] = {}
         self._process: Process | None = Process(limits, self._way)
+
+    def set_pace(self, seconds: float) -> None:
+        """Wait for a pass a hundred times as long as one takes, and some seconds at the least."""
+        self._patience = min(self._limits.seconds, max(PATIENCE, 100 * seconds))
 
     @property
     def printed(self) -> str:
@@ -402,7 +446,8 @@ class Isolated(Submission):
         self._asked += 1
         frame = pack({"id": self._asked, "question": question, **fields}, tensors)
         began = time.monotonic()
-        got = self._process.ask(frame, min(self._limits.seconds, left))
+        paced = question in ("forward", "backward", "record")
+        got = self._process.ask(frame, min(self._patience if paced else self._limits.seconds, left))
         self._spent += time.monotonic() - began
         if self._spent >= self._limits.total_seconds:
             total = f"all questions together took {self._limits.total_seconds:g} s"
@@ -440,6 +485,7 @@ class InProcess(Submission):
     contained = "Not contained: it runs in your own process."
 
     def __init__(self, subject: type | nn.Module) -> None:
+        super().__init__()
         cls = subject if isinstance(subject, type) else type(subject)
         file, lines = "", (0, 0)
         try:

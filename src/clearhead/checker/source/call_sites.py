@@ -47,6 +47,8 @@ class Usage:
         parts: Parameters of the constructor that forward calls: `self.attend(q, k, v)`.
         options: What the constructor reads from its `**kwargs`.
         owners: The classes of the file that build it.
+        items: How many items the constructor reads from a parameter: `window_size[1]`.
+        called_names: Names that the file calls, derives from, decorates with or reads fields of.
     """
 
     built: tuple[dict[str, Given], ...] = ()
@@ -57,6 +59,8 @@ class Usage:
     parts: frozenset[str] = frozenset()
     options: tuple[str, ...] = ()
     owners: frozenset[str] = frozenset()
+    items: dict[str, int] = field(default_factory=dict)
+    called_names: frozenset[str] = frozenset()
 
     def alias(self, parameter: str) -> str:
         """What the file's own calls name an argument of forward; "" if they do not tell."""
@@ -109,6 +113,7 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
     return Usage(
         tuple(built), tuple(called), unpacked, ranks, _called_in(init, info.init),
         _kept_and_called(init, node, info.init), _options(init), frozenset(owners),
+        _items(node, init, info.init), _called_names(parsed(file)),
     )  # fmt: skip
 
 
@@ -269,6 +274,43 @@ def _kept_and_called(
     return frozenset(name for attribute, name in kept.items() if f"self.{attribute}" in calls)
 
 
+def _called_names(tree: ast.Module) -> frozenset[str]:
+    """The plain names that a file uses as something to call, to derive from or to look into."""
+    found: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            found.append(node.func)
+        elif isinstance(node, ast.Attribute):
+            found.append(node.value)
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found += [*node.decorator_list, *(node.bases if isinstance(node, ast.ClassDef) else ())]
+    return frozenset(node.id for node in found if isinstance(node, ast.Name))
+
+
+def _items(
+    node: ast.ClassDef | None, init: ast.FunctionDef | None, parameters: Sequence[Parameter]
+) -> dict[str, int]:
+    """For parameters that are read item by item, how many items they have at least."""
+    if node is None or init is None:
+        return {}
+    names = {p.name for p in parameters}
+    same = {f"self.{_name(target)}": value.id for target, value in _assignments(init)
+            if isinstance(value, ast.Name) and value.id in names}  # fmt: skip
+    found: dict[str, int] = {}
+    for one in ast.walk(node):
+        if isinstance(one, ast.Subscript) and isinstance(one.slice, ast.Constant):
+            owner, place = _whole(one.value), one.slice.value
+            most = place + 1 if type(place) is int and place >= 0 else 0
+        elif isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple):
+            owner, most = _whole(one.value), len(one.targets[0].elts)
+        else:
+            continue
+        name = same.get(owner, owner)
+        if name in names and most:
+            found[name] = max(found.get(name, 0), most)
+    return found
+
+
 def _options(init: ast.FunctionDef | None) -> tuple[str, ...]:
     """The names that a constructor must find in its `**kwargs`."""
     if init is None or init.args.kwarg is None:
@@ -285,28 +327,96 @@ def _options(init: ast.FunctionDef | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in found if name and name != kwargs))
 
 
-def fields_read(scope: ast.AST, name: str) -> set[str]:
-    r"""The fields that are read from a name, or from an attribute of that name; calls are none.
+Tree = dict[str, "Tree"]
+
+
+def fields_read(file: str, scope: ast.AST, name: str, depth: int = 3) -> Tree:
+    r"""The fields that are read from a name, and from these in turn; methods are none.
+
+    Other names for the same thing count, and so do classes of the file that it is passed on to.
+
+    Args:
+        file: The whole file.
+        scope: Where to look: a class or a function.
+        name: The name.
+        depth: How often it may be passed on.
 
     Examples:
-        >>> code = "c = self.cfg = config\nself.cfg.width, c.depth, d.height"
-        >>> sorted(fields_read(ast.parse(code), "config"))
-        ['depth', 'width']
+        >>> code = "c = self.cfg = config\nself.cfg.model.width, c.depth, d.height"
+        >>> fields_read(code, ast.parse(code), "config")
+        {'model': {'width': {}}, 'depth': {}}
     """
-    same = {name}
+    known: dict[str, tuple[str, ...]] = {name: ()}
     for _ in range(3):  # other names for the same thing
-        for node in ast.walk(scope):
-            if isinstance(node, ast.Assign) and _whole(node.value) in same:
-                same |= set(filter(None, map(_whole, node.targets)))
+        for target, value in _assignments(scope):
+            path = _path(value, known)
+            if path is not None and _whole(target):
+                known.setdefault(_whole(target), path)
+    tree: Tree = {}
     called = {id(node.func) for node in ast.walk(scope) if isinstance(node, ast.Call)}
-    found = set()
     for node in ast.walk(scope):
-        if isinstance(node, ast.Attribute) and _whole(node.value) in same:
-            found |= {node.attr} if id(node) not in called else set()
-        elif isinstance(node, ast.Subscript) and _whole(node.value) in same:
-            key = node.slice.value if isinstance(node.slice, ast.Constant) else None
-            found |= {key} if isinstance(key, str) else set()
-    return found - {one.removeprefix("self.") for one in same}
+        path = _path(node, known)
+        if path is not None:
+            _grown(tree, path[:-1] if id(node) in called else path)
+        if isinstance(node, ast.Call) and depth:
+            for inner, parameter, value in _passed_on(file, node):
+                path = _path(value, known)
+                if path is not None and inner is not scope:
+                    _merge(_grown(tree, path), fields_read(file, inner, parameter, depth - 1))
+    return tree
+
+
+def _assignments(scope: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The targets of a scope's assignments, one by one, each with its value."""
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                both = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+                if both and isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    yield from zip(target.elts, node.value.elts, strict=False)
+                else:
+                    yield target, node.value
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield node.target, node.value
+
+
+def _path(node: ast.AST, known: dict[str, tuple[str, ...]]) -> tuple[str, ...] | None:
+    """The fields between a known name and an expression; None if it is nothing of that name's."""
+    if _whole(node) in known:
+        return known[_whole(node)]
+    name: object = None
+    if isinstance(node, ast.Attribute):
+        name = node.attr
+    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        name = node.slice.value
+    if not isinstance(node, ast.Attribute | ast.Subscript) or not isinstance(name, str):
+        return None
+    above = _path(node.value, known)
+    return None if above is None else (*above, name)
+
+
+def _passed_on(file: str, call: ast.Call) -> Iterator[tuple[ast.ClassDef, str, ast.expr]]:
+    """The class of the file that a call builds, with the parameter that each argument is for."""
+    node = class_node(file, call.func.id) if isinstance(call.func, ast.Name) else None
+    init = method(node, "__init__")
+    if node is None or init is None:
+        return
+    names = [one.arg for one in init.args.args[1:]]
+    pairs = [*zip(names, call.args, strict=False)]
+    pairs += [(one.arg, one.value) for one in call.keywords if one.arg]
+    yield from ((node, parameter, value) for parameter, value in pairs)
+
+
+def _grown(tree: Tree, path: Sequence[str]) -> Tree:
+    """The part of a tree below a path, which is made if it is not there."""
+    for name in path:
+        tree = tree.setdefault(name, {})
+    return tree
+
+
+def _merge(tree: Tree, more: Tree) -> None:
+    for name, below in more.items():
+        _merge(tree.setdefault(name, {}), below)
 
 
 def _whole(node: ast.AST) -> str:

@@ -12,7 +12,7 @@ from clearhead.checker.harness.subject import Subject
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import ClassInfo
-from clearhead.checker.source.call_sites import class_node
+from clearhead.checker.source.call_sites import class_node, usage_of
 from clearhead.checker.source.text_patterns import Text, text_of, used_by
 
 _NAMED = r"att|mha|gqa|mqa|head|aten[cç]|aufmerk|k[oö]e?pf|cabe[zç]|t[eê]te|внима|注意"
@@ -71,6 +71,19 @@ def choose_unnamed(classes: Sequence[ClassInfo], source: str) -> list[ClassInfo]
         if info.name in heads or (around and not more):
             chosen.append(info)
     return chosen
+
+
+def choose_blocks(classes: Sequence[ClassInfo], source: str) -> list[ClassInfo]:
+    """The classes that compute attention themselves among other things: blocks, layers of sets."""
+    modules = [info for info in classes if info.is_module and info.forward]
+    return [info for info in modules if _attends(text_of(source, info))]
+
+
+def owners_of(classes: Sequence[ClassInfo], source: str, inner: str) -> list[ClassInfo]:
+    """The classes of a file that build another one, and may be checked in its place."""
+    found = [info for info in classes if info.name == inner]
+    names = usage_of(source, found[0]).owners if found else ()
+    return [info for info in classes if info.name in names and info.is_module and info.forward]
 
 
 def _attends(text: Text, *, around: bool = False) -> bool:

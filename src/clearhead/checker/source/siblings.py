@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from clearhead.checker.source.call_sites import parsed
@@ -10,23 +11,23 @@ MOST_FILES, MOST_BYTES = 30, 1 << 20
 _INSTALLED = {"torch", "numpy", "safetensors", "einops", *sys.stdlib_module_names}
 
 
-def siblings_of(path: Path, source: str) -> dict[str, str]:
-    """The text of each module that a file imports from its own folder or the one above.
-
-    Only for a folder that belongs to one submission: in a folder of many, a file could import the
-    work of another student.
+def siblings_of(path: Path, source: str, inside: Path) -> dict[str, str]:
+    """The text of each module that a file imports from the folders around it, by dotted name.
 
     Args:
         path: The file.
         source: Its text.
+        inside: The outermost folder that belongs to this submission: in a folder of many, a file
+            could import the work of another student.
     """
-    folder = path.resolve().parent
+    here, inside = path.resolve(), inside.resolve()
+    homes = [home for home in here.parents if home.is_relative_to(inside)]
     found: dict[str, str] = {}
     open_ends, left = [source], MOST_BYTES
     while open_ends and len(found) < MOST_FILES:
         for name in _imported(open_ends.pop()):
-            file = None if name in found else _file(folder, name)
-            if file is None or file == path.resolve() or file.stat().st_size > left:
+            file = None if name in found else _file(homes, name)
+            if file is None or file == here or file.stat().st_size > left:
                 continue
             text = file.read_text(encoding="utf-8", errors="replace")
             left -= file.stat().st_size
@@ -48,11 +49,17 @@ def _imported(source: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name.partition(".")[0] not in _INSTALLED]
 
 
-def _file(folder: Path, name: str) -> Path | None:
-    """The file of a module below the folder, or below the one above it."""
+def _file(homes: Sequence[Path], name: str) -> Path | None:
+    """The file of a module below one of these folders, the innermost first.
+
+    The outermost may name itself: in model/attention.py, `model.config` is model/config.py.
+    """
     inner = Path(*name.split("."))
-    for home in (folder, folder.parent):
-        for file in (home / inner.with_suffix(".py"), home / inner / "__init__.py"):
-            if file.is_file() and file.resolve().is_relative_to(home):
+    places = [home / inner for home in homes]
+    if homes and inner.parts[0] == homes[-1].name and len(inner.parts) > 1:
+        places.append(homes[-1].parent / inner)
+    for place in places:
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if file.is_file() and file.resolve().is_relative_to(homes[-1]):
                 return file.resolve()
     return None

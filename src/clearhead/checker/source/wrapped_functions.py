@@ -17,7 +17,7 @@ _NAMED = r"att|mha|mqa|gqa|multi_?head|sdpa|aten[cç]|aufmerk"
 _SOFT = r"softmax|exp\("
 _NO_ATTENTION = r"mask|test|plot|show|draw|visual|score|weights$|pattern|bench|main|train|load"
 _WEIGHT = r"(?i)^w[_a-z]?|weight|_w$|kernel|_?proj|mat"
-_BIAS = r"(?i)^b[_a-z]?$|^b_|bias"
+_BIAS = r"(?i)^b[_a-z]?$|^b_|bias|^b(q|k|v|o|qkv)$"
 
 
 class Wrapped(NamedTuple):
@@ -158,7 +158,7 @@ def _is_name(node: ast.AST, name: str) -> bool:
 
 def _shape(name: str) -> str:
     """The shape of a weight in code, as its name tells; "" if it tells nothing."""
-    role = role_of(name)
+    role = role_of(name) or role_of(re.sub(r"(?i)^b(ias)?_?", "", name))
     if role not in ("q", "k", "v", "o", "qkv"):
         return ""
     if re.search(_BIAS, name):

@@ -1,0 +1,113 @@
+"""Other sizes, other dtypes, and the same call many times: is it the same attention there?
+
+A class that is right with two texts and three heads may be wrong with nine and eight, in float32,
+or once in ten calls.
+"""
+
+import time
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis.probes import Inputs
+from clearhead.checker.diagnosis.reading import Unreadable
+from clearhead.checker.diagnosis.recorded_pass import judge_steps
+from clearhead.checker.diagnosis.simulator import difference
+from clearhead.checker.harness.alternatives import widened
+from clearhead.checker.harness.axis_orders import HEADS_READY
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.subject import Subject, call, inputs_for, renew
+from clearhead.checker.sandbox.submission import Failure
+
+TIMES = 44  # what goes wrong once in ten calls is then seen in 99 of 100 checks
+TEXTS = 7  # more in a batch
+PATIENCE = 1.0  # seconds
+LOOSE = 1e-3  # of its size: float32 is closer than that
+
+
+def many_times(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
+    """Whether the same input gives the same output every time."""
+    began = time.monotonic()
+    for times in range(1, TIMES + 1):
+        if time.monotonic() - began > PATIENCE:
+            case.notes.append(f"It is slow: the same input was tried {times} times, not {TIMES}.")
+            return
+        got = call(case.session, subject, inputs, seed=100 + times)
+        if isinstance(got, Failure):
+            if got.raised:
+                evidence = f"Called again on the same input: {got.type}: {got.message}"[:300]
+                case.add("depends-on-earlier-call", evidence, got.line)
+            return
+        if got.shape != out.shape or difference(got, out) > 1e-6:
+            evidence = (
+                f"In evaluation, call {times} on the same input gave another output; "
+                f"it differs by {difference(got, out):.2g} of its size."
+            )
+            case.add("random-in-eval", evidence)
+            return
+
+
+def many_texts(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
+    """Whether a text gives the same in a larger batch."""
+    if subject.axes not in ("batch", "first", "channels") or subject.ids:
+        return
+    count = subject.sizes.batch
+    more = inputs_for(subject, inputs[0].shape[1], seed=41, batch=count + TEXTS)
+    joined = {id(new): torch.cat([old, new[count:]]) for old, new in zip(inputs, more, strict=True)}
+    q, k, v = (joined[id(new)] for new in more)
+    got = call(case.session, subject, (q, k, v))
+    if isinstance(got, Failure) or got.shape[1:] != out.shape[1:] or len(got) < count:
+        return
+    gap = difference(got[:count], out)
+    if gap > 1e-5:
+        evidence = (
+            f"In a batch of {count + TEXTS} texts, the first {count} give other outputs than in a "
+            f"batch of {count}; they differ by {gap:.2g} of their size."
+        )
+        case.add("breaks-with-size", evidence)
+
+
+def in_float32(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
+    """Whether float32 gives what float64 gives, up to rounding."""
+    if not subject.weights or subject.dtype != torch.float64 or subject.built.arrays:
+        return
+    single = replace(subject, dtype=torch.float32)
+    failed = case.session.load({n: w.to(torch.float32) for n, w in subject.weights.items()})
+    q, k, v = inputs
+    made = {id(t): t.to(torch.float32) for t in inputs}
+    got = failed or call(case.session, single, (made[id(q)], made[id(k)], made[id(v)]))
+    case.session.load({n: w.to(torch.float64) for n, w in subject.weights.items()})
+    if isinstance(got, Failure) or got.shape != out.shape:
+        return
+    gap = difference(got, out)
+    if gap > LOOSE:
+        evidence = (
+            f"In float32 the output is another one than in float64, by {gap:.2g} of its size."
+        )
+        case.add("breaks-with-size", evidence)
+
+
+def wide(case: Case, subject: Subject) -> None:
+    """Whether it is right with many heads and large widths, read step by step."""
+    if case.given or subject.ids or subject.axes in HEADS_READY or subject.sizes.window:
+        return
+    if any(found.severity == "wrong" for found in case.findings):
+        return
+    with case.session.optional():
+        trial = widened(case, subject)
+    if trial is not None:
+        try:
+            _, steps, _ = judge_steps(case, trial)
+        except Unreadable:
+            steps = None
+        if steps is not None and steps.wrong:
+            found = next(one for one in steps.findings if one.severity != "edge")
+            heads, width = trial.sizes.heads, trial.sizes.head_dim
+            evidence = (
+                f"With {heads} heads of size {width} and {trial.sizes.batch} texts: "
+                f"{found.evidence} With {subject.sizes.heads} of size {subject.sizes.head_dim} "
+                "it is right."
+            )
+            case.add("breaks-with-size", evidence, found.line)
+    renew(case.session, subject)

@@ -1,0 +1,332 @@
+"""Right attention of the form that a class has, for texts of any length and with hidden keys.
+
+What the class gives at other lengths, with padding or with a mask is compared with this. It comes
+from the class's own recorded pass, in which the weights are replaced by those of right attention,
+or from the simulator where a pass cannot be recorded.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
+from clearhead.checker.diagnosis.reading import HIDDEN, Core, Reading, Unreadable
+from clearhead.checker.diagnosis.recorded_pass import recorded
+from clearhead.checker.diagnosis.search import Explanation
+from clearhead.checker.diagnosis.simulator import Program as Simulation
+from clearhead.checker.diagnosis.simulator import keep_pattern
+from clearhead.checker.diagnosis.step_checks import Judgement
+from clearhead.checker.harness.axis_orders import taken
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.subject import Subject
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+class Reference(ABC):
+    """Right attention of one form."""
+
+    @property
+    @abstractmethod
+    def mask(self) -> str:
+        """What is hidden: "none", "causal", "window5", "band5", or another pattern's name."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The mistakes that are part of the form."""
+        return ()
+
+    @property
+    def over_keys(self) -> bool:
+        """Whether the weights of a row sum to one."""
+        return True
+
+    @abstractmethod
+    def with_mask(self, mask: str) -> Self:
+        """The same form with another mask."""
+
+    @abstractmethod
+    def output(
+        self, inputs: Inputs, visible: Tensor | None = None, *, own_mask: bool = True
+    ) -> Tensor | None:
+        """What it gives, (batch, tokens, d) in float64; None if that cannot be said.
+
+        Args:
+            inputs: Queries', keys' and values' inputs, each (batch, tokens, d_in).
+            visible: Further keys are hidden where this is False: (batch, 1, tokens, tokens) or
+                (tokens, tokens).
+            own_mask: Whether the form's own mask hides keys too.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Simulated(Reference):
+    """The form that the search has found.
+
+    Args:
+        found: What reproduces the output.
+        subject: The class.
+    """
+
+    found: Explanation
+    subject: Subject
+
+    @property
+    def mask(self) -> str:
+        """What is hidden."""
+        return self.found.switches.mask
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The mistakes that reproduce the output."""
+        return self.found.ids
+
+    @property
+    def over_keys(self) -> bool:
+        """Whether the weights of a row sum to one."""
+        return self.found.switches.softmax == "keys"
+
+    def with_mask(self, mask: str) -> Self:
+        """The same form with another mask."""
+        switches = self.found.switches._replace(mask=mask)
+        return replace(self, found=replace(self.found, switches=switches))
+
+    def output(
+        self, inputs: Inputs, visible: Tensor | None = None, *, own_mask: bool = True
+    ) -> Tensor | None:
+        """What the simulator gives."""
+        q, k, v = (tensor.to(torch.float64) for tensor in inputs)
+        same = (q, k, v) if self.subject.separate else (q, q, q)
+        simulation = Simulation(self.found.program.weights, same, visible)
+        if visible is None:
+            return simulation.run(self.found.switches)
+        kinds = {"none": "given", "causal": "given-and-causal"} if own_mask else {}
+        kind = kinds.get(self.mask, "" if own_mask else "given")
+        return simulation.run(self.found.switches._replace(mask=kind)) if kind else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """One attention of the recorded pass: where its numbers are, and what its scale is.
+
+    Args:
+        core: The attention.
+        summed: Which of its two token axes are the keys.
+        scale: What each score is multiplied by, one number per head, or one for all; None if more
+            than that happens to scores, which are taken as they are then.
+        biased: Whether something is added to visible scores.
+        sink: Whether a row's weights sum to less than one, because a sink takes the rest.
+    """
+
+    core: Core
+    summed: int
+    scale: Tensor | None
+    biased: bool
+    sink: bool = False
+
+    def right_weights(self, values: Values, mask: str, visible: Tensor | None) -> Tensor:
+        """The weights that right attention has, given queries and keys as they are."""
+        core = self.core
+        first, second = core.dot_axes
+        assert first is not None
+        assert second is not None
+        axes = _rows_first(core, self.summed)
+        of_dots = (second, first) if self.summed == 0 else (first, second)
+        scores = core.canonical(values[core.scores], axes).to(torch.float64)
+        if self.scale is None:
+            return self._restored(scores, scores, values, mask, visible)
+        dots = core.canonical(values[core.dots], of_dots).to(torch.float64)
+        if scores.shape[1:] != dots.shape[1:] or scores.shape[0] % dots.shape[0]:
+            raise Unreadable("the scores change their shape before the softmax")
+        dots = dots.repeat_interleave(scores.shape[0] // dots.shape[0], 0)
+        if scores.shape[0] % len(self.scale):
+            raise Unreadable("the heads are no more the same")
+        scale = self.scale.repeat(scores.shape[0] // len(self.scale))[:, None, None]
+        right = scale * dots
+        if self.biased:
+            bias = scores - right
+            right = right + bias.masked_fill(~(bias > HIDDEN), 0.0)
+        return self._restored(right, scores, values, mask, visible)
+
+    def _restored(
+        self, right: Tensor, scores: Tensor, values: Values, mask: str, visible: Tensor | None
+    ) -> Tensor:
+        """The weights of these scores, in the shape of the class's own."""
+        core = self.core
+        axes = _rows_first(core, self.summed)
+        keep = keep_pattern(mask, *right.shape[1:])
+        if keep is not None:
+            right = right.masked_fill(~keep, -torch.inf)
+        if visible is not None:
+            right = right.masked_fill(~self._per_group(visible, right), -torch.inf)
+        weights = right.softmax(-1).nan_to_num(0.0)  # nothing is visible: nothing is mixed
+        own = core.canonical(values[core.weights], axes).to(torch.float64)
+        if self.sink and visible is None:
+            weights = weights * own.sum(-1, keepdim=True)
+        elif self.sink:
+            raise Unreadable("what a sink takes beside hidden keys is not known")
+        if keep is not None and self.scale is None and bool((scores[:, keep] < HIDDEN).any()):
+            raise Unreadable("scores that should be visible are hidden")
+        like = values[core.weights]
+        return core.restored(weights.to(like.dtype), like, axes)
+
+    def _per_group(self, visible: Tensor, scores: Tensor) -> Tensor:
+        if visible.ndim == 2:
+            return visible
+        groups = len(scores)
+        if groups % len(visible) or self.core.reading.text_axis(self.core.scores) not in (0, None):
+            raise Unreadable("where the texts are is not known")
+        heads = groups // len(visible)
+        return visible.expand(-1, heads, *visible.shape[2:]).reshape(groups, *visible.shape[2:])
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed(Reference):
+    """The class's own recorded pass, with right attention's weights in it.
+
+    Args:
+        case: The class.
+        subject: How it is called.
+        reading: A recorded pass that was found to be right.
+        hides: What it hides.
+        layers: Its attentions.
+        otherwise: The form that the search has found too, for lengths at which other code runs.
+    """
+
+    case: Case
+    subject: Subject
+    reading: Reading
+    hides: str
+    layers: tuple[_Layer, ...] = field(default=())
+    otherwise: Reference | None = None
+
+    @classmethod
+    def of(
+        cls, case: Case, subject: Subject, reading: Reading, steps: Judgement, runs: list[Values]
+    ) -> Self:
+        """The reference from a pass that was read and found to be right.
+
+        Raises:
+            Unreadable: If its numbers do not say what it would do elsewhere.
+        """
+        layers = tuple(_layer(core, runs, subject) for core in reading.cores)
+        return cls(case, subject, reading, steps.mask or "none", layers)
+
+    @property
+    def mask(self) -> str:
+        """What is hidden."""
+        return self.hides
+
+    def with_mask(self, mask: str) -> Self:
+        """The same form with another mask."""
+        other = None if self.otherwise is None else self.otherwise.with_mask(mask)
+        return replace(self, hides=mask, otherwise=other)
+
+    def output(
+        self, inputs: Inputs, visible: Tensor | None = None, *, own_mask: bool = True
+    ) -> Tensor | None:
+        """What the class gives if its weights are those of right attention."""
+        mask = self.hides if own_mask else "none"
+        if mask == "other" or (self.subject.polarity and not own_mask):
+            return None
+        texts = [inputs]
+        if self.subject.axes == "single":
+            texts = [_text(inputs, row) for row in range(len(inputs[0]))]
+        try:
+            outs = [self._one(text, mask, visible) for text in texts]
+        except (Unreadable, NotRunnable, RuntimeError, TypeError, IndexError, KeyError):
+            # At these sizes the class runs other code than was read.
+            other = self.otherwise
+            return None if other is None else other.output(inputs, visible, own_mask=own_mask)
+        if self.subject.axes == "single":
+            return torch.stack(outs).to(torch.float64)
+        return taken(outs[0].to(torch.float64), self.subject.axes)
+
+    def _one(self, inputs: Inputs, mask: str, visible: Tensor | None) -> Tensor:
+        program, output, _ = recorded(self.case, self.subject, inputs)
+        values = program.run()
+        place = _places(self.reading.program, program)
+        changed = {}
+        for layer in self.layers:
+            core = layer.core
+            read = {r: values[place(r)] for r in (core.scores, core.dots, core.weights)}
+            changed[place(core.weights)] = layer.right_weights(read, mask, visible)
+        return program.again(values, changed).get(output, values[output])
+
+
+def _text(inputs: Inputs, row: int) -> Inputs:
+    """One text of a batch; what was one tensor stays one."""
+    made = {id(tensor): tensor[row : row + 1] for tensor in inputs}
+    q, k, v = (made[id(tensor)] for tensor in inputs)
+    return q, k, v
+
+
+# A tensor that is contiguous already, or of that dtype, is returned as it is and not recorded.
+_SAME_NUMBERS = {"contiguous", "to", "type", "type_as", "float", "double", "cpu", "expand", "clone"}
+
+
+def _places(old: Program, new: Program) -> Callable[[int], int]:
+    """Where a register of one pass is found in another pass that makes the same calls.
+
+    Raises:
+        Unreadable: If it makes other calls.
+    """
+    olds, news = (
+        [i for i, call in enumerate(program.calls) if call.name not in _SAME_NUMBERS]
+        for program in (old, new)
+    )
+    if [old.calls[i].name for i in olds] != [new.calls[i].name for i in news]:
+        raise Unreadable("at this length other calls are made")
+    matching = dict(zip(olds, news, strict=True))
+
+    def place(register: int) -> int:
+        index = old.maker[register]
+        while index not in matching:
+            register = old.sources[index][0]
+            index = old.maker[register]
+        return new.calls[matching[index]].out[old.calls[index].out.index(register)]
+
+    return place
+
+
+def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
+    weight_axes = core.weight_axes(core.axes)
+    summed, _ = core.mixes_along(weight_axes)
+    if summed is None:
+        raise Unreadable("how the weights meet the values could not be read")
+    sums = core.canonical(runs[0][core.weights], _rows_first(core, summed)).sum(-1)
+    sink = bool((sums < 1 - 1e-6).any())
+    try:
+        measured = core.scale(runs)
+    except Unreadable:
+        return _Layer(core, summed, None, False, sink)
+    if not measured.linear:  # a cap, several products, or talking heads
+        return _Layer(core, summed, None, False, sink)
+    hidden = measured.b < HIDDEN
+    a = measured.a.masked_fill(hidden, torch.nan).flatten(1)
+    usual = a.nanmedian(1).values
+    if not usual.isfinite().all():
+        raise Unreadable("a head sees nothing")
+    if bool(((a - usual[:, None]).abs() > 1e-5 * usual.abs()[:, None]).any()):
+        raise Unreadable("scores of one head are scaled by different numbers")
+    if float((usual - usual[0]).abs().max()) < 1e-6 * float(usual[0].abs()):
+        scale = usual[:1]
+    else:
+        batch = 1 if subject.axes == "single" else subject.sizes.batch
+        per_text = usual.reshape(batch, -1)
+        if bool(((per_text - per_text[0]).abs() > 1e-6).any()):
+            raise Unreadable("the scale depends on the text")
+        scale = per_text[0]
+    biased = bool((measured.b.masked_fill(hidden, 0.0).abs() > 1e-5).any())
+    return _Layer(core, summed, scale, biased, sink)
+
+
+def _rows_first(core: Core, summed: int) -> tuple[int, int]:
+    """The axes of queries and keys."""
+    return core.axes[1 - summed], core.axes[summed]

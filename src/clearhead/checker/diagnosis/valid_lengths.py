@@ -1,0 +1,77 @@
+"""Lengths that are passed to forward: what lies beyond a text's length must not be seen.
+
+A batch with lengths must give each text what it gets alone, without its padding. This needs no
+form to compare with: the class is compared with itself.
+"""
+
+import re
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis import probes
+from clearhead.checker.harness.axis_orders import taken
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.subject import Subject, arguments_for, call, handed, pick
+from clearhead.checker.sandbox.submission import Failure
+
+_LENGTHS = re.compile(r"^(\w*_)?(valid_?lens?|valid_?lengths?|lengths|lens|seq_?lens)$")
+_SAME, _SEEN = 1e-6, 1e-3
+
+
+def valid_lengths(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
+    """Pass lengths to a class that takes them, if it does."""
+    named = [p for p in case.info.forward if _LENGTHS.match(p.name.lower())]
+    if not named or subject.axes not in ("batch", "first") or subject.ids or len(out) < 2:
+        return
+    name, tokens = named[0].name, inputs[0].shape[1]
+    lengths = torch.full([len(out)], tokens)
+    lengths[-1] = short = tokens - 2
+    got = _with_lengths(case, subject, inputs, name, lengths)
+    if got is None or got.shape != out.shape:
+        return
+    given = f"With {name} = {lengths.tolist()} for {tokens} tokens"
+    apart = float((got[:-1] - out[:-1]).abs().max())
+    if apart > _SEEN:
+        evidence = f"{given}, the text of {tokens} tokens, which has no padding, changed"
+        case.add("padding-in-other-texts", f"{evidence} by {apart:.2g}.")
+    alone = _alone(case, subject, inputs, short)
+    rows = short if alone is not None and alone.shape[1] == short else tokens
+    if alone is None or float((got[-1:, :rows] - alone).abs().max()) < _SAME:
+        return
+    others = probes.changed(inputs, -1, slice(short, None))
+    if subject.separate:
+        others = (inputs[0], *others[1:])  # the queries have no padding
+    after = _with_lengths(case, subject, others, name, lengths)
+    moved = 0.0 if after is None else float((after - got)[-1, :rows].abs().max())
+    if moved > _SEEN:
+        evidence = f"{given}, changing tokens beyond the length changed the output of a real token"
+        case.add("padding-not-hidden", f"{evidence} by {moved:.2g}.")
+
+
+def _alone(case: Case, subject: Subject, inputs: probes.Inputs, short: int) -> Tensor | None:
+    """The output of the last text without its padding."""
+    kept = {id(x): x[-1:, :short].contiguous() for x in inputs}
+    q, k, v = (kept[id(x)] for x in inputs)
+    q = inputs[0][-1:] if subject.separate else q
+    sizes = replace(subject.sizes, batch=1)
+    got = call(case.session, replace(subject, sizes=sizes), (q, k, v))
+    return None if isinstance(got, Failure) else got
+
+
+def _with_lengths(
+    case: Case, subject: Subject, inputs: probes.Inputs, name: str, lengths: Tensor
+) -> Tensor | None:
+    given = handed(subject, inputs)
+    positional, keywords = arguments_for(subject, given, None)
+    place = [parameter.name for parameter in case.info.forward].index(name)
+    if place < len(positional):
+        positional[place] = lengths
+    else:
+        keywords[name] = lengths
+    output = case.session.forward(positional, keywords)
+    chosen = None if isinstance(output, Failure) else pick(output, given[0].shape)
+    if isinstance(output, Failure) or chosen is None:
+        return None
+    return taken(output.tensors[chosen].to(torch.float64), subject.axes)

@@ -1,0 +1,100 @@
+"""Where the arguments of forward go: which lines use them, and which layer gets them first.
+
+Everything is read from the syntax tree; nothing runs.
+"""
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from clearhead.checker.sandbox.answers import Failure
+from clearhead.checker.source.call_sites import class_node, method
+
+
+def frames(failure: Failure) -> list[int]:
+    """The lines of the submission's own frames, from the outermost to the one that failed."""
+    found = [int(n) for n in re.findall(r"line (\d+), in ", failure.traceback)]
+    return found or ([failure.line] if failure.line is not None else [])
+
+
+def used_at(file: str, cls: str, lines: Sequence[int]) -> set[str]:
+    r"""The parameters of forward that reach what is computed at one of these lines.
+
+    Examples:
+        >>> code = "class A:\n  def forward(self, x, z):\n    y = z + 1\n    w = x\n    return f(y)"
+        >>> used_at(code, "A", [5])
+        {'z'}
+    """
+    forward = method(class_node(file, cls), "forward", "__call__")
+    if forward is None:
+        return set()
+    found: set[str] = set()
+    for statement in _statements(forward):
+        if any(statement.lineno <= n <= (statement.end_lineno or 0) for n in lines):
+            reach = _reach(forward, statement.lineno)
+            found |= {origin for name in _loaded(statement) for origin in reach.get(name, ())}
+    return found
+
+
+def progress_of(file: str, cls: str, failure: Failure) -> tuple[int, int]:
+    """How far forward came before it failed: its own line, then the line of the error."""
+    forward = method(class_node(file, cls), "forward", "__call__")
+    lines = frames(failure)
+    own = [n for n in lines if forward and forward.lineno <= n <= (forward.end_lineno or 0)]
+    return (own[-1] if own else 0), (failure.line or 0)
+
+
+def layer_of(file: str, cls: str, parameter: str) -> list[str]:
+    r"""The layers that get a parameter of forward, or what was made of it, first ones first.
+
+    Examples:
+        >>> code = "class A:\n  def forward(self, x, z):\n    return self.q(x) + self.p(self.n(z))"
+        >>> layer_of(code, "A", "z")
+        ['n', 'p']
+    """
+    forward = method(class_node(file, cls), "forward", "__call__")
+    if forward is None:
+        return []
+    reach = _reach(forward)
+    calls = [node for node in ast.walk(forward) if isinstance(node, ast.Call) and node.args]
+    found = []
+    for call in sorted(calls, key=lambda node: (node.lineno, -node.col_offset)):
+        first = {origin for name in _loaded(call.args[0]) for origin in reach.get(name, ())}
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if isinstance(owner, ast.Name) and owner.id == "self" and first == {parameter}:
+            found.append(ast.unparse(call.func).removeprefix("self."))
+    return found
+
+
+def _statements(forward: ast.FunctionDef) -> Iterator[ast.stmt]:
+    """The statements without others inside; of `if` and the like, the condition alone."""
+    for node in ast.walk(forward):
+        if isinstance(node, ast.stmt) and node is not forward:
+            inside = getattr(node, "body", None)
+            if inside is None:
+                yield node
+            elif isinstance(node, ast.If | ast.While):
+                yield ast.copy_location(ast.Expr(node.test), node.test)
+
+
+def _loaded(node: ast.AST) -> set[str]:
+    names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
+    return {n.id for n in names if isinstance(n.ctx, ast.Load)}
+
+
+def _reach(forward: ast.FunctionDef, until: float = math.inf) -> dict[str, set[str]]:
+    """For each name in forward, the parameters that it was made of before a line."""
+    given = (*forward.args.posonlyargs, *forward.args.args, *forward.args.kwonlyargs)
+    reach = {one.arg: {one.arg} for one in given if one.arg != "self"}
+    for node in sorted(_statements(forward), key=lambda one: one.lineno):
+        if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) or node.value is None:
+            continue
+        if node.lineno >= until:
+            break
+        origins = {origin for name in _loaded(node.value) for origin in reach.get(name, ())}
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            for name in (n.id for n in ast.walk(target) if isinstance(n, ast.Name)):
+                if name not in {one.arg for one in given}:
+                    reach[name] = reach.get(name, set()) | origins
+    return reach
