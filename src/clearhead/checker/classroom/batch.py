@@ -115,6 +115,7 @@ def check_text(
     adapter: str | None = None,
     siblings: Mapping[str, str] | None = None,
     data: str = "",
+    seed: int = 0,
 ) -> list[Report]:
     """Judge one source; torch is imported here.
 
@@ -127,19 +128,8 @@ def check_text(
     limits = Limits(data=Path(data) if data else None)
     with not_too_deep(file):
         return check_source(
-            source, file, only=only, adapter=adapter, limits=limits, siblings=siblings
+            source, file, only=only, adapter=adapter, limits=limits, siblings=siblings, seed=seed
         )
-
-
-@contextmanager
-def not_too_deep(file: str) -> Iterator[None]:
-    """Raise ValueError where Python's own limits end the reading of a source."""
-    try:
-        yield
-    except (RecursionError, MemoryError) as error:
-        raise ValueError(
-            f"{file}: an expression in it is nested too deeply to be read ({type(error).__name__})."
-        ) from None
 
 
 def beside(path: Path, text: str, inside: Path | None, data: Data | None) -> dict[str, Any]:
@@ -156,6 +146,17 @@ def beside(path: Path, text: str, inside: Path | None, data: Data | None) -> dic
     found = {} if inside is None else siblings_of(path, text, inside)
     extra: dict[str, Any] = {"siblings": found} if found else {}
     return extra if data is None else {**extra, "data": str(data.folder)}
+
+
+@contextmanager
+def not_too_deep(file: str) -> Iterator[None]:
+    """Raise ValueError where Python's own limits end the reading of a source."""
+    try:
+        yield
+    except (RecursionError, MemoryError) as error:
+        raise ValueError(
+            f"{file}: an expression in it is nested too deeply to be read ({type(error).__name__})."
+        ) from None
 
 
 def containment() -> str:

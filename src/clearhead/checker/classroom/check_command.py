@@ -2,10 +2,12 @@
 
 import ast
 import difflib
+import functools
 import itertools
 import json
 import os
 import re
+import secrets
 import signal
 import sys
 import threading
@@ -45,6 +47,7 @@ class Options:
         html: Where the page for the class goes.
         feedback: The folder for one file per submission.
         policy: What counts.
+        seed: What sizes, weights and inputs are drawn with; None draws the seed too.
         jobs: How many files at a time.
         data: A folder with the assignment's data.
     """
@@ -56,6 +59,7 @@ class Options:
     html: Path | None = None
     policy: Path | None = None
     jobs: int = 1
+    seed: int | None = None
     steps: bool = False
     feedback: Path | None = None
     data: Path | None = None
@@ -84,6 +88,9 @@ def _check(target: str, options: Options, judge: batch.Check) -> int:
     if source is not None and only is not None:
         _check_class(path, source, only, policy.adapter)
     contained = _warn() if judge is batch.check_text else ""
+    if judge is batch.check_text:
+        seed = 1 + secrets.randbelow(999_999) if options.seed is None else options.seed
+        judge = functools.partial(judge, seed=seed)
     if path.is_dir() or any((options.csv, options.html, options.feedback)):
         if only is not None:
             policy = replace(policy, cls=only)

@@ -59,7 +59,7 @@ class Expectation:
     batch: int
     arguments: tuple[float, ...] = ()
     dropout: float = 0.0
-    window: tuple[int, int] | None = None
+    window: tuple[int, ...] | None = None
     unscaled: bool = False
 
 
@@ -713,7 +713,7 @@ class _Steps:
     def learned_bias(self, b: Tensor) -> None:
         """A bias of distances, of offsets in a window, or for each pair: else it is not judged."""
         verdict, window = self.verdict, self.expected.window
-        values = None if window is None else by_offset(b, *window)
+        values = by_offset(b, *window) if window is not None and len(window) == 2 else None
         if values is not None:
             verdict.notes.append("A bias of offsets in two directions is added to the scores.")
             self._whole_table(values)
