@@ -7,9 +7,9 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 
 explain: .venv/package
 	$(BIN)/clearhead explain
-	$(BIN)/clearhead explain "the cat sat on the mat"
+	$(BIN)/clearhead explain "My dog loves quantum pizza!"
 	@printf '\nClearhead is installed in .venv. To use it in this shell:\n\n    source $(BIN)/activate\n\n'
-	@printf 'Then try:\n\n    clearhead explain "the dog saw the cat" --query cat\n'
+	@printf 'Then try:\n\n    clearhead explain "My dog loves quantum pizza!" --query dog\n'
 	@printf '    clearhead check docs/examples/my_attention.py\n    clearhead info gpt2-small\n'
 
 test: setup lint types unit

@@ -56,6 +56,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {name for name in names if name.startswith("clearhead/")} == files
     assert "clearhead/py.typed" in names
     assert f"{info}/licenses/LICENSE" in names
+    assert wheel.stat().st_size < 9_000_000  # the English model takes most of it
 
 
 def test_the_citation_names_this_version() -> None:
@@ -80,6 +81,8 @@ def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> Non
     assert run(command, "--version", cwd=tmp_path) == f"clearhead {__version__}"
     code = "from clearhead import MultiHeadAttention as M; print(M(4, 4, 4, 0.0, 2).head_dim)"
     assert run(python, "-c", code, cwd=tmp_path) == "2"
+    shown = run(command, "explain", "My dog loves quantum pizza!", cwd=tmp_path)
+    assert "of the English model: " in shown
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])

@@ -117,6 +117,34 @@ def check_a_class():
     assert clearhead.check(clearhead.ladder.MultiHeadAttention).verdict == "correct"
 
 
+class Unscaled(torch.nn.Module):
+    def __init__(self, d_in, d_out):
+        super().__init__()
+        self.W_query = torch.nn.Linear(d_in, d_out, bias=False)
+        self.W_key = torch.nn.Linear(d_in, d_out, bias=False)
+        self.W_value = torch.nn.Linear(d_in, d_out, bias=False)
+
+    def forward(self, x):
+        scores = self.W_query(x) @ self.W_key(x).transpose(-2, -1)
+        return scores.softmax(dim=-1) @ self.W_value(x)
+
+
+def check_ones_own_class():
+    report = clearhead.check(Unscaled)
+    assert [finding.id for finding in report.findings] == ["missing-scale"], report
+    assert clearhead.check(clearhead.ladder.CausalAttention(6, 6, 9, 0.0)).verdict == "correct"
+
+
+def assert_attention():
+    clearhead.assert_attention(clearhead.ladder.CausalAttention)
+    try:
+        clearhead.assert_attention(Unscaled)
+    except AssertionError as error:
+        assert "missing-scale" in str(error)
+    else:
+        raise AssertionError("it passed")
+
+
 def check_a_file():
     file = folder / "attention.py"
     file.write_text("class Attention: pass\n", encoding="utf-8")
@@ -130,7 +158,8 @@ def generate():
     run("generate", "the cat", "--tokens", "3")
 
 
-STEPS = [import_every_module, explain, info, heads, dense, watch, check_a_class, generate]
+STEPS = [import_every_module, explain, info, heads, dense, watch, check_a_class,
+         check_ones_own_class, assert_attention, generate]
 if system == "windows":  # on macOS a file is checked, in a process with limits
     STEPS.append(check_a_file)
 failed = {}
@@ -152,6 +181,8 @@ STEPS = [
     "dense",
     "watch",
     "check_a_class",
+    "check_ones_own_class",
+    "assert_attention",
     "generate",
 ]
 

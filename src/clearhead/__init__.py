@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from clearhead.gpt2 import GPT2, FeedForward, TransformerBlock
     from clearhead.maps import AttentionMap
     from clearhead.masks import Mask
+    from clearhead.models import load
     from clearhead.tokenizers import GPT2Tokenizer, SlidingWindowDataset, WordTokenizer
     from clearhead.validation import ShapeError
     from clearhead.viewer import view
@@ -57,6 +58,7 @@ _HOME = {
     "ablate": "watcher",
     "knockout": "watcher",
     "GPT2": "gpt2",
+    "load": "models",
     "TransformerBlock": "gpt2",
     "FeedForward": "gpt2",
     "lab": "lab",
@@ -92,6 +94,7 @@ __all__ = [  # noqa: RUF022  # the order of the flow
     "ablate",
     "knockout",
     "GPT2",
+    "load",
     "TransformerBlock",
     "FeedForward",
     "lab",

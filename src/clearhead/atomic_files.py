@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 @contextmanager
@@ -32,8 +36,11 @@ def beside(path: Path) -> Iterator[Path]:
         and not _is_open_already(path)
         and os.access(target.parent, os.W_OK)
     )
-    folder = target.parent if replaced else None
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".clearhead-") as aside:
+    folder = target.parent if replaced else temporary_folder()
+    with (
+        disk_errors(path),
+        tempfile.TemporaryDirectory(dir=folder, prefix=".clearhead-") as aside,
+    ):
         new = _stat_of_a_new_file(Path(aside))
         draft = Path(aside) / path.name
         yield draft
@@ -44,6 +51,38 @@ def beside(path: Path) -> Iterator[Path]:
         else:
             with draft.open("rb") as source, path.open("wb") as sink:
                 shutil.copyfileobj(source, sink)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Name the file where the disk is full, whatever the library that writes it raises."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))  # as Rust ends its messages
+        if found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def temporary_folder() -> str:
+    """The folder for temporary files.
+
+    Raises:
+        OSError: There is none that can be written to.
+    """
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise OSError(
+            f"no temporary folder: {error.strerror}.\n"
+            "  Is the disk full, or read-only? Set TMPDIR to a folder that you can write to."
+        ) from None
 
 
 def check_place(path: Path, option: str = "") -> None:

@@ -18,6 +18,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+# Where the functions live that rebuild a tensor: `torch.save` writes these names into files.
+PICKLED_UTILS, PICKLED_TENSOR = "torch._utils", "torch._tensor"
+PICKLED_LAYOUT = "torch.serialization._get_layout"
+
 
 def cpu_flash_attention() -> Callable[..., tuple[Tensor, Tensor]] | None:
     """The operator behind `scaled_dot_product_attention` on the CPU.

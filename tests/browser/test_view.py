@@ -253,6 +253,26 @@ def test_hostile_tokens_do_nothing(visit):
         assert all(address.startswith("http://127.0.0.1:") for address in made.requests)
 
 
+def test_hostile_tokens_are_shown_as_text(visit):
+    """Each appears, character by character, in the line about its cell."""
+    hostile = [text for text in page_cases.hostile() if text.isprintable()][:40]
+    m = view_cases.structured(len(hostile), heads=1, head_dim=8)
+    with clearhead.view(m, tokens=hostile, browser=False, wait=False) as viewer:
+        page = opened(visit, viewer, "zoom=30").page
+        page.locator("#map").focus()
+        page.keyboard.press("d")
+        for _ in hostile:
+            page.keyboard.press("ArrowUp")
+        shown = set()
+        for _ in hostile:
+            query, *_, text = readout(page)
+            shown |= {query} if hostile[query][:12].strip() in text else set()
+            page.keyboard.press("ArrowDown")
+            page.wait_for_timeout(20)
+        assert len(shown) >= len(hostile) - 1
+        assert page.evaluate("window.hacked === undefined")
+
+
 def test_hostile_names_do_nothing(visit):
     seen = clearhead.Seen('</title><script>alert(1)</script>"')
     seen.add("<img src=x onerror=alert(2)>", view_cases.structured(31, heads=1, head_dim=8))

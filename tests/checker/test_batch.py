@@ -11,7 +11,7 @@ import pytest
 from batch_stubs import mark
 
 from clearhead import cli
-from clearhead.checker.classroom import batch
+from clearhead.checker.classroom import batch, regular_files
 from clearhead.checker.classroom import check_command as runner
 from clearhead.checker.classroom import class_page as page
 from clearhead.checker.classroom.marks_file import HEAD, Detail, Marks, Row, pack
@@ -43,7 +43,6 @@ def classroom(tmp_path: Path) -> Path:
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    (folder / "link.py").symlink_to(folder / "ada.py")
     return folder
 
 
@@ -256,7 +255,7 @@ def test_a_worker_that_hangs_is_ended(tmp_path):
 def test_what_cannot_be_read_is_a_row(tmp_path, monkeypatch):
     (tmp_path / "latin.py").write_bytes(b"# correct \xe9\n")
     (tmp_path / "cookie.py").write_bytes(b"# correct\n# coding: latin-1\n# \xe9\n")
-    (tmp_path / "large.py").write_bytes(b"# correct\n" + b" " * batch.LARGEST)
+    (tmp_path / "large.py").write_bytes(b"# correct\n" + b" " * regular_files.LARGEST)
     (tmp_path / "no.ipynb").write_text("not a notebook", encoding="utf-8")
     rows = {r[0].file: r[0] for r in batch.run(
         batch.collect(tmp_path), tmp_path, check=batch_stubs.judge) if r}  # fmt: skip
@@ -535,7 +534,7 @@ def test_a_class_that_may_be_there_is_left_to_the_run(text, tmp_path, monkeypatc
 
 
 def test_what_is_not_contained_is_said_before_anything_runs(classroom, monkeypatch, capsys):
-    def judge(source, file, only, adapter):
+    def judge(source, file, only, adapter, seed):
         assert capsys.readouterr().err == "Limited. Not contained: the network.\n"
         return [Report(file, "A", "correct")]
 

@@ -3,24 +3,9 @@
 import pytest
 import torch
 from checker_cases import HEAD, edited
-from checker_here import Here, check, ids
+from checker_here import check, ids
 
-from clearhead.checker.diagnosis.recovering import readings, recover
-from clearhead.checker.diagnosis.terms import (
-    Terms,
-    grows,
-    in_two_directions,
-    is_relative,
-    is_step,
-    turned,
-)
-from clearhead.checker.harness.building import settle
-from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.constructor_arguments import Sizes
-from clearhead.checker.harness.forward_arguments import feeds
-from clearhead.checker.harness.subject import Subject, inputs_for
-from clearhead.checker.sandbox.submission import Built, Failure
-from clearhead.checker.source.text_patterns import text_of
+from clearhead.checker.diagnosis.simulator import turned
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
 
@@ -96,7 +81,7 @@ def test_cosine_attention_with_a_learned_temperature_is_right():
     assert len(report.notes) == 2
 
 
-@pytest.mark.parametrize("axis", ["", ", dim=1", ", dim=2"])
+@pytest.mark.parametrize("axis", ["", ", dim=1"])
 def test_a_norm_over_another_axis_is_named(axis):
     wrong = COSINE.replace(", dim=-1)", f"{axis})")
     report = check(wrong)
@@ -162,73 +147,6 @@ def test_a_rotation_keeps_lengths_and_a_mixed_one_does_not():
         assert not torch.allclose(turned(x, kind, mixed=True).norm(dim=-1), x.norm(dim=-1))
 
 
-def test_the_attention_weights_are_recovered_exactly():
-    """The heart of it: from outside, without a look at the code."""
-    source = BIASED
-    session = Here(source)
-    classes = session.classes()
-    assert not isinstance(classes, Failure)
-    info = classes[0]
-    keywords = {"d_model": 15, "n_heads": 3}
-    built = session.build(info.name, [], keywords)
-    assert isinstance(built, Built)
-    case = Case(session, info, text_of(source, info), "file.py")
-    subject = settle(case, Subject(info, Sizes(d_in=15), keywords, built, feed=feeds(info)))
-    assert isinstance(subject, Subject)
-    inputs = inputs_for(subject, 7)
-    out = session.forward([inputs[0]], {})
-    assert not isinstance(out, Failure)
-    found = recover(session, subject, inputs, out.tensors[0], ["none"], ["none"], [])
-    assert found is not None
-    assert found.ids == ()
-    terms = found.program.weights.terms
-    assert terms is not None
-    assert terms.added is not None
-    offsets = torch.arange(7)[None] - torch.arange(7)[:, None] + 79
-    wanted = subject.weights["table"][:, offsets]
-    torch.testing.assert_close(terms.added, wanted - wanted.mean(-1, keepdim=True))
-
-
-def test_a_reading_knows_where_its_numbers_stand():
-    session = Here(BIASED)
-    classes = session.classes()
-    assert not isinstance(classes, Failure)
-    built = session.build("BiasedAttention", [], {"d_model": 15, "n_heads": 3})
-    assert isinstance(built, Built)
-    weights = {n: torch.randn(s, dtype=torch.float64) for n, s in built.parameters.items()}
-    subject = Subject(classes[0], Sizes(d_in=15), {}, built, d_in=15, weights=weights)
-    reading = readings(subject)[0]
-    other = reading.changed(weights, "v", seed=3)
-    changed = {n for n in weights if not torch.equal(weights[n], other[n])}
-    assert changed == {"v.weight", "v.bias"}
-    torch.testing.assert_close(reading.read(other).v, other["v.weight"].T)
-    torch.testing.assert_close(reading.read(weights).q, reading.candidate.weights.q)
-
-
-def test_what_a_bias_is():
-    near, wide = torch.arange(6.0), torch.arange(12)
-    distance = near[None] - near[:, None]
-    assert is_relative(distance.abs()[None])
-    assert is_relative((distance + 3 * near[:, None])[None])  # a number for each row is nothing
-    assert not is_relative((near[None] * near[:, None])[None])
-    assert is_step((distance > 0)[None] * -5.0)
-    assert not is_step(distance[None])
-    assert grows(distance.abs()[None])
-    assert not grows(-distance.abs()[None])
-    table = torch.rand(2, 35, dtype=torch.float64)
-    down, across = wide // 4, wide % 4
-    index = (down[:, None] - down + 2) * 7 + across[:, None] - across + 3
-    found = in_two_directions(table[:, index], 3, 4)
-    assert found is not None
-    torch.testing.assert_close(found - found[:, :1], table - table[:, :1])
-    assert in_two_directions(torch.rand(2, 12, 12, dtype=torch.float64), 3, 4) is None
-
-
-def test_terms_at_another_length_are_not_known():
-    terms = Terms(added=torch.zeros(3, 7, 7))
-    assert terms.scored(torch.zeros(2, 3, 8, 8)) is None
-
-
 SINK = edited(
     BIASED,
     [(_BIAS, ""), ("s.softmax(-1) @ v", "a @ v"),
@@ -256,7 +174,7 @@ CAPPED = edited(
 def test_capped_scores_are_right_and_do_not_hide_a_mistake():
     report = check(CAPPED)
     assert report.verdict == "correct"
-    assert report.notes == ("Scores are held below 4 by a tanh.",)
+    assert "Scores are held below 4 by a tanh." in report.notes
     assert ids(check(edited(CAPPED, [(" / self.hd**0.5", "")]))) == {"missing-scale"}
 
 

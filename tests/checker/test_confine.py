@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.checker.sandbox import confinement as confine
 from clearhead.checker.sandbox import process as sandbox
 from clearhead.checker.sandbox import resource_usage as usage
 from clearhead.checker.sandbox.limits import Limits
@@ -81,7 +80,7 @@ def test_it_has_no_rights(attacker):
     assert strike(attacker, "rights").tensors[0] == 0
 
 
-KEYCTL = confine.KEYCTL.get(platform.machine(), 0)
+KEYCTL = {"x86_64": 250, "aarch64": 219}.get(platform.machine(), 0)
 ADD_KEY = {"x86_64": 248, "aarch64": 217}.get(platform.machine(), 0)
 
 
@@ -109,15 +108,17 @@ def test_in_bubblewrap_no_user_namespace_can_be_made():
         assert strike(submission, "namespace").tensors[0] == -1
 
 
-@pytest.mark.parametrize("what", ["hides_memory", "hides_in_files"])
-def test_memory_outside_every_page_table_is_counted(what):
+@pytest.mark.parametrize(
+    ("what", "kinds"), [("hides_memory", ("memory",)), ("hides_in_files", ("memory", "exception"))]
+)
+def test_memory_outside_every_page_table_is_counted_or_refused(what, kinds):
     """Pages of shared memory stay when no page table shows them: 5 GiB were held so."""
     limits = Limits(seconds=15, memory_mib=900, processes=24)
     with Isolated(ATTACKS, "attacks.py", limits=limits) as submission:
         submission.build("Attack", [], {})
         failure = strike(submission, what)
         assert isinstance(failure, Failure), failure
-        assert failure.kind == "memory"
+        assert failure.kind in kinds
 
 
 def test_a_shared_piece_counts_once():

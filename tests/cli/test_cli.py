@@ -78,11 +78,18 @@ def test_every_variant_in_every_view(ok, variant, text):
     full = json.loads(ok(*start, "--json"))
     assert full["schema"] == 1
     assert full["gap"] < 1e-6
-    drawn = ok(*start)
+    drawn = ok(*start, "--steps")
     for step in full["steps"]:
         assert f"{step['number']} {step['title']}" in drawn
         assert step["formula"] in drawn
     assert drawn.count("Untrained") == 1
+    own = {step["number"] for step in full["steps"]}
+    skipped = [number for number in ("1", "2", "3", "4b", "5", "6") if number not in own]
+    named = re.findall(r"^Skipped steps: (.*)\.$", drawn, re.M)
+    assert [entry.split()[0] for line in named for entry in line.split(", ")] == skipped
+    brief = ok(*start)
+    assert len(brief.splitlines()) <= 60
+    assert "Who attends to whom" in brief
     followed = ok(*start, "--query", "1")
     assert f'The query "{full["tokens"][1]}" (token 1)' in followed
     # what is followed by hand ends in the row that all tokens at once give
@@ -90,13 +97,13 @@ def test_every_variant_in_every_view(ok, variant, text):
     output = torch.tensor(next(iter(last.values()))["values"])
     row = output.flatten(0, -2)[1].tolist()
     assert ", ".join(f"{value:.4f}" for value in row[:3]) in followed
-    for view in (drawn, followed):
+    for view in (drawn, followed, brief):
         assert max(map(len, view.splitlines())) <= 80
         assert "\x1b" not in view
 
 
 def test_explain_shows_the_six_steps_and_one_table_per_head(ok):
-    out = ok("explain", SENTENCE, "--heads", "4")
+    out = ok("explain", SENTENCE, "--heads", "4", "--steps")
     for part in (
         "operation  .view(1, 6, 4, 2)",
         "operation  .transpose(1, 2)",
@@ -113,31 +120,86 @@ def test_explain_shows_the_six_steps_and_one_table_per_head(ok):
 
 
 def test_explain_shows_the_trained_model(ok):
-    out = ok("explain", SENTENCE)
-    assert "Layer 2 of the lab's model, with the model's own weights." in out
+    out = ok("explain", SENTENCE, "--model", "grammar")
+    assert re.search(r"^Layer 2, head \d of the grammar model: ", out, re.M)
     assert "Untrained" not in out
     assert "Note:" not in out
     assert re.findall(r"^head (\d)$", out, re.M) == ["0", "1", "2", "3"]
     assert max(map(len, out.splitlines())) <= 80
-    first = ok("explain", SENTENCE, "--layer", "0")
-    assert "Layer 0 of the lab's model" in first
-    full = json.loads(ok("explain", SENTENCE, "--json"))
-    assert (full["trained"], full["model"], full["seed"]) == (True, "the lab's model", None)
+    first = ok("explain", SENTENCE, "--model", "grammar", "--layer", "0", "--steps")
+    assert "Layer 0 of the grammar model, with the model's own weights." in first
+    full = json.loads(ok("explain", SENTENCE, "--model", "grammar", "--json"))
+    assert (full["trained"], full["model"], full["seed"]) == (True, "grammar", None)
     assert full["gap"] < 1e-5
+
+
+def test_explain_shows_the_clearest_head_of_the_english_model(ok):
+    out = ok("explain", SENTENCE)
+    assert len(out.splitlines()) <= 60
+    assert max(map(len, out.splitlines())) <= 80
+    (chosen,) = re.findall(
+        r"^Layer (\d), head (\d) of the English model: attends to the previous token \(0\.\d\d of",
+        out, re.M,
+    )  # fmt: skip
+    assert "It has the clearest pattern in this text." in " ".join(out.split())
+    assert re.findall(r"^head (\d)$", out, re.M) == [chosen[1]]
+    assert len(re.findall(r"^\d  (attends to|spreads over) ", out, re.M)) == 8
+    full = json.loads(ok("explain", SENTENCE, "--json"))
+    assert (full["model"], full["layer"], full["head"]) == ("english", *map(int, chosen))
+    weights = numbers(full, "attn_weights")[0]  # (heads, queries, keys)
+    previous = weights[:, range(1, 6), range(5)].mean(1)
+    assert previous.argmax() == full["head"]
+    assert f"({previous.max():.2f} of" in out
+    other = ok("explain", SENTENCE, "--layer", "0", "--head", "5")
+    assert "Layer 0, head 5 of the English model: " in other
+    assert "clearest" not in other
+
+
+def test_explain_predicts_the_next_token(ok):
+    import clearhead
+
+    model, tokenizer = clearhead.load("english")
+    ids = tokenizer.encode("Thank you very")
+    with torch.no_grad():
+        share, token = model(torch.tensor([ids]))[0, -1].softmax(-1).max(-1)
+    full = json.loads(ok("explain", "Thank you very", "--json"))
+    assert full["next"][0]["token"] == tokenizer.decode([int(token)])
+    assert full["next"][0]["probability"] == pytest.approx(float(share), abs=1e-5)
+    shown = tokenizer.decode([int(token)]).replace(" ", "␣")
+    assert f"Most likely next  {shown} {share:.2f}  " in ok("explain", "Thank you very")
+
+
+def test_explain_gives_one_line_per_head(ok):
+    out = ok("explain", SENTENCE, "--layer", "all")
+    lines = re.findall(r"^(\d\.\d)   (attends to|spreads over) .* \d\.\d\d$", out, re.M)
+    assert [where for where, _ in lines] == [f"{i}.{j}" for i in range(6) for j in range(8)]
+    assert max(map(len, out.splitlines())) <= 80
+    found = json.loads(ok("explain", SENTENCE, "--layer", "all", "--json"))["heads"]
+    weights = numbers(json.loads(ok("explain", SENTENCE, "--layer", "3", "--json")), "attn_weights")
+    (head,) = [each for each in found if (each["layer"], each["head"]) == (3, 2)]
+    assert head["last"][0][1] == pytest.approx(weights[0, 2, -1].max().item(), abs=1e-5)
+    assert head["last"][0][0] == weights[0, 2, -1].argmax()
+
+
+def test_explain_reads_any_text(ok):
+    for text in ("My dog loves Einstein's quantum pizza!", "猫 🙂 naïve", "x", "a" * 300):
+        assert json.loads(ok("explain", text, "--json"))["text"] == text
 
 
 def test_the_trained_model_knows_who_sat(ok):
     """Before "his", "her" or "its", some head of the last layer attends to the subject."""
-    full = json.loads(ok("explain", "Mary met Adam in her garden", "--json"))
+    full = json.loads(ok("explain", "Mary met Adam in her garden", "--model", "grammar", "--json"))
     weights = numbers(full, "attn_weights")[0]  # (heads, queries, keys)
     place = full["tokens"].index("in")
     assert weights[:, place, 0].max() > 0.8
     assert weights[:, place, 0].max() > 2 * weights[:, place, 0].min()
 
 
-def test_the_program_of_the_trained_model_gives_its_numbers(ok, capsys):
-    full = json.loads(ok("explain", SENTENCE, "--json", "--layer", "1"))
-    out = ok("explain", SENTENCE, "--layer", "1", "--step", "6")
+@pytest.mark.parametrize("model", ["english", "grammar"])
+def test_the_program_of_the_trained_model_gives_its_numbers(ok, capsys, model):
+    start = ["explain", SENTENCE, "--model", model, "--layer", "1"]
+    full = json.loads(ok(*start, "--json"))
+    out = ok(*start, "--step", "6")
     names = {}
     try:
         exec(out[out.index("\nimport torch\n") :], names)
@@ -145,15 +207,16 @@ def test_the_program_of_the_trained_model_gives_its_numbers(ok, capsys):
         torch.set_grad_enabled(True)
         torch.set_printoptions(profile="default")
     assert "tensor(" in capsys.readouterr().out
-    for name in ("queries_rotated", "attn_weights", "output"):
+    for name in ("queries_heads", "attn_weights", "output"):
         torch.testing.assert_close(names[name], numbers(full, name), rtol=0, atol=1e-6)
 
 
 def test_words_outside_the_vocabulary_are_marked_and_noted(ok):
-    out = ok("explain", "The blue cat sat on mary")
+    out = ok("explain", "The blue cat sat on mary", "--model", "grammar")
     assert "0 The  1 blue?  2 cat" in out
     assert "Note: blue is not among the 256 words of this model" in " ".join(out.split())
-    two = " ".join(ok("explain", "the blue cat sat on the blue green mat").split())
+    text = "the blue cat sat on the blue green mat"
+    two = " ".join(ok("explain", text, "--model", "grammar").split())
     assert "Note: blue, green are not among" in two
 
 
@@ -249,11 +312,19 @@ def test_printed_program_runs_as_a_program(tmp_path, ok):
 
 
 def test_query_that_occurs_twice(ok):
-    out = ok("explain", SENTENCE, "--query", "the")
+    start = ["explain", SENTENCE, "--model", "grammar", "--query"]
+    out = ok(*start, "the")
     assert "'the' is token 0, 4; this is token 0. For the next one: --query the:2" in out
-    assert '"the" (token 4)' in ok("explain", SENTENCE, "--query", "the:2")
-    assert '"sat" (token 2)' in ok("explain", SENTENCE, "--query", "SAT")
-    assert "may attend to: the, cat, sat\n" in ok("explain", SENTENCE, "--query", "2")
+    assert '"the" (token 4)' in ok(*start, "the:2")
+    assert '"sat" (token 2)' in ok(*start, "SAT")
+    assert "may attend to: the, cat, sat\n" in ok(*start, "2")
+
+
+def test_query_follows_the_chosen_head_only(ok):
+    out = ok("explain", SENTENCE, "--query", "sat", "--layer", "2", "--head", "3")
+    assert "queries_split[0, 2, 3] = " in out
+    assert "queries_split[0, 2, 0]" not in out
+    assert set(re.findall(r"\bhead (\d)\b", out)) == {"3"}
 
 
 def test_gpt2_byte_pairs(ok):
@@ -280,6 +351,14 @@ def test_large_scores_do_not_overflow(ok):
     assert "e^(score - " in out
 
 
+def test_very_negative_scores_do_not_vanish(ok):
+    """The sum of the powers is at least 1, whatever the scores are."""
+    out = ok("explain", SENTENCE, "--layer", "4", "--head", "7", "--query", "cat")
+    assert re.search(r"e\^\(scaled [+-] [\d.]+\)", out)
+    (total,) = re.findall(r"^ +sum +([\d.]+) +1\.0000$", out, re.M)
+    assert float(total) >= 1
+
+
 def test_hostile_text(ok):
     out = ok("explain", "--untrained", "[red]x[/red] :smile: \x1b[31m \u202e\na <script>")
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", out)
@@ -299,27 +378,40 @@ def test_hostile_text(ok):
             ["explain", SENTENCE, "--query", "dog"],
             "there is no such token.\n  The tokens are: 0 the",
         ),
-        (["explain", SENTENCE, "--query", "the:3"], "'the' occurs 2 times."),
+        (["explain", SENTENCE, "--query", "the:3", "--untrained"], "'the' occurs 2 times."),
         (["explain", SENTENCE, "--query", "6"], "there is no such token."),
         (["explain", SENTENCE, "--query", ""], "there is no such token."),
-        (["explain", "a", "--step", "7"], "has no such step.\n  Its steps are 1, 2, 3, 3b, 4a"),
+        (
+            ["explain", "a", "--model", "grammar", "--step", "7"],
+            "has no such step.\n  Its steps are 1, 2, 3, 3b, 4a",
+        ),
         (
             ["explain", "a b", "--untrained", "--step", "3b"],
             "has no such step.\n  Its steps are 1, 2, 3, 4a",
         ),
         (
-            ["explain", "quantum gravity is \x1b[31m hard"],
+            ["explain", "quantum gravity is \x1b[31m hard", "--model", "grammar"],
             "are not among the 256 English words of this model (quantum, gravity, ",
         ),
         (
-            ["explain", "cat" + " cat" * 64],
-            "TEXT has 65 tokens, and the lab's model accepts at most 64.\n  Use another",
+            ["explain", "cat" + " cat" * 64, "--model", "grammar"],
+            "TEXT has 65 tokens, and the grammar model accepts at most 64.\n  Shorten the text",
         ),
-        (["explain", "a", "--layer", "3"], "--layer: expected 0 to 2, got 3."),
+        (
+            ["explain", "cat" + " cat" * 256],
+            "TEXT has 258 tokens, and the English model accepts at most 256.\n  Shorten the text, "
+            "or use another model: --model NAME_OR_DIR.",
+        ),
+        (["explain", "a", "--layer", "6"], "--layer: expected 0 to 5, got 6."),
+        (["explain", "a", "--layer", "-1"], "--layer: expected 0 to 5, got -1."),
+        (["explain", "a", "--layer", "first"], "expected the number of a layer, or all, got 'fir"),
+        (["explain", "a", "--head", "8"], "--head: expected 0 to 7, got 8."),
+        (["explain", "a", "--layer", "all", "--head", "1"], "--layer all prints one line per head"),
+        (["explain", "--layer", "all"], "--layer all prints one line per head: give a TEXT"),
         (["explain", "a", "--layer", "1", "--untrained"], "leave out --variant, --heads"),
-        (["explain", "--layer", "1"], "--layer selects a layer of a model that reads TEXT"),
+        (["explain", "--layer", "1"], "select a head of a model that reads TEXT"),
         (["explain", "--step", "2"], "the variant simplified has no such step."),
-        (["explain", "a", "--step", "1", "--query", "a"], "choose one of the two."),
+        (["explain", "a", "--step", "1", "--query", "a"], "choose one of the three."),
         (
             ["explain", "--variant", "encoder", "--d-model", "4"],
             "the book's vectors have 3 numbers",
@@ -530,12 +622,19 @@ def test_info_of_your_own_size(ok):
     assert "8 heads × head_dim 64" in out
 
 
-@pytest.mark.parametrize("options", [[], ["--untrained"]], ids=["trained", "untrained"])
+@pytest.mark.parametrize(
+    "options", [["--model", "grammar"], ["--untrained"]], ids=["trained", "untrained"]
+)
 def test_how_words_are_spaced_does_not_count(options, run):
     """A space at the end is neither a token nor an unknown word."""
     status, out, err = run("explain", " the  cat\nsat ", *options, "--json")
     assert (status, err) == (0, "")
     assert json.loads(out)["tokens"] == ["the", "cat", "sat"]
+
+
+def test_the_english_model_reads_white_space_but_not_at_the_ends(ok):
+    full = json.loads(ok("explain", " the  cat ", "--json"))
+    assert "".join(full["tokens"]) == "the  cat"
 
 
 @pytest.mark.parametrize(

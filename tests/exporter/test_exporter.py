@@ -278,7 +278,7 @@ def test_the_command_writes_compares_and_tells(tmp_path, capsys):
 
 def test_the_command_exports_the_shipped_model_by_default(tmp_path, capsys, monkeypatch):
     small = GPT2({**CONFIG, "num_layers": 1, "dropout": 0.0}).eval()
-    loaded = models.LoadedModel("small", small, list)
+    loaded = models.LoadedModel("small", small, list, "small")
     monkeypatch.setattr(models, "find_model", lambda model: loaded)
     with pytest.raises(SystemExit) as end:
         cli.main(["export", str(tmp_path / "lab.pt2"), "--what", "step"])

@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from clearhead import cli, ladder
+from clearhead import GPT2, cli, ladder, load
 from clearhead.lab import grammar
 from clearhead.lab.claims import (
     arithmetic_claims,
     catalogue,
     claim_report,
     cost_claims,
+    english_claims,
     figure_claims,
     head_claims,
     mask_claims,
@@ -152,6 +153,14 @@ def headless() -> head_claims.Trained:
     return model, tokens
 
 
+def untrained_english() -> english_claims.Trained:
+    """A small model of random weights that reads English."""
+    _, tokenizer = load("english")
+    torch.manual_seed(3)
+    sizes = {"vocab_size": 8192, "context_length": 128, "d_model": 24, "num_heads": 3}
+    return GPT2({**sizes, "num_layers": 2, "dropout": 0.0, "qkv_bias": True}).eval(), tokenizer
+
+
 def given(*args, **options):
     return args, options
 
@@ -228,11 +237,17 @@ COUNTER_EXAMPLES = [
     ("head-position", given(back), "holds"),
     ("removing-heads", given(headless), "holds"),
     ("attention-explains", given(untrained, quick=True), "does not hold"),
+    ("english-specialise", given(untrained_english), "does not hold"),
+    ("english-previous-token", given(untrained_english), "does not hold"),
+    ("english-agreement", given(untrained_english), "does not hold"),
+    ("english-sinks", given(untrained_english), "does not hold"),
+    ("english-induction", given(untrained_english, quick=True), "does not hold"),
+    ("english-removing-heads", given(untrained_english, quick=True), "holds"),
 ]
 
 
 def test_every_claim_has_a_counter_example():
-    assert len(CLAIMS) == 41
+    assert len(CLAIMS) == 47
     assert {name for name, _, _ in COUNTER_EXAMPLES} == set(CLAIMS)
 
 
@@ -441,7 +456,7 @@ def test_a_narrow_window_has_one_claim_below_the_other(width, run, monkeypatch):
     for each in RESULTS["claims"]:
         for said in (each["says"], claim_report.words(each), each["figure"]):
             assert " ".join(said.split()) in text
-    assert "41 claims: 7 hold, 21 hold if ..., 13 do not hold." in text
+    assert "47 claims: 10 hold, 24 hold if ..., 13 do not hold." in text
     monkeypatch.setenv("COLUMNS", "130")
     assert run("--from", str(COMMITTED)).split()[:4] == ["id", "claim", "verdict", "figure"]
 

@@ -428,9 +428,9 @@ def run(command_line, monkeypatch):
 
 def test_the_command_measures_the_shipped_model(run, tmp_path):
     picture = tmp_path / "heads.svg"
-    status, out, err = run("--sentences", 16, "--out", picture)
+    status, out, err = run("--model", "grammar", "--sentences", 16, "--out", picture)
     assert (status, err) == (0, f"Wrote {picture}\n")
-    assert "What the heads of the lab's model do" in out
+    assert "What the heads of the grammar model do" in out
     assert "possessive" in out
     assert "<svg" in picture.read_text("utf-8")
     assert max(map(len, out.splitlines())) <= 100
@@ -447,8 +447,9 @@ def test_the_command_reads_a_text_with_the_shipped_model(run):
     status, out, err = run("--json", "Mary met Adam in her house")
     assert (status, err) == (0, "")
     found = json.loads(out)
-    assert found["folder"] == "the lab's model"
-    assert found["tokens"] == 6
+    assert found["folder"] == "the English model"
+    assert found["tokens"] == 8
+    assert len(found["heads"]) == 48
     assert found["heads"][0]["layer"] == "h.0.attn"
 
 
@@ -467,7 +468,10 @@ def test_the_command_measures_a_folder(run, gpt2_folder):
         (["the cat", "--out", "none/x.svg"], "there is no folder none"),
         (["--relations", "--out", "x.jpeg"], "got '.jpeg'"),
         (["--relations", "--out", "none/x.svg"], "there is no folder none"),
-        (["--model", "none"], "Give one text"),
+        (["--model", "none"], "none: no such file or folder"),
+        (["--relations"], "--relations: the English model reads pieces of words"),
+        (["--sort", "first"], "--layer, --sort and --csv apply to the table of a text"),
+        (["--out", "x.svg"], "--out writes the maps of a text: give a TEXT."),
         (["--model", "none", "--relations"], "none: no such file or folder"),
     ],
 )

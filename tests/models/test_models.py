@@ -62,13 +62,21 @@ def anything(folder):
 
 
 def test_the_default_is_the_first_shipped_model():
-    for loaded in (find_model(), find_model("grammar"), find_model(any_architecture=True)):
-        assert (loaded.name, loaded.path) == ("the lab's model", None)
-        assert loaded.reader.kind == "word"
-        assert loaded.longest == 64
+    for loaded in (find_model(), find_model("english"), find_model(any_architecture=True)):
+        assert (loaded.name, loaded.path) == ("the English model", "english")
+        assert loaded.reader.kind == "byte pairs"
+        assert loaded.longest == 256
         assert not loaded.model.training
     with pytest.raises(ValueError, match="TEXT is empty"):
-        find_model().read(" ")
+        find_model().read("")
+
+
+def test_the_grammar_model_by_its_name():
+    loaded = find_model("grammar")
+    assert (loaded.name, loaded.path) == ("the grammar model", "grammar")
+    assert (loaded.reader.kind, loaded.longest) == ("word", 64)
+    with pytest.raises(ValueError, match="TEXT is empty"):
+        loaded.read(" ")
 
 
 def test_a_folder_with_the_name_of_a_shipped_model_comes_first(tmp_path, monkeypatch):
@@ -91,7 +99,7 @@ def test_a_shipped_model_has_all_its_files(model):
 def test_the_longest_text(of_the_model, of_the_tokenizer, longest):
     model = torch.nn.Identity()
     model.config = SimpleNamespace(max_position_embeddings=of_the_model)
-    loaded = LoadedModel("m", model, lambda: SimpleNamespace(longest=of_the_tokenizer))
+    loaded = LoadedModel("m", model, lambda: SimpleNamespace(longest=of_the_tokenizer), "m")
     assert loaded.longest == longest
 
 
@@ -122,14 +130,14 @@ def test_the_weights_are_those_of_the_whole_model(folder, layer):
 def test_explain_shows_a_layer(folder, run):
     status, out, err = run("explain", "--model", folder, "--layer", 1, TEXT)
     assert (status, err) == (0, "")
-    flat = " ".join(out.split())
-    assert f"Layer 1 of {folder}, with the model's own weights." in flat
+    assert re.search(r"^Layer 1, head \d of small: ", out, re.M)
     assert "Untrained" not in out
     assert "Now try your own text" not in out
     assert out.count("\nhead ") == 3
     status, out, _ = run("explain", "--model", folder, TEXT, "--query", "mat")
     assert status == 0
-    assert "Layer 0 of" in out
+    flat = " ".join(out.split())
+    assert re.search(r"Layer \d of small, with the model's own weights\.", flat)
 
 
 def test_explain_as_json(worded, run):
@@ -161,7 +169,7 @@ def test_the_printed_program_runs(folder, run):
     [
         (["--model", "{folder}", "--layer", "2", "a"], "--layer: expected 0 to 1, got 2."),
         (["--model", "{folder}", "--layer", "-1", "a"], "--layer: expected 0 to 1, got -1."),
-        (["--layer", "3", "a"], "--layer: expected 0 to 2, got 3."),
+        (["--layer", "6", "a"], "--layer: expected 0 to 5, got 6."),
         (["--model", "{folder}"], "TEXT is empty."),
         (["--model", "{folder}", "a", "--heads", "2"], "leave out --variant, --heads"),
         (["--model", "{folder}", "a", "--seed", "7"], "leave out --variant, --heads"),

@@ -5,8 +5,8 @@ import transformers
 
 import tokenizers
 from clearhead.models.text_readers import (
+    BytePairTextReader,
     Characters,
-    GPT2TextReader,
     HubTextReader,
     WordTextReader,
     find_reader,
@@ -38,14 +38,14 @@ def test_unknown_words_are_marked_and_noted(words):
 
 
 def test_labels_of_byte_pairs_show_broken_characters():
-    reading = GPT2TextReader(GPT2Tokenizer()).read("a 猫")
+    reading = BytePairTextReader(GPT2Tokenizer()).read("a 猫")
     assert reading.labels == ["a", " \\xe7", "\\x8c", "\\xab"]
     assert reading.tensor().tolist() == [reading.ids]
     assert reading.tensor(2).tolist() == [reading.ids[:2]]
 
 
 def test_characters_are_never_broken():
-    reader = GPT2TextReader(GPT2Tokenizer())
+    reader = BytePairTextReader(GPT2Tokenizer())
     text = "naïve 猫 🦜 end 𝄞"
     characters = Characters(reader)
     pieces = [characters.add(token) for token in reader.read(text).ids]

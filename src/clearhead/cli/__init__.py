@@ -7,7 +7,6 @@ torch inside its functions, so that `--help` is quick.
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import sys
@@ -16,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from clearhead.atomic_files import DISK_ERRORS
 from clearhead.version import __version__
 
 COMMANDS = (
@@ -29,7 +29,6 @@ COMMANDS = (
     "view",
     "export",
 )
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _fail(str(error))
         if error.filename is not None:
             _fail(f"{error.filename}: {error.strerror}")
-        if error.errno not in _DISK_ERRORS:
+        if error.errno not in DISK_ERRORS:
             raise
         _discard_output()
         _fail(f"the output cannot be written: {error.strerror}", status=1)
@@ -83,7 +82,7 @@ def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
     app = typer.Typer(
         name="clearhead",
         help="Multi-head attention you can see through, at full speed.",
-        epilog='Example: clearhead explain "the cat sat on the mat"',
+        epilog='Example: clearhead explain "My dog loves quantum pizza!"',
         rich_markup_mode=None,
         add_completion=False,
         pretty_exceptions_enable=False,

@@ -59,6 +59,12 @@ def check(
             metavar="FILE", help="What counts in this assignment: a TOML file, see docs/check.md."
         ),
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="Repeat a check: its report names the seed of its sizes."
+        ),
+    ] = None,
     adapter: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="How to build and call a class with unusual arguments."),
@@ -92,6 +98,7 @@ def check(
         html=html,
         policy=policy,
         jobs=jobs,
+        seed=seed,
         steps=steps,
         feedback=feedback,
         data=data,

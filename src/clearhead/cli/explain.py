@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-EXAMPLE = 'clearhead explain "the cat sat on the mat" --query sat'
+from clearhead.cli.shared import GPT2_HELP
+
+EXAMPLE = 'clearhead explain "My dog loves quantum pizza!" --query dog'
 _SEED = 123
 Variant = Literal["simplified", "self", "causal", "wrapper", "multihead", "encoder"]
 TokenizerName = Literal["word", "gpt2"]
@@ -48,6 +51,9 @@ def explain(
             "the index of the token.",
         ),
     ] = None,
+    steps: Annotated[
+        bool, typer.Option("--steps", help="Show all steps, with shapes and numbers.")
+    ] = False,
     step: Annotated[
         str | None,
         typer.Option(
@@ -61,19 +67,24 @@ def explain(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="DIR_OR_NAME",
-            help="Show a layer of this GPT-2: a folder, a file, a name on the hub, or the output "
-            "of `clearhead train`. "
-            "[default: the small trained model that comes with Clearhead]",
+            metavar="NAME_OR_DIR",
+            help=GPT2_HELP,
             show_default=False,
         ),
     ] = None,
     layer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="The layer of the model, counted from 0, or all for one line per head. "
+            "[default: that of the clearest head]",
+        ),
+    ] = None,
+    head: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="The layer of the model, counted from 0. "
-            "[default: 0; the last one of the small trained model]",
+            help="The head to show, counted from 0. [default: the clearest one of the layer]",
         ),
     ] = None,
     untrained: Annotated[
@@ -96,28 +107,49 @@ def explain(
         ),
     ] = None,
 ) -> None:
-    """Show attention at work, step by step, with all numbers.
+    """Show attention at work in a real model, with all numbers.
 
-    Every step from the text to the context vectors is shown: in the terminal, or with --out as a
-    page, a figure or JSON.
+    Who attends to whom in TEXT, what each head does, and which token comes next. Every step from
+    the text to the context vectors: --steps in the terminal, or --out for a page, a figure or JSON.
     """
-    if query is not None and step is not None:
-        raise ValueError("--query shows all steps and --step shows one: choose one of the two.")
+    if [query is not None, step is not None, steps].count(True) > 1:
+        raise ValueError(
+            "--steps shows all steps, --step one of them, and --query all of them for one token: "
+            "choose one of the three."
+        )
     from clearhead import drawing
     from clearhead.explainer import examples, one_query, presentation
 
-    given = None if text is None else " ".join(text)
+    given = None if text is None else " ".join(text).strip()
     random = untrained or seed != _SEED or tokenizer != "word"
     random = random or (variant, heads, d_model) != (None, None, None)
-    if random and (model is not None or layer is not None):
+    if random and (model, layer, head) != (None, None, None):
         raise ValueError(
             "A model has its own form, heads, width, weights and tokenizer: leave out "
             "--variant, --heads, --d-model, --seed, --tokenizer and --untrained."
         )
+    if layer == "all":
+        if given is None or (head, query, step, out) != (None,) * 4 or steps:
+            raise ValueError(
+                "--layer all prints one line per head: give a TEXT, and leave out --head, --query, "
+                "--step, --steps and --out."
+            )
+        name, reading, summaries = examples.all_heads(given, model=model)
+        if as_json:
+            print(json.dumps({"schema": 1, "model": name, "heads": list(map(asdict, summaries))}))
+        else:
+            drawing.console().print(presentation.draw_heads(name, reading, summaries))
+        return
+    if layer is not None and not layer.removeprefix("-").isdecimal():
+        raise ValueError(f"--layer: expected the number of a layer, or all, got {layer!r}.")
     if model is not None or (given is not None and not random):
-        example = examples.model_example(given or "", model=model, layer=layer)
-    elif layer is not None:
-        raise ValueError("--layer selects a layer of a model that reads TEXT: give a TEXT, too.")
+        example = examples.model_example(
+            given or "", model=model, layer=None if layer is None else int(layer), head=head
+        )
+    elif (layer, head) != (None, None):
+        raise ValueError(
+            "--layer and --head select a head of a model that reads TEXT: give a TEXT, too."
+        )
     else:
         if given is None and variant is None:
             variant = "simplified"
@@ -134,7 +166,6 @@ def explain(
     if query is not None:
         index, remark = one_query.find_query(example.trace.tokens, query)
     chosen = None if step is None else presentation.select(example, step)
-    steps = chosen or example.trace.steps
     if out is not None:
         try:
             presentation.save(example, out, query=index, chosen=chosen)
@@ -145,7 +176,8 @@ def explain(
         if not as_json or out.suffix.lower() == ".json":
             return
     if as_json:
-        print(json.dumps(presentation.to_json(example, steps, index), allow_nan=False))
+        shown = chosen or example.trace.steps
+        print(json.dumps(presentation.to_json(example, shown, index), allow_nan=False))
         return
     screen = drawing.console()
     if chosen is not None:
@@ -154,7 +186,9 @@ def explain(
         print("\n" + presentation.script(example, chosen))
     elif index is not None:
         screen.print(presentation.draw_query(example, index, remark))
-    else:
+    elif steps:
         screen.print(presentation.draw_all(example))
+    else:
+        screen.print(presentation.draw_brief(example))
     if given is None and step is None:
-        screen.print('\nNow try your own text: clearhead explain "the cat sat on the mat"')
+        screen.print('\nNow try your own text: clearhead explain "My dog loves quantum pizza!"')

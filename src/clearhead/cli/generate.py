@@ -1,4 +1,4 @@
-"""`clearhead generate`: continue a text with a GPT-2 or the small trained model."""
+"""`clearhead generate`: continue a text."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def generate(
         ),
     ] = None,
 ) -> int:
-    """Continue a text with a GPT-2 or the small trained model.
+    """Continue a text with the English model, or with a GPT-2.
 
     The text is printed to stdout while it is generated. Ctrl-C ends it.
     """

@@ -22,7 +22,7 @@ def heads(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="The text. Without TEXT and --model: sentences with known relations.",
+            help="The text. Without TEXT: sentences that come with Clearhead.",
             show_default=False,
         ),
     ] = None,
@@ -31,7 +31,8 @@ def heads(
         bool,
         typer.Option(
             "--relations",
-            help="Measure attention on known relations, and the accuracy lost without a head.",
+            help="Measure attention on the known relations of the grammar's sentences, and the "
+            "accuracy lost without a head. Implied by --model grammar without TEXT.",
         ),
     ] = False,
     sentences: Annotated[
@@ -78,12 +79,17 @@ def heads(
 ) -> None:
     """Show what each head of a model attends to.
 
-    With TEXT: in that text. Without TEXT: in sentences whose relations between words are known,
-    with the accuracy lost without each head. A model given by --model needs --relations for that.
+    With TEXT: in that text. Without TEXT: in English sentences that come with Clearhead, with the
+    loss without each head and minimal pairs such as "The author near the doctors was / were".
     """
     layers = [int(one) if one.isdecimal() else one for one in layer or ()] or None
-    if relations or (model is None and text is None and file is None):
-        if text is not None or file is not None or csv is not None:
+    given = text is not None or file is not None
+    if not given and not relations and not ablate:
+        if layer or sort is not None or csv is not None:
+            raise ValueError("--layer, --sort and --csv apply to the table of a text: give a TEXT.")
+        _own_sentences(model, sentences=sentences, as_json=as_json, picture=out)
+    elif relations:
+        if given or csv is not None:
             raise ValueError(
                 "--relations uses its own sentences: it takes no TEXT, no --text and no --csv."
             )
@@ -96,6 +102,38 @@ def heads(
         _ablate(_text(text, file), model, layers, as_json=as_json, picture=out)
     else:
         _one_text(_text(text, file), model, layers, sort, as_json=as_json, csv=csv, out=out)
+
+
+def _own_sentences(
+    model: str | None, *, sentences: int, as_json: bool, picture: Path | None
+) -> None:
+    """Measure heads without a text from the user: on the grammar's sentences, or on English."""
+    from clearhead.models import find_model
+
+    loaded = find_model(model, any_architecture=True)
+    if loaded.reader.kind == "word":
+        _relations(model, sentences=sentences, as_json=as_json, picture=picture)
+        return
+    from clearhead.gpt2.model import GPT2
+
+    if not isinstance(loaded.model, GPT2):
+        _text(None, None)  # raises, and says what can be given
+    if picture is not None:
+        raise ValueError("--out writes the maps of a text: give a TEXT.")
+    from clearhead import drawing
+    from clearhead.lab.text_report import measure_text
+
+    with progress_bar() as progress:
+        task = progress.add_task("Measuring its heads", total=1.0)
+
+        def on_progress(what: str, share: float) -> None:
+            progress.update(task, description=f"Measuring {what}", completed=share)
+
+        report = measure_text(loaded, on_progress=on_progress)
+    if as_json:
+        print(json.dumps(report.to_json(), allow_nan=False))
+    else:
+        drawing.console().print(report)
 
 
 def _text(words: Sequence[str] | None, file: Path | None) -> str:

@@ -12,23 +12,22 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
-_DEFAULT = "[default: the small trained model that comes with Clearhead]"
+GPT2_HELP = (
+    "english or grammar, which come with Clearhead; a folder of `clearhead train`; or a GPT-2: a "
+    "folder, a file or a name on the hub. [default: english]"
+)
 
 GPT2Option = Annotated[
     str | None,
-    typer.Option(
-        metavar="DIR_OR_NAME",
-        help="A GPT-2: a folder, a file, a name on the hub, or the output of `clearhead train`. "
-        + _DEFAULT,
-        show_default=False,
-    ),
+    typer.Option(metavar="NAME_OR_DIR", help=GPT2_HELP, show_default=False),
 ]
 CheckpointOption = Annotated[
     str | None,
     typer.Option(
-        metavar="DIR_OR_NAME",
-        help="A Hugging Face checkpoint with its tokenizer, a folder or a name on the hub, or the "
-        f"output of `clearhead train`. {_DEFAULT}",
+        metavar="NAME_OR_DIR",
+        help="english or grammar, which come with Clearhead; a folder of `clearhead train`; or a "
+        "Hugging Face checkpoint with its tokenizer: a folder or a name on the hub. "
+        "[default: english]",
         show_default=False,
     ),
 ]

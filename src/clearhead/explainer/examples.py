@@ -13,9 +13,11 @@ from torch import Tensor
 from clearhead import ladder
 from clearhead.attention import MultiHeadAttention
 from clearhead.embedding import Embedding
+from clearhead.explainer.head_choice import HeadSummary, clearest, next_tokens, summarise_heads
 from clearhead.explainer.steps import Attention
 from clearhead.explainer.tracing import Trace, trace
 from clearhead.models import LoadedModel, find_model
+from clearhead.models.text_readers import Reading
 from clearhead.tokenizers import GPT2Tokenizer, WordTokenizer
 from clearhead.validation import check_heads
 
@@ -47,8 +49,14 @@ class Example:
         ids: The token ids; None for the book's sentence.
         trace: All steps.
         setup: Python lines that define `x` and `module`, as `Step.code` needs them.
-        model: Where the weights come from; None for random weights.
+        model: What `--model` takes for the model; None for random weights.
+        name: What the model is called in a sentence.
         layer: The layer of that model.
+        head: The head to look at first.
+        does: What that head does with the text.
+        chosen: Whether the head was chosen because it is the clearest one.
+        others: What each head of the layer does, in order.
+        next: The most likely next tokens and their probabilities.
     """
 
     text: str
@@ -59,7 +67,13 @@ class Example:
     trace: Trace
     setup: str
     model: str | None = None
+    name: str | None = None
     layer: int | None = None
+    head: int | None = None
+    does: str | None = None
+    chosen: bool = False
+    others: tuple[str, ...] = ()
+    next: tuple[tuple[str, float], ...] = ()
 
 
 def untrained_example(
@@ -131,31 +145,41 @@ def untrained_example(
 
 
 def model_example(
-    text: str, *, model: str | Path | None = None, layer: int | None = None
+    text: str,
+    *,
+    model: str | Path | None = None,
+    layer: int | None = None,
+    head: int | None = None,
 ) -> Example:
     """Run a trained model on a text, and trace the attention of one layer.
 
     Args:
         text: The text.
-        model: See `clearhead.models.find_model`; None for the model that comes with Clearhead.
-        layer: Which layer, counted from 0. If None, the last layer of a word model (the shipped
-            one, or one from `clearhead train`), and the first layer of other models.
+        model: See `clearhead.models.find_model`; None for the English model.
+        layer: Which layer, counted from 0. If None, the last one of a grammar model, where its
+            relations are, and otherwise that of the head whose pattern is clearest.
+        head: The head to look at first, counted from 0; the clearest one of the layer if None.
 
     Raises:
-        ValueError: The model or the layer does not exist, or the text is empty or too long.
+        ValueError: The model, the layer or the head does not exist, or the text is empty or too
+            long.
     """
-    loaded = find_model(model)
+    loaded, reading = _read(text, model)
     gpt2 = loaded.gpt2
-    layers = gpt2.config["num_layers"]
-    if layer is None:
-        layer = layers - 1 if loaded.reader.kind == "word" else 0
-    if not 0 <= layer < layers:
-        raise ValueError(f"--layer: expected 0 to {layers - 1}, got {layer}.")
-    reading = loaded.read(text)
-    _check_length(len(reading.ids), loaded)
-    module = gpt2.blocks[layer].attention
+    _check_number("--layer", layer, gpt2.config["num_layers"])
+    _check_number("--head", head, gpt2.config["num_heads"])
+    if layer is None and loaded.reader.kind == "word":
+        layer = gpt2.config["num_layers"] - 1
+    heads = summarise_heads(loaded.network, reading.tensor(), name=loaded.name)
+    best = clearest(heads, layer)
+    own = [each for each in heads if each.layer == best.layer]
+    shown = best if head is None else own[head]
+    module = gpt2.blocks[best.layer].attention
     assert isinstance(module, MultiHeadAttention)
-    seen = trace(module, _layer_input(loaded, reading.tensor(), layer), tokens=reading.labels)
+    x = _layer_input(loaded, reading.tensor(), best.layer)
+    seen = trace(module, x, tokens=reading.labels)
+    with torch.no_grad():
+        logits = gpt2(reading.tensor())[0, -1]
     return Example(
         text=text,
         variant="multihead",
@@ -163,10 +187,40 @@ def model_example(
         seed=None,
         ids=reading.ids,
         trace=replace(seen, notes=(*reading.notes, *seen.notes)),
-        setup=_model_setup(loaded, reading.ids, layer),
-        model=loaded.path or loaded.name,
-        layer=layer,
+        setup=_model_setup(loaded, reading.ids, best.layer),
+        model=loaded.path,
+        name=loaded.name,
+        layer=best.layer,
+        head=shown.head,
+        does=shown.does,
+        chosen=head is None,
+        others=tuple(each.does for each in own),
+        next=tuple((loaded.reader.decode([i]), p) for i, p in next_tokens(logits)),
     )
+
+
+def all_heads(
+    text: str, *, model: str | Path | None = None
+) -> tuple[str, Reading, list[HeadSummary]]:
+    """What each head of a model does with a text.
+
+    Returns:
+        The name of the model, the text as it reads it, and its heads in order.
+    """
+    loaded, reading = _read(text, model)
+    return loaded.name, reading, summarise_heads(loaded.network, reading.tensor(), name=loaded.name)
+
+
+def _read(text: str, model: str | Path | None) -> tuple[LoadedModel, Reading]:
+    loaded = find_model(model)
+    reading = loaded.read(text)
+    _check_length(len(reading.ids), loaded)
+    return loaded, reading
+
+
+def _check_number(option: str, number: int | None, count: int) -> None:
+    if number is not None and not 0 <= number < count:
+        raise ValueError(f"{option}: expected 0 to {count - 1}, got {number}.")
 
 
 def _layer_input(loaded: LoadedModel, ids: Tensor, layer: int) -> Float[Tensor, "1 tokens d_model"]:
@@ -182,18 +236,13 @@ def _layer_input(loaded: LoadedModel, ids: Tensor, layer: int) -> Float[Tensor, 
 
 def _model_setup(loaded: LoadedModel, ids: list[int], layer: int) -> str:
     """Python lines that define `x` and `module` for one layer of a model."""
-    path = "" if loaded.path is None else repr(loaded.path)
-    if loaded.reader.kind == "word":
-        imported, load = "lab", f"model, tokenizer = lab.load({path})"
-    else:
-        imported, load = "GPT2", f"model = GPT2.from_pretrained({path})"
     return "\n".join(
         [
             "import torch",
-            f"from clearhead import {imported}",
+            "import clearhead",
             "",
             "torch.set_grad_enabled(False)",
-            load,
+            f"model, tokenizer = clearhead.load({loaded.path!r})",
             f"x = model.embedding(torch.tensor([{ids}]))",
             f"for block in model.blocks[:{layer}]:",
             "    x = block(x)",
@@ -218,7 +267,7 @@ def _check_length(tokens: int, loaded: LoadedModel | None = None) -> None:
     if loaded is not None and tokens > (limit := loaded.gpt2.config["context_length"]):
         raise ValueError(
             f"TEXT has {tokens} tokens, and {loaded.name} accepts at most {limit}.\n"
-            "  Use another model: --model DIR_OR_NAME. "
+            "  Shorten the text, or use another model: --model NAME_OR_DIR. "
             f"With random weights, up to {MAX_TOKENS} tokens: --untrained."
         )
 

@@ -56,13 +56,16 @@ def _positions(tokens: Sequence[str], word: str) -> list[int]:
     return []
 
 
-def draw_query(seen: Trace, index: int, *, limit: int = 16) -> RenderableType:
+def draw_query(
+    seen: Trace, index: int, *, limit: int = 16, heads: Sequence[int] | None = None
+) -> RenderableType:
     """Each step of a trace, for one token of the first sequence.
 
     Args:
         seen: The trace.
         index: The token whose query is followed.
         limit: The largest number of keys to show.
+        heads: The heads to show; all by default.
     """
     token = drawing.visible(seen.tokens[index])
     parts: list[RenderableType] = [
@@ -71,38 +74,46 @@ def draw_query(seen: Trace, index: int, *, limit: int = 16) -> RenderableType:
         Text(),
     ]
     for step in seen.steps:
-        body = _draw_step(seen, step, index, limit)
+        body = _draw_step(seen, step, index, limit, heads)
         title = Text.assemble((f"{step.number} {step.title}", "bold"), f"   {step.formula}")
         parts += [title, drawing.Indent(body), Text()]
     return Group(*parts)
 
 
-def _draw_step(seen: Trace, step: Step, index: int, limit: int) -> RenderableType:
+def _draw_step(
+    seen: Trace, step: Step, index: int, limit: int, heads: Sequence[int] | None
+) -> RenderableType:
+    if heads is None:
+        heads = range(len(_of_heads(seen["attn_weights"])))
     match step.number:
         case "4a":
-            return _dot_products(seen, index, limit)
+            return _dot_products(seen, index, limit, heads)
         case "4b":
             return _masked(seen, index, limit)
         case "4c":
-            return _softmax(seen, index, limit)
+            return _softmax(seen, index, limit, heads)
         case "4d":
-            return _weighted_sum(seen, index, limit)
+            return _weighted_sum(seen, index, limit, heads)
         case "3":
             return Text("the same numbers; each head now has its own tokens × head_dim table")
         case "2":
-            heads = step.tensors["queries_split"][0, index]
+            parts = step.tensors["queries_split"][0, index].tolist()
             lines = [
-                f"queries_split[0, {index}, {head}] = {drawing.vector(part.tolist())}"
-                for head, part in enumerate(heads)
+                f"queries_split[0, {index}, {head}] = {drawing.vector(parts[head])}"
+                for head in heads
             ]
             return Text("\n".join([*lines, "keys and values in the same way"]))
-    return Text("\n".join(_vectors(name, part, index) for name, part in step.tensors.items()))
+    return Text(
+        "\n".join(_vectors(name, part, index, heads) for name, part in step.tensors.items())
+    )
 
 
-def _vectors(name: str, tensor: Tensor, index: int) -> str:
+def _vectors(name: str, tensor: Tensor, index: int, heads: Sequence[int] | None = None) -> str:
     """This token's vector in a tensor; one line per head."""
     lines = []
     for head, vectors in enumerate(_of_heads(tensor)):
+        if tensor.ndim == 4 and heads is not None and head not in heads:
+            continue
         position = {2: f"{index}", 3: f"0, {index}", 4: f"0, {head}, {index}"}[tensor.ndim]
         lines.append(f"{name}[{position}] = {drawing.vector(vectors[index].tolist())}")
     return "\n".join(lines)
@@ -138,11 +149,11 @@ def _rest(seen: Trace, limit: int) -> list[RenderableType]:
     return [Text(f"... and {left_out} more keys")] if left_out > 0 else []
 
 
-def _dot_products(seen: Trace, index: int, limit: int) -> RenderableType:
+def _dot_products(seen: Trace, index: int, limit: int, heads: Sequence[int]) -> RenderableType:
     queries, keys, _ = _operands(seen)
     scores = _of_heads(seen["attn_scores"])
     parts: list[RenderableType] = []
-    for head in range(len(queries)):
+    for head in heads:
         query = queries[head, index].tolist()
         start = f"head {head}: " if len(queries) > 1 else ""
         parts.append(Text(f"{start}query {drawing.vector(query, limit=4)} with each key"))
@@ -178,17 +189,18 @@ def _list(tokens: list[str], limit: int) -> str:
     return shown + (f" and {len(tokens) - limit} more" if len(tokens) > limit else "")
 
 
-def _softmax(seen: Trace, index: int, limit: int) -> RenderableType:
+def _softmax(seen: Trace, index: int, limit: int, heads: Sequence[int]) -> RenderableType:
     scaled = "scaled_scores" in seen.names
     scores = _of_heads(seen["attn_scores"])
     weights = _of_heads(seen["attn_weights"])
     width = _operands(seen)[1].shape[-1]
     parts: list[RenderableType] = []
-    for head in range(len(weights)):
+    for head in heads:
         hidden = _hidden_row(seen, head, index)
         row = (scores[head, index] / (width**0.5 if scaled else 1)).tolist()
         top = max((s for s, off in zip(row, hidden, strict=True) if not off), default=0.0)
-        shift = top if top > 20 else 0.0  # e^ of a large score is too large to print
+        # e^ of a large score is too large to print, and of a very negative one too small.
+        shift = top if top > 20 or top < -3 else 0.0
         powers = [0.0 if off else math.exp(s - shift) for s, off in zip(row, hidden, strict=True)]
         rows = []
         for j, label in enumerate(_key_labels(seen, limit)):
@@ -200,19 +212,20 @@ def _softmax(seen: Trace, index: int, limit: int) -> RenderableType:
         total = [drawing.number(sum(powers)), drawing.number(sum(weights[head, index].tolist()))]
         rows.append(["sum", *[""] * (2 if scaled else 1), *total])
         name = "scaled" if scaled else "score"
-        power = f"e^({name} - {shift:.4g})" if shift else f"e^{name}"
+        sign = "-" if shift > 0 else "+"
+        power = f"e^({name} {sign} {abs(shift):.4g})" if shift else f"e^{name}"
         columns = ["score", *([f"÷ √{width} = scaled"] if scaled else []), power, "÷ sum = weight"]
         parts += [Text(f"head {head}")] if len(weights) > 1 else []
         parts += [drawing.table(["key", *columns], rows), *_rest(seen, limit)]
     return Group(*parts)
 
 
-def _weighted_sum(seen: Trace, index: int, limit: int) -> RenderableType:
+def _weighted_sum(seen: Trace, index: int, limit: int, heads: Sequence[int]) -> RenderableType:
     values = _operands(seen)[2]
     weights = _of_heads(seen["attn_weights"])
     context = weights @ values
     parts: list[RenderableType] = []
-    for head in range(len(weights)):
+    for head in heads:
         hidden = _hidden_row(seen, head, index)
         rows = []
         for j, label in enumerate(_key_labels(seen, limit)):

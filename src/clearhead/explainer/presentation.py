@@ -16,9 +16,12 @@ from clearhead.drawing import file_formats
 from clearhead.drawing.html_page import Page
 from clearhead.explainer import one_query
 from clearhead.explainer.examples import Example
+from clearhead.explainer.head_choice import HeadSummary
 from clearhead.explainer.steps import Step
+from clearhead.models.text_readers import Reading
 
 SHOWN = 16  # rows and columns of a table
+SHOWN_HEADS = 4  # tables; of a layer with more heads, one is shown
 SHOWN_TOKENS = 40
 
 
@@ -42,7 +45,7 @@ def whose_weights(example: Example) -> str:
         if example.layer:
             stream = f"the residual stream after layer {example.layer - 1}"
         return (
-            f"Layer {example.layer} of {example.model}, with the model's own weights. x is the "
+            f"Layer {example.layer} of {example.name}, with the model's own weights. x is the "
             f"input to this layer's attention: {stream}, layer-normalised."
         )
     if example.variant == "simplified" and example.ids is None:
@@ -54,8 +57,8 @@ def whose_weights(example: Example) -> str:
 # Terminal.
 
 
-def draw_header(example: Example) -> RenderableType:
-    """The text, its tokens, where the weights come from, and notes."""
+def draw_header(example: Example, about: str) -> RenderableType:
+    """The text, its tokens, a sentence about what is shown, and notes."""
     seen = example.trace
     shown = [
         f"{i} {drawing.shorten(token, 20)}" for i, token in enumerate(seen.tokens[:SHOWN_TOKENS])
@@ -71,14 +74,74 @@ def draw_header(example: Example) -> RenderableType:
         lines.append(drawing.Flow("Ids   ", ids + rest, gap=" "))
     return Group(
         *lines,
-        Text(whose_weights(example)),
+        Text(about),
         *(Text(f"Note: {note}") for note in seen.notes),
     )
 
 
+def which_head(example: Example) -> str:
+    """Which head is shown first, what it does, and why it was chosen."""
+    words = f"Layer {example.layer}, head {example.head} of {example.name}: {example.does}."
+    if example.chosen:
+        words += " It has the clearest pattern in this text."
+    return words
+
+
+def draw_brief(example: Example) -> RenderableType:
+    """The header, the attention tables, and what comes next."""
+    seen, several = example.trace, len(example.others) > SHOWN_HEADS
+    parts: list[RenderableType] = [
+        draw_header(
+            example, whose_weights(example) if example.head is None else which_head(example)
+        ),
+        Text(),
+        *_who_attends(example),
+    ]
+    if several:
+        lines = [f"{head}  {does}" for head, does in enumerate(example.others)]
+        title = f"All heads of layer {example.layer}"
+        parts += [Text(), Text(title, style="bold"), Text("\n".join(lines))]
+    if example.next:
+        shown = [f"{drawing.visible(token)} {share:.2f}" for token, share in example.next]
+        parts += [Text(), drawing.Flow("Most likely next", shown)]
+    if seen.skipped:
+        parts += [Text(), Text(_skipped(example))]
+    more = ["every step: --steps", "one step with its code: --step 4c", "one token: --query WORD"]
+    if example.head is not None:
+        more += ["another head: --layer N --head N", "all heads: --layer all"]
+    return Group(*parts, Text(), drawing.Flow("More", [*more, "a page: -o page.html"]))
+
+
 def draw_all(example: Example) -> RenderableType:
     """The header, all steps, and the result."""
-    return Group(_draw_steps(example, example.trace.steps), draw_result(example))
+    skipped = [Text(_skipped(example)), Text()] if example.trace.skipped else []
+    return Group(_draw_steps(example, example.trace.steps), *skipped, draw_result(example))
+
+
+def draw_heads(name: str, reading: Reading, heads: Sequence[HeadSummary]) -> RenderableType:
+    """One line per head of a model: what it does, and what the last token attends to."""
+    labels = [drawing.visible(label) for label in reading.labels]
+    rows = [
+        [
+            f"{each.layer}.{each.head}",
+            each.does,
+            ", ".join(f"{labels[key]} {weight:.2f}" for key, weight in each.last),
+        ]
+        for each in heads
+    ]
+    last = drawing.shorten(reading.labels[-1], 12)
+    return Group(
+        Text(f"What the heads of {name} do with this text", style="bold"),
+        *(Text(f"Note: {note}") for note in reading.notes),
+        drawing.FittingTable(
+            ["head", "what it does", f"{last} attends to"], rows, left=3, drop=[2]
+        ),
+        Text("head: layer.head, counted from 0. One of them: --layer 4 --head 2."),
+    )
+
+
+def _skipped(example: Example) -> str:
+    return f"Skipped steps: {', '.join(example.trace.skipped)}."
 
 
 def draw_chosen(example: Example, chosen: Sequence[Step]) -> RenderableType:
@@ -91,26 +154,25 @@ def draw_chosen(example: Example, chosen: Sequence[Step]) -> RenderableType:
 
 def draw_query(example: Example, index: int, remark: str | None) -> RenderableType:
     """The header, one query followed through all steps, and the result."""
+    about = whose_weights(example)
+    if example.head is not None:
+        about = f"{which_head(example)} {about}"
     return Group(
-        draw_header(example),
+        draw_header(example, about),
         *([Text(f"Note: {remark}")] if remark else []),
         Text(),
-        one_query.draw_query(example.trace, index, limit=SHOWN),
-        Text("Computed for all tokens at once, the numbers are the same:\n"),
+        one_query.draw_query(example.trace, index, limit=SHOWN, heads=_shown_heads(example)),
+        *([Text(_skipped(example))] if example.trace.skipped else []),
+        Text("Computed for all tokens at once, the numbers are the same:"),
         draw_result(example),
     )
 
 
 def draw_result(example: Example) -> RenderableType:
-    """The attention weights of each head, and the context vectors."""
+    """The attention weights, and the context vectors."""
     seen = example.trace
-    hint = "Each row is a query and adds up to 1; each column is a key."
-    hint += " A · is hidden." if seen.hidden is not None else ""
     parts: list[RenderableType] = [
-        Text("Who attends to whom", style="bold"),
-        Text(hint),
-        seen.draw_weights(limit=SHOWN),
-        *((Text(), Text("All tokens"), seen.draw_maps()) if len(seen.tokens) > SHOWN else ()),
+        *_who_attends(example),
         Text(),
         Text("Context vectors", style="bold"),
         Text("The output: one vector per token, mixed from the tokens it attends to."),
@@ -121,8 +183,26 @@ def draw_result(example: Example) -> RenderableType:
     return Group(*parts)
 
 
+def _shown_heads(example: Example) -> list[int] | None:
+    """The heads whose tables are shown; None for all of them."""
+    heads = example.trace["attn_weights"].shape[-3] if example.trace["attn_weights"].ndim > 2 else 1
+    return None if heads <= SHOWN_HEADS else [example.head or 0]
+
+
+def _who_attends(example: Example) -> list[RenderableType]:
+    """The attention weights as tables; of a long text, also as maps."""
+    seen, heads = example.trace, _shown_heads(example)
+    hint = "Each row is a query and adds up to 1; each column is a key."
+    hint += " A · is hidden." if seen.hidden is not None else ""
+    parts = [Text("Who attends to whom", style="bold"), Text(hint)]
+    tables = seen.draw_weights(limit=SHOWN, heads=heads)
+    if len(seen.tokens) <= SHOWN:
+        return [*parts, tables]
+    return [*parts, tables, Text(), Text("All tokens"), seen.draw_maps(heads=heads)]
+
+
 def _draw_steps(example: Example, steps: Sequence[Step]) -> RenderableType:
-    parts: list[RenderableType] = [draw_header(example), Text()]
+    parts: list[RenderableType] = [draw_header(example, whose_weights(example)), Text()]
     for step in steps:
         parts += [step, Text()]
     return Group(*parts)
@@ -157,6 +237,10 @@ def to_json(example: Example, chosen: Sequence[Step], query: int | None) -> dict
         "trained": example.model is not None,
         "model": example.model,
         "layer": example.layer,
+        "head": example.head,
+        "does": example.does,
+        "heads": list(example.others),
+        "next": [{"token": token, "probability": share} for token, share in example.next],
         "query": None if query is None else {"index": query, "token": seen.tokens[query]},
         "gap": seen.gap,
         "notes": list(seen.notes),
@@ -208,8 +292,11 @@ def save(
     steps = example.trace.steps if chosen is None else chosen
 
     def page() -> Page:
-        made = example.trace.page(title=example.text, notes=[whose_weights(example)])
-        given = {"query": query, "step": steps[0].number if chosen is not None else None}
+        notes = [whose_weights(example)]
+        notes += [] if example.head is None else [which_head(example)]
+        made = example.trace.page(title=example.text, notes=notes)
+        number = steps[0].number if chosen is not None else None
+        given = {"query": query, "step": number, "head": example.head}
         first = {name: value for name, value in given.items() if value is not None}
         return replace(made, start={**made.start, **first})
 

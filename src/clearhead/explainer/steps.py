@@ -39,6 +39,19 @@ _LINEARS = ("W_query", "W_key", "W_value", "out_proj")
 _PAPER_LINEARS = ("W_q", "W_k", "W_v", "W_o")
 _OPERANDS = ("queries", "keys", "values")
 
+# The steps of full multi-head attention; other forms skip some of them.
+USUAL_STEPS = {
+    "1": "PROJECT",
+    "2": "SPLIT",
+    "3": "TRANSPOSE",
+    "4a": "scores",
+    "4b": "mask",
+    "4c": "softmax",
+    "4d": "weighted sum",
+    "5": "CONCAT",
+    "6": "PROJECT",
+}
+
 
 def show_dims(dims: Dims) -> str:
     """Named dimensions as people write them.

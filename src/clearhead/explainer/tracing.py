@@ -23,7 +23,14 @@ from clearhead.drawing import Axis
 from clearhead.drawing.file_formats import save
 from clearhead.drawing.heatmap import Heatmap, blocks
 from clearhead.drawing.html_page import Page, Walk
-from clearhead.explainer.steps import Attention, Step, compute_steps, hidden_keys, operands
+from clearhead.explainer.steps import (
+    USUAL_STEPS,
+    Attention,
+    Step,
+    compute_steps,
+    hidden_keys,
+    operands,
+)
 from clearhead.maps import page_layers
 from clearhead.maps.axis_labels import check_labels
 from clearhead.masks import Mask
@@ -87,6 +94,12 @@ class Trace:
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
 
+    @property
+    def skipped(self) -> list[str]:
+        """The usual steps that this form does not have, such as "2 SPLIT"."""
+        own = {step.number for step in self.steps}
+        return [f"{number} {title}" for number, title in USUAL_STEPS.items() if number not in own]
+
     def step(self, number: str) -> Step:
         """The step with this number."""
         for step in self.steps:
@@ -106,16 +119,25 @@ class Trace:
                 hidden = hidden[None] if hidden.ndim == 2 else hidden[:, None]
         return weights, hidden
 
-    def draw_weights(self, *, limit: int = 16) -> RenderableType:
-        """One table per head for the first sequence: each row a query, each column a key."""
+    def draw_weights(
+        self, *, limit: int = 16, heads: Sequence[int] | None = None
+    ) -> RenderableType:
+        """One table per head for the first sequence: each row a query, each column a key.
+
+        Args:
+            limit: The largest number of rows and columns.
+            heads: The heads to show; all by default.
+        """
         weights, hidden = self._weights()
         sequences = weights.shape[0]
         parts: list[RenderableType] = []
-        for head in range(weights.shape[1] if weights.numel() else 0):
+        every = range(weights.shape[1] if weights.numel() else 0)
+        for head in every if heads is None else heads:
             title = f"head {head}" if weights.shape[1] > 1 else "attn_weights"
             title += f", sequence 0 of {sequences}" if sequences > 1 else ""
             parts += [Text()] * bool(parts)
-            parts.append(Text(title, style="bold"))
+            if weights.shape[0] * weights.shape[1] > 1:
+                parts.append(Text(title, style="bold"))
             parts.append(
                 drawing.Matrix(
                     weights[0, head],
@@ -128,11 +150,12 @@ class Trace:
             )
         return Group(*parts)
 
-    def draw_maps(self) -> RenderableType:
+    def draw_maps(self, *, heads: Sequence[int] | None = None) -> RenderableType:
         """One map per head for the first sequence, fitted to the width of the terminal."""
         weights, hidden = self._weights()
         rows = Axis("query", len(self.tokens), self.tokens)
         columns = Axis("key", len(self.context_tokens), self.context_tokens)
+        every = range(weights.shape[1] if weights.numel() else 0)
         return Group(
             *(
                 Heatmap(
@@ -141,7 +164,7 @@ class Trace:
                     columns,
                     title=f"head {head}" if weights.shape[1] > 1 else "attn_weights",
                 )
-                for head in range(weights.shape[1] if weights.numel() else 0)
+                for head in (every if heads is None else heads)
             )
         )
 

@@ -7,6 +7,7 @@ graph, reads it back, and compares it with the module. Start with `export`.
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -122,7 +123,10 @@ def export(
             if onnx:
                 _write_onnx(program, form, draft, module)
             else:
-                torch.export.save(program, draft)
+                # Into memory first: PyTorch's own writer ends the process if the disk is full.
+                whole = io.BytesIO()
+                torch.export.save(program, whole)
+                draft.write_bytes(whole.getbuffer())
             sizes = _sizes(form)
             gap = None
             if not onnx or importlib.util.find_spec("onnxruntime") is not None:
@@ -130,8 +134,8 @@ def export(
                 gap = _compare(form, run, sizes, say)
         # The weights of a large model are in files beside the graph: move them first.
         for part in set(draft.parent.iterdir()) - {draft}:
-            with beside(path.with_name(part.name)) as whole:
-                shutil.move(part, whole)
+            with beside(path.with_name(part.name)) as target:
+                shutil.move(part, target)
     return Exported(path, what, form.inputs, form.outputs, gap, sizes if gap is not None else [])
 
 

@@ -70,7 +70,7 @@ def find_sizes(
         known = " and ".join(key_names.table_names(style))
         raise ValueError(
             f"{known}: expected both, as matrices, because without config.json the sizes come from "
-            "them.\n  Load a model written by `clearhead train` with clearhead.lab.load(path)."
+            "them.\n  Load a model written by `clearhead train` with clearhead.load(path)."
         )
     vocab_size, d_model = token.shape
     if num_heads is None:

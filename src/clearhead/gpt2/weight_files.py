@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from clearhead.configs import GPT2_CONFIGS
-from clearhead.gpt2.pickle_guard import check_pickle
+from clearhead.gpt2.pickle_guard import check_pickle, more_than_tensors
 
 PICKLES = (".bin", ".pth", ".pt")
 SUFFIXES = (".safetensors", *PICKLES)
@@ -137,12 +137,7 @@ class _Pickle:
             return self._mapped()
         except pickle.UnpicklingError as error:
             asked = re.search(r"GLOBAL ([\w.]+)", str(error))  # the rest recommends running it
-            raise ValueError(
-                f"{path}: refused, because it holds more than tensors"
-                f"{f' ({asked[1]})' if asked else ''}, and loading the rest could run untrusted "
-                "code.\n"
-                "  Save the state dict alone: torch.save(model.state_dict(), path)."
-            ) from None
+            raise more_than_tensors(path, asked[1] if asked else "") from None
         except Exception as error:
             raise ValueError(
                 f"{path}: not a file that torch.save wrote, or truncated: "

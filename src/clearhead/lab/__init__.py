@@ -21,15 +21,15 @@ def load(path: str | Path | None = None) -> tuple[GPT2, WordTokenizer]:
     """Load a model trained on the grammar, in eval mode, and its tokenizer.
 
     Args:
-        path: A file or folder written by `clearhead train`; None for the model that comes with
-            Clearhead.
+        path: A file or folder written by `clearhead train`; None for the grammar model that comes
+            with Clearhead.
 
     Examples:
         >>> model, tokenizer = load()
         >>> tokenizer.tokens("the cat sat on the mat")
         ['the', 'cat', 'sat', 'on', 'the', 'mat']
     """
-    from clearhead.models.shipped_models import load_shipped
+    from clearhead.models.shipped_models import load_grammar
     from clearhead.models.trained_model import load_trained
 
-    return load_shipped() if path is None else load_trained(path)
+    return load_grammar() if path is None else load_trained(path)

@@ -64,7 +64,7 @@ class WordReader:
 
     causal = True
 
-    def __init__(self, model: GPT2, words: WordTokenizer, name: str = "the lab's model") -> None:
+    def __init__(self, model: GPT2, words: WordTokenizer, name: str = "the grammar model") -> None:
         self._model = model
         self.name = name
         self._words = words
@@ -218,4 +218,9 @@ def load_reader(model: str | Path | None = None) -> Reader:
     loaded = find_model(model, any_architecture=True)
     if loaded.reader.kind == "word":
         return WordReader(loaded.gpt2, loaded.reader.tokenizer, loaded.name)
+    if loaded.reader.kind == "byte pairs":
+        raise ValueError(
+            f"--relations: {loaded.name} reads pieces of words; the relations are between the "
+            "words of the grammar.\n  Use --model grammar, or leave out --relations."
+        )
     return PieceReader(loaded)

@@ -13,6 +13,7 @@ from rich.text import Text
 from clearhead import drawing
 from clearhead.atomic_files import beside
 from clearhead.drawing import figures
+from clearhead.gpt2.model import GPT2
 from clearhead.lab import grammar, head_scores
 from clearhead.lab.grammar_readers import WordReader
 from clearhead.lab.grammar_training import GrammarSettings, GrammarTask
@@ -53,7 +54,7 @@ def train_seed(
     folder: Path,
     *,
     resume: bool = False,
-    on_step: Callable[[int, Curve], None] | None = None,
+    on_step: Callable[[int, Curve, GPT2], None] | None = None,
 ) -> Curve:
     """Train one seed, and write its model next to the checkpoint.
 
@@ -61,7 +62,7 @@ def train_seed(
         settings: How to train, with the seed.
         folder: Where to write.
         resume: Continue from the checkpoint in the folder, if there is one.
-        on_step: Called after every step with the number of steps done and the curve.
+        on_step: Called after every step with the number of steps done, the curve and the model.
     """
     model, curve = train(GrammarTask(settings), folder, resume=resume, on_step=on_step)
     last = curve.evaluations[-1]

@@ -14,11 +14,18 @@ SCORES = ("entropy", "distance", "previous", "sink", "same_token", "induction")
 
 # A head is named after a pattern if at least this share of its weight follows it.
 _NAMED = 0.4
+_ABOVE_CHANCE = 0.15
 _PATTERNS = {
     "previous": "previous token",
     "sink": "first token",
     "same_token": "same token",
     "induction": "after a copy",
+}
+_PHRASES = {
+    "previous": "the previous token",
+    "sink": "the first token",
+    "same_token": "earlier copies of the same token",
+    "induction": "what followed an earlier copy of the token",
 }
 
 
@@ -84,8 +91,7 @@ def pattern_name(scores: Mapping[str, float | None], *, brief: bool = False) -> 
         >>> pattern_name({"entropy": 1.6, "distance": 3.3}, brief=True)
         'about 5 tokens, 3 away'
     """
-    best = max(_PATTERNS, key=lambda name: scores.get(name) or 0.0)
-    share = scores.get(best) or 0.0
+    best, share = _strongest(scores)
     if share >= _NAMED:
         return f"{_PATTERNS[best]} {share:.2f}"
     entropy, distance = scores.get("entropy"), scores.get("distance")
@@ -95,6 +101,38 @@ def pattern_name(scores: Mapping[str, float | None], *, brief: bool = False) -> 
     if distance is None:
         return name
     return f"{name}, {f'{distance:.0f}' if brief else _count(distance, 'position')} away"
+
+
+def pattern_sentence(scores: Mapping[str, float | None], chance: Mapping[str, float | None]) -> str:
+    """What a head does, as the end of a sentence that begins with the head.
+
+    Args:
+        scores: The mean scores of the head, as returned by `HeadMeans.per_head`.
+        chance: The same under uniform attention. In a short text, every pattern has much weight, so
+            a head is named after a pattern only if its weight is well above chance.
+
+    Examples:
+        >>> scores = {"previous": 0.93, "sink": 0.02, "entropy": 0.3, "distance": 1.2}
+        >>> pattern_sentence(scores, {"previous": 0.2})
+        'attends to the previous token (0.93 of its weight)'
+        >>> pattern_sentence({"sink": 0.45, "entropy": 1.6, "distance": 3.3}, {"sink": 0.41})
+        'spreads over about 5 tokens, 3 positions away'
+    """
+    above = {
+        name: score
+        for name in _PATTERNS
+        if (score := scores.get(name) or 0.0) >= (chance.get(name) or 0.0) + _ABOVE_CHANCE
+    }
+    best, share = _strongest(above)
+    if share >= _NAMED:
+        return f"attends to {_PHRASES[best]} ({share:.2f} of its weight)"
+    return pattern_name({**scores, **dict.fromkeys(_PATTERNS)})
+
+
+def _strongest(scores: Mapping[str, float | None]) -> tuple[str, float]:
+    """The pattern that most of the weight follows, and how much of it."""
+    best = max(_PATTERNS, key=lambda name: scores.get(name) or 0.0)
+    return best, scores.get(best) or 0.0
 
 
 def _count(number: float, what: str) -> str:

@@ -214,8 +214,15 @@ class Mask:
 
     @staticmethod
     def decode(text: str, tensors: Sequence[Tensor]) -> "Mask":
-        """The mask that `encode` wrote."""
-        return _decode(ast.literal_eval(text), tensors)
+        """The mask that `encode` wrote.
+
+        Raises:
+            ValueError: `encode` did not write this text, or not for these tensors.
+        """
+        try:
+            return _decode(ast.literal_eval(text), tensors)
+        except (SyntaxError, TypeError, LookupError, RecursionError, MemoryError) as error:
+            raise ValueError(f"not an encoded mask: {type(error).__name__}") from None
 
     def dense(
         self, queries: int, keys: int | None = None, device: torch.device | str | None = None
@@ -631,20 +638,32 @@ class Either(Pair):
         return None if a is None or b is None else a | b
 
 
-def _decode(tree: tuple[object, ...], tensors: Sequence[Tensor]) -> Mask:
-    """The mask that `Mask.encode` wrote, parsed into nested tuples."""
+_DEEPEST = 100  # masks in a mask
+_FARTHEST = 2**31  # tokens
+
+
+def _decode(tree: object, tensors: Sequence[Tensor], deep: int = 0) -> Mask:
+    """The mask that `Mask.encode` wrote, parsed into nested tuples; it may be from a file."""
+    if deep > _DEEPEST:
+        raise ValueError(f"not an encoded mask: more than {_DEEPEST} masks inside each other")
     match tree:
-        case ("band", back, ahead, align):
-            return Band(back, ahead, align)  # type: ignore[arg-type]  # encode() wrote these
-        case ("padding", int(index), side):
-            return Padding(tensors[index], side)  # type: ignore[arg-type]  # encode() wrote it
+        case ("band", None | int() as back, None | int() as ahead, "start" | "end" as align):
+            if all(n is None or (type(n) is int and abs(n) < _FARTHEST) for n in (back, ahead)):
+                return Band(back, ahead, align)
+        case ("padding", int(index), "left" | "right" as side):
+            real = tensors[index]
+            if (real.dtype == torch.bool and real.ndim == 2) or (
+                not real.is_floating_point() and not real.is_complex() and real.ndim == 1
+            ):
+                return Padding(real, side)
         case ("custom", int(index)):
-            return Custom(tensors[index])
+            if tensors[index].dtype == torch.bool and tensors[index].ndim == 4:
+                return Custom(tensors[index])
         case ("both", tuple(left), tuple(right)):
-            return Both(_decode(left, tensors), _decode(right, tensors))
+            return Both(_decode(left, tensors, deep + 1), _decode(right, tensors, deep + 1))
         case ("either", tuple(left), tuple(right)):
-            return Either(_decode(left, tensors), _decode(right, tensors))
-    raise ValueError(f"not an encoded mask: {tree!r}")
+            return Either(_decode(left, tensors, deep + 1), _decode(right, tensors, deep + 1))
+    raise ValueError(f"not an encoded mask: {repr(tree)[:200]}")
 
 
 def tighter(a: int | None, b: int | None) -> int | None:

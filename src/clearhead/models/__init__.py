@@ -4,7 +4,8 @@ Enters: what the user wrote after `--model`. Leaves: a `LoadedModel`, which has 
 and a reader that turns text into token ids. Start reading at `find_model`.
 
     shipped_models   the models that come with Clearhead, with their cards
-    trained_model    the files that `clearhead train` writes
+    int8_weights     weights in eight bits: the file of the shipped English model
+    trained_model    the files that `clearhead train` writes for the grammar
     hugging_face     local checkpoints of any architecture, through transformers
     text_readers     text -> token ids and labels, token ids -> text
 """
@@ -21,12 +22,43 @@ from clearhead.gpt2.model import GPT2
 from clearhead.gpt2.weight_files import read_json
 from clearhead.models import hugging_face
 from clearhead.models.loaded_model import LoadedModel
-from clearhead.models.shipped_models import SHIPPED, SHIPPED_NAME, load_shipped
-from clearhead.models.text_readers import WordTextReader, find_reader
+from clearhead.models.shipped_models import SHIPPED, load_english, load_grammar
+from clearhead.models.text_readers import (
+    BytePairTextReader,
+    TextReader,
+    WordTextReader,
+    find_reader,
+)
 from clearhead.models.trained_model import load_model, trained_file
+from clearhead.tokenizers import Tokenizer
 from clearhead.tokenizers.gpt2_tokenizer import GPT2_VOCAB_SIZE
 
-__all__ = ["LoadedModel", "find_model"]
+__all__ = ["LoadedModel", "find_model", "load"]
+
+_NAMES = {"english": "the English model", "grammar": "the grammar model"}
+
+
+def load(
+    model: str | Path = "english", *, device: str | torch.device = "cpu"
+) -> tuple[GPT2, Tokenizer]:
+    """Load a model in eval mode, and its tokenizer.
+
+    Args:
+        model: "english" or "grammar", which come with Clearhead; a folder that `clearhead train`
+            wrote; or a GPT-2: a folder, a file or a name on the hub.
+        device: Where the weights go.
+
+    Raises:
+        ValueError: The model is missing, damaged or not supported.
+
+    Examples:
+        >>> model, tokenizer = load("english")
+        >>> tokenizer.tokens("The cat sat on the mat.")
+        ['The', ' cat', ' sat', ' on', ' the', ' mat', '.']
+    """
+    loaded = find_model(model, device=device)
+    tokenizer: Tokenizer = loaded.reader.tokenizer
+    return loaded.gpt2, tokenizer
 
 
 def find_model(
@@ -55,9 +87,9 @@ def find_model(
         >>> loaded.read("The blue cat sat").labels
         ['The', 'blue?', 'cat', 'sat']
     """
-    if model is None or (str(model) in SHIPPED and not Path(model).exists()):
-        gpt2, words = load_shipped(model or SHIPPED[0])
-        return LoadedModel(SHIPPED_NAME, gpt2.to(device), lambda: WordTextReader(words))
+    model = SHIPPED[0] if model is None else model
+    if str(model) in SHIPPED and not Path(model).exists():
+        return _shipped(str(model), device)
     file = trained_file(model)
     if file is not None:
         gpt2, words = load_model(file)
@@ -70,18 +102,31 @@ def find_model(
     return LoadedModel(Path(model).resolve().name, gpt2.eval(), reader, str(model))
 
 
+def _shipped(name: str, device: str | torch.device) -> LoadedModel:
+    reader: TextReader
+    if name == "english":
+        gpt2, pairs = load_english()
+        reader = BytePairTextReader(pairs)
+    else:
+        gpt2, words = load_grammar()
+        reader = WordTextReader(words)
+    return LoadedModel(_NAMES[name], gpt2.to(device), lambda: reader, name)
+
+
 def _is_our_gpt2(folder: Path) -> bool:
     """Whether a folder is loaded with our own GPT2 although transformers might load it as well.
 
-    This is so where transformers or the folder's tokenizer is missing and the vocabulary is
-    GPT-2's own. The attention maps are the same.
+    This is so for folders that Clearhead wrote with a vocabulary of their own, and where
+    transformers or the folder's tokenizer is missing and the vocabulary is GPT-2's. The attention
+    maps are the same.
     """
     config = folder / "config.json"
     described = read_json(config) if config.is_file() else {}
-    if described.get("model_type") == "clearhead-gpt2":
-        return True
-    is_gpt2 = (
-        described.get("model_type") == "gpt2" and described.get("vocab_size") == GPT2_VOCAB_SIZE
+    kind, gpt2_vocabulary = (
+        described.get("model_type"),
+        described.get("vocab_size") == GPT2_VOCAB_SIZE,
     )
-    has_transformers = importlib.util.find_spec("transformers") is not None
-    return is_gpt2 and not (has_transformers and hugging_face.has_tokenizer(folder))
+    if kind == "gpt2" and gpt2_vocabulary:
+        has_transformers = importlib.util.find_spec("transformers") is not None
+        return not (has_transformers and hugging_face.has_tokenizer(folder))
+    return kind == "clearhead-gpt2" or (kind == "gpt2" and "clearhead_version" in described)

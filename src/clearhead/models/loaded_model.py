@@ -21,13 +21,13 @@ class LoadedModel:
         name: A short name for messages and tables.
         model: The model in eval mode: a `GPT2`, or a transformers model without its output head.
         find_reader: Finds the model's tokenizer; called once, when text is first read.
-        path: What to load the model from again; None for a shipped model.
+        path: What `--model` and `clearhead.load` take for this model.
     """
 
     name: str
     model: nn.Module
     find_reader: Callable[[], TextReader]
-    path: str | None = None
+    path: str
 
     @cached_property
     def reader(self) -> TextReader:

@@ -1,8 +1,8 @@
 """Text readers: text -> token ids and labels, and token ids -> text, for each kind of model.
 
-    WordTextReader   models that `clearhead train` wrote: whole words, some of them unknown
-    GPT2TextReader   GPT-2's byte pairs
-    HubTextReader    any other tokenizer, through transformers
+    WordTextReader       models of the grammar: whole words, some of them unknown
+    BytePairTextReader   byte pairs: GPT-2's, or the vocabulary of another model
+    HubTextReader        any other tokenizer, through transformers
 
 `find_reader` finds the one that belongs to a GPT-2. `Characters` turns a stream of new tokens into
 whole characters.
@@ -19,7 +19,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from clearhead.tokenizers import END_OF_TEXT, UNKNOWN, GPT2Tokenizer, WordTokenizer
+from clearhead.tokenizers import (
+    END_OF_TEXT,
+    UNKNOWN,
+    BytePairTokenizer,
+    GPT2Tokenizer,
+    WordTokenizer,
+)
 from clearhead.tokenizers.gpt2_tokenizer import GPT2_VOCAB_SIZE
 
 # On the hub, under any owner's name.
@@ -56,7 +62,7 @@ class TextReader(Protocol):
 
     @property
     def kind(self) -> str:
-        """One of "word", "gpt2" and "its own"."""
+        """One of "word", "gpt2", "byte pairs" and "its own"."""
 
     @property
     def tokenizer(self) -> Any:
@@ -125,8 +131,7 @@ class WordTextReader:
             raise ValueError(
                 f"TEXT: of its {count} words, {len(unknown)} are not among the {size} English "
                 f"words of this model ({some}), so its attention would say nothing about "
-                "them.\n  Use another model: --model DIR_OR_NAME. For any words, with random "
-                "weights: clearhead explain --untrained."
+                "them.\n  The English model reads any words: --model english."
             )
         are = "is" if len(different) == 1 else "are"
         return (
@@ -139,19 +144,20 @@ class WordTextReader:
         return self.tokenizer.decode(ids)
 
 
-class GPT2TextReader:
-    """Reads text with GPT-2's own tokenizer."""
+class BytePairTextReader:
+    """Reads text with byte pairs: GPT-2's, or those of another vocabulary."""
 
-    kind = "gpt2"
     longest = None
-    end = GPT2_VOCAB_SIZE - 1
 
-    def __init__(self, tokenizer: GPT2Tokenizer) -> None:
+    def __init__(self, tokenizer: BytePairTokenizer) -> None:
         self.tokenizer = tokenizer
+        self.kind = "gpt2" if isinstance(tokenizer, GPT2Tokenizer) else "byte pairs"
+        self.end = tokenizer.end
 
     def read(self, text: str) -> Reading:
         """Text to token ids and labels."""
-        return Reading(text, self.tokenizer.encode(text), self.tokenizer.tokens(text))
+        ids = self.tokenizer.encode(text)
+        return Reading(text, ids, self.tokenizer.labels(ids))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Token ids to text."""
@@ -200,10 +206,12 @@ def find_reader(path_or_name: str | Path, vocab_size: int) -> TextReader:
     path = Path(path_or_name)
     folder = path if path.is_dir() else path.parent if path.is_file() else None
     if folder is not None and any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        try:
-            return GPT2TextReader(GPT2Tokenizer(folder))
-        except ValueError:  # another vocabulary, or the same one in other files
-            return _load_from_hub(folder, local=True)
+        for kind in (GPT2Tokenizer, BytePairTokenizer):
+            try:
+                return BytePairTextReader(kind(folder))
+            except ValueError:  # another vocabulary, or the same one in other files
+                continue
+        return _load_from_hub(folder, local=True)
     if folder is None and path.name.lower() not in _GPT2_NAMES:
         return _load_from_hub(path_or_name, local=False)
     if vocab_size != GPT2_VOCAB_SIZE:
@@ -212,7 +220,7 @@ def find_reader(path_or_name: str | Path, vocab_size: int) -> TextReader:
             f"it has {GPT2_VOCAB_SIZE:,} tokens, the model {vocab_size:,}.\n"
             "  Save the model's tokenizer in the same folder: tokenizer.save_pretrained(folder)."
         )
-    return GPT2TextReader(GPT2Tokenizer())
+    return BytePairTextReader(GPT2Tokenizer())
 
 
 def _load_from_hub(where: str | Path, *, local: bool) -> HubTextReader:
@@ -251,7 +259,7 @@ class Characters:
         before: The ids that precede the stream: whether a space is needed may depend on the last.
 
     Examples:
-        >>> reader = GPT2TextReader(GPT2Tokenizer())
+        >>> reader = BytePairTextReader(GPT2Tokenizer())
         >>> characters = Characters(reader)
         >>> [characters.add(token) for token in reader.read(" 猫!").ids]
         ['', '', ' 猫', '!']

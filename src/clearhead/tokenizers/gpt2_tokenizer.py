@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxtyping import Int
-from torch import Tensor
-
-from clearhead.tokenizers.tokenizer import END_OF_TEXT, check_text, checked_ids
+from clearhead.tokenizers.byte_pair_tokenizer import MERGES, VOCABULARY, BytePairTokenizer
+from clearhead.tokenizers.tokenizer import END_OF_TEXT
 
 if TYPE_CHECKING:
     import tiktoken
@@ -21,11 +18,11 @@ if TYPE_CHECKING:
 _MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 _VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 # The same two files under OpenAI's names and under Hugging Face's.
-_FILE_NAMES = (("vocab.bpe", "encoder.json"), ("merges.txt", "vocab.json"))
+_FILE_NAMES = (("vocab.bpe", "encoder.json"), (MERGES, VOCABULARY))
 GPT2_VOCAB_SIZE = 50257
 
 
-class GPT2Tokenizer:
+class GPT2Tokenizer(BytePairTokenizer):
     r"""GPT-2's byte-pair tokenizer: 50,257 tokens, which can encode any text.
 
     The encoding is done by tiktoken. The vocabulary is read from the first of these sources:
@@ -52,79 +49,12 @@ class GPT2Tokenizer:
         [33901, 86, 343, 86, 220, 959]
         >>> tokenizer.tokens("self-attention")
         ['self', '-', 'att', 'ention']
+        >>> tokenizer.decode([15496, 11, 995, tokenizer.end])
+        'Hello, world<|endoftext|>'
     """
-
-    source: str
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._encoding, self.source = _load_gpt2(None if path is None else Path(path))
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of ids.
-
-        Examples:
-            >>> GPT2Tokenizer().vocab_size
-            50257
-        """
-        return self._encoding.n_vocab
-
-    def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
-        """Text to ids.
-
-        Args:
-            text: Any text.
-            allow_special: Read ``<|endoftext|>`` in the text as the special token 50256, as the
-                book does. False reads it as ordinary characters, which is safer for untrusted
-                text.
-
-        Returns:
-            One id per token.
-
-        Examples:
-            >>> GPT2Tokenizer().encode("Hello<|endoftext|>")
-            [15496, 50256]
-        """
-        check_text(text)
-        allowed = {END_OF_TEXT} if allow_special else set()
-        return self._encoding.encode(text, allowed_special=allowed, disallowed_special=())
-
-    def decode(self, ids: Iterable[int] | Int[Tensor, "tokens"]) -> str:
-        """Ids to text.
-
-        Args:
-            ids: Integers from 0 to 50256, as a list or a one-dimensional tensor.
-
-        Returns:
-            The text. A token can be part of a character; an incomplete character is decoded as
-            the replacement character, U+FFFD.
-
-        Raises:
-            ValueError: An id is out of range.
-
-        Examples:
-            >>> GPT2Tokenizer().decode([15496, 11, 995])
-            'Hello, world'
-        """
-        return self._encoding.decode(checked_ids(ids, self.vocab_size))
-
-    def tokens(self, text: str, *, allow_special: bool = True) -> list[str]:
-        r"""The tokens of a text as strings, one per id of `encode`.
-
-        Args:
-            text: Any text.
-            allow_special: As in `encode`.
-
-        Returns:
-            The text of each token. Bytes of incomplete characters are escaped.
-
-        Examples:
-            >>> GPT2Tokenizer().tokens("the cat 猫")
-            ['the', ' cat', ' \\xe7', '\\x8c', '\\xab']
-        """
-        ids = self.encode(text, allow_special=allow_special)
-        pieces = self._encoding.decode_tokens_bytes(ids)
-        return [piece.decode("utf-8", errors="backslashreplace") for piece in pieces]
 
 
 def _load_gpt2(path: Path | None) -> tuple[tiktoken.Encoding, str]:

@@ -1,14 +1,16 @@
 """The training loop: it can be interrupted at any point and resumed.
 
 What a step reads depends on the seed and the number of the step only, and a checkpoint holds model,
-optimiser, random state and curve in one file, written atomically. So a run that was interrupted and
-resumed gives the same curve, bit for bit, on the same machine.
+optimiser, random state and curve in one file, written atomically. So a run on the CPU that was
+interrupted and resumed gives the same curve, bit for bit, on the same machine. On a GPU, products
+are computed in bfloat16, and sums may differ in the last digits.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +25,8 @@ from torch import Tensor, nn
 from clearhead.gpt2.model import GPT2
 from clearhead.models.trained_model import CHECKPOINT, METADATA, write_safetensors
 
+_READ_EVERY = 50  # steps between two readings of the loss on a GPU
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -36,6 +40,8 @@ class Settings:
         warmup: Steps during which the learning rate rises.
         weight_decay: AdamW's weight decay, applied to matrices only.
         every: Steps between two evaluations and checkpoints; may change when a run is resumed.
+        minutes: Train for this long instead of for `steps` steps. The learning rate then follows
+            the clock, so that two runs differ.
     """
 
     seed: int = 0
@@ -45,6 +51,7 @@ class Settings:
     warmup: int = 100
     weight_decay: float = 0.1
     every: int = 100
+    minutes: float | None = None
 
 
 class Batch(NamedTuple):
@@ -86,11 +93,13 @@ class Curve:
         loss: The loss of each step, in nats per token.
         floor: The lowest possible loss of each step; see `Batch`.
         evaluations: What `Task.evaluate` returned, with the number of steps done as "step".
+        seconds: The time that training took, up to the newest checkpoint if it was resumed.
     """
 
     loss: list[float] = field(default_factory=list)
     floor: list[float] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = field(default=0.0, compare=False)
 
 
 def train(
@@ -98,7 +107,9 @@ def train(
     folder: Path | None = None,
     *,
     resume: bool = False,
-    on_step: Callable[[int, Curve], None] | None = None,
+    device: str | torch.device = "cpu",
+    compiled: bool = False,
+    on_step: Callable[[int, Curve, GPT2], None] | None = None,
 ) -> tuple[GPT2, Curve]:
     """Train one model.
 
@@ -106,33 +117,47 @@ def train(
         task: What to train on.
         folder: Where to write the checkpoint; None writes none.
         resume: Continue from the checkpoint in the folder, if there is one.
-        on_step: Called after every step with the number of steps done and the curve.
+        device: Where to train. On a GPU, matrix products are computed in bfloat16.
+        compiled: Whether to use `torch.compile`, which takes about a minute at the start.
+        on_step: Called after every step with the number of steps done, the curve and the model. On
+            a GPU, the losses of the newest steps may not have arrived in the curve yet.
 
     Returns:
-        The model, in eval mode, and its curve.
+        The model, in eval mode and on the device, and its curve.
 
     Raises:
         ValueError: The checkpoint is damaged, or belongs to a run with other settings.
     """
-    settings = task.settings
-    model = task.new_model()
+    settings, device = task.settings, torch.device(device)
+    model = task.new_model().to(device)
     optimiser = new_optimiser(model, settings)
     curve = Curve()
     file = None if folder is None else folder / CHECKPOINT
     if resume and file is not None and file.is_file():
         curve = load_checkpoint(file, settings, model, optimiser)
-    for step in range(len(curve.loss), settings.steps):
-        inputs, targets, floor = task.batch(step)
-        loss = take_step(model, optimiser, inputs, targets, learning_rate(settings, step))
-        curve.loss.append(loss.item())
+    loss_of = torch.compile(token_loss) if compiled else token_loss
+    began = time.monotonic() - curve.seconds
+    pending: list[Tensor] = []
+    done = len(curve.loss)
+    while not is_finished(settings, done, curve.seconds):
+        inputs, targets, floor = task.batch(done)
+        inputs, targets = (x.to(device, non_blocking=True) for x in (inputs, targets))
+        rate = learning_rate(settings, done, curve.seconds)
+        pending.append(take_step(model, optimiser, inputs, targets, rate, loss_of).detach())
         curve.floor.append(floor)
-        done = step + 1
-        if done % settings.every == 0 or done == settings.steps:
+        done += 1
+        curve.seconds = time.monotonic() - began
+        looks = done % settings.every == 0 or is_finished(settings, done, curve.seconds)
+        # Reading a number waits for the GPU, so losses are read in groups.
+        if looks or device.type == "cpu" or len(pending) == _READ_EVERY:
+            curve.loss += torch.stack(pending).tolist()
+            pending.clear()
+        if looks:
             curve.evaluations.append({"step": done, **task.evaluate(model.eval())})
             if file is not None:
                 save_checkpoint(file, settings, model, optimiser, curve)
         if on_step is not None:
-            on_step(done, curve)
+            on_step(done, curve, model)
     return model.eval(), curve
 
 
@@ -151,11 +176,27 @@ def chosen_rows(count: int, settings: Settings, step: int) -> Int[Tensor, " batc
     return order[position * settings.batch : (position + 1) * settings.batch]
 
 
-def learning_rate(settings: Settings, step: int) -> float:
-    """A linear rise during `warmup`, then a cosine down to a hundredth."""
+def is_finished(settings: Settings, steps: int, seconds: float) -> bool:
+    """Whether a run is finished after so many steps and seconds."""
+    if settings.minutes is None:
+        return steps >= settings.steps
+    return seconds >= 60 * settings.minutes
+
+
+def learning_rate(settings: Settings, step: int, seconds: float = 0.0) -> float:
+    """A linear rise during `warmup`, then a cosine down to a hundredth.
+
+    Args:
+        settings: The maximum, the warm-up and the length of the run.
+        step: The step, counted from 0.
+        seconds: The time since the run began, for runs of a number of minutes.
+    """
     if step < settings.warmup:
         return settings.learning_rate * (step + 1) / settings.warmup
-    done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    if settings.minutes is None:
+        done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
+    else:
+        done = min(1.0, seconds / (60 * settings.minutes))
     low = 0.01
     return settings.learning_rate * (low + (1 - low) * (1 + math.cos(math.pi * done)) / 2)
 
@@ -169,17 +210,29 @@ def new_optimiser(model: GPT2, settings: Settings) -> torch.optim.AdamW:
         {"params": decays, "weight_decay": settings.weight_decay},
         {"params": rest, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98))
+    fused = next(model.parameters()).is_cuda
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=fused)
+
+
+def token_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
+    """The mean cross-entropy of the next token, in nats; on a GPU with bfloat16 products."""
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=inputs.is_cuda):
+        logits = model(inputs)
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def take_step(
-    model: nn.Module, optimiser: torch.optim.AdamW, inputs: Tensor, targets: Tensor, rate: float
+    model: nn.Module,
+    optimiser: torch.optim.AdamW,
+    inputs: Tensor,
+    targets: Tensor,
+    rate: float,
+    loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor] = token_loss,
 ) -> Float[Tensor, ""]:
     """Update the weights once and return the loss before the update."""
     for group in optimiser.param_groups:
         group["lr"] = rate
-    logits = model.train()(inputs)
-    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    loss = loss_of(model.train(), inputs, targets)
     optimiser.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]  # torch gives no types here
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -195,9 +248,12 @@ def save_checkpoint(
     for index, state in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{name}": tensor for name, tensor in state.items()}
     tensors["random"] = torch.get_rng_state()
+    if next(model.parameters()).is_cuda:
+        tensors["random.cuda"] = torch.cuda.get_rng_state()
     # As tensors, not as text: the curve must be restored bit for bit.
     tensors["curve.loss"] = torch.tensor(curve.loss, dtype=torch.float64)
     tensors["curve.floor"] = torch.tensor(curve.floor, dtype=torch.float64)
+    tensors["curve.seconds"] = torch.tensor(curve.seconds, dtype=torch.float64)
     about = {
         "schema": 1,
         "settings": asdict(settings),
@@ -226,7 +282,11 @@ def load_checkpoint(
         state.setdefault(int(index), {})[part] = tensor
     optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
     torch.set_rng_state(tensors["random"])
-    return Curve(tensors["curve.loss"].tolist(), tensors["curve.floor"].tolist(), about["looks"])
+    if "random.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random.cuda"])
+    loss, floor = tensors["curve.loss"].tolist(), tensors["curve.floor"].tolist()
+    seconds = tensors.get("curve.seconds", torch.tensor(0.0)).item()  # none before 0.2
+    return Curve(loss, floor, about["looks"], seconds)
 
 
 def check_settings(where: Path, stored: Mapping[str, Any], settings: Settings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import socket
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 import uvicorn
+from h11 import ProtocolError
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -64,6 +66,8 @@ class View:
             limit_concurrency=_MOST_CONNECTIONS,
             timeout_graceful_shutdown=2,
         )
+        self._errors = _bugs_only()
+        logging.getLogger("uvicorn").addHandler(self._errors)
         self._server = _Server(config)
         self._thread = threading.Thread(
             target=self._server.run, args=([self._socket],), name="clearhead view", daemon=True
@@ -96,6 +100,7 @@ class View:
         self._thread.join(timeout=10.0)
         self._site.close()
         self._socket.close()
+        logging.getLogger("uvicorn").removeHandler(self._errors)
 
     def __enter__(self) -> View:
         return self
@@ -114,6 +119,19 @@ def open_browser(url: str) -> None:
     screen = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     if screen or sys.platform in ("darwin", "win32"):
         webbrowser.open(url)
+
+
+def _bugs_only() -> logging.Handler:
+    """Print what the server logs only if it is a bug; any request can cause the rest.
+
+    Without a handler, Python prints all warnings.
+    """
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.ERROR)
+    handler.addFilter(
+        lambda record: bool(record.exc_info and not isinstance(record.exc_info[1], ProtocolError))
+    )
+    return handler
 
 
 class _Server(uvicorn.Server):

@@ -477,7 +477,7 @@ class Seen(Mapping[str, AttentionMap]):
             return cls._from(json.loads(about), tensors)
         except _LaterVersion as error:
             raise ValueError(f"{path}: {error}") from None
-        except (LookupError, TypeError, ValueError, SyntaxError, RecursionError) as error:
+        except _NO_SENSE as error:
             raise ValueError(
                 f"{path}: what it says of its maps makes no sense ({error}).\n"
                 "  It was changed after seen.save() wrote it. Save it again."
@@ -490,6 +490,8 @@ class Seen(Mapping[str, AttentionMap]):
                 f"written in schema {about['schema']}; this Clearhead ({__version__}) reads "
                 "schemas 1 and 2.\n  Install a newer one."
             )
+        if not isinstance(about["model"], str):
+            raise TypeError(f"the model's name is {about['model']!r}")
         seen = cls(about["model"])
         for call in about["calls"]:
             q, k, bias, lse, sink, values, gradient, output = (
@@ -501,20 +503,29 @@ class Seen(Mapping[str, AttentionMap]):
                 mask = Mask.decode(call["mask"], [tensors[str(i)] for i in call["mask_tensors"]])
             if q is None or k is None:
                 raise KeyError("q and k")
+            if not q.is_floating_point() or not k.is_floating_point():
+                raise TypeError(f"q is {q.dtype} and k is {k.dtype}")
             if not q.numel() or not k.numel():  # of any length, and of no bytes
                 raise ValueError(f"an axis is empty in q {tuple(q.shape)} or k {tuple(k.shape)}")
+            cap = call.get("cap")  # older files have no cap, sink or head_numbers
             weights = AttentionMap(
                 *(q, k, mask),
                 scale=float(call["scale"]),
                 bias=bias,
-                cap=call.get("cap"),  # older files have none of these
+                cap=None if cap is None else float(cap),
                 sink=sink,
                 values=values,
                 lse=lse,
                 head_numbers=call.get("head_numbers"),
             )
-            if mask is not None:  # a mask of another size is found out now, not later
-                mask.tile(slice(0, 0), slice(0, 0), *weights.shape[2:])
+            # A mask or a bias of another size is found out now, not later.
+            if mask is not None:
+                mask.check(*weights.shape)
+            if bias is not None and any(
+                own not in (1, size)
+                for own, size in zip(bias.shape[::-1], (*weights.shape[::-1], 1), strict=False)
+            ):
+                raise ValueError(f"bias {tuple(bias.shape)} for weights {tuple(weights.shape)}")
             seen.add(str(call["name"]), weights, gradient=gradient, output=output)
         return seen
 
@@ -528,6 +539,13 @@ class _NotSeen(KeyError):
 
 class _LaterVersion(ValueError):
     pass
+
+
+# What a description that somebody has changed can raise while it is read.
+_NO_SENSE = (
+    *(LookupError, TypeError, ValueError, RecursionError, MemoryError),
+    *(OverflowError, AttributeError, RuntimeError),
+)
 
 
 def _parts(m: AttentionMap) -> tuple[dict[str, Tensor], list[Tensor], str | None]:

@@ -12,10 +12,10 @@ import multiprocessing
 import os
 import queue
 import signal
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ from typing import Any
 from clearhead.checker.classroom.data_folder import Data
 from clearhead.checker.classroom.marks_file import PASSED, Detail, Row, pack
 from clearhead.checker.classroom.policy import Policy
+from clearhead.checker.classroom.regular_files import read_bytes
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.resource_usage import remove_folders
 from clearhead.checker.source.notebooks import Source, parse_notebook
 
 SUFFIXES = (".py", ".ipynb")
-LARGEST = 4 * 2**20  # bytes of one submission
 DEEPEST = 30  # folders inside each other
 # As Python names them. Others are no alphabets (rot13), or take hours (punycode).
 ENCODINGS = (
@@ -44,9 +44,10 @@ NOTHING: Mapping[str, Any] = {}
 
 
 def collect(folder: Path) -> list[Path]:
-    """The Python files and notebooks in a folder and below, without hidden ones and links.
+    """The Python files and notebooks in a folder and below, without hidden ones.
 
-    A folder that cannot be opened, or lies too deep, is in the list itself: it becomes a row.
+    A folder that cannot be opened, lies too deep or is a link is in the list itself: it becomes a
+    row. Links are not followed.
 
     Raises:
         OSError: If the folder itself cannot be opened.
@@ -61,57 +62,17 @@ def collect(folder: Path) -> list[Path]:
     for place, folders, names in os.walk(folder, onerror=lost):
         here = Path(place)
         folders[:] = sorted(n for n in folders if not n.startswith((".", "__pycache__")))
+        found += [here / name for name in folders if (here / name).is_symlink()]
+        folders[:] = [name for name in folders if not (here / name).is_symlink()]
         if len(here.relative_to(folder).parts) >= DEEPEST:
             found += [here / name for name in folders]
             folders.clear()
         found += [
             here / name
             for name in sorted(names)
-            if Path(name).suffix in SUFFIXES
-            and not name.startswith(".")
-            and not (here / name).is_symlink()
+            if Path(name).suffix in SUFFIXES and not name.startswith(".")
         ]
     return found
-
-
-def read_bytes(path: Path, *, links: bool = True) -> bytes:
-    """The bytes of a file; of a pipe or a device nothing is read, and nobody waits.
-
-    Args:
-        path: The file.
-        links: Whether it may be a symbolic link.
-
-    Raises:
-        ValueError: If it is no file, too large, or cannot be read, with the reason.
-    """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | (0 if links else _NO_LINKS)
-    try:
-        _check_kind(path, os.stat(path, follow_symlinks=links))  # opening may have an effect
-        with open(os.open(path, flags), "rb") as file:
-            _check_kind(path, os.fstat(file.fileno()))
-            data = file.read(LARGEST + 1)
-    except OSError as error:
-        raise ValueError(f"{path.name}: {error.strerror}.") from None
-    if len(data) > LARGEST:
-        raise ValueError(f"{path.name}: it grows while it is read; the most is {LARGEST:,} bytes.")
-    return data
-
-
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
-_KINDS = {
-    stat.S_IFDIR: f"a folder that cannot be opened, or more than {DEEPEST} folders deep",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFLNK: "a link",
-    stat.S_IFSOCK: "a socket",
-}
-
-
-def _check_kind(path: Path, told: os.stat_result) -> None:
-    if not stat.S_ISREG(told.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(told.st_mode), "a device")
-        raise ValueError(f"{path.name}: expected a file, got {kind}. It was not read.")
-    if told.st_size > LARGEST:
-        raise ValueError(f"{path.name}: {told.st_size:,} bytes; the most is {LARGEST:,}.")
 
 
 def read_source(path: Path) -> Source:
@@ -154,13 +115,21 @@ def check_text(
     adapter: str | None = None,
     siblings: Mapping[str, str] | None = None,
     data: str = "",
+    seed: int = 0,
 ) -> list[Report]:
-    """Judge one source; torch is imported here."""
+    """Judge one source; torch is imported here.
+
+    Raises:
+        ValueError: If its expressions are nested too deeply to be followed.
+    """
     from clearhead.checker.diagnosis.class_check import check_source
     from clearhead.checker.sandbox.limits import Limits
 
     limits = Limits(data=Path(data) if data else None)
-    return check_source(source, file, only=only, adapter=adapter, limits=limits, siblings=siblings)
+    with not_too_deep(file):
+        return check_source(
+            source, file, only=only, adapter=adapter, limits=limits, siblings=siblings, seed=seed
+        )
 
 
 def beside(path: Path, text: str, inside: Path | None, data: Data | None) -> dict[str, Any]:
@@ -177,6 +146,17 @@ def beside(path: Path, text: str, inside: Path | None, data: Data | None) -> dic
     found = {} if inside is None else siblings_of(path, text, inside)
     extra: dict[str, Any] = {"siblings": found} if found else {}
     return extra if data is None else {**extra, "data": str(data.folder)}
+
+
+@contextmanager
+def not_too_deep(file: str) -> Iterator[None]:
+    """Raise ValueError where Python's own limits end the reading of a source."""
+    try:
+        yield
+    except (RecursionError, MemoryError) as error:
+        raise ValueError(
+            f"{file}: an expression in it is nested too deeply to be read ({type(error).__name__})."
+        ) from None
 
 
 def containment() -> str:
@@ -209,6 +189,8 @@ def _serve(pipe: Connection, check: Check) -> None:
             answer: dict[str, object] = {
                 "reports": [report.placed(source).to_json() for report in reports]
             }
+        except ValueError as error:
+            answer = {"error": str(error)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         pipe.send_bytes(json.dumps(answer).encode())
@@ -333,7 +315,7 @@ def run(
     check: Check = check_text,
     patience: float = PATIENCE,
     data: Data | None = None,
-) -> Iterator[tuple[Row, list[Report]] | None]:
+) -> Generator[tuple[Row, list[Report]] | None, None, None]:
     """Judge the files, giving each row as it finishes; None for one that was done before.
 
     Args:

@@ -2,15 +2,18 @@
 
 import ast
 import difflib
+import functools
 import itertools
 import json
+import os
 import re
+import secrets
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from clearhead.checker.classroom.data_folder import Data, staged
 from clearhead.checker.classroom.feedback import Folder
 from clearhead.checker.classroom.marks_file import Marks, Row, key_of, write
 from clearhead.checker.classroom.policy import PARTS, Policy
+from clearhead.checker.classroom.regular_files import read_text
 from clearhead.checker.report import Report, exit_status
 from clearhead.checker.source.notebooks import Source
 
@@ -43,6 +47,7 @@ class Options:
         html: Where the page for the class goes.
         feedback: The folder for one file per submission.
         policy: What counts.
+        seed: What sizes, weights and inputs are drawn with; None draws the seed too.
         jobs: How many files at a time.
         data: A folder with the assignment's data.
     """
@@ -54,6 +59,7 @@ class Options:
     html: Path | None = None
     policy: Path | None = None
     jobs: int = 1
+    seed: int | None = None
     steps: bool = False
     feedback: Path | None = None
     data: Path | None = None
@@ -64,19 +70,17 @@ def check(target: str, options: Options, *, judge: batch.Check = batch.check_tex
 
     Raises:
         ValueError: If there is nothing to check, or options do not go together.
+        SystemExit: If a signal asks the process to end; then all that was started has ended.
     """
+    with _ends_on_signals():
+        return _check(target, options, judge)
+
+
+def _check(target: str, options: Options, judge: batch.Check) -> int:
     if options.as_json and options.hint:
         raise ValueError("--json gives everything and --hint leaves things out: choose one.")
     path, only = split_target(target)
-    for name, file in (("--csv", options.csv), ("--html", options.html)):
-        if file is not None:
-            check_place(file, name)
-    if path.is_dir() and options.csv is not None:
-        _check_outside("--csv", options.csv, options.csv.parent, path)
-    if options.feedback is not None:
-        check_folder(options.feedback, "--feedback")
-        if path.is_dir():
-            _check_outside("--feedback", options.feedback, options.feedback, path)
+    _check_outputs(path, options)
     policy = Policy() if options.policy is None else Policy.read(options.policy)
     if options.adapter is not None:
         policy = replace(policy, adapter=read_text("--adapter", options.adapter))
@@ -84,6 +88,9 @@ def check(target: str, options: Options, *, judge: batch.Check = batch.check_tex
     if source is not None and only is not None:
         _check_class(path, source, only, policy.adapter)
     contained = _warn() if judge is batch.check_text else ""
+    if judge is batch.check_text:
+        seed = 1 + secrets.randbelow(999_999) if options.seed is None else options.seed
+        judge = functools.partial(judge, seed=seed)
     if path.is_dir() or any((options.csv, options.html, options.feedback)):
         if only is not None:
             policy = replace(policy, cls=only)
@@ -137,20 +144,43 @@ def _check_class(path: Path, source: Source, only: str, adapter: str | None = No
     raise ValueError(f"{path}: there is no class {only} in it.\n  {there}{meant}")
 
 
-def _check_outside(option: str, named: Path, inside: Path, folder: Path) -> None:
-    """Raise ValueError if what is written would lie among the submissions.
+def _check_outputs(path: Path, options: Options) -> None:
+    """Raise unless each output can be written, and no submission has a say in where it goes.
 
-    Args:
-        option: The command-line option.
-        named: The file or folder that it names.
-        inside: The folder that is written to.
-        folder: The folder of submissions.
+    A submission can bring a link, or a file of marks. So nothing is written among submissions, and
+    beside a single one no link is followed.
     """
-    if inside.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(
-            f"{option} {named}: expected a path outside {folder}, the folder of submissions.\n"
-            "  A submission could bring files of the same name: choose another folder."
-        )
+    for option, file in (("--csv", options.csv), ("--html", options.html)):
+        if file is not None:
+            check_place(file, option)
+    if options.feedback is not None:
+        check_folder(options.feedback, "--feedback")
+    folder = os.path.realpath(path if path.is_dir() else path.parent)
+    outputs = ("--csv", options.csv), ("--html", options.html), ("--feedback", options.feedback)
+    for option, output in outputs:
+        if output is None:
+            continue
+        whole = Path.cwd() / output
+        way = (whole, *whole.parents)
+        beside = os.path.relpath(Path(folder).parent / output.name)
+        if os.path.lexists(beside):  # perhaps the very link that was named
+            beside = os.path.relpath(Path(folder).parent / f"new-{output.name}")
+        if path.is_dir() and any(_is_in(folder, one) for one in way):
+            raise ValueError(
+                f"{option} {output}: expected a path outside {path}, the folder of submissions.\n"
+                "  A submission could bring a file or a link of the same name. "
+                f"Use another folder: {option} {beside}"
+            )
+        if any(one.is_symlink() and _is_in(folder, one.parent) for one in way):
+            raise ValueError(
+                f"{option} {output}: expected a file or a folder, got a link in {path.parent}, the "
+                f"folder of the submission.\n  Use another folder: {option} {beside}"
+            )
+
+
+def _is_in(folder: str, path: Path) -> bool:
+    """Whether a path leads into a folder, through whatever links."""
+    return Path(os.path.realpath(path)).is_relative_to(folder)
 
 
 def _warn() -> str:
@@ -170,7 +200,7 @@ def write_adapter(target: str, file: Path) -> None:
     path, only = split_target(target)
     if path.is_dir():
         raise ValueError(f"--write-adapter is for one file, and {path} is a folder.")
-    if file.exists():
+    if os.path.lexists(file):  # a link to nothing too
         raise ValueError(f"--write-adapter {file}: there is a file of that name; it is left alone.")
     source = batch.read_source(path)
     if only is not None:
@@ -187,7 +217,7 @@ def write_adapter(target: str, file: Path) -> None:
     chosen = choose(classes, source.text, only) or choose_unnamed(classes, source.text) or classes
     if not chosen:
         raise ValueError(f"{path}: there is no class in it.")
-    with _patient(path):
+    with _patient(path), batch.not_too_deep(str(path)):
         made = adapter_for(chosen[0], source.text)
     write(file, made.text.encode())
     todo = f"Complete {file} where it says so, then" if made.open else f"Wrote {file}. Now"
@@ -217,16 +247,6 @@ def _near(path: Path) -> str:
     there = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, there, n=1)
     return f"\n  Did you mean {path.with_name(near[0])}?" if near else ""
-
-
-def read_text(option: str, path: Path) -> str:
-    """The text of a file that an option names."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{option} {path}: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{option} {path}: not text in UTF-8 (byte {error.start}).") from None
 
 
 def _show(reports: Sequence[Report], options: Options) -> None:
@@ -259,17 +279,20 @@ def _many(
     rows, gone = list[Row](), list[Row]()
     again = finished = 0
     try:
-        with _progress(len(files)) as advance:
+        with ExitStack() as stack:
+            advance = stack.enter_context(_progress(len(files)))
 
             def done(file: str, sha256: str, rules: str) -> bool:
                 judged = marks is not None and marks.done(file, sha256, rules)
                 return judged and (feedback is None or feedback.has(file, sha256, rules))
 
             links = not path.is_dir()
-            for result in batch.run(
+            results = batch.run(
                 files, root, jobs=options.jobs, policy=policy, done=done, links=links, check=judge,
                 data=data,
-            ):  # fmt: skip
+            )  # fmt: skip
+            stack.enter_context(closing(results))  # its processes end here, whatever happens
+            for result in results:
                 if result is None:
                     again += 1
                 else:
@@ -286,9 +309,9 @@ def _many(
         if marks is not None:
             marks.sort()
             rows, gone = marks.there_and_gone(names, root)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Stopped) as stop:
         _say_what_is_kept(finished, len(files), options)
-        return _INTERRUPTED
+        return stop.status if isinstance(stop, _Stopped) else _INTERRUPTED
     finally:
         if marks is not None:
             marks.close()
@@ -349,6 +372,33 @@ def _say_what_is_kept(finished: int, total: int, options: Options) -> None:
 
 def _nothing(row: Row) -> Report:
     return Report(row.file, "", "error", notes=(row.note,))
+
+
+@contextmanager
+def _ends_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the processes and remove the folders that were made."""
+
+    def stop(number: int, _: object) -> None:
+        raise _Stopped(number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    here = threading.current_thread() == threading.main_thread()
+    ours = [one for one in numbers if here and signal.getsignal(one) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+class _Stopped(SystemExit):
+    """A signal asked the process to end."""
+
+    def __init__(self, number: int) -> None:
+        self.status = 128 + number  # what a shell reports
+        super().__init__(self.status)
 
 
 @contextmanager

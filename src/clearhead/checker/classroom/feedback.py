@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from clearhead import drawing
+from clearhead.atomic_files import disk_errors
 from clearhead.checker.catalogue import MISTAKES
 from clearhead.checker.classroom import html_parts as parts
 from clearhead.checker.classroom.marks_file import Row
@@ -102,13 +103,12 @@ def _replace(path: Path, data: bytes) -> None:
     """Write a file beside its place and move it there: a link of that name is not followed."""
     draft = path.with_name(f".{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-    with open(os.open(draft, flags, 0o666), "wb") as file:
-        file.write(data)
     try:
+        with disk_errors(path), open(os.open(draft, flags, 0o666), "wb") as file:
+            file.write(data)
         os.replace(draft, path)
-    except OSError:
-        draft.unlink()
-        raise
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 # Markdown

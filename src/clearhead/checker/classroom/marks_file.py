@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from clearhead.atomic_files import beside, is_plain
+from clearhead.atomic_files import beside, disk_errors, is_plain
 from clearhead.drawing import guarded
 from clearhead.drawing.text_format import guarded_whole, unguarded
 
@@ -88,7 +88,7 @@ def unpack(cell: str) -> list[Detail]:
     try:
         rows = json.loads(unguarded(cell)) if cell else []
         return [Detail(*map(str, row)) for row in rows]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return []
 
 
@@ -204,10 +204,11 @@ class Marks:
         return there, gone
 
     def _write(self, cells: Iterable[str]) -> None:
-        self._file.write(line(cells))
-        self._file.flush()
-        if self._lasting:
-            os.fsync(self._file.fileno())
+        with disk_errors(self._path):
+            self._file.write(line(cells))
+            self._file.flush()
+            if self._lasting:
+                os.fsync(self._file.fileno())
 
     def _rewrite(self) -> None:
         rows = [*(astuple(row) for row in self.rows.values()), *self._others]
@@ -217,7 +218,8 @@ class Marks:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with disk_errors(self._path):  # what could not be written is tried once more
+            self._file.close()
 
 
 def _is_there(root: Path, key: str) -> bool:

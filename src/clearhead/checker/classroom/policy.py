@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
+from clearhead.checker.classroom.regular_files import read_text
 from clearhead.checker.report import SEVERITIES, Finding, Report
 from clearhead.version import __version__
 
@@ -66,11 +67,10 @@ class Policy:
         Raises:
             ValueError: If the file is no TOML, or has a key or a value that is not known.
         """
+        text = read_text("--policy", path)
         try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ValueError(f"--policy {path}: {error.strerror}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            data = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:  # also for an int of too many digits
             raise ValueError(f"--policy {path}: not TOML: {error}.") from None
         unknown = sorted(set(data) - set(_KEYS))
         if unknown:
@@ -84,19 +84,13 @@ class Policy:
                     f"--policy {path}: {key}: expected {_KEYS[key].__name__}, got {value!r}."
                 )
         fail = data.get("fail", ["wrong"])
-        if not fail or not set(fail) <= set(SEVERITIES):
+        if not fail or not all(one in SEVERITIES for one in fail):
             raise ValueError(
                 f"--policy {path}: fail: expected some of {', '.join(SEVERITIES)}, got {fail!r}."
             )
         adapter = None
         if "adapter" in data:
-            file = path.parent / data["adapter"]
-            try:
-                adapter = file.read_text(encoding="utf-8")
-            except OSError as error:
-                raise ValueError(f"--policy {path}: adapter {file}: {error.strerror}.") from None
-            except UnicodeDecodeError as error:
-                raise ValueError(f"--policy {path}: adapter {file}: {error}.") from None
+            adapter = read_text(f"--policy {path}: adapter", path.parent / data["adapter"])
         return cls(
             data.get("class"), data.get("causal"), data.get("multi_head"), tuple(fail), adapter
         )

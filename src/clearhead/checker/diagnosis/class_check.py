@@ -17,13 +17,10 @@ from torch import Tensor, nn
 
 from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import extras, learning, probes
-from clearhead.checker.diagnosis.additions import additions, strange_cap
 from clearhead.checker.diagnosis.evidence import form_of
-from clearhead.checker.diagnosis.lengths import SPARSE
 from clearhead.checker.diagnosis.naming import (
     SCALES,
     is_causal,
-    judge_bias,
     name_mistakes,
     question_of_causality,
     scale_set_by,
@@ -31,7 +28,6 @@ from clearhead.checker.diagnosis.naming import (
 )
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_default, judge_mask, judge_steps
-from clearhead.checker.diagnosis.recovering import recover
 from clearhead.checker.diagnosis.reference import Reference, Replayed, Simulated
 from clearhead.checker.diagnosis.search import Explanation, Search
 from clearhead.checker.diagnosis.shown_steps import shown_steps
@@ -331,7 +327,6 @@ def programs_for(
         p=subject.sizes.p,
     )
     fitting = [one for one in found if one.weights.q.shape[0] == subject.d_in]
-    fitting += [more for one in fitting for more in additions(case, subject, one)]
     same = (q, q, q) if k is q else (q, k, v)
     return [(one, Program(one.weights, same)) for one in fitting]
 
@@ -372,14 +367,10 @@ def _examine(case: Case, subject: Subject) -> Report:
         subject, out, search = _right_way(case, subject, inputs, out, search)
     judge_default(case, subject)
     steps, replayed = _steps(case, subject)
-    if steps is not None and (_is_right(steps) or _names_all(steps)):
+    if steps is not None and not steps.doubts:
         search.seconds = 1.0  # several mistakes at once are seen better in the steps
-        best = _found(search)
-    else:
-        best = search.best() or _with_terms(case, subject, inputs, out)
-    if best is not None and strange_cap(case, subject, best):
-        best = None
-    if steps is not None and _names_all(steps) and (best is None or best.ids):
+    best = _found(search)
+    if steps is not None and steps.wrong and (best is None or best.ids):
         best = _add_steps(case, subject, inputs, out, steps, best)
         if best is None:
             return _by_steps(case, subject, inputs, out, steps)
@@ -392,9 +383,6 @@ def _examine(case: Case, subject: Subject) -> Report:
         unknown = "An argument must be given that may be a mask, and its meaning is not known."
         case.findings.append(finding("unsure", unknown, None, "edge"))
         return case.report("unsure")
-    terms = best.program.weights.terms
-    if terms is not None and (terms.sink is not None or terms.cap is not None):
-        case.notes += terms.in_words()
     name_mistakes(case, subject, inputs, out, best, search)
     if subject.takes_mask and not subject.polarity and not case.findings:
         judge_mask(case, subject)
@@ -416,7 +404,7 @@ def _steps(case: Case, subject: Subject) -> tuple[Judgement | None, Replayed | N
         case.steps = shown_steps(reading, steps)
     except Unreadable:
         return None, None
-    if not _is_right(steps):
+    if not steps.right:
         return steps, None
     try:
         return steps, Replayed.of(case, subject, reading, steps, runs)
@@ -431,15 +419,6 @@ def _found(search: Search) -> Explanation | None:
         return search.best()
     except RuntimeError:  # a rotation of a part of each head, for example
         return None
-
-
-def _is_right(steps: Judgement | None) -> bool:
-    return steps is not None and not steps.findings and not steps.doubts
-
-
-def _names_all(steps: Judgement | None) -> bool:
-    """Whether the recorded pass names mistakes of which there is no doubt."""
-    return steps is not None and bool(steps.findings) and not steps.doubts
 
 
 # The search knows only that nothing is hidden; the steps know why.
@@ -512,6 +491,9 @@ def _right_by_steps(
         size = subject.built.parameters[name][0]
         evidence = f"{rows} of the {size} numbers that {name} gives are never used."
         case.add("unexplained", evidence)
+    for found in steps.findings:
+        case.add(found.id, found.evidence, found.line, found.severity)
+    case.doubt |= steps.question
     case.notes += steps.notes
     case.form = _form(subject, steps)
     if subject.takes_mask and not subject.polarity:
@@ -533,25 +515,6 @@ def _form(subject: Subject, steps: Judgement) -> Form:
         window=int(steps.mask.removeprefix("window")) if windowed else None,
         takes_mask=bool(subject.takes_mask),
     )
-
-
-def _with_terms(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor
-) -> Explanation | None:
-    """Attention with a learned scale, a bias of positions or mixed heads, if it is that."""
-    masks = allowed_masks(case, subject)
-    if case.text.has(SPARSE) or re.search(SPARSE, case.info.name):
-        masks.append("sparse")
-    turns, remarks = _turns(case, subject), list[str]()
-    best = recover(case.session, subject, inputs, out, masks, turns, remarks)
-    case.notes += remarks[:1] if best is None else []
-    terms = None if best is None else best.program.weights.terms
-    if best is not None and best.base.mask == "given":
-        case.notes.append("Each token sees a part of the past only; which part is not judged.")
-    if terms is not None:
-        case.notes += terms.in_words()
-        judge_bias(case, subject, terms)
-    return best
 
 
 def _turns(case: Case, subject: Subject) -> tuple[str, ...]:

@@ -46,8 +46,6 @@ def evidence_for(
         parts.append(f"When this mistake is made{together}, your output is reproduced to {exact}.")
     if right is not None and right.shape == out.shape:
         gap = difference(out, right)
-        if gap < 1e-9:  # the mistake is not in the switches: see terms.py
-            return " ".join(parts)
         rows = int((~out.isfinite()).any(-1).sum())
         parts.append(f"{rows} of its rows are NaN or infinite." if rows else words.differs(gap))
     elif right is not None:

@@ -102,8 +102,8 @@ def _reads(case: Case, subject: Subject, right: Reference, inputs: Inputs, got: 
             _, steps, _ = judge_steps(case, other)
         except Unreadable:
             steps = None
-        if steps is not None and steps.findings and not steps.doubts:
-            found = steps.findings[0]
+        if steps is not None and steps.wrong:
+            found = next(one for one in steps.findings if one.severity != "edge")
             evidence = f"With {tokens} tokens it takes another way. {found.evidence}"
             case.add("breaks-with-length", evidence, found.line)
             return False

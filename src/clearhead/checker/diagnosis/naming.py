@@ -6,14 +6,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.diagnosis.evidence import evidence_for
 from clearhead.checker.diagnosis.search import Explanation, Search
-from clearhead.checker.diagnosis.terms import Terms, grows, in_two_directions, is_relative
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import asks_for_causal, meaning_for, meaning_of
-from clearhead.checker.harness.subject import Subject, others
+from clearhead.checker.harness.subject import Subject
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.source.text_patterns import (
     Text,
@@ -79,8 +77,7 @@ def name_mistakes(
         ids = [id for id in ids if id not in SCALES]
         case.notes.append("The scale is an argument, and what was given is used.")
     given = {role for _, role in subject.feed}
-    plain = best.program.weights.terms is None
-    if plain and best.base.scale == "none" and {"q", "k", "v"} <= given:
+    if best.base.scale == "none" and {"q", "k", "v"} <= given:
         evidence = (
             "The scale is 1. Does the caller scale the queries, or is it Luong's attention, which "
             "has no scale? Then it is right."
@@ -100,17 +97,8 @@ def name_mistakes(
         if id == "mask-inverted" and uses_sdpa(case.text):
             id = "sdpa-mask-polarity"
         evidence = evidence_for(id, case.session, subject, inputs, out, best, search)
-        terms = best.program.weights.terms
-        biased = terms is not None and terms.added is not None and others(subject)
         if id == "missing-scale" and "T5" in case.info.name:
             case.add(id, f"{evidence} T5 has no scale, on purpose.", line, severity="edge")
-            continue
-        if id == "missing-scale" and biased:
-            told = unscaled_on_purpose(case)
-            said = "the source says so" if told else "this may be on purpose"
-            evidence += f" With a learned bias of positions, as in T5, {said}."
-            case.doubt |= not told
-            case.add(id, evidence, line, severity="edge")
             continue
         if set_by == "a constant" and id in SCALES:
             evidence += " A constant sets it so: on purpose, as in T5? Then it is right."
@@ -129,52 +117,6 @@ def unscaled_on_purpose(case: Case) -> bool:
     """Whether the source says that the scores have no scale, as T5's have none."""
     said = re.search(_NO_SCALE, case.text.source) is not None
     return said or "T5" in case.info.name
-
-
-def judge_bias(case: Case, subject: Subject, terms: Terms) -> None:
-    """A bias that is added to the scores: of distances it is right, else nobody knows."""
-    if terms.added is None:
-        return
-    window = subject.sizes.window
-    flat = window is not None and len(window) == 2
-    values = in_two_directions(terms.added, *window) if flat and window is not None else None
-    if values is not None:
-        case.notes.append("A bias of offsets in two directions is added to the scores.")
-        _judge_table(case, subject, values)
-        return
-    if is_relative(terms.added):
-        case.notes.append("A bias of relative positions is added to the scores.")
-        if case.text.has(r"(?i)alibi|slope") and grows(terms.added):
-            case.doubt = True
-            evidence = "The bias grows with the distance, and ALiBi's falls: is its sign right?"
-            case.findings.append(finding("unsure", evidence, None, "edge"))
-        return
-    tokens = terms.added.shape[-1]
-    tables = [subject.built.parameters[name] for name in others(subject)]
-    if any(len(shape) >= 2 and min(shape[-2:]) >= tokens for shape in tables):
-        case.notes.append("A bias for each pair of places is added to the scores.")
-        return
-    case.doubt = True
-    evidence = (
-        "All but one thing was found to be right: a bias is added to the scores that depends on "
-        "more than the distance between two tokens, and the checker cannot judge it."
-    )
-    case.findings.append(finding("unsure", evidence, None, "edge"))
-
-
-def _judge_table(case: Case, subject: Subject, values: Tensor) -> None:
-    """A bias of offsets in two directions: where the table has a place for each, they differ."""
-    count = values.shape[1]
-    whole = any(count in shape for shape in subject.built.parameters.values())
-    distinct = len({tuple(column) for column in values.mul(1e5).round().T.tolist()})
-    if whole and distinct < count:
-        evidence = (
-            f"The table of the bias has {count} places, one for each offset of two pixels; only "
-            f"{distinct} of them are used, so that different offsets share a bias. Is the index "
-            "(rows) * (2 * width - 1) + columns?"
-        )
-        line = case.text.line(r"2\s*\*\s*\S+\s*-\s*1\s*[)\]]*\s*\+", r"index")
-        case.findings.append(finding("unexplained", evidence, line, "wrong"))
 
 
 def question_of_causality(

@@ -101,8 +101,8 @@ def wide(case: Case, subject: Subject) -> None:
             _, steps, _ = judge_steps(case, trial)
         except Unreadable:
             steps = None
-        if steps is not None and steps.findings and not steps.doubts:
-            found = steps.findings[0]
+        if steps is not None and steps.wrong:
+            found = next(one for one in steps.findings if one.severity != "edge")
             heads, width = trial.sizes.heads, trial.sizes.head_dim
             evidence = (
                 f"With {heads} heads of size {width} and {trial.sizes.batch} texts: "

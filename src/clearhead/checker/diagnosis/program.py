@@ -278,6 +278,7 @@ class Program:
         args = [revived(value, values) for value in call.args]
         kwargs = {name: revived(value, values) for name, value in call.kwargs.items()}
         kwargs.pop("device", None)
+        kwargs.pop("inplace", None)
         if call.name in _DROPOUTS:  # what is random is left out
             function, args, kwargs = (lambda x: x.view_as(x)), args[:1], {}
         if is_in_place(call.name):

@@ -23,6 +23,11 @@ from clearhead.checker.diagnosis.program import (
     revived,
 )
 
+HIDDEN = -1e3  # a score lower than the others by this much gets no weight
+
+
+_LIKE = {"type_as", "view_as", "reshape_as", "expand_as", "to"}
+
 
 class Unreadable(ValueError):
     """The program has no attention that can be read, with the reason."""
@@ -92,6 +97,20 @@ def axis_of(moves: Tensor, skip: tuple[int, ...] = ()) -> int | None:
 def _most(moves: Tensor) -> int:
     """How many changes move one number, at the most."""
     return int(moves.sum(0).max()) if moves.numel() else 0
+
+
+def fit(xs: list[Tensor], ys: list[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """The numbers a and b of y = a * x + b for each entry; None if y is nothing like that."""
+    x, y = torch.stack(xs).to(torch.float64), torch.stack(ys).to(torch.float64)
+    if x.shape != y.shape:
+        return None
+    hidden = (y == -torch.inf).all(0)
+    a = (y[1] - y[0]) / (x[1] - x[0])
+    b = (y[0] - a * x[0]).masked_fill(hidden, -torch.inf)
+    rest = (y - (a * x + b)).abs()
+    size = y.abs().masked_fill(y.abs() > 1e6, 0.0).nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(1.0)
+    linear = bool(((rest <= 1e-6 * size) | hidden | (b < HIDDEN)).all())
+    return (a, b) if linear else None
 
 
 @dataclass(frozen=True)
@@ -294,7 +313,9 @@ class Reading:
             return None
         if call.name in ("softmax", "log_softmax"):
             scores = self.places(index)[0]
-            return (scores, call.out[0]) if self._pairs(scores) else None
+            if not self._pairs(scores):
+                return None
+            return self._without_sink(scores, call.out[0]) or (scores, call.out[0])
         if call.name not in ("div", "true_divide", "__itruediv__", "div_", "mul"):
             return None
         weights = self.values[call.out[0]]
@@ -313,6 +334,22 @@ class Reading:
                 return (scores, call.out[0]) if self._pairs(scores) else None
             sources = [r for r in self.places(maker) if self.depends(r)]
             register = sources[0] if sources else None
+        return None
+
+    def _without_sink(self, scores: int, weights: int) -> tuple[int, int] | None:
+        """The scores before a sink is put beside them, and the weights without the sink's."""
+        maker = self.program.maker.get(scores)
+        if maker is None or self.program.calls[maker].name not in ("cat", "concat", "concatenate"):
+            return None
+        parts = self.places(maker)
+        pairs = [r for r in parts if self._pairs(r)]
+        if len(pairs) != 1 or len(parts) != 2 or self.depends(next(iter({*parts} - {*pairs}))):
+            return None
+        shape = self.values[pairs[0]].shape
+        for index in self.program.users.get(weights, ()):
+            for out in self.program.calls[index].out:
+                if out in self.values and self.values[out].shape == shape:
+                    return pairs[0], out
         return None
 
     @staticmethod
@@ -350,22 +387,38 @@ class Core:
         self.softmax = softmax
         self.scores = scores
         self.weights = weights
-        self.product = self._first_pairs()
+        self.products = self._first_pairs()
+        self.product = self.products[0]
         self.dots = self._summed(self.product, scores)
         operands = [r for r in reading.places(self.product) if reading.depends(r)]
         self.operands = tuple(operands[:2])
         if len(operands) != 2:
             raise Unreadable("the scores are not a product of queries and keys")
 
-    def _first_pairs(self) -> int:
-        """The call whose numbers are the first to depend on two tokens."""
+    def _first_pairs(self) -> list[int]:
+        """The calls whose numbers depend on two tokens, though those of their operands do not."""
         reading, program = self.reading, self.reading.program
-        ancestors = sorted(program.before(self.scores))
-        for index in ancestors:
+        found = []
+        for index in sorted(program.before(self.scores)):
             out = program.calls[index].out[0]
-            if out in reading.tokens and out not in reading.tokenwise:
-                return index
-        raise Unreadable("the scores depend on one token each")
+            sources = [r for r in program.sources[index] if r in reading.tokens]
+            pairs = out in reading.tokens and out not in reading.tokenwise
+            if pairs and all(r in reading.tokenwise for r in sources):
+                found.append(index)
+        if not found:
+            raise Unreadable("the scores depend on one token each")
+        return found
+
+    def all_dots(self, index: int) -> int:
+        """The scores that one of the products makes."""
+        return self._summed(index, self.scores)
+
+    @property
+    def all_operands(self) -> tuple[int, ...]:
+        """What is multiplied, in all products."""
+        reading = self.reading
+        registers = [r for index in self.products for r in reading.places(index)]
+        return tuple(dict.fromkeys(r for r in registers if reading.depends(r)))
 
     def _summed(self, index: int, end: int) -> int:
         """The result of a product; where it is written as q * k, the sum that follows."""
@@ -432,6 +485,8 @@ class Core:
         for index in sorted(after):
             places = reading.places(index)
             others = [r for r in places if r not in made and reading.depends(r)]
+            if program.calls[index].name in _LIKE:
+                continue  # the other tensor gives its dtype or its shape, and no numbers
             if others and any(r in made for r in places):
                 return index
         raise Unreadable("the weights are never used to mix values")
@@ -537,10 +592,14 @@ class Core:
 
     @cached_property
     def head_dim(self) -> int:
-        """How many numbers are summed in one score."""
+        """How many numbers are summed in one score, in all products together."""
+        return sum(map(self._width_of, self.products))
+
+    def _width_of(self, index: int) -> int:
         reading = self.reading
-        call = reading.program.calls[self.product]
-        tensor = reading.values[self.operands[0]]
+        call = reading.program.calls[index]
+        operands = [r for r in reading.places(index) if reading.depends(r)]
+        tensor = reading.values[operands[0]]
         if call.name == "einsum":
             equation = call.args[0]
             if isinstance(equation, str) and "->" in equation and "..." not in equation:
@@ -548,7 +607,7 @@ class Core:
                 letters = left.split(",")
                 summed = set("".join(letters)) - set(right)
                 sizes = dict(zip(letters[0], tensor.shape, strict=False))
-                other = reading.values[self.operands[1]]
+                other = reading.values[operands[-1]]
                 sizes |= dict(zip(letters[1], other.shape, strict=False))
                 total = 1
                 for letter in summed:
@@ -571,12 +630,7 @@ class Core:
             if scores.shape[1] % dots.shape[1]:
                 raise Unreadable("the scores change their heads before the softmax")
             dots = dots.repeat_interleave(scores.shape[1] // dots.shape[1], 1)
-        hidden = (scores == -torch.inf).all(0)
-        a = (scores[1] - scores[0]) / (dots[1] - dots[0])
-        b = scores[0] - a * dots[0]
-        rest = (scores - (a * dots + b)).abs()
-        size = scores.abs().nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(1.0)
-        fits = (rest <= 1e-6 * size).all(0) | hidden
-        a = a.masked_fill(hidden, torch.nan)
-        b = b.masked_fill(hidden, -torch.inf)
-        return Scale(a, b, bool(fits.all()))
+        fitted = fit(list(dots), list(scores))
+        if fitted is None:
+            return Scale(dots[0], dots[0], False)
+        return Scale(*fitted, True)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.inlining import inlined
-from clearhead.checker.diagnosis.naming import is_causal
+from clearhead.checker.diagnosis.naming import is_causal, unscaled_on_purpose
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
 from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable
-from clearhead.checker.diagnosis.step_checks import Judgement, is_same, judge
+from clearhead.checker.diagnosis.step_checks import Expectation, Judgement, is_same, judge
 from clearhead.checker.harness.alternatives import mask_ways
 from clearhead.checker.harness.axis_orders import taken
 from clearhead.checker.harness.case import Case
@@ -29,7 +29,7 @@ _AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {
     "rows": (0, (2,)),
     "columns": (0, (1,)),
 }
-RUNS = 4
+RUNS = 6
 
 
 def record(case: Case, subject: Subject) -> Reading:
@@ -134,16 +134,16 @@ def judge_steps(
         runs.append(program.run(inputs))
     batch = 1 if subject.axes == "single" else subject.sizes.batch
     try:
-        verdict = judge(
-            reading,
-            runs,
+        expected = Expectation(
             causal=causal or is_causal(case, subject),
             given_mask=bool(subject.polarity),
             batch=batch,
-            dropout=subject.sizes.p,
             arguments=_scales(subject),
-            grid=subject.sizes.window is not None,
+            dropout=subject.sizes.p,
+            window=subject.sizes.window,
+            unscaled=unscaled_on_purpose(case),
         )
+        verdict = judge(reading, runs, expected)
     except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
     _faithful(case, subject, reading, verdict)

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
-from clearhead.checker.diagnosis.reading import Core, Reading, Unreadable
+from clearhead.checker.diagnosis.reading import HIDDEN, Core, Reading, Unreadable
 from clearhead.checker.diagnosis.recorded_pass import recorded
 from clearhead.checker.diagnosis.search import Explanation
 from clearhead.checker.diagnosis.simulator import Program as Simulation
 from clearhead.checker.diagnosis.simulator import keep_pattern
-from clearhead.checker.diagnosis.step_checks import HIDDEN, Judgement
+from clearhead.checker.diagnosis.step_checks import Judgement
 from clearhead.checker.harness.axis_orders import taken
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.subject import Subject
@@ -118,14 +118,17 @@ class _Layer:
     Args:
         core: The attention.
         summed: Which of its two token axes are the keys.
-        scale: What each score is multiplied by, one number per head, or one for all.
+        scale: What each score is multiplied by, one number per head, or one for all; None if more
+            than that happens to scores, which are taken as they are then.
         biased: Whether something is added to visible scores.
+        sink: Whether a row's weights sum to less than one, because a sink takes the rest.
     """
 
     core: Core
     summed: int
-    scale: Tensor
+    scale: Tensor | None
     biased: bool
+    sink: bool = False
 
     def right_weights(self, values: Values, mask: str, visible: Tensor | None) -> Tensor:
         """The weights that right attention has, given queries and keys as they are."""
@@ -133,9 +136,11 @@ class _Layer:
         first, second = core.dot_axes
         assert first is not None
         assert second is not None
-        axes = (core.axes[1 - self.summed], core.axes[self.summed])  # queries, keys
+        axes = _rows_first(core, self.summed)
         of_dots = (second, first) if self.summed == 0 else (first, second)
         scores = core.canonical(values[core.scores], axes).to(torch.float64)
+        if self.scale is None:
+            return self._restored(scores, scores, values, mask, visible)
         dots = core.canonical(values[core.dots], of_dots).to(torch.float64)
         if scores.shape[1:] != dots.shape[1:] or scores.shape[0] % dots.shape[0]:
             raise Unreadable("the scores change their shape before the softmax")
@@ -147,12 +152,27 @@ class _Layer:
         if self.biased:
             bias = scores - right
             right = right + bias.masked_fill(~(bias > HIDDEN), 0.0)
+        return self._restored(right, scores, values, mask, visible)
+
+    def _restored(
+        self, right: Tensor, scores: Tensor, values: Values, mask: str, visible: Tensor | None
+    ) -> Tensor:
+        """The weights of these scores, in the shape of the class's own."""
+        core = self.core
+        axes = _rows_first(core, self.summed)
         keep = keep_pattern(mask, *right.shape[1:])
         if keep is not None:
             right = right.masked_fill(~keep, -torch.inf)
         if visible is not None:
             right = right.masked_fill(~self._per_group(visible, right), -torch.inf)
         weights = right.softmax(-1).nan_to_num(0.0)  # nothing is visible: nothing is mixed
+        own = core.canonical(values[core.weights], axes).to(torch.float64)
+        if self.sink and visible is None:
+            weights = weights * own.sum(-1, keepdim=True)
+        elif self.sink:
+            raise Unreadable("what a sink takes beside hidden keys is not known")
+        if keep is not None and self.scale is None and bool((scores[:, keep] < HIDDEN).any()):
+            raise Unreadable("scores that should be visible are hidden")
         like = values[core.weights]
         return core.restored(weights.to(like.dtype), like, axes)
 
@@ -280,9 +300,14 @@ def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
     summed, _ = core.mixes_along(weight_axes)
     if summed is None:
         raise Unreadable("how the weights meet the values could not be read")
-    measured = core.scale(runs)
-    if not measured.linear:
-        raise Unreadable("the scores pass a function that is not known")
+    sums = core.canonical(runs[0][core.weights], _rows_first(core, summed)).sum(-1)
+    sink = bool((sums < 1 - 1e-6).any())
+    try:
+        measured = core.scale(runs)
+    except Unreadable:
+        return _Layer(core, summed, None, False, sink)
+    if not measured.linear:  # a cap, several products, or talking heads
+        return _Layer(core, summed, None, False, sink)
     hidden = measured.b < HIDDEN
     a = measured.a.masked_fill(hidden, torch.nan).flatten(1)
     usual = a.nanmedian(1).values
@@ -299,4 +324,9 @@ def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
             raise Unreadable("the scale depends on the text")
         scale = per_text[0]
     biased = bool((measured.b.masked_fill(hidden, 0.0).abs() > 1e-5).any())
-    return _Layer(core, summed, scale, biased)
+    return _Layer(core, summed, scale, biased, sink)
+
+
+def _rows_first(core: Core, summed: int) -> tuple[int, int]:
+    """The axes of queries and keys."""
+    return core.axes[1 - summed], core.axes[summed]

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.norms import Around, Norm
-from clearhead.checker.diagnosis.terms import Terms, turned
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +39,6 @@ class Weights:
         p: The dropout that the class was built with.
         label: Where the weights were found, in words.
         qk_norm: Norms on queries and keys, if the class has them.
-        terms: What comes on top of plain attention, where that was found.
     """
 
     q: Tensor
@@ -58,7 +56,6 @@ class Weights:
     p: float = 0.0
     label: str = ""
     qk_norm: tuple[Norm, Norm] | None = None
-    terms: Terms | None = None
     memory_norm: Around | None = None
 
 
@@ -103,6 +100,28 @@ def keep_pattern(kind: str, queries: int, keys: int) -> Tensor | None:
         "self": column == row,
     }[kind]
     return pattern
+
+
+def turned(x: Tensor, kind: str, base: float = 10000.0, *, mixed: bool = False) -> Tensor:
+    """Rotary positions: pairs are (i, i + half) for "half", neighbours for "pairs".
+
+    Args:
+        x: Queries or keys.
+        kind: How numbers are paired.
+        base: The slowest angle's base.
+        mixed: Whether the angles are laid out for the other kind, which is wrong.
+    """
+    tokens, width = x.shape[-2:]
+    speeds = base ** (-torch.arange(0, width, 2, dtype=x.dtype) / width)
+    angles = torch.arange(tokens, dtype=x.dtype)[:, None] * speeds
+    halves = (kind == "half") != mixed
+    angles = torch.cat([angles, angles], -1) if halves else angles.repeat_interleave(2, dim=-1)
+    if kind == "half":
+        a, b = x.chunk(2, dim=-1)
+        other = torch.cat([-b, a], dim=-1)
+    else:
+        other = torch.stack([-x[..., 1::2], x[..., 0::2]], dim=-1).flatten(-2)
+    return x * angles.cos() + other * angles.sin()
 
 
 @dataclass
@@ -242,8 +261,6 @@ class Program:
             split = flat.reshape(batch, tokens, heads, hd).transpose(1, 2)
         if norm is not None:
             split = norm.apply(split)
-        if w.terms is not None and position < 2:
-            split = w.terms.normed(split)
         if heads < w.heads:
             times = w.heads // heads
             if s.group == "tile" or s.group == f"tile-{'qkv'[position]}":
@@ -278,9 +295,6 @@ class Program:
             scores = scores * self.values
         else:
             scores = scores * self.factor(s)
-        terms = self.weights.terms
-        if terms is not None:
-            scores = terms.scored(scores)
             if scores is None:
                 return None
         keep = self._keep(s.mask, queries, keys)
@@ -289,8 +303,6 @@ class Program:
             scores = self._fill(scores, keep, s)
         if s.softmax == "none":
             weights = scores
-        elif s.softmax == "keys" and terms is not None:
-            weights = terms.with_sink(scores)
         elif s.softmax == "twice":
             weights = scores.softmax(-1).softmax(-1)
         elif s.softmax == "all":
@@ -324,7 +336,7 @@ class Program:
             weights = weights * hd**-0.5
         elif s.scale == "after-d_out":
             weights = weights * (hd * heads) ** -0.5
-        return weights if terms is None else terms.mixed(weights)
+        return weights
 
     def _keep(self, kind: str, queries: int, keys: int) -> Tensor | None:
         if not kind.startswith("given"):

@@ -13,10 +13,17 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.program import Values
-from clearhead.checker.diagnosis.reading import Core, Reading, Unreadable, changed_at, differs
+from clearhead.checker.diagnosis.reading import (
+    HIDDEN,
+    Core,
+    Reading,
+    Unreadable,
+    changed_at,
+    differs,
+    fit,
+)
 from clearhead.checker.harness.weight_roles import role_of
 
-HIDDEN = -1e3  # a score lower than the others by this much gets no weight
 _RESHAPES = {"view", "reshape", "view_as", "reshape_as", "flatten", "unflatten"}
 _SCALES = {
     "mul",
@@ -31,6 +38,29 @@ _SCALES = {
 }
 _ROUNDS = {"floor_divide", "__floordiv__", "floor", "round", "trunc", "int", "long"}
 _UNIT = {"normalize", "norm", "vector_norm", "rsqrt"}
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What is known of a class beside its recorded pass.
+
+    Args:
+        causal: Whether it is meant to be causal: "yes", "no" or "maybe".
+        given_mask: Whether a causal mask was passed in.
+        batch: How many texts the inputs hold.
+        arguments: Numbers that it was built with, of which one may be its scale.
+        dropout: The dropout that it was built with.
+        window: Height and width, where the tokens are the pixels of a window.
+        unscaled: Whether its source says that the scores have no scale, on purpose.
+    """
+
+    causal: str
+    given_mask: bool
+    batch: int
+    arguments: tuple[float, ...] = ()
+    dropout: float = 0.0
+    window: tuple[int, ...] | None = None
+    unscaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +84,7 @@ class Judgement:
         heads: How many heads there are.
         head_dim: The width of a head.
         mask: "none", "causal", "window5" for the last five tokens, or "other".
+        question: Whether a finding may be on purpose, so that there is no verdict.
     """
 
     findings: list[StepFinding] = field(default_factory=list)
@@ -62,6 +93,17 @@ class Judgement:
     heads: int = 0
     head_dim: int = 0
     mask: str = ""
+    question: bool = False
+
+    @property
+    def right(self) -> bool:
+        """Whether every step is right, or right in most situations."""
+        return not self.doubts and all(found.severity == "edge" for found in self.findings)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether mistakes were found, and there is no doubt of them."""
+        return not self.doubts and not self.right
 
     def add(self, id: str, evidence: str, line: int | None, severity: str = "") -> None:
         """Note a finding, once."""
@@ -69,37 +111,20 @@ class Judgement:
             self.findings.append(StepFinding(id, evidence, line, severity))
 
 
-def judge(
-    reading: Reading,
-    runs: list[Values],
-    *,
-    causal: str,
-    given_mask: bool,
-    batch: int,
-    arguments: tuple[float, ...] = (),
-    dropout: float = 0.0,
-    grid: bool = False,
-) -> Judgement:
+def judge(reading: Reading, runs: list[Values], expected: Expectation) -> Judgement:
     """Hold every step of every attention in a program against what it should be.
 
     Args:
         reading: The program.
-        runs: Every register for at least four other random inputs.
-        causal: Whether it is meant to be causal: "yes", "no" or "maybe".
-        given_mask: Whether a causal mask was passed in.
-        batch: How many texts the inputs hold.
-        arguments: Numbers that a class without weights was built with; one may be its scale.
-        dropout: The dropout that it was built with.
-        grid: Whether the tokens are the pixels of a window.
+        runs: Every register for at least six other random inputs.
+        expected: What is known of the class.
     """
     verdict = Judgement()
     cores = reading.cores
     if any(core.dots in reading.tokenwise for core in cores):
         raise Unreadable("the scores depend on one token each")
     for core in cores:
-        _Steps(
-            reading, core, runs, verdict, causal, given_mask, batch, arguments, dropout, grid
-        ).judge()
+        _Steps(reading, core, runs, verdict, expected).judge()
     unused_weights(reading, verdict)
     applied_twice(reading, verdict)
     beside(reading, verdict)
@@ -120,23 +145,18 @@ class _Steps:
         core: Core,
         runs: list[Values],
         verdict: Judgement,
-        causal: str,
-        given_mask: bool,
-        batch: int,
-        arguments: tuple[float, ...],
-        dropout: float,
-        grid: bool,
+        expected: Expectation,
     ) -> None:
-        self.arguments, self.dropout, self.grid = arguments, dropout, grid
         self.reading, self.core, self.runs, self.verdict = reading, core, runs, verdict
-        self.causal, self.given_mask, self.batch = causal, given_mask, batch
+        self.expected, self.batch = expected, expected.batch
         self.program = reading.program
+        self.mixed_by: float | None = None  # what a learned matrix of the heads is multiplied by
 
     def judge(self) -> None:
         """All steps, in the order of the code."""
         core, verdict = self.core, self.verdict
         verdict.head_dim = core.head_dim
-        found = [self.operand(register) for register in (*core.operands, core.mixed[3])]
+        found = [self.operand(register) for register in (*core.all_operands, core.mixed[3])]
         whole = all(found)
         before = len(verdict.findings)
         self.two_inputs()
@@ -159,6 +179,10 @@ class _Steps:
         verdict.heads = max(groups // max(self.batch, 1), 1)
         self.groups()
         over_keys = self.softmax(keys, queries)
+        if over_keys and self._has_sink(keys):
+            verdict.notes.append(
+                "Each head has a sink, to which weights may go instead of a token."
+            )
         order = (weight_axes[1 - summed], weight_axes[summed])
         self.weights(order, (queries, keys), over_keys)
         if a is not None and b is not None:
@@ -300,19 +324,17 @@ class _Steps:
                 return None, None
             a, b, linear = measured.a, measured.b, measured.linear
         else:
-            hidden = (scores == -torch.inf).all(0)
-            a = (scores[1] - scores[0]) / (dots[1] - dots[0])
-            b = (scores[0] - a * dots[0]).masked_fill(hidden, -torch.inf)
-            rest = (scores - (a * dots + b)).abs()
-            size = scores.abs().masked_fill(scores.abs() > 1e6, 0.0)
-            size = size.nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(1.0)
-            linear = bool(((rest <= 1e-6 * size) | hidden | (b < HIDDEN)).all())
+            fitted = fit(list(dots), list(scores))
+            linear = fitted is not None
+            a, b = fitted or (dots[0], dots[0])
         names = {self.program.calls[i].name for i in self._between()}
         if not linear:
-            if "tanh" in names:
-                verdict.notes.append("The scores have a soft cap.")
-                verdict.doubts.append("a cap on the scores")
-            elif names & _ROUNDS:
+            found = self.sums() or (self.capped() if "tanh" in names else self.mixed_heads())
+            if found is not None:
+                return found
+            if verdict.findings:
+                return None, None
+            if names & _ROUNDS:
                 evidence = "The scores are rounded to whole numbers before the softmax."
                 lines = [self.program.calls[i] for i in sorted(self._between())]
                 line = next(call.line for call in lines if call.name in _ROUNDS)
@@ -339,7 +361,114 @@ class _Steps:
                 verdict.doubts.append("scores are scaled by different numbers")
             return a, b
         self.judge_scale(usual)
+        if dots.shape == scores.shape:  # what is added, without the error of each quotient
+            exact = (scores - usual * dots).mean(0)
+            b = torch.where(seen & exact.isfinite(), exact, b)
         return a, b
+
+    def capped(self) -> tuple[Tensor, Tensor] | None:
+        """Scores c * tanh(scores / c): a and b without the cap, if they have one."""
+        core, program = self.core, self.program
+        (index,) = [i for i in self._between() if program.calls[i].name == "tanh"][:1]
+        before, after = self.reading.places(index)[0], program.calls[index].out[0]
+        if self.reading.values[before].shape != self.reading.values[core.dots].shape:
+            return None
+        inner = fit([v[core.dots] for v in self.runs], [v[before] for v in self.runs])
+        outer = fit([v[after] for v in self.runs], [v[core.scores] for v in self.runs])
+        if inner is None or outer is None:
+            return None
+        (m, hidden), (n, b) = inner, outer
+        if bool((hidden < HIDDEN).any()):
+            evidence = "Hidden scores pass the cap, which makes them finite: they keep a weight."
+            self.verdict.add("mask-fill-not-inf", evidence, program.calls[index].line)
+            return None
+        a = m * n
+        usual = float(a[(b > HIDDEN) & a.isfinite()].median())
+        cap = float(n[n.isfinite() & (b > HIDDEN)].median())
+        self.verdict.notes.append(f"Scores are held below {cap:.4g} by a tanh.")
+        self.judge_scale(usual)
+        return a, b
+
+    def sums(self) -> tuple[Tensor, Tensor] | None:
+        """Scores that are a sum of several products, as in latent attention: a and b of all."""
+        core, verdict = self.core, self.verdict
+        if len(core.products) < 2:
+            return None
+        dots = [core.all_dots(index) for index in core.products]
+        scores = [v[core.scores] for v in self.runs]
+        try:
+            shape = scores[0].shape
+            parts = [[v[one].expand(shape) for one in dots] for v in self.runs]
+        except RuntimeError:
+            return None
+        columns = [
+            torch.stack([*part, torch.ones(shape, dtype=part[0].dtype)], -1) for part in parts
+        ]
+        x = torch.stack(columns, -2).to(torch.float64)  # (*shape, runs, products + 1)
+        y = torch.stack(scores, -1).to(torch.float64)
+        hidden = (y < HIDDEN).all(-1)
+        y = y.masked_fill(hidden[..., None], 0.0)
+        found = torch.linalg.pinv(x) @ y[..., None]
+        rest = float((x @ found - y[..., None]).abs().max())
+        a, b = found[..., 0, 0], found[..., -1, 0].masked_fill(hidden, -torch.inf)
+        factors = found[..., :-1, 0][~hidden]
+        if rest > 1e-6 or not factors.numel():
+            return None
+        usual = float(factors[:, 0].median())
+        if float((factors - usual).abs().max()) > 1e-5 * abs(usual):
+            return None
+        verdict.notes.append(f"Scores are the sum of {len(dots)} products.")
+        self.judge_scale(usual)
+        return a, b
+
+    def mixed_heads(self) -> tuple[Tensor, Tensor] | None:
+        """Scores whose heads are mixed by a learned matrix: a and b as if they were not."""
+        core = self.core
+        if not self._learned(self._between()):
+            return None
+        try:
+            first, second = core.dot_axes
+            assert first is not None
+            assert second is not None
+            before = [core.canonical(v[core.dots], (first, second)) for v in self.runs]
+            after = [core.canonical(v[core.scores], core.axes) for v in self.runs]
+        except (Unreadable, RuntimeError, AssertionError):
+            return None
+        if not self._talk(before, after):
+            return None
+        if self.mixed_by is not None:
+            self.judge_scale(self.mixed_by, learned=False)
+        scores = self.reading.values[core.scores].to(torch.float64)
+        hidden = scores < HIDDEN
+        return torch.ones_like(scores), torch.zeros_like(scores).masked_fill(hidden, -torch.inf)
+
+    def _talk(self, before: list[Tensor], after: list[Tensor]) -> bool:
+        """Whether one matrix mixes the heads of every pair of tokens; (groups, queries, keys)."""
+        heads = len(before[0]) // max(self.batch, 1)
+        if heads < 2 or before[0].shape != after[0].shape or len(before[0]) % heads:
+            return False
+
+        def rows(tensors: list[Tensor]) -> Tensor:
+            joined = torch.stack(tensors).to(torch.float64)
+            split = joined.reshape(-1, heads, *joined.shape[2:])
+            return split.movedim(1, -1).flatten(0, -2)
+
+        x, y = rows(before), rows(after)
+        seen = ~(y < HIDDEN).all(-1)
+        x, y = x[seen], y[seen]
+        x = torch.cat([x, torch.ones_like(x[:, :1])], -1)
+        matrix = torch.linalg.pinv(x) @ y
+        if float((x @ matrix - y).abs().max()) > 1e-6:
+            return False
+        self.verdict.notes.append("Heads are mixed: talking heads.")
+        for weight in self.program.weights.values():
+            if weight.numel() == heads * heads:
+                square = weight.reshape(heads, heads).to(torch.float64)
+                for one in (square, square.T):
+                    ratio = matrix[:-1] / one
+                    if float((ratio - ratio.mean()).abs().max()) < 1e-6:
+                        self.mixed_by = float(ratio.mean())
+        return True
 
     def _between(self) -> set[int]:
         """The calls from the product of queries and keys to the softmax."""
@@ -409,20 +538,36 @@ class _Steps:
             r in names for i in self.program.before(register) for r in self.reading.places(i)
         )
 
-    def judge_scale(self, a: float) -> None:
-        """Whether a, with what queries and keys were multiplied by, is 1 / sqrt(head_dim)."""
+    def judge_scale(self, a: float, *, learned: bool = True) -> None:
+        """Whether a, with what queries and keys were multiplied by, is 1 / sqrt(head_dim).
+
+        Args:
+            a: What the products are multiplied by.
+            learned: Whether a parameter among the scores may be the scale, or a bias.
+        """
         verdict, core = self.verdict, self.core
         (fq, line_q, unit_q), (fk, line_k, unit_k) = map(self.factor, core.operands)
-        if unit_q or unit_k or self._learned(self._between_scaling()):
+        if unit_q or unit_k or (learned and self._learned(self._between_scaling())):
             return
-        if self._learned(self._between()) and abs(a * fq * fk - 1) < 1e-4:
-            verdict.doubts.append("scores without a scale, and with a learned bias, as in T5")
+        told = self.expected.unscaled
+        biased = learned and self._learned(self._between())
+        if abs(a * fq * fk - 1) < 1e-4 and told and not biased:
+            evidence = "The scale is 1, and the source says that this is on purpose."
+            verdict.add("missing-scale", evidence, core.line, "edge")
+            return
+        if abs(a * fq * fk - 1) < 1e-4 and biased:
+            said = "the source says so" if told else "this may be on purpose"
+            evidence = f"The scale is 1. With a learned bias of positions, as in T5, {said}."
+            verdict.add("missing-scale", evidence, core.line, "edge")
+            verdict.question |= not told
             return
         total, width = a * fq * fk, core.head_dim
         right = width**-0.5
         if abs(total / right - 1) < 1e-4:
             return
-        if any(abs(total / n - 1) < 1e-4 for m in self.arguments for n in (m, 1 / m, m**-0.5)):
+        if any(
+            abs(total / n - 1) < 1e-4 for m in self.expected.arguments for n in (m, 1 / m, m**-0.5)
+        ):
             verdict.notes.append("The scale is an argument, and what was given is used.")
             return
         line = self._scale_line() or line_q or line_k or core.line
@@ -449,10 +594,29 @@ class _Steps:
             wide = [
                 a for a in range(tensor.ndim) if tensor.shape[a] == self.core.head_dim and a != axis
             ]
-            lengths = [tensor.norm(dim=a) for a in wide]
-            if not any(float((one / one.mean() - 1).abs().max()) < 1e-3 for one in lengths):
+            if any(self._unit_along(tensor, a) for a in wide):
+                continue
+            others = [
+                a for a in range(tensor.ndim) if a not in wide and self._unit_along(tensor, a)
+            ]
+            if others:
+                evidence = (
+                    f"Vectors have length one along axis {others[0]} of {tuple(tensor.shape)}, and "
+                    f"the products sum over axis {wide[0] if wide else -1}, the width of a head."
+                )
+                self.verdict.add("norm-over-wrong-axis", evidence, self._norm_line(register))
+            else:
                 self.verdict.doubts.append("queries or keys are normed in an unusual way")
-                return
+            return
+
+    @staticmethod
+    def _unit_along(tensor: Tensor, axis: int) -> bool:
+        lengths = tensor.norm(dim=axis)
+        return tensor.shape[axis] > 1 and float((lengths / lengths.mean() - 1).abs().max()) < 1e-3
+
+    def _norm_line(self, register: int) -> int | None:
+        calls = [self.program.calls[i] for i in sorted(self.program.before(register))]
+        return next((call.line for call in reversed(calls) if call.name in _UNIT), None)
 
     def _width(self) -> int:
         """The width of all heads of the queries together."""
@@ -489,7 +653,7 @@ class _Steps:
         odd = ~hidden & ((b.abs() > 1e-5) | ((a - usual).abs() > 1e-5 * usual.abs()))
         if rows != columns:
             verdict.mask = "none" if not gone.any() else "other"
-            if gone.any() and not self.given_mask:
+            if gone.any() and not self.expected.given_mask:
                 verdict.doubts.append("a mask between texts of different lengths")
             return
         future = torch.ones(rows, columns, dtype=torch.bool).triu(1)
@@ -501,10 +665,7 @@ class _Steps:
         oddly = odd.all(0) if odd.ndim == 3 else odd
         line = self._mask_line()
         if odd.any() and learned:
-            if self.grid or not self._of_distance(b):
-                verdict.doubts.append("a learned bias that depends on more than the distance")
-                return
-            verdict.notes.append("A bias of relative positions is added to the scores.")
+            self.learned_bias(b)
         elif odd.any():
             self.odd_scores(oddly, odd, a, b, future, line)
             if verdict.findings or verdict.doubts:
@@ -543,11 +704,68 @@ class _Steps:
                 return
         if self._of_distance(b):
             verdict.notes.append("A bias of relative positions is added to the scores.")
-            grows = float(b[..., -1, 0].mean()) > float(b[..., -1, -2].mean())
-            if grows:
+            last = b[..., -1, :].masked_fill(b[..., -1, :] < HIDDEN, 0.0)
+            if bool((last.diff(dim=-1) < -1e-6).all(-1).any()):
                 verdict.doubts.append("the bias grows with the distance, and ALiBi's falls")
             return
         verdict.doubts.append("a bias that could not be judged is added to the scores")
+
+    def learned_bias(self, b: Tensor) -> None:
+        """A bias of distances, of offsets in a window, or for each pair: else it is not judged."""
+        verdict, window = self.verdict, self.expected.window
+        values = by_offset(b, *window) if window is not None and len(window) == 2 else None
+        if values is not None:
+            verdict.notes.append("A bias of offsets in two directions is added to the scores.")
+            self._whole_table(values)
+        elif window is None and self._of_distance(b):
+            verdict.notes.append("A bias of relative positions is added to the scores.")
+        elif self._pair_table(b.shape[-1]):
+            verdict.notes.append("A bias for each pair of positions is added to the scores.")
+        else:
+            verdict.doubts.append("a learned bias that depends on more than the distance")
+
+    def _pair_table(self, tokens: int) -> bool:
+        """Whether a parameter has a number for each pair of tokens."""
+        widths = {self.reading.values[r].shape[-1] for r in self.core.operands}
+        names = self.program.parameters
+        beside = {
+            r
+            for i in self._between()
+            for place in self.reading.places(i)
+            for r in (
+                place,
+                *(p for k in self.program.before(place) for p in self.program.sources[k]),
+            )
+            if r in names and not self.reading.depends(place)
+        }
+        shapes = [self.program.weights[names[r]].shape for r in beside]
+        return any(
+            len(shape) >= 2 and min(shape[-2:]) >= tokens and not set(shape[-2:]) & widths
+            for shape in shapes
+        )
+
+    def _whole_table(self, values: Tensor) -> None:
+        """Where the table has a position for each offset, different offsets get different ones."""
+        count = values.shape[1]
+        whole = any(count in weight.shape for weight in self.program.weights.values())
+        distinct = len({tuple(column) for column in values.mul(1e5).round().T.tolist()})
+        if whole and distinct < count:
+            evidence = (
+                f"The table of the bias has {count} positions, one for each offset of two pixels; "
+                f"only {distinct} of them are used, so that different offsets share a bias. Is the "
+                "index (rows) * (2 * width - 1) + columns?"
+            )
+            self.verdict.add("unexplained", evidence, self._bias_line())
+
+    def _bias_line(self) -> int | None:
+        """The line that looks the bias up."""
+        for i in sorted(self.program.before(self.core.scores), reverse=True):
+            call = self.program.calls[i]
+            if call.name in ("__getitem__", "embedding", "index_select", "gather") and any(
+                r in self.program.parameters for r in self.program.sources[i]
+            ):
+                return call.line
+        return self._mask_line()
 
     @staticmethod
     def _of_distance(b: Tensor) -> bool:
@@ -556,7 +774,7 @@ class _Steps:
         seen = b > HIDDEN
         for offset in range(-size + 1, size):
             line, fine = b.diagonal(offset, -2, -1), seen.diagonal(offset, -2, -1)
-            if fine.all() and bool(((line - line[..., :1]).abs() > 1e-6).any()):
+            if fine.all() and bool(((line - line[..., :1]).abs() > 1e-5).any()):
                 return False
         return True
 
@@ -567,7 +785,7 @@ class _Steps:
         self_ = torch.eye(len(hidden), dtype=torch.bool)
         if not hidden.any():
             verdict.mask = "none"
-            if self.causal == "yes":
+            if self.expected.causal == "yes":
                 self.unmasked()
             return
         if torch.equal(hidden, future):
@@ -691,6 +909,11 @@ class _Steps:
         self.verdict.add(id, evidence, call.line)
         return False
 
+    def _has_sink(self, keys: int) -> bool:
+        sums = self.reading.values[self.core.weights].nan_to_num(0.0).sum(keys)
+        cut = self.program.calls[self.core.softmax].out[0] != self.core.weights
+        return cut and bool((sums < 1 - 1e-6).any())
+
     def _mixes_queries(self, keys: int) -> bool:
         """Whether the axis that the values are summed along belongs to the queries."""
         axes = self.core.axes
@@ -740,8 +963,8 @@ class _Steps:
         if sums_to_one:
             return
         if not constant:
-            if self._learned(between):
-                verdict.notes.append("The weights pass a learned function.")
+            if self._learned(between) and self._talk(list(start), list(end)):
+                return
             verdict.doubts.append("the weights pass a function that is not known")
             return
         gain = float(kept.median())
@@ -755,7 +978,8 @@ class _Steps:
             root = core.head_dim**-0.5
             evidence = f"The weights are multiplied by {gain:.4g} after the softmax."
             after = abs(gain / root - 1) < 1e-4 or abs(gain * math.sqrt(self._width()) - 1) < 1e-4
-            twice = 0 < self.dropout < 1 and abs(gain * (1 - self.dropout) - 1) < 1e-4
+            rate = self.expected.dropout
+            twice = 0 < rate < 1 and abs(gain * (1 - rate) - 1) < 1e-4
             id = "dropout-rescaled-twice" if twice else "wrong-gain"
             verdict.add("scale-after-softmax" if after else id, evidence, line)
 
@@ -1064,6 +1288,27 @@ def _name_missing(reading: Reading, verdict: Judgement, name: str, role: str) ->
         verdict.add(f"{whole[role]}-not-projected", evidence, line)
     else:
         verdict.add("unexplained", evidence, line)
+
+
+def by_offset(bias: Tensor, height: int, width: int) -> Tensor | None:
+    """The bias of each offset (rows, columns) in a window of pixels, (groups, offsets).
+
+    None if the bias depends on anything else. A number for each row changes no weight.
+    """
+    pixels = torch.arange(height * width)
+    if bias.shape[1:] != (len(pixels), len(pixels)) or not bias.isfinite().all():
+        return None
+    rows, columns = pixels // width, pixels % width
+    down = rows[:, None] - rows + height - 1
+    across = columns[:, None] - columns + width - 1
+    offset = (down * (2 * width - 1) + across).flatten()
+    count, cells = (2 * height - 1) * (2 * width - 1), len(offset)
+    table = torch.zeros(cells, count + len(pixels), dtype=bias.dtype)
+    table[torch.arange(cells), offset] = 1.0
+    table[torch.arange(cells), count + torch.arange(cells) // len(pixels)] = -1.0
+    wanted = bias.flatten(1).T  # (cells, groups)
+    found: Tensor = torch.linalg.pinv(table) @ wanted
+    return found[:count].T if float((table @ found - wanted).abs().max()) < 1e-5 else None
 
 
 def is_same(one: Tensor, other: Tensor) -> bool:

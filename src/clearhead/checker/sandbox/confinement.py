@@ -1,6 +1,6 @@
 """The first thing a submission's process does: bind itself to limits, then answer questions.
 
-`sandbox.py` runs this text as a plain script (`python -I -c TEXT '{...}'`), perhaps inside
+`process.py` runs this text as a plain script (`python -I -c TEXT '{...}'`), perhaps inside
 bubblewrap. It uses the standard library only; nothing of the submission has run when it is done.
 """
 
@@ -12,16 +12,53 @@ import platform
 import resource
 import select
 import signal
+import struct
+import subprocess
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
-# Numbers from <linux/prctl.h>, <linux/capability.h>, <linux/keyctl.h> and <asm/unistd.h>.
+# Numbers from <linux/prctl.h>, <linux/capability.h>, <linux/seccomp.h> and <asm/unistd.h>.
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 36, 38, 47
-PR_CAP_AMBIENT_CLEAR_ALL, CAPABILITY_VERSION_3, KEYCTL_JOIN_SESSION_KEYRING = 4, 0x20080522, 1
-KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280}
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_CAP_AMBIENT_CLEAR_ALL = 22, 2, 4
+CAPABILITY_VERSION_3 = 0x20080522
 FIRST_PROTOCOL_FD, OPEN_FILES = 200, 256
+
+# Calls of the kernel that are refused. Memory kept with the first ones is in no process, so that
+# nobody could count it; the second ones make namespaces; keys stay for the next submission.
+REFUSED = (
+    *("shmget", "msgget", "semget", "mq_open", "memfd_create", "memfd_secret", "io_uring_setup"),
+    *("unshare", "setns"),
+    *("add_key", "request_key", "keyctl"),
+)
+# The number of a call on x86-64, and on newer processors, which share a table.
+CALLS = {
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "semget": (64, 190),
+    "mq_open": (240, 180),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "io_uring_setup": (425, 425),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "socket": (41, 198),
+}
+# The kernel's number of a processor, and its column in that table.
+PROCESSORS = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1), "riscv64": (0xC00000F3, 1)}
+X32 = 0x40000000  # this bit marks a second table of calls on x86-64
+NEW_NAMESPACES = 0x7E020000  # the flags CLONE_NEW* of clone
+FAMILIES = (1, 2, 10)  # of sockets: Unix, IPv4, IPv6; others can reach the host of a machine
+# Instructions of a filter, from <linux/bpf_common.h>, and what it answers.
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, NO_RIGHT, NO_SUCH_CALL = 0x7FFF0000, 0x00050001, 0x00050026  # errno EPERM, ENOSYS
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # where they are in what a filter reads
 
 
 def prctl(option: int, value: int) -> None:
@@ -49,11 +86,49 @@ def set_limits(settings: dict[str, Any]) -> None:
         limit(resource.RLIMIT_NPROC, settings["processes"])
 
 
-def new_keyring() -> None:
-    """Join a new keyring of the kernel's: what a submission keeps in a shared one, others read."""
-    number = KEYCTL.get(platform.machine())
-    if sys.platform == "linux" and number is not None:  # refused, no key can be kept either
-        ctypes.CDLL(None).syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None, 0, 0, 0)
+def call_filter(machine: str) -> bytes:
+    """A filter for the calls of this process, as instructions for the kernel.
+
+    Args:
+        machine: The processor, as `platform.machine` names it; for an unknown one there is none.
+    """
+    if machine not in PROCESSORS:
+        return b""
+    architecture, column = PROCESSORS[machine]
+    calls = {name: numbers[column] for name, numbers in CALLS.items()}
+    step = struct.Struct("=HBBI")  # instruction, steps to skip if true, if false, its number
+
+    def answer_if(test: int, value: int, answer: int) -> bytes:
+        return step.pack(test, 0, 1, value) + step.pack(RETURN, 0, 0, answer)
+
+    made = step.pack(LOAD, 0, 0, ARCHITECTURE)
+    made += step.pack(EQUAL, 1, 0, architecture) + step.pack(RETURN, 0, 0, NO_SUCH_CALL)
+    made += step.pack(LOAD, 0, 0, NUMBER)
+    if machine == "x86_64":
+        made += answer_if(AT_LEAST, X32, NO_SUCH_CALL)
+    for name in REFUSED:
+        made += answer_if(EQUAL, calls[name], NO_RIGHT)
+    made += answer_if(EQUAL, calls["clone3"], NO_SUCH_CALL)  # then the C library uses clone
+    flags = step.pack(LOAD, 0, 0, FIRST_ARGUMENT) + answer_if(ANY_BIT, NEW_NAMESPACES, NO_RIGHT)
+    flags += step.pack(RETURN, 0, 0, ALLOW)
+    made += step.pack(EQUAL, 0, len(flags) // step.size, calls["clone"]) + flags
+    family = step.pack(LOAD, 0, 0, FIRST_ARGUMENT)
+    family += b"".join(answer_if(EQUAL, one, ALLOW) for one in FAMILIES)
+    family += step.pack(RETURN, 0, 0, NO_RIGHT)
+    made += step.pack(EQUAL, 0, len(family) // step.size, calls["socket"]) + family
+    return made + step.pack(RETURN, 0, 0, ALLOW)
+
+
+def filter_calls() -> None:
+    """Refuse some calls of the kernel to this process and all that it starts, for ever."""
+    made = call_filter(platform.machine()) if sys.platform == "linux" else b""
+    if not made:
+        return
+    text = ctypes.create_string_buffer(made, len(made))
+    program = struct.pack("@HP", len(made) // 8, ctypes.addressof(text))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(program), 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "the kernel takes no filter of calls (seccomp)")
 
 
 def drop(uid: int | None) -> None:
@@ -82,10 +157,10 @@ def children(pid: int) -> list[int]:
 
 
 def keep(protocol: list[int]) -> None:
-    """Go on in a new process; this one stays behind and ends what the new one leaves over.
+    """Go on in a new process; this one stays behind and removes what the new one leaves over.
 
     A process that puts itself into the background gets this one as its parent. If the checker
-    itself is killed, the pipe from it closes, and all ends too.
+    itself is killed, the pipe from it closes, and all ends too. The working folder goes last.
     """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     worker = os.fork()
@@ -106,6 +181,8 @@ def keep(protocol: list[int]) -> None:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         os.wait()
+    if protocol:
+        subprocess.run(["rm", "-rf", "--", os.getcwd()], check=False, capture_output=True)
     status = 1 if status is None else status
     os._exit(status if status >= 0 else 128 - status)
 
@@ -122,9 +199,9 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     sys.argv = [sys.argv[0]]
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    new_keyring()
     set_limits(settings)
     drop(settings["uid"])
+    filter_calls()
     protocol = settings["protocol"]
     if settings["keeper"]:
         keep(protocol)

@@ -157,7 +157,8 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         results = list(out) if isinstance(out, list | tuple) else [out]
-        if is_in_place(name) and args and isinstance(args[0], Tensor):
+        in_place = is_in_place(name) or kwargs.get("inplace") is True
+        if in_place and args and isinstance(args[0], Tensor):
             results = [args[0]]
         elif len(results) == 1 and id(results[0]) in self._registers:
             return out  # x.contiguous(), x.to(x.dtype): the same tensor

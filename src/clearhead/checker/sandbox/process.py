@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import json
 import os
+import platform
 import secrets
 import selectors
 import shutil
@@ -27,6 +28,7 @@ import numpy
 import safetensors
 import torch
 
+from clearhead.atomic_files import temporary_folder
 from clearhead.checker.sandbox.answers import Failure, clean
 from clearhead.checker.sandbox.limits import Limits
 from clearhead.checker.sandbox.resource_usage import (
@@ -45,6 +47,7 @@ TICK = 0.05
 # No person and no service has these user numbers, so that all their processes may be ended.
 FIRST_UID, MANY_UIDS = 1_900_000_000, 100_000_000
 PACKAGES = (torch, numpy, safetensors)
+FILTERED = ("x86_64", "aarch64", "riscv64")  # where confinement.py can refuse calls of the kernel
 INSIDE = "/tmp/submission"  # the working folder, as seen from inside bubblewrap
 
 
@@ -159,7 +162,7 @@ def command_for(
 BUBBLE = "Contained by bubblewrap: no network, none of your files, nothing stays behind."
 WAYS = (
     Way("bwrap", BUBBLE, fenced=True),
-    Way("bwrap-open", f"{BUBBLE} Not contained: memory in file systems that it makes itself"),
+    Way("bwrap-open", BUBBLE),
     Way(
         "unshare",
         "Contained by namespaces: no network, nothing stays running. Not contained: {files}",
@@ -179,7 +182,21 @@ def contained_by(way: Way) -> str:
     root = os.geteuid() == 0
     files, others = ("reading files", "") if root else ("your files", ", your other processes")
     line = way.contained.format(files=files, others=others).removesuffix(".")
+    if platform.machine() not in FILTERED:
+        line += ", memory" if "Not contained" in line else ". Not contained: memory"
+        line += " that belongs to no process"
     return f"{line} ({way.why})." if way.why else f"{line}."
+
+
+def working_folder(way: Way) -> str | None:
+    """A new folder for a submission; None in bubblewrap, which makes one in memory.
+
+    Raises:
+        OSError: If there is nowhere to make it.
+    """
+    if way.program == "bwrap":
+        return None
+    return tempfile.mkdtemp(dir=temporary_folder(), prefix=folder_prefix(os.getpid()))
 
 
 def try_way(way: Way) -> str | None:
@@ -187,17 +204,23 @@ def try_way(way: Way) -> str | None:
     limits = Limits()
     if way.program in ("bwrap", "unshare") and shutil.which(way.program) is None:
         return f"{way.program} is not installed"
-    with tempfile.TemporaryDirectory(prefix=folder_prefix(os.getpid())) as folder:
-        uid = new_uid()
+    uid, folder = new_uid(), working_folder(way)
+    try:
         command, environment = command_for(way, limits, uid, [])
-        if uid is not None:
+        if uid is not None and folder is not None:
             os.chown(folder, uid, uid)
-        try:
-            done = subprocess.run(
-                command, env=environment, cwd=folder, capture_output=True, timeout=30, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"{way.program}: {type(error).__name__}"
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=folder or "/",
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{way.program}: {type(error).__name__}"
+    finally:
+        remove(folder)
     # The keeper gives its output away, so the trial's word comes from the process it started.
     if done.returncode == 0 and b"confined" in done.stdout:
         return None
@@ -250,24 +273,23 @@ class Process:
         self.printed = bytearray()
         self.verdict: Failure | None = None  # why we ended it
         self.ended, self.lock = threading.Event(), threading.Lock()
-        self.folder = tempfile.mkdtemp(prefix=folder_prefix(os.getpid()))
-        self.uid = new_uid()
-        if self.uid is not None:
+        self.folder, self.uid = working_folder(way), new_uid()
+        if self.uid is not None and self.folder is not None:
             os.chown(self.folder, self.uid, self.uid)
-        for source, name in data_parts(limits.data if way.program != "bwrap" else None):
+        for source, name in data_parts(limits.data if self.folder is not None else None):
             copy = shutil.copytree if source.is_dir() else shutil.copy
-            copy(source, Path(self.folder) / name)
+            copy(source, Path(str(self.folder)) / name)
         theirs_in, self.writer = os.pipe()
         self.reader, theirs_out = os.pipe()
         self.output, theirs_print = os.pipe()
         command, environment = command_for(way, limits, self.uid, [theirs_in, theirs_out])
-        environment["HOME"] = INSIDE if way.program == "bwrap" else self.folder
+        environment["HOME"] = self.folder or INSIDE
         environment["TMPDIR"] = environment["HOME"]
         try:
             self.process = subprocess.Popen(
                 command,
                 env=environment,
-                cwd=self.folder,
+                cwd=self.folder or "/",
                 stdin=subprocess.DEVNULL,
                 stdout=theirs_print,
                 stderr=theirs_print,
@@ -284,16 +306,14 @@ class Process:
 
     def watch(self) -> None:
         """End the process when all its parts together take too much."""
-        most, ticks = self.limits.memory_mib << 20, 0
+        most, room, ticks = self.limits.memory_mib << 20, 16 * self.limits.file_mib << 20, 0
         while not self.ended.wait(TICK):
             pids = descendants(self.process.pid)
             if takes_more(pids, most):
                 self.end(Failure("memory", message=f"it took more than {most >> 20} MiB"))
             elif len(pids) > self.limits.processes + 4:
                 self.end(Failure("died", message=f"it started {len(pids)} processes"))
-            elif (ticks := ticks + 1) % 10 == 0 and sum(size_of(self.folder)) > (
-                16 * self.limits.file_mib << 20
-            ):
+            elif (ticks := ticks + 1) % 10 == 0 and sum(size_of(self.folder)) > room:
                 self.end(Failure("died", message="it filled its working folder"))
 
     def end(self, verdict: Failure) -> Failure:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+_ALONE = ("RssAnon", "VmSwap", "HugetlbPages")
 # Memory that processes can share without a file: its pages stay when no page table shows them.
 _SHARED = ("/dev/zero", "/memfd:", "/SYSV")
 
@@ -41,7 +42,8 @@ def takes_more(pids: Collection[int], most: int) -> bool:
     alone, together = 0, 0
     for pid in pids:
         told = _sizes(f"/proc/{pid}/status")
-        alone, together = alone + told.get("RssAnon", 0), together + told.get("RssShmem", 0)
+        alone += sum(told.get(one, 0) for one in _ALONE)
+        together += told.get("RssShmem", 0)
     if alone + max(together, hidden) <= most:
         return False
     # A page that several processes have was counted in each of them: count it once. That is slow.
@@ -49,6 +51,7 @@ def takes_more(pids: Collection[int], most: int) -> bool:
     for pid in pids:
         told = _sizes(f"/proc/{pid}/status") | _sizes(f"/proc/{pid}/smaps_rollup")
         alone += told.get("Pss_Anon", told.get("RssAnon", 0))
+        alone += told.get("SwapPss", told.get("VmSwap", 0)) + told.get("HugetlbPages", 0)
         together += told.get("Pss_Shmem", told.get("RssShmem", 0))
     return alone + max(together, hidden) > most
 
@@ -89,8 +92,10 @@ def shared(pids: Collection[int]) -> int:
     return sum(pieces.values())
 
 
-def size_of(folder: str, most: int = 2000, deepest: int = 50) -> Iterator[int]:
+def size_of(folder: str | None, most: int = 2000, deepest: int = 50) -> Iterator[int]:
     """Sizes of the files in a folder; with too many files, or too deep, it counts as endless."""
+    if folder is None:
+        return
     for number, (path, _, files) in enumerate(os.walk(folder)):
         if path.count(os.sep) - folder.count(os.sep) > deepest:
             yield 1 << 60
@@ -110,12 +115,15 @@ def folder_prefix(pid: int) -> str:
 
 def remove_folders(pid: int) -> None:
     """Remove the folders of a process that was killed before it could."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{folder_prefix(pid)}*"):
-        remove(str(folder))
+    with contextlib.suppress(FileNotFoundError):  # no temporary folder: then there are none
+        for folder in Path(tempfile.gettempdir()).glob(f"{folder_prefix(pid)}*"):
+            remove(str(folder))
 
 
-def remove(folder: str) -> None:
-    """Remove a folder with all that a submission has put into it."""
+def remove(folder: str | None) -> None:
+    """Remove a folder, if there is one, with all that a submission has put into it."""
+    if folder is None:
+        return
     try:
         shutil.rmtree(folder, ignore_errors=True)
     except RecursionError:  # a thousand folders inside each other

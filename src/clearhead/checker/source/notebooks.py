@@ -26,7 +26,7 @@ def cell_source(text: str) -> str:
     """
     try:
         ast.parse(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         lines = text.split("\n")
         other = lines[0].startswith("%%") and not lines[0].startswith(PYTHON_CELLS)
         for number, line in enumerate(lines):

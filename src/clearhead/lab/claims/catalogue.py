@@ -11,6 +11,7 @@ from clearhead import timing
 from clearhead.lab.claims import (
     arithmetic_claims,
     cost_claims,
+    english_claims,
     figure_claims,
     head_claims,
     mask_claims,
@@ -29,6 +30,7 @@ CLAIMS: dict[str, Claim[...]] = {
         cost_claims,
         training_claims,
         head_claims,
+        english_claims,
     )
     for value in vars(module).values()
     if isinstance(value, Claim)

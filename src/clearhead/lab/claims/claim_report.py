@@ -175,7 +175,7 @@ def _measured_on(found: Found, others: Sequence[Found]) -> str:
         text += f"; times also on {_machine(other)}, PyTorch {other['versions']['torch']}"
     return (
         f"{text}. Verdicts about time depend on the machine. Claims about heads were tested on the "
-        "small model that comes with Clearhead, the best of three seeds; other models may differ."
+        "models that come with Clearhead; other models may differ."
     )
 
 

@@ -1,8 +1,8 @@
-"""Claims about what heads do, tested on the small model that comes with Clearhead.
+"""Claims about what heads do, tested on the grammar model that comes with Clearhead.
 
-It was trained on sentences whose relations are known (`lab/grammar.py`); `clearhead heads` shows
-its heads in full. One small model proves nothing about large ones. But it shows what a claim would
-have to mean, and a claim that fails here is not a general law.
+It was trained on sentences whose relations are known (`lab/grammar.py`); `clearhead heads --model
+grammar` shows its heads in full. One small model proves nothing about large ones. But it shows what
+a claim would have to mean, and a claim that fails here is not a general law.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from clearhead.lab.grammar_training import write_rows
 from clearhead.lab.head_scores import Estimate, estimate, measure
 from clearhead.lab.relations import Examples, encode
 from clearhead.masks import Mask
-from clearhead.models.shipped_models import load_shipped as shipped
+from clearhead.models.shipped_models import load_grammar as shipped
 from clearhead.tokenizers import WordTokenizer
 from clearhead.watcher import watch
 
@@ -60,7 +60,8 @@ def best_on_one_half(weight: Tensor) -> tuple[int, Estimate]:
     return head, estimate(weight[1::2, head])
 
 
-def _interval(value: Estimate) -> str:
+def interval(value: Estimate) -> str:
+    """An interval as people write it."""
     return f"[{value.low:.2f}, {value.high:.2f}]"
 
 
@@ -90,7 +91,7 @@ def _relation(relation: str, model: Trained, quick: bool) -> Finding:
         f"{score.untrained:.2f}); without it the accuracy falls by {100 * lost.mean:.0f} points"
     )
     spread = (
-        f"95 % intervals {_interval(best.key)}, {_interval(best.distractor)}, "
+        f"95 % intervals {interval(best.key)}, {interval(best.distractor)}, "
         f"[{100 * lost.low:.0f}, {100 * lost.high:.0f}] points; {best.key.count} sentences"
     )
     numbers = {"key": best.key.mean, "distractor": best.distractor.mean, "lost": lost.mean}
@@ -142,7 +143,7 @@ def head_adjacent_words(model: Callable[[], Trained] = shipped, *, seed: int = S
     _, best = best_on_one_half(weights[:, :, here, here - 1].mean(-1))
     even = (1 / (here + 1)).mean().item()
     figure = f"the best head puts {best.mean:.2f} on the previous word (uniform share {even:.2f})"
-    spread = f"95 % interval {_interval(best)}, {best.count} sentences"
+    spread = f"95 % interval {interval(best)}, {best.count} sentences"
     verdict = holds if best.low > 0.75 else does_not_hold
     return verdict(figure, spread, weight=best.mean, even=even)
 
@@ -174,7 +175,7 @@ def head_long_range(
         f"the best head puts {general.mean:.2f} on far words (uniform share {even:.2f}); the "
         f"subject head puts {distant.mean:.2f} on a far subject, {near:.2f} on a near one"
     )
-    spread = f"95 % intervals {_interval(general)}, {_interval(distant)}; {distant.count} sentences"
+    spread = f"95 % intervals {interval(general)}, {interval(distant)}; {distant.count} sentences"
     if general.low > 1.5 * even:
         return holds(figure, spread, general=general.mean, distant=distant.mean)
     if distant.low > 0.4 and distant.mean > 0.8 * near:
@@ -300,7 +301,7 @@ def attention_explains(
         f"rank correlation {order.mean:.2f}; the word with the largest weight has the largest "
         f"effect in {hit.mean:.0%} of the sentences"
     )
-    spread = f"95 % intervals {_interval(order)}, {_interval(hit)}; {hit.count} sentences"
+    spread = f"95 % intervals {interval(order)}, {interval(hit)}; {hit.count} sentences"
     if order.low > 0.8 and hit.low > 0.9:
         return holds(figure, spread, order=order.mean, hit=hit.mean)
     if order.low > 0.4:
