@@ -14,7 +14,9 @@ def mark(folder: Path, **options: object) -> int:
     return runner.check(str(folder), runner.Options(**options), judge=judge)
 
 
-def judge(source: str, file: str, only: str | None, adapter: str | None) -> list[Report]:
+def judge(
+    source: str, file: str, only: str | None, adapter: str | None, **_: object
+) -> list[Report]:
     """Obey the first line: `# correct`, `# wrong ID`, `# compat`, `# crash`, `# hang`, ..."""
     counter = os.environ.get("STUB_LOG")
     if counter:

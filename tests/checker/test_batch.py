@@ -534,7 +534,7 @@ def test_a_class_that_may_be_there_is_left_to_the_run(text, tmp_path, monkeypatc
 
 
 def test_what_is_not_contained_is_said_before_anything_runs(classroom, monkeypatch, capsys):
-    def judge(source, file, only, adapter):
+    def judge(source, file, only, adapter, seed):
         assert capsys.readouterr().err == "Limited. Not contained: the network.\n"
         return [Report(file, "A", "correct")]
 

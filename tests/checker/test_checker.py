@@ -9,6 +9,7 @@ import pytest
 import torch
 from checker_beyond import BEYOND, CONVOLVED, MAYBE_CAUSAL, NO_SIGNS, SHARED, UNUSUAL
 from checker_cases import BOOK, MINIMAL, PLANTED, SPECIAL, STYLES, WRAPPER, edited, planted
+from checker_here import Here
 from checker_right import RIGHT
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -24,19 +25,10 @@ from clearhead.checker.diagnosis.weight_layouts import Candidate, candidates
 from clearhead.checker.harness.constructor_arguments import meaning_of
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
-from clearhead.checker.sandbox.submission import Failure, InProcess
-from clearhead.checker.sandbox.worker import Worker
+from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_choice import choose
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
-
-
-class Here(InProcess):
-    """A file's classes, asked in this process: the same answers, without starting another one."""
-
-    def __init__(self, source: str) -> None:
-        self._worker = Worker(lambda file: file == "file.py", Exception)
-        self._worker.do_start({}, source=source, filename="file.py")
 
 
 def check(source: str, only: str | None = None) -> list[Report]:

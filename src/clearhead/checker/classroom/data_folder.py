@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from clearhead.atomic_files import temporary_folder
+
 MOST_FILES, MOST_MIB = 1000, 64
 
 
@@ -40,7 +42,7 @@ def staged(folder: Path) -> Iterator[Data]:
             f"is {MOST_FILES:,} files of {MOST_MIB} MiB. Pass only what the assignment reads."
         )
     digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory(dir=temporary_folder()) as home:
         copy = Path(home) / (folder.resolve().name or "data")
         copy.mkdir(mode=0o755)
         for file in files:

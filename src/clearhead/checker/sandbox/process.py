@@ -276,10 +276,9 @@ class Process:
         self.folder, self.uid = working_folder(way), new_uid()
         if self.uid is not None and self.folder is not None:
             os.chown(self.folder, self.uid, self.uid)
-        for source, name in data_parts(limits.data if way.program != "bwrap" else None):
-            assert self.folder is not None  # only bwrap has none of its own
+        for source, name in data_parts(limits.data if self.folder is not None else None):
             copy = shutil.copytree if source.is_dir() else shutil.copy
-            copy(source, Path(self.folder) / name)
+            copy(source, Path(str(self.folder)) / name)
         theirs_in, self.writer = os.pipe()
         self.reader, theirs_out = os.pipe()
         self.output, theirs_print = os.pipe()

@@ -4,6 +4,7 @@ Everything is read from the syntax tree; nothing runs.
 """
 
 import ast
+import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -18,23 +19,28 @@ def frames(failure: Failure) -> list[int]:
     return found or ([failure.line] if failure.line is not None else [])
 
 
-def used_at(file: str, cls: str, lines: Sequence[int]) -> set[str]:
+def used_at(file: str, cls: str, lines: Sequence[int]) -> frozenset[str]:
     r"""The parameters of forward that reach what is computed at one of these lines.
 
     Examples:
         >>> code = "class A:\n  def forward(self, x, z):\n    y = z + 1\n    w = x\n    return f(y)"
         >>> used_at(code, "A", [5])
-        {'z'}
+        frozenset({'z'})
     """
+    return _used_at(file, cls, tuple(lines))
+
+
+@functools.lru_cache(maxsize=64)
+def _used_at(file: str, cls: str, lines: tuple[int, ...]) -> frozenset[str]:
     forward = method(class_node(file, cls), "forward", "__call__")
     if forward is None:
-        return set()
+        return frozenset()
     found: set[str] = set()
     for statement in _statements(forward):
         if any(statement.lineno <= n <= (statement.end_lineno or 0) for n in lines):
             reach = _reach(forward, statement.lineno)
             found |= {origin for name in _loaded(statement) for origin in reach.get(name, ())}
-    return found
+    return frozenset(found)
 
 
 def progress_of(file: str, cls: str, failure: Failure) -> tuple[int, int]:

@@ -80,8 +80,12 @@ def parsed(file: str) -> ast.Module:
 
 def class_node(file: str, name: str) -> ast.ClassDef | None:
     """The class of that name; the last one, as Python has it."""
-    found = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.ClassDef) and n.name == name]
-    return found[-1] if found else None
+    return _classes(file).get(name)
+
+
+@functools.lru_cache(maxsize=16)
+def _classes(file: str) -> dict[str, ast.ClassDef]:
+    return {n.name: n for n in ast.walk(parsed(file)) if isinstance(n, ast.ClassDef)}
 
 
 def method(node: ast.ClassDef | None, *names: str) -> ast.FunctionDef | None:
