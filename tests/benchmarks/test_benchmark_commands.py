@@ -1,18 +1,22 @@
 """Each benchmark runs from its command line and refuses wrong settings; `python -m benchmarks`."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import chromium
 from benchmarks import __main__ as run_all
-from benchmarks import attention, command, generate, maps, play, view, watch
+from benchmarks import attention, command, generate, maps, view, watch
 from clearhead.gpt2 import GPT2
 
 # x-transformers still uses torch.jit.script.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
+ROOT = Path(__file__).parents[2]
 TINY = {
     "vocab_size": 101,
     "context_length": 48,
@@ -43,15 +47,12 @@ COMMANDS = {
     "generate": (generate.main, [], "tokens per second"),
     "watch": (watch.main, [], "times that"),
     "view": (view.main, [], "first picture after"),
-    "play": (play.main, [], "8 tokens, one more word"),
 }
 
 
 @pytest.mark.usefixtures("_tiny_model")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command_prints_and_writes_the_results(name, tmp_path, capsys):
-    if name == "play" and chromium.find() is None:
-        pytest.skip("no Chromium is installed")
     main, options, words = COMMANDS[name]
     out = tmp_path / "found.json"
     main([*options, "--quick", "--out", str(out)])
@@ -65,6 +66,20 @@ def test_command_prints_and_writes_the_results(name, tmp_path, capsys):
     for case in found.get("cases", ()):
         for row in case.get("rows", ()):
             assert row["status"] == "timed", row
+
+
+@pytest.mark.skipif(chromium.find() is None, reason="no Chromium is installed")
+def test_play_is_measured_in_a_browser(tmp_path):
+    """In a process of its own: the tests of pages already hold a browser in this one."""
+    out = tmp_path / "found.json"
+    command = [sys.executable, "-m", "benchmarks.play", "--quick", "--out", str(out)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "8 tokens, one more word" in ran.stdout
+    found = json.loads(out.read_text())
+    assert SCHEMA | {"bytes", "chromium", "ready_ms"} <= found.keys()
+    case = found["cases"][0]
+    assert case["new text"]["computed"] == 8
+    assert case["one more word"]["computed"] == 1
 
 
 @pytest.mark.parametrize(
