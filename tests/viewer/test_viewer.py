@@ -850,10 +850,11 @@ def test_the_shipped_model_and_one_from_train_are_viewed(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("The cat sat. the blue cat", encoding="utf-8")
     shown = {}
     monkeypatch.setattr(viewer, "view", lambda seen, **options: shown.update(options, seen=seen))
-    for model in ([], ["--model", str(tmp_path)], ["--model", str(tmp_path / "seed-0")]):
+    for model in ("grammar", str(tmp_path), str(tmp_path / "seed-0")):
         shown.clear()
         with pytest.raises(SystemExit) as ended:
-            cli.main(["view", "--text", str(tmp_path / "text.txt"), *model])
+            cli.main(["view", "--text", str(tmp_path / "text.txt"), "--model", model])
         assert not ended.value.code
+        assert shown["seen"].model == ("the grammar model" if model == "grammar" else "seed-0")
         assert shown["tokens"] == ["The", "cat", "sat", ".", "the", "blue?", "cat"]
         assert len(shown["seen"].layers) == 3
