@@ -241,6 +241,9 @@ def test_a_link_leads_to_the_same_state(visit, english):
     )
     assert page.locator("#panel-sentence .token").count() >= 2
     assert page.input_value("#text") == "Hello world"
+    assert "causal" not in state(page)
+    unknown = visit(english, "ablate=99.1_1.99&knockout=9.0.1.1").page
+    assert unknown.locator("#changes").is_hidden()
     for nonsense in (
         "text=%00&ablate=99.99_a.b&knockout=-1&shuffle=x&scaling=constructor&layer=1e9",
         "temperature=0&text=<img src=x onerror=alert(1)>&view=heads&experiment=77",

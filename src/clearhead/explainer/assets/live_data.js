@@ -4,6 +4,7 @@ const about = { ...JSON.parse(byId("about").textContent), labels: [[""]], rtl: [
 const layers = []; // of the model as it is switched now
 const layersBefore = []; // of the model as it was trained
 let answer = null; // the last one of the worker
+const TRAINED = { causal: true, scale: "head", temperature: 1, knockout: [] };
 
 class LiveLayer extends Layer {
   /** `numbers` are the arrays of this layer; `sees(head, query, key)` says what its mask shows. */
@@ -64,7 +65,7 @@ const walk = {
     this.temperature = temperature;
     if (scale === "head" && temperature === 1) return;
     const step = this.steps.find(({ number }) => number === "4c");
-    const parts = [this.width ? `${this.width}**0.5` : "", temperature === 1 ? "" : String(temperature)].filter(Boolean);
+    const parts = [this.width && `${this.width}**0.5`, temperature !== 1 && String(temperature)].filter(Boolean);
     const by = parts.length > 1 ? ` / (${parts.join(" * ")})` : parts.map((part) => ` / ${part}`).join("");
     step.operation = `torch.softmax(masked_scores${by}, dim=-1)`;
     step.code = `scaled_scores = masked_scores${by}\nattn_weights = torch.softmax(scaled_scores, dim=-1)`;
@@ -84,8 +85,8 @@ function take(found) {
   about.labels[0] = found.labels.map((label) => visible(label) || "(empty)");
   about.rtl[0] = isRightToLeft(found.text);
   walk.take(found.ids.length);
-  const { causal, knockout } = switches();
-  walk.switch(switches());
+  const switched = found.switches ?? TRAINED, { causal, knockout } = switched;
+  walk.switch(switched);
   const blocked = (index) => (head, query, key) =>
     !(causal && key > query) && !knockout.some(([l, h, q, k]) =>
       (l === index || l === EVERY) && (h === head || h === EVERY) && q === query && k === key);
@@ -140,9 +141,9 @@ const engine = {
   },
 
   hear(data) {
-    const { number, asked } = this.busy;
+    const { number, asked, switches: switched } = this.busy;
     this.busy = null;
     if (this.question.number !== number) this.send();
-    this.heard({ ...data, asked });
+    this.heard({ ...data, asked, switches: switched });
   },
 };

@@ -38,8 +38,10 @@ readers.push((params) => {
   state.scaling = Object.hasOwn(SCALES, params.get("scaling") ?? "") ? params.get("scaling") : "head";
   const temperature = Number(params.get("temperature") ?? 1);
   state.temperature = temperature >= 0.01 && temperature <= 100 ? temperature : 1;
-  state.ablate = splitList(params.get("ablate") ?? "", 2);
-  state.knockout = splitList(params.get("knockout") ?? "", 4).filter(([, , query, key]) => query >= 0 && key >= 0);
+  const { num_layers: count, num_heads: heads } = about.sizes;
+  const exists = ([number, head]) => number < count && head < heads;
+  state.ablate = splitList(params.get("ablate") ?? "", 2).filter(exists);
+  state.knockout = splitList(params.get("knockout") ?? "", 4).filter(exists).filter(([, , query, key]) => query >= 0 && key >= 0);
   state.shuffle = /^\d{1,6}$/.test(params.get("shuffle") ?? "") ? Number(params.get("shuffle")) : 0;
   state.experiment = clamp((Number(params.get("experiment")) || 1) - 1, 0, EXPERIMENTS.length - 1);
 });
