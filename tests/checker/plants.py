@@ -183,7 +183,8 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant(
             "attention",
             "if self.qk_norm:\n            queries, keys = _n",
-            "queries, keys = keys, queries\n        if self.qk_norm:\n            queries, keys = _n",
+            "queries, keys = keys, queries\n"
+            "        if self.qk_norm:\n            queries, keys = _n",
         ),
     ),
     "key-from-query-weights": (
