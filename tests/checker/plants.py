@@ -63,26 +63,26 @@ queries = queries.reshape(batch, self.num_heads, tokens, self.head_dim)
         values = values.reshape(batch, self.num_heads, tokens, self.head_dim)"""
 
 # Texts of the fast module and the kernels.
-_SCALE = "q.shape[-1] ** -0.5 if scale is None"
+_SCALE = "scale = q.shape[-1] ** -0.5\n    queries, keys"
 _MERGE = "context_vec.transpose(1, 2).flatten(2)"
 
 PLANTS: dict[str, tuple[Plant, ...]] = {
     "missing-scale": (
         Plant("ladder", _SCALED, "attn_scores"),
-        Plant("kernels", _SCALE, "1.0 if scale is None"),
+        Plant("kernels", _SCALE, "scale = 1.0\n    queries, keys"),
         Plant("kernels.blocked", ".to(_accumulator(q)).mul_(scale)", ".to(_accumulator(q))"),
     ),
     "scale-by-d-out": (
         Plant("ladder", _SCALED, "attn_scores / self.d_out**0.5"),
-        Plant("kernels", _SCALE, "(q.shape[1] * q.shape[-1]) ** -0.5 if scale is None"),
+        Plant("kernels", _SCALE, _SCALE.replace("q.shape[-1]", "(q.shape[1] * q.shape[-1])")),
     ),
     "scale-multiplied": (
         Plant("ladder", _SCALED, "attn_scores * self.head_dim**0.5"),
-        Plant("kernels", _SCALE, "q.shape[-1] ** 0.5 if scale is None"),
+        Plant("kernels", _SCALE, _SCALE.replace("-0.5", "0.5")),
     ),
     "scale-twice": (
         Plant("ladder", _SCALED, "attn_scores / self.head_dim**0.5 / self.head_dim**0.5"),
-        Plant("kernels.sdpa", "        q,\n", "        q * scale,\n"),
+        Plant("kernels.sdpa", "        q, k, v, attn_mask,", "        q * scale, k, v, attn_mask,"),
     ),
     "scale-after-softmax": (
         Plant(
@@ -104,8 +104,8 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("attention", "return own & mask", "return own"),
         Plant(
             "kernels.eager",
-            "attn_scores = attn_scores.masked_fill(~(visible",
-            "attn_scores.masked_fill(~(visible",
+            "attn_scores = attn_scores.masked_fill(~visible",
+            "attn_scores.masked_fill(~visible",
         ),
     ),
     "no-causal-mask": (
@@ -129,12 +129,12 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     "mask-inverted": (
         Plant("ladder", _STORE, _STORE.replace("triu(diagonal=1", "tril(diagonal=-1")),
         Plant("masks.mask", "(key <= position + self.ahead)", "(key >= position + self.ahead)"),
-        Plant("kernels.eager", "~(visible | empty)", "visible"),
+        Plant("kernels.eager", "masked_fill(~visible", "masked_fill(visible"),
         Plant("kernels.blocked", "scores.masked_fill_(~tile", "scores.masked_fill_(tile"),
     ),
     "mask-fill-not-inf": (
         Plant("ladder", _HIDE + _SOFTMAX, _HIDE.replace("-torch.inf", "1e-9") + _SOFTMAX),
-        Plant("kernels.eager", "(visible | empty), -torch.inf)", "(visible | empty), 1e-9)"),
+        Plant("kernels.eager", "~visible, -torch.inf)", "~visible, 1e-9)"),
     ),
     "mask-after-softmax": (
         Plant(
@@ -159,8 +159,8 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("ladder", _TRANSPOSE, _RESHAPE),
         Plant(
             "attention",
-            "x.view(batch, tokens, width // self.head_dim, self.head_dim).transpose(1, 2)",
-            "x.view(batch, -1, tokens, self.head_dim)",
+            "first(x).view(batch, tokens, heads, head_dim).transpose(1, 2)",
+            "first(x).view(batch, heads, tokens, head_dim)",
         ),
     ),
     "merge-without-transpose": (
@@ -182,17 +182,18 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("ladder", "queries @ keys.transpose(2, 3)  #", "keys @ queries.transpose(2, 3)  #"),
         Plant(
             "attention",
-            "return queries, keys, values, combined\n        tokens",
-            "return keys, queries, values, combined\n        tokens",
+            "if self.qk_norm:\n            queries, keys = _n",
+            "queries, keys = keys, queries\n"
+            "        if self.qk_norm:\n            queries, keys = _n",
         ),
     ),
     "key-from-query-weights": (
         Plant("ladder", "keys = keys.view(", "keys = self.W_query(x).view("),
-        Plant("attention", "self._split(self.W_key(", "self._split(self.W_query("),
+        Plant("attention", "keys = self.W_key(source)", "keys = self.W_query(source)"),
     ),
     "value-from-keys": (
         Plant("ladder", "values = values.view(", "values = self.W_key(x).view("),
-        Plant("attention", "self._split(self.W_value(", "self._split(self.W_key("),
+        Plant("attention", "values = self.W_value(source)", "values = self.W_key(source)"),
     ),
     "out-proj-unused": (
         Plant("ladder", "self.out_proj(context_vec)", "context_vec"),
@@ -229,7 +230,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("ladder", _DROP, "context_vec = "),
         Plant("attention", "return self.dropout.p if self.training else 0.0", "return 0.0"),
         Plant("kernels.eager", "dropout > 0) @ v", "False) @ v"),
-        Plant("kernels.sdpa", "dropout_p=dropout", "dropout_p=0.0"),
+        Plant("kernels.sdpa", "attn_mask, dropout, is_causal", "attn_mask, 0.0, is_causal"),
         Plant("kernels.blocked", "    if kept is None:", "    if True:"),
     ),
     "dropout-rescaled-twice": (

@@ -141,6 +141,18 @@ def test_planted_mistake_turns_the_suite_red(
     ), seen
 
 
+@pytest.mark.parametrize(("mistake", "plant"), PLANTS)
+def test_every_plant_fits_the_code_of_today(mistake: Mistake, plant: Plant, tmp_path: Path) -> None:
+    """So that a change of the code is noticed at once, not in the slow tests."""
+    name = plant.module.replace(".", "/")
+    file = PACKAGE / f"{name}.py"
+    file = file if file.exists() else PACKAGE / name / "__init__.py"
+    target = tmp_path / file.relative_to(PACKAGE)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, target)
+    plant.apply(tmp_path)
+
+
 @pytest.mark.slow
 def test_without_a_plant_the_suite_is_green(copy: Path, suite: Suite) -> None:
     """Else red would say nothing about the plants."""
