@@ -215,8 +215,7 @@ class BlockAttention(nn.Module):
 
 def test_blocks_of_a_text_get_whole_blocks():
     report = check(BLOCKS)
-    assert (report.verdict, ids(report)) == ("correct", set())
-    assert "Each token sees a part of the past only; which part is not judged." in report.notes
+    assert (report.verdict, ids(report)) == ("unsure", {"unsure"})  # built, and not understood
     report = check(edited(BLOCKS, [("local.tril()", "local")]))
     assert (report.verdict, ids(report)) == ("wrong", {"unexplained"})
 

@@ -146,6 +146,7 @@ def test_json_has_the_fields_that_programs_rely_on():
         "how": "",
         "steps": [],
         "is_attention": True,
+        "seed": 0,
     }
     assert Report.from_json(data) == report(SOFTMAX, notes=("n",))
 

@@ -47,9 +47,7 @@ def examine(
     long_padding.long_padding(case, subject, reference, of_tokens)
     valid_lengths(case, subject, inputs, out)
     _alone(case, subject, inputs, out)
-    other_sizes.many_texts(case, subject, inputs, out)
-    other_sizes.in_float32(case, subject, inputs, out)
-    other_sizes.many_times(case, subject, inputs, out)
+    other_sizes.same_elsewhere(case, subject, inputs, out)
     _device(case, subject)
     _other_dtypes(case, subject)
     if longer is not None:

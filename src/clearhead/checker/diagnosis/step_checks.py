@@ -386,6 +386,13 @@ class _Steps:
         usual = float(a[(b > HIDDEN) & a.isfinite()].median())
         cap = float(n[n.isfinite() & (b > HIDDEN)].median())
         self.verdict.notes.append(f"Scores are held below {cap:.4g} by a tanh.")
+        inside = float(m[(b > HIDDEN) & m.isfinite()].median())
+        right = core.head_dim**-0.5
+        if abs(inside / right - 1) < 1e-4:
+            return a, b  # c * tanh(scaled scores), as in pointer networks
+        if abs(usual - 1) > 1e-4 and abs(usual / right - 1) > 1e-4 and not self.expected.arguments:
+            self.verdict.doubts.append("a cap on the scores of another kind")
+            return a, b
         self.judge_scale(usual)
         return a, b
 
