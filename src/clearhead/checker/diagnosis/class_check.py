@@ -301,7 +301,7 @@ def _otherwise(case: Case, subject: Subject, report: Report) -> Report | None:
         if trial.sizes.d_in != subject.sizes.d_in and wrong != {"unexplained"}:
             continue
         again = replace(case, findings=[], notes=list(case.session.notes), steps=())
-        other = _examine(again, trial)
+        other = _examine(again, trial, seconds=0.3)
         if other.verdict == "correct":
             note = f"It is right when it is {trial.how}."
             return replace(other, notes=(*other.notes, note))
@@ -340,7 +340,14 @@ def allowed_masks(case: Case, subject: Subject) -> list[str]:
     return masks
 
 
-def _examine(case: Case, subject: Subject) -> Report:
+def _examine(case: Case, subject: Subject, seconds: float = 0.0) -> Report:
+    """Ask everything about one way to build and call a class.
+
+    Args:
+        case: The class.
+        subject: How it is called.
+        seconds: How long the search may take, if not as long as usual.
+    """
     session = case.session
     case.how = subject.how
     case.asked_from = len(session.unanswered)
@@ -369,6 +376,7 @@ def _examine(case: Case, subject: Subject) -> Report:
     steps, replayed = _steps(case, subject)
     if steps is not None and not steps.doubts:
         search.seconds = 1.0  # several mistakes at once are seen better in the steps
+    search.seconds = seconds or search.seconds
     best = _found(search)
     if steps is not None and steps.wrong and (best is None or best.ids):
         best = _add_steps(case, subject, inputs, out, steps, best)

@@ -101,16 +101,25 @@ def _most(moves: Tensor) -> int:
 
 def fit(xs: list[Tensor], ys: list[Tensor]) -> tuple[Tensor, Tensor] | None:
     """The numbers a and b of y = a * x + b for each entry; None if y is nothing like that."""
+    close = closeness(ys[0])
     x, y = torch.stack(xs).to(torch.float64), torch.stack(ys).to(torch.float64)
     if x.shape != y.shape:
         return None
-    hidden = (y == -torch.inf).all(0)
-    a = (y[1] - y[0]) / (x[1] - x[0])
-    b = (y[0] - a * x[0]).masked_fill(hidden, -torch.inf)
+    hidden = (y < -1e30).all(0)
+    y = y.masked_fill(hidden, 0.0)
+    middle, level = x.mean(0), y.mean(0)
+    a = ((x - middle) * (y - level)).sum(0) / ((x - middle) ** 2).sum(0)
+    a = a.masked_fill(hidden, torch.nan)
+    b = (level - a * middle).masked_fill(hidden, -torch.inf)
     rest = (y - (a * x + b)).abs()
     size = y.abs().masked_fill(y.abs() > 1e6, 0.0).nan_to_num(0.0, 0.0, 0.0).amax().clamp_min(1.0)
-    linear = bool(((rest <= 1e-6 * size) | hidden | (b < HIDDEN)).all())
+    linear = bool(((rest <= close * size) | hidden | (b < HIDDEN)).all())
     return (a, b) if linear else None
+
+
+def closeness(tensor: Tensor) -> float:
+    """How close two numbers of this dtype must be to count as equal."""
+    return 1e-6 if tensor.dtype == torch.float64 else 1e-4
 
 
 @dataclass(frozen=True)
@@ -316,13 +325,16 @@ class Reading:
             if not self._pairs(scores):
                 return None
             return self._without_sink(scores, call.out[0]) or (scores, call.out[0])
-        if call.name not in ("div", "true_divide", "__itruediv__", "div_", "mul"):
+        if call.name not in ("div", "true_divide", "__itruediv__", "div_", "mul", "exp"):
             return None
         weights = self.values[call.out[0]]
         if weights.ndim < 2 or not weights.is_floating_point():
             return None
         if not any(self._sums_to_one(weights, axis) for axis in range(weights.ndim)):
             return None
+        if call.name == "exp":  # of scores less their logsumexp
+            scores = self._unshifted(self.places(index)[0])
+            return (scores, call.out[0]) if self._pairs(scores) else None
         register: int | None = self.places(index)[0]
         for _ in range(12):  # from the numerator back to the exp
             maker = self.program.maker.get(register) if register is not None else None
@@ -487,9 +499,16 @@ class Core:
             others = [r for r in places if r not in made and reading.depends(r)]
             if program.calls[index].name in _LIKE:
                 continue  # the other tensor gives its dtype or its shape, and no numbers
+            if program.calls[index].name in ("mul", "div") and all(map(self._is_gain, others)):
+                continue  # each row is multiplied by a number
             if others and any(r in made for r in places):
                 return index
         raise Unreadable("the weights are never used to mix values")
+
+    def _is_gain(self, register: int) -> bool:
+        """Whether a register has one number for each row of the weights."""
+        gain, weights = self.reading.values[register], self.reading.values[self.weights]
+        return gain.ndim == weights.ndim and gain.shape == (*weights.shape[:-1], 1)
 
     @cached_property
     def mixed(self) -> tuple[int, int, int, int]:
@@ -623,7 +642,6 @@ class Core:
         assert second is not None
         dots = torch.stack([self.canonical(v[self.dots], (first, second)) for v in runs])
         scores = torch.stack([self.canonical(v[self.scores], (one, other)) for v in runs])
-        dots, scores = dots.to(torch.float64), scores.to(torch.float64)
         if dots.shape != scores.shape:
             if dots.shape[2:] != scores.shape[2:]:
                 raise Unreadable("the scores change their shape before the softmax")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
-from clearhead.checker.diagnosis.reading import HIDDEN, Core, Reading, Unreadable
+from clearhead.checker.diagnosis.reading import HIDDEN, Core, Reading, Unreadable, closeness
 from clearhead.checker.diagnosis.recorded_pass import recorded
 from clearhead.checker.diagnosis.search import Explanation
 from clearhead.checker.diagnosis.simulator import Program as Simulation
@@ -313,17 +313,18 @@ def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
     usual = a.nanmedian(1).values
     if not usual.isfinite().all():
         raise Unreadable("a head sees nothing")
-    if bool(((a - usual[:, None]).abs() > 1e-5 * usual.abs()[:, None]).any()):
+    near = 10 * closeness(runs[0][core.scores])
+    if bool(((a - usual[:, None]).abs() > near * usual.abs()[:, None]).any()):
         raise Unreadable("scores of one head are scaled by different numbers")
-    if float((usual - usual[0]).abs().max()) < 1e-6 * float(usual[0].abs()):
+    if float((usual - usual[0]).abs().max()) < near * float(usual[0].abs()):
         scale = usual[:1]
     else:
         batch = 1 if subject.axes == "single" else subject.sizes.batch
         per_text = usual.reshape(batch, -1)
-        if bool(((per_text - per_text[0]).abs() > 1e-6).any()):
+        if bool(((per_text - per_text[0]).abs() > near).any()):
             raise Unreadable("the scale depends on the text")
         scale = per_text[0]
-    biased = bool((measured.b.masked_fill(hidden, 0.0).abs() > 1e-5).any())
+    biased = bool((measured.b.masked_fill(hidden, 0.0).abs() > near).any())
     return _Layer(core, summed, scale, biased, sink)
 
 

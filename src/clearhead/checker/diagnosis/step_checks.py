@@ -19,6 +19,7 @@ from clearhead.checker.diagnosis.reading import (
     Reading,
     Unreadable,
     changed_at,
+    closeness,
     differs,
     fit,
 )
@@ -37,6 +38,7 @@ _SCALES = {
     "multiply",
 }
 _ROUNDS = {"floor_divide", "__floordiv__", "floor", "round", "trunc", "int", "long"}
+_SINK = "Each head has a sink: weights may go there instead of to a token."
 _UNIT = {"normalize", "norm", "vector_norm", "rsqrt"}
 
 
@@ -150,6 +152,7 @@ class _Steps:
         self.reading, self.core, self.runs, self.verdict = reading, core, runs, verdict
         self.expected, self.batch = expected, expected.batch
         self.program = reading.program
+        self.close = closeness(reading.values[core.scores])
         self.mixed_by: float | None = None  # what a learned matrix of the heads is multiplied by
 
     def judge(self) -> None:
@@ -314,8 +317,8 @@ class _Steps:
         core, verdict = self.core, self.verdict
         if any(self.factor(register)[2] for register in core.operands):
             self.unit_lengths()
-        dots = torch.stack([v[core.dots] for v in self.runs]).to(torch.float64)
-        scores = torch.stack([v[core.scores] for v in self.runs]).to(torch.float64)
+        dots = torch.stack([v[core.dots] for v in self.runs])
+        scores = torch.stack([v[core.scores] for v in self.runs])
         if dots.shape != scores.shape:
             try:
                 measured = core.scale(self.runs)
@@ -354,7 +357,7 @@ class _Steps:
             verdict.doubts.append("the scores do not reach the softmax")
             return a, b
         usual = float(plain.median())
-        if (plain - usual).abs().max() > 1e-5 * abs(usual):
+        if (plain - usual).abs().max() > 10 * self.close * abs(usual):
             if self._learned(self._between()):
                 verdict.notes.append("The scale is learned.")
             else:
@@ -362,7 +365,7 @@ class _Steps:
             return a, b
         self.judge_scale(usual)
         if dots.shape == scores.shape:  # what is added, without the error of each quotient
-            exact = (scores - usual * dots).mean(0)
+            exact = (scores.to(torch.float64) - usual * dots.to(torch.float64)).mean(0)
             b = torch.where(seen & exact.isfinite(), exact, b)
         return a, b
 
@@ -657,7 +660,8 @@ class _Steps:
         gone = zero | hidden if zero.shape == hidden.shape else hidden
         plain = a.masked_fill(hidden | (a.abs() <= 1e-12), torch.nan)
         usual = plain.flatten(1).nanmedian(1).values[:, None, None].nan_to_num(0.0)
-        odd = ~hidden & ((b.abs() > 1e-5) | ((a - usual).abs() > 1e-5 * usual.abs()))
+        near = 10 * self.close
+        odd = ~hidden & ((b.abs() > near) | ((a - usual).abs() > near * usual.abs()))
         if rows != columns:
             verdict.mask = "none" if not gone.any() else "other"
             if gone.any() and not self.expected.given_mask:
@@ -972,6 +976,9 @@ class _Steps:
         if not constant:
             if self._learned(between) and self._talk(list(start), list(end)):
                 return
+            if self._to_sink(start, end):
+                verdict.notes.append(_SINK)
+                return
             verdict.doubts.append("the weights pass a function that is not known")
             return
         gain = float(kept.median())
@@ -989,6 +996,19 @@ class _Steps:
             twice = 0 < rate < 1 and abs(gain * (1 - rate) - 1) < 1e-4
             id = "dropout-rescaled-twice" if twice else "wrong-gain"
             verdict.add("scale-after-softmax" if after else id, evidence, line)
+
+    def _to_sink(self, start: Tensor, end: Tensor) -> bool:
+        """Whether each row of weights was multiplied by one number, less than one, and learned."""
+        reading, program = self.reading, self.program
+        read = [
+            {r for i in program.before(stage) for r in reading.places(i) if r in program.parameters}
+            for stage in (self.core.weights, self.core.mixed[1])
+        ]
+        if not read[1] - read[0]:
+            return False
+        share = end.sum(-1, keepdim=True)
+        inside = bool(((share > 0) & (share < 1)).all())
+        return inside and float((end - start * share).abs().max()) < self.close
 
     def _lines(self, calls: set[int]) -> int | None:
         found = [self.program.calls[i].line for i in sorted(calls)]
