@@ -580,7 +580,7 @@ def _calmed(
             return calm, out
     id = "dropout-in-eval" if case.text.has(r"[Dd]ropout") else "random-in-eval"
     case.add(id, evidence)
-    case.notes.append("Nothing else was checked: mend this first, then check again.")
+    case.notes.append("Nothing else was checked: fix this first, then check again.")
     return case.report()
 
 
