@@ -64,6 +64,16 @@ def test_the_citation_names_this_version() -> None:
     assert f"version: {__version__}" in lines
 
 
+def test_the_workflows_run_what_exists() -> None:
+    """A command or folder that a workflow names, and that is renamed here, must be renamed there."""
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        text = file.read_text(encoding="utf-8")
+        assert set(re.findall(r"\bmake (\w+)", text)) <= targets
+        for path in re.findall(r"--ignore (\S+)|bash (\S+)", text):
+            assert (ROOT / "".join(path)).exists(), path
+
+
 def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "empty", with_pip=False, symlinks=True)
     python = tmp_path / "empty" / "bin" / "python"
