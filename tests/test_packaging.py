@@ -65,7 +65,7 @@ def test_the_citation_names_this_version() -> None:
 
 
 def test_the_workflows_run_what_exists() -> None:
-    """A command or folder that a workflow names, and that is renamed here, must be renamed there."""
+    """What is renamed here must be renamed in the workflows."""
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for file in (ROOT / ".github" / "workflows").glob("*.yml"):
         text = file.read_text(encoding="utf-8")
