@@ -3,10 +3,12 @@
 python tests/browser/screenshots.py [FOLDER]     (docs/images by default)
 """
 
+import io
 import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -24,6 +26,14 @@ PICTURES = {
     "page-steps.png": ("view=steps&query=4&key=1&step=4c", "light", (1280, 900)),
     "page-matrix.png": ("view=matrix&query=5&key=2", "dark", (1280, 800)),
 }
+FILM = (
+    "Anna has a",
+    "Anna has a red ball.",
+    "Anna has a red ball. Tom has a",
+    "Anna has a red ball. Tom has a blue ball.",
+    "Anna has a red ball. Tom has a blue ball. Anna",
+    "Anna has a red ball. Tom has a blue ball. Anna has a",
+)
 # Two stories that share words and sentences, as long as the English model reads.
 STORY = (
     "Anna lived in a small house near the river. Every morning she opened the window, looked "
@@ -70,6 +80,37 @@ def take_play(browser: Browser, folder: Path) -> None:
         page.close()
 
 
+def take_film(browser: Browser, folder: Path) -> None:
+    """Write an animation of the page: a text is typed, then the scaling is switched off."""
+    frames, milliseconds = [], []
+    with tempfile.TemporaryDirectory() as parent:
+        file = Path(parent) / "play.html"
+        file.write_text(play_html("english"))
+        page = browser.new_page(viewport={"width": 1280, "height": 760}, device_scale_factor=1)
+
+        def keep(duration: int) -> None:
+            page.wait_for_timeout(1000)
+            picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+            small = picture.resize((960, 570), Image.Resampling.LANCZOS)
+            frames.append(small.quantize(96, dither=Image.Dither.NONE))
+            milliseconds.append(duration)
+
+        page.goto(f"{file.as_uri()}#theme=light&layer=5&head=2&text=Anna")
+        page.wait_for_selector("html[data-ready=yes]")
+        for text in FILM:
+            page.get_by_role("textbox").first.fill(text)
+            keep(3000 if text == FILM[-1] else 500)
+        page.get_by_role("tab", name="What if").click()
+        keep(1500)
+        page.get_by_role("button", name="nothing").click()
+        keep(3000)
+        page.close()
+    first, *others = frames
+    first.save(
+        folder / "play.gif", save_all=True, append_images=others, duration=milliseconds, loop=0
+    )
+
+
 def take_viewer(browser: Browser, folder: Path) -> None:
     """Write the screenshot of the viewer, with the English model, to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,5 +145,6 @@ if __name__ == "__main__":
         opened = chromium.launch(playwright, chromium.find())
         take_page(opened, chosen)
         take_play(opened, chosen)
+        take_film(opened, chosen)
         take_viewer(opened, chosen)
         opened.close()
