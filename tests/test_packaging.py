@@ -116,7 +116,7 @@ def test_the_licence_of_every_dependency_is_listed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
 def test_installs_from_the_index(version: str, wheel: Path, tmp_path: Path) -> None:
     """With its real dependencies, by pip, into an environment of another Python."""
     python = shutil.which(f"python{version}")
