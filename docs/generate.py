@@ -111,8 +111,13 @@ def _readable(node: ast.FunctionDef | ast.ClassDef, source: str) -> str:
 
 
 def speed() -> str:
-    """The figures that matter from every results file, including where we lose."""
+    """The figures that matter, including where we lose."""
     return speed_page.markdown(speed_page.load(RESULTS))
+
+
+def speed_tables() -> str:
+    """All tables from the results files."""
+    return speed_page.tables(speed_page.load(RESULTS))
 
 
 def mistakes() -> str:
@@ -186,6 +191,7 @@ def notebook() -> str:
 PAGES = {
     "ladder.md": ladder,
     "speed.md": speed,
+    "speed-tables.md": speed_tables,
     "mistakes.md": mistakes,
     "models.md": models,
     "play.md": play,
