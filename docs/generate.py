@@ -164,8 +164,8 @@ def play() -> str:
 
 
 def notebook() -> str:
-    """The tour as a notebook: prose and code, cell by cell."""
-    text = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
+    """The student's tour as a notebook: prose and code, cell by cell."""
+    text = (ROOT / "docs/tour-student.md").read_text(encoding="utf-8")
     cells: list[dict[str, Any]] = []
     for i, part in enumerate(
         re.split(r"^```python\n(.*?)^```\n", text, flags=re.MULTILINE | re.DOTALL)
@@ -175,6 +175,7 @@ def notebook() -> str:
         cell: dict[str, Any] = {"id": f"cell-{i}", "metadata": {}}
         if i % 2:
             cell |= {"cell_type": "code", "execution_count": None, "outputs": []}
+            part = _without_prompts(part)
         else:
             cell |= {"cell_type": "markdown"}
         cells.append(cell | {"source": part.strip("\n").splitlines(keepends=True)})
@@ -186,6 +187,14 @@ def notebook() -> str:
         "nbformat_minor": 5,
     }
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def _without_prompts(code: str) -> str:
+    """The code of a Python session, without its output; other code as it is."""
+    if not code.startswith(">>> "):
+        return code
+    lines = (line[4:] for line in code.splitlines() if line.startswith((">>> ", "... ")))
+    return "\n".join(lines) + "\n"
 
 
 PAGES = {

@@ -1,12 +1,23 @@
 """Adds the pages that run a model to the site, without files of nine megabytes in the repository.
 
-mkdocs calls `on_files` because mkdocs.yml lists this file under `hooks`.
+mkdocs calls these functions because mkdocs.yml lists this file under `hooks`.
 """
+
+import html
+import re
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from clearhead.explainer.play_page import FIRST_TEXT, play_html
+
+# The picture of the page, as Markdown; other viewers, such as GitHub's, show it as it is.
+_PICTURE = re.compile(r"^\[!\[(?P<alt>.*?)\]\((?P<file>images/play\.png)\)\]\(.*?\)$", re.MULTILINE)
+# The picture in a frame: a click opens the page in its place. Nothing is loaded before.
+_INSIDE = """<body style="margin: 0; font: 16px sans-serif; text-align: center">
+<a href="play/english.html" style="color: #2a5f8f"><img src="{file}" alt="{alt}" style="width: 100%">
+<br>Run the model here (9 MB)</a>"""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -14,3 +25,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for model in FIRST_TEXT:
         files.append(File.generated(config, f"play/{model}.html", content=play_html(model)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put the living page where a page of the site shows its picture."""
+    return _PICTURE.sub(_frame, markdown)
+
+
+def _frame(picture: re.Match[str]) -> str:
+    inside = html.escape(_INSIDE.format(file=picture["file"], alt=html.escape(picture["alt"])))
+    return f'<iframe class="live" srcdoc="{inside}" title="A page that runs a model"></iframe>'
