@@ -14,10 +14,17 @@ from clearhead.explainer.play_page import FIRST_TEXT, play_html
 
 # The picture of the page, as Markdown; other viewers, such as GitHub's, show it as it is.
 _PICTURE = re.compile(r"^\[!\[(?P<alt>.*?)\]\((?P<file>images/play\.png)\)\]\(.*?\)$", re.MULTILINE)
-# The picture in a frame: a click opens the page in its place. Nothing is loaded before.
-_INSIDE = """<body style="margin: 0; font: 16px sans-serif; text-align: center">
-<a href="play/english.html" style="color: #2a5f8f"><img src="{file}" alt="{alt}" style="width: 100%">
-<br>Run the model here (9 MB)</a>"""
+# The picture in a frame: a click opens the page in its place, on a phone in the whole window.
+# Nothing is loaded before.
+_STYLE = """<style>
+body { margin: 0; font: 16px sans-serif; text-align: center; background: #fcfbf8 }
+a { color: #2a5f8f }
+img { width: 100% }
+.phone { display: none }
+@media (max-width: 30rem) { .phone { display: inline } .wide { display: none } }
+</style>"""
+_LINK = """<a class="{name}" target="{target}" href="play/english.html">
+<img src="{file}" alt="{alt}"><br>Run the model here (9 MB)</a>"""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -33,5 +40,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _frame(picture: re.Match[str]) -> str:
-    inside = html.escape(_INSIDE.format(file=picture["file"], alt=html.escape(picture["alt"])))
+    file, alt = picture["file"], html.escape(picture["alt"])
+    links = [
+        _LINK.format(name=name, target=target, file=file, alt=alt)
+        for name, target in (("wide", "_self"), ("phone", "_top"))
+    ]
+    inside = html.escape(_STYLE + "".join(links))
     return f'<iframe class="live" srcdoc="{inside}" title="A page that runs a model"></iframe>'
