@@ -18,7 +18,8 @@ compared first, and code that computes something else is not timed. All contesta
 each round, and a figure is the median of the ratios per round. The nine alternatives include SDPA
 with separate and with fused projections, `nn.MultiheadAttention`, Hugging Face's `GPT2Attention`,
 x-transformers and the book's class. Width 768, 12 heads, causal. **Bold**: we lose, with the whole
-95 % interval above {TIE}. [All tables](speed-tables.md) have the intervals, and memory."""
+95 % interval above {TIE}. [All tables](speed-tables.md) have the intervals, what `torch.compile`
+changes, and memory."""
 
 _TABLES = f"""# Speed: all tables
 
@@ -52,7 +53,7 @@ def markdown(results: Results) -> str:
     for place, title in (("cpu", "On a CPU"), ("h200", "On a GPU")):
         parts += [
             f"## {title}\n\n{_machine(_sweep(place, results))}:\n\n"
-            + _module(place, results, intervals=False),
+            + _module(place, results, brief=True),
             pictures[f"ratio-{place}.svg"],
         ]
     return "\n\n".join([*parts, _losses_in_brief(results), _brief(results), _REPRODUCE]) + "\n"
@@ -64,7 +65,7 @@ def tables(results: Results) -> str:
         _TABLES,
         "## The module",
         *(
-            f"{_machine(_sweep(place, results))}:\n\n" + _module(place, results, intervals=True)
+            f"{_machine(_sweep(place, results))}:\n\n" + _module(place, results)
             for place in ("cpu", "h200")
         ),
         _losses(results),
@@ -91,19 +92,27 @@ def _sweep(place: str, results: Results) -> dict[str, Any]:
     return found
 
 
-def _module(place: str, results: Results, *, intervals: bool) -> str:
-    """Our module against the fastest alternative, at each length."""
-    shown = _bold_ratio if intervals else _bold_median
-    cases = cases_of(place, results), cases_of(place, results, "compiled")
-    lengths = sorted({(case["tokens"], case["batch"]) for case in cases[0]})
+def _module(place: str, results: Results, *, brief: bool = False) -> str:
+    """Our module against the fastest alternative, at each length.
+
+    Args:
+        place: "cpu" or "h200".
+        results: All results files.
+        brief: Leave out the intervals and what is compiled.
+    """
+    shown = _bold_median if brief else _bold_ratio
+    cases = cases_of(place, results)
+    lengths = sorted({(case["tokens"], case["batch"]) for case in cases})
+    if not brief:
+        cases += cases_of(place, results, "compiled")
     rows: dict[str, dict[int, str]] = {}
-    for case in (*cases[0], *cases[1]):
+    for case in cases:
         name = f"{case['dtype']}, {_direction(case)}" + ", compiled" * bool(case.get("compiled"))
         rows.setdefault(name, {})[case["tokens"]] = shown(case["ours_to_fastest_other"])
         if packed := case.get("packed_to_fastest_other"):
             rows.setdefault(f"{name}, `packed=True`", {})[case["tokens"]] = shown(packed)
     return _table(
-        ["batch × tokens", *(f"{batch} × {tokens:,}" for tokens, batch in lengths)],
+        ["batch × tokens", *(f"{batch}\xa0×\xa0{tokens:,}" for tokens, batch in lengths)],
         ([name, *(row.get(tokens, "") for tokens, _ in lengths)] for name, row in rows.items()),
     )
 
@@ -192,7 +201,7 @@ def _brief(results: Results) -> str:
     rows: list[tuple[str, str, str]] = []
     for name in ("dropout", "window-padding"):
         for case in results[f"attention-cpu-{name}"]["cases"]:
-            if case["tokens"] == 4096:
+            if case["tokens"] == 4096 and case["direction"] != "forward":
                 title = f"CPU, {_kind(case)}, 1 × 4,096, {_direction(case)}"
                 rows.append((title, "the fastest alternative", _bold(case)))
     for place, dtype, tokens in (("cpu", "float32", 4096), ("h200", "bfloat16", 32768)):
