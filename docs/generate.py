@@ -82,10 +82,10 @@ def ladder() -> str:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in RUNGS
     }
     parts = [
-        "# The ladder\n\n"
-        "Attention in the order in which one learns it. Each rung is a few changed lines from an\n"
-        "earlier one: `-` is what goes, `+` what comes. Made from `clearhead/ladder.py`; checks\n"
-        "of the input and conversions between rungs are left out here."
+        "# The ladder: every form of attention as code\n\n"
+        "Attention in the order in which it is taught. Each rung is a few changed lines from an\n"
+        "earlier one: `-` marks removed lines, `+` added ones. This is the code of\n"
+        "`clearhead.ladder`, without its checks of the input and conversions between rungs."
     ]
     for i, name in enumerate(RUNGS):
         parts.append(f"## {name}\n\n{WORDS[name]}")
