@@ -1,4 +1,4 @@
-"""Results -> docs/speed.md: the ratios that matter, on three screens. Details stay in the JSON."""
+"""Results -> docs/speed.md, on three screens, and docs/speed-tables.md with every table."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,15 +13,31 @@ Case = dict[str, Any]
 
 _INTRODUCTION = f"""# Speed
 
-Equality first: a contestant that does not compute the same as the readable ladder is not timed.
-Contestants take turns in rounds, so that a busy machine slows all of them. Ratios are medians of
-per-round ratios, with a 95 % interval. Memory is the peak on top of weights, masks and input.
-**Bold** marks where ours takes more than {TIE} times as long as the fastest other contestant.
+Our time as a multiple of the fastest alternative's: below 1, Clearhead is faster. Outputs are
+compared first, and code that computes something else is not timed. All contestants take turns in
+each round, and a figure is the median of the ratios per round. The nine alternatives include SDPA
+with separate and with fused projections, `nn.MultiheadAttention`, Hugging Face's `GPT2Attention`,
+x-transformers and the book's class. Width 768, 12 heads, causal. **Bold**: we lose, with the whole
+95 % interval above {TIE}. [All tables](speed-tables.md) have the intervals, what `torch.compile`
+changes, and memory."""
 
-Every figure on this page comes from a file in `benchmarks/results`, which also holds times,
-kernels, versions and the command. `make bench` measures everything again, `python -m benchmarks
---list` shows the parts, and `python -m benchmarks.attention --help` (also `maps`, `generate`,
-`watch`, `view`) runs one. `python docs/generate.py` writes this page."""
+_TABLES = f"""# Speed: all tables
+
+The figures behind [Speed](speed.md): ratios with their 95 % intervals, and the peak memory on top
+of weights, masks and input. **Bold** marks a median above {TIE}. The files in `benchmarks/results`
+also hold times, kernels, versions and commands."""
+
+_REPRODUCE = """## Measure it yourself
+
+```sh
+make bench                              # everything, into benchmarks/results
+python -m benchmarks --list             # the parts
+python -m benchmarks.attention --help   # one of them; also maps, generate, watch, view
+python docs/generate.py                 # this page, from the results
+```
+
+Every figure comes from a JSON file in `benchmarks/results`, which also holds machine, versions,
+kernels, times and command."""
 
 
 def load(folder: Path) -> dict[str, Any]:
@@ -31,19 +47,30 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def markdown(results: Results) -> str:
-    """The page."""
-    pictures = {chart.file: f"![{chart.alt}](charts/{chart.file})" for chart in charts(results)}
+    """The short page: one table and one chart per device, where we lose, and the rest in brief."""
+    pictures = _pictures(results)
+    parts = [_INTRODUCTION]
+    for place, title in (("cpu", "On a CPU"), ("h200", "On a GPU")):
+        parts += [
+            f"## {title}\n\n{_machine(_sweep(place, results))}:\n\n"
+            + _module(place, results, brief=True),
+            pictures[f"ratio-{place}.svg"],
+        ]
+    return "\n\n".join([*parts, _losses_in_brief(results), _brief(results), _REPRODUCE]) + "\n"
+
+
+def tables(results: Results) -> str:
+    """The page with every table."""
     parts = [
-        _INTRODUCTION,
-        "## The module against the fastest other way to write it\n\n"
-        "Width 768, 12 heads, causal. Our time as a multiple of the fastest of nine others (the "
-        "book's class,\neinsum, `nn.MultiheadAttention`, SDPA with separate or fused projections, "
-        "Hugging Face's `GPT2Attention`,\nx-transformers, ...): below 1, ours is faster.",
-        *_module("cpu", results, pictures),
-        *_module("h200", results, pictures),
-        *_losses(results),
+        _TABLES,
+        "## The module",
+        *(
+            f"{_machine(_sweep(place, results))}:\n\n" + _module(place, results)
+            for place in ("cpu", "h200")
+        ),
+        _losses(results),
         *_book(results),
-        pictures["memory-h200.svg"],
+        _pictures(results)["memory-h200.svg"],
         *_masks(results),
         *_kernels(results),
         *_maps(results),
@@ -54,25 +81,44 @@ def markdown(results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _module(place: str, results: Results, pictures: dict[str, str]) -> Iterator[str]:
-    cases = cases_of(place, results), cases_of(place, results, "compiled")
-    lengths = sorted({(case["tokens"], case["batch"]) for case in cases[0]})
+def _pictures(results: Results) -> dict[str, str]:
+    return {chart.file: f"![{chart.alt}](charts/{chart.file})" for chart in charts(results)}
+
+
+def _sweep(place: str, results: Results) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        results[name] for name in results if name.startswith(f"attention-{place}-sweep")
+    )
+    return found
+
+
+def _module(place: str, results: Results, *, brief: bool = False) -> str:
+    """Our module against the fastest alternative, at each length.
+
+    Args:
+        place: "cpu" or "h200".
+        results: All results files.
+        brief: Leave out the intervals and what is compiled.
+    """
+    shown = _bold_median if brief else _bold_ratio
+    cases = cases_of(place, results)
+    lengths = sorted({(case["tokens"], case["batch"]) for case in cases})
+    if not brief:
+        cases += cases_of(place, results, "compiled")
     rows: dict[str, dict[int, str]] = {}
-    for case in (*cases[0], *cases[1]):
+    for case in cases:
         name = f"{case['dtype']}, {_direction(case)}" + ", compiled" * bool(case.get("compiled"))
-        rows.setdefault(name, {})[case["tokens"]] = _bold(case)
+        rows.setdefault(name, {})[case["tokens"]] = shown(case["ours_to_fastest_other"])
         if packed := case.get("packed_to_fastest_other"):
-            rows.setdefault(f"{name}, `packed=True`", {})[case["tokens"]] = _bold_ratio(packed)
-    found = next(results[name] for name in results if name.startswith(f"attention-{place}-sweep"))
-    yield f"{_machine(found)}:\n\n" + _table(
-        ["batch × tokens", *(f"{batch} × {tokens:,}" for tokens, batch in lengths)],
+            rows.setdefault(f"{name}, `packed=True`", {})[case["tokens"]] = shown(packed)
+    return _table(
+        ["batch × tokens", *(f"{batch}\xa0×\xa0{tokens:,}" for tokens, batch in lengths)],
         ([name, *(row.get(tokens, "") for tokens, _ in lengths)] for name, row in rows.items()),
     )
-    yield pictures[f"ratio-{place}.svg"]
 
 
-def _losses(results: Results) -> Iterator[str]:
-    """Where ours is slower beyond doubt: the whole interval lies above `TIE`."""
+def _lost(results: Results) -> tuple[list[Case], list[Case], list[Case]]:
+    """All cases; those with a median above `TIE`; those with the whole interval above it."""
     cases = [
         case
         for name, found in results.items()
@@ -82,6 +128,30 @@ def _losses(results: Results) -> Iterator[str]:
     ]
     above = [case for case in cases if case["ours_to_fastest_other"]["median"] > TIE]
     certain = [c for c in above if c["ours_to_fastest_other"]["interval_95"][0] > TIE]
+    return cases, above, certain
+
+
+def _losses_in_brief(results: Results) -> str:
+    """Reasons, each with the number of cases and the range."""
+    cases, _, certain = _lost(results)
+    reasons: dict[str, list[Case]] = {}
+    for case in certain:
+        reasons.setdefault(_why(case)[0], []).append(case)
+    lines = []
+    for why, lost in sorted(reasons.items(), key=lambda each: -len(each[1])):
+        ratios = [case["ours_to_fastest_other"]["median"] for case in lost]
+        where = " and ".join(sorted({_where(case) for case in lost}))
+        span = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        lines.append(f"- {why} {len(lost)} cases on {where}, {span}.")
+    return (
+        f"## Where we lose\n\nIn {len(certain)} of {len(cases)} cases, listed in "
+        "[the tables](speed-tables.md#where-we-lose):\n\n" + "\n".join(lines)
+    )
+
+
+def _losses(results: Results) -> str:
+    """Where ours is slower beyond doubt, case by case."""
+    cases, above, certain = _lost(results)
     reasons: dict[str, list[str]] = {}
     for case in certain:
         best = case["ours_to_fastest_other"]
@@ -93,30 +163,72 @@ def _losses(results: Results) -> Iterator[str]:
         ]
         words += ["compiled"] if case.get("compiled") else []
         words += [case["section"]] if case["section"] not in ("fused", "long") else []
-        reasons.setdefault(_why(case), []).append(f"{', '.join(words)} ({best['median']:.2f})")
-    yield (
+        why = " ".join(_why(case)).strip()
+        reasons.setdefault(why, []).append(f"{', '.join(words)} ({best['median']:.2f})")
+    return (
         "### Where we lose\n\n"
         f"In {len(certain)} of {len(cases)} measured cases the whole interval lies above {TIE}:\n\n"
-        + "\n".join(f"- {why}: {'; '.join(where)}." for why, where in reasons.items())
+        + "\n".join(f"- {why} {'; '.join(where)}." for why, where in reasons.items())
         + f"\n\nIn {len(above) - len(certain)} more, only the median does."
     )
 
 
-def _why(case: Case) -> str:
-    """The reason, as far as the measurement shows it."""
+def _why(case: Case) -> tuple[str, str]:
+    """The reason, as far as the measurement shows it, and the kernels if they differ."""
     rows = {row["name"]: row for row in case["rows"]}
     best = rows[case["ours_to_fastest_other"]["name"]]
     ours = next(row for row in case["rows"] if row["ours"])
     if best["kernel"] != ours["kernel"]:
         theirs, own = (row["kernel"].removeprefix("aten.") for row in (best, ours))
-        return f"Another kernel (`{theirs}` instead of `{own}`)"
+        return "The fastest alternative runs another kernel.", f"(`{theirs}`, ours `{own}`)"
     if case["section"] in ("window", "padding"):
-        return "The same kernel; the other keeps a dense mask between calls, ours is given a `Mask`"
+        return (
+            "The same kernel, but the alternative keeps a dense mask between calls; ours builds it "
+            "from a `Mask`.",
+            "",
+        )
     if best["name"].startswith(("fused QKV", "transformers")):
         return (
-            "The same kernel; the other projects with one matrix, ours with three, as in the book"
+            "The same kernel, but the alternative projects with one matrix, ours with three, as in "
+            "the book. `packed=True` has one, too.",
+            "",
         )
-    return "The same kernel; the difference is in the code around it"
+    return "The same kernel; the difference is in the code around it.", ""
+
+
+def _brief(results: Results) -> str:
+    """Dropout, masks, the book's class, generation, maps and watching, one line each."""
+    rows: list[tuple[str, str, str]] = []
+    for name in ("dropout", "window-padding"):
+        for case in results[f"attention-cpu-{name}"]["cases"]:
+            if case["tokens"] == 4096 and case["direction"] != "forward":
+                title = f"CPU, {_kind(case)}, 1 × 4,096, {_direction(case)}"
+                rows.append((title, "the fastest alternative", _bold(case)))
+    for place, dtype, tokens in (("cpu", "float32", 4096), ("h200", "bfloat16", 32768)):
+        for case in cases_of(place, results):
+            if (case["dtype"], case["tokens"], case["direction"]) == (dtype, tokens, "forward"):
+                book = next(row for row in case["rows"] if row["name"] == BOOK)
+                title = f"{_where(case)}, {dtype}, 1 × {tokens:,}, forward"
+                rows.append((title, "the book's class", _inverse(book["ratio_to_ours"])))
+    for name in ("generate-cpu", "generate-h200"):
+        found = results[name]
+        for case in found["cases"]:
+            rivals = [row for row in case["rows"] if row["name"].startswith("Hugging Face")]
+            best = min(rivals, key=lambda row: row["ratio_to_ours"]["median"])
+            title = f"{_short(found)}, GPT-2 small, generation, batch {case['batch']}"
+            rows.append((title, best["name"], _inverse(best["ratio_to_ours"])))
+    for name in ("maps-cpu-16384", "maps-h200-1048576"):
+        found = results[name]
+        case = found["cases"][0]
+        row = next(row for row in case["rows"] if row["name"] == "summary, log-sum-exp given")
+        title = f"{_short(found)}, statistics of a map of {case['tokens']:,} tokens"
+        rows.append((title, "one forward pass", ratio_text(row["ratio_to_ours"])))
+    for name in ("watch-cpu", "watch-h200"):
+        found = results[name]
+        case = found["cases"][0]
+        title = f"{_short(found)}, GPT-2 inside `watch`, {case['batch']} × {case['tokens']:,}"
+        rows.append((title, "without `watch`", ratio_text(case["watched_over_plain"])))
+    return "## The rest in brief\n\n" + _table(["", "against", "our time, × theirs"], rows)
 
 
 def _book(results: Results) -> Iterator[str]:
@@ -156,10 +268,7 @@ def _masks(results: Results) -> Iterator[str]:
                 ours, sdpa = (
                     next(row for row in case["rows"] if row["name"] == one) for one in (OURS, SDPA)
                 )
-                kind = {"dropout": "dropout 0.1", "window": "window of 256"}.get(
-                    case["section"], "a quarter padding"
-                )
-                title = f"{kind}, {case['batch']} × {case['tokens']:,}, {_direction(case)}"
+                title = f"{_kind(case)}, {case['batch']} × {case['tokens']:,}, {_direction(case)}"
                 cells = [_bold(case), f"{_mib(ours)}, {_mib(sdpa)}"]
                 rows.setdefault(title, []).extend(cells)
     heads = ["", "CPU, float32", "memory: ours, SDPA", "H200, bfloat16", "memory: ours, SDPA"]
@@ -311,6 +420,11 @@ def _where(case: Case) -> str:
     return "CPU" if case["device"] == "cpu" else "H200"
 
 
+def _kind(case: Case) -> str:
+    kinds = {"dropout": "dropout 0.1", "window": "window of 256"}
+    return kinds.get(case["section"], "a quarter padding")
+
+
 def _direction(case: Case) -> str:
     return str(case["direction"]).replace("+", " + ")
 
@@ -322,6 +436,19 @@ def _bold(case: Case) -> str:
 def _bold_ratio(ratio: dict[str, Any] | None) -> str:
     text = ratio_text(ratio)
     return f"**{text}**" if ratio and ratio["median"] > TIE else text
+
+
+def _bold_median(ratio: dict[str, Any] | None) -> str:
+    """Without the interval; bold if the whole interval lies above `TIE`."""
+    if not ratio:
+        return ""
+    text = f"{ratio['median']:.2f}"
+    return f"**{text}**" if ratio["interval_95"][0] > TIE else text
+
+
+def _inverse(ratio: dict[str, Any]) -> str:
+    low, high = ratio["interval_95"]
+    return ratio_text({"median": 1 / ratio["median"], "interval_95": [1 / high, 1 / low]})
 
 
 def _mib(row: dict[str, Any]) -> str:

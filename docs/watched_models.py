@@ -1,4 +1,4 @@
-"""Measure what `watch` sees of many Hugging Face models, and write the table in docs/maps.md.
+"""Measure what `watch` sees of many Hugging Face models, and write docs/watched-models.md.
 
     python docs/watched_models.py
 
@@ -22,7 +22,7 @@ from clearhead.watcher import NothingSeen, watch
 
 HERE = Path(__file__).parent
 FIGURES = HERE / "watched_models.json"
-PAGE = HERE / "maps.md"
+PAGE = HERE / "watched-models.md"
 BEGIN, END = "<!-- watched models: begin -->\n", "<!-- watched models: end -->\n"
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2]])

@@ -1,8 +1,9 @@
 """README and docs tell the truth: their Python is executed, their commands give what is shown.
 
 Every ```python block runs, in order, the blocks of one file in one namespace. In a ```console block
-each line `$ clearhead ...` is run, and what stands below it must be its output; a line `...` stands
-for any number of lines, and a command with nothing below it must only succeed.
+each line `$ clearhead ...` is run (a backslash continues it), and what stands below it must be its
+output; a line `...` stands for any number of lines, and a command with nothing below it must only
+succeed.
 """
 
 import ast
@@ -20,6 +21,8 @@ from clearhead import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# The first line of a command that ends with another status than 0.
+FAILURE = r"Error:|Wrong:|\d+ submissions: .*(wrong|error)"
 
 
 class Block(NamedTuple):
@@ -59,7 +62,7 @@ def run_python(block: Block, page: str, namespace: dict[str, object]) -> None:
 def sessions(block: Block) -> Iterator[tuple[list[str], list[str]]]:
     """(the words after `clearhead`, the lines shown below) for each command of ours."""
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
-        command, *shown = part.rstrip("\n").split("\n")
+        command, *shown = part.rstrip("\n").replace("\\\n", "").split("\n")
         words = shlex.split(command, comments=True)
         if words[0] == "clearhead":
             yield words[1:], [line.rstrip() for line in shown]
@@ -99,7 +102,7 @@ def check_page(page: str, name: str, capsys: pytest.CaptureFixture[str]) -> None
                     cli.main(words)
                 out, err = capsys.readouterr()
                 where = f"{name}, line {block.line}: clearhead {shlex.join(words)}"
-                failure_shown = bool(shown) and shown[0].startswith(("Error:", "Wrong:"))
+                failure_shown = bool(shown) and re.match(FAILURE, shown[0]) is not None
                 assert (end.value.code == 0) != failure_shown, f"{where}\n{out}{err}"
                 if shown:
                     assert fits(shown, stripped(out + err)), f"{where} gives\n{out}{err}"

@@ -1,6 +1,7 @@
 """The documentation site: generated pages are current, no dead links, the notebook runs."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,12 @@ def test_the_site_builds_without_a_dead_link(tmp_path):
     assert "<blockquote" not in api, "a doctest outside an 'Examples:' section is not shown as code"
     index = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert "fonts.googleapis" not in index
+    for page in ("index", "play"):  # the living page, where other viewers show a picture
+        text = (tmp_path / "site" / f"{page}.html").read_text(encoding="utf-8")
+        assert '<iframe class="live"' in text, page
+        picture = re.search(r"^\[!\[.*\]\((.*?)\)\]", (ROOT / f"docs/{page}.md").read_text(), re.M)
+        assert picture is not None
+        assert (ROOT / "docs" / picture[1]).is_file()
     for model in ("english", "grammar"):  # the pages that run a model are part of the site
         page = (tmp_path / "site" / "play" / f"{model}.html").read_text(encoding="ascii")
         assert 'id="engine"' in page
@@ -60,6 +67,7 @@ def test_the_site_builds_without_a_dead_link(tmp_path):
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     book = nbformat.read(ROOT / "docs" / "tour.ipynb", as_version=4)
     nbformat.validate(book)
+    assert ">>>" not in "".join(cell.source for cell in book.cells)
     client = nbclient.NotebookClient(book, timeout=120, kernel_name="python3")
     client.execute(cwd=tmp_path)
     assert any(cell.cell_type == "code" and cell.outputs for cell in book.cells)

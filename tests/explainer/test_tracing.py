@@ -156,6 +156,25 @@ def test_multi_head_steps_by_name():
     assert "√head_dim), √4 = 2" in seen.step("4c").formula
 
 
+def test_the_rotary_step_explains_itself():
+    """Its formula and its note are true of its numbers, and all ways to show it have both."""
+    torch.manual_seed(0)
+    module = fast(rope=Rope(500.0)).double().eval()
+    seen = trace(module, torch.randn(1, 7, D_IN, dtype=torch.float64))
+    step = seen.step("3b")
+    half = module.head_dim // 2
+    i, position = half - 1, 5
+    a, b = (seen["keys_heads"][0, 1, position, j] for j in (i, i + half))
+    angle = torch.tensor(position * 500.0 ** (-2 * i / module.head_dim), dtype=torch.float64)
+    expected = torch.stack([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()])
+    torch.testing.assert_close(seen["keys_rotated"][0, 1, position, [i, i + half]], expected)
+    assert step.formula == "(a, b) -> (a cos θ - b sin θ, b cos θ + a sin θ)"
+    assert f"i and i + {half} of each" in step.note
+    assert f"θ = position × 500^(-2i / {module.head_dim})" in step.note
+    assert step.to_json()["note"] == step.note
+    assert "depend on the distance between two tokens" in " ".join(str(seen).split())
+
+
 def test_unbatched_input_on_the_first_two_rungs():
     torch.manual_seed(0)
     for module in (simplified_attention, ladder.SelfAttention(5, 4)):

@@ -1,4 +1,4 @@
-"""The table of Hugging Face models in docs/maps.md: measured again, and as it is written."""
+"""The table in docs/watched-models.md: measured again, and as it is written."""
 
 import importlib.util
 import json

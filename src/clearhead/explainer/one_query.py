@@ -76,7 +76,8 @@ def draw_query(
     for step in seen.steps:
         body = _draw_step(seen, step, index, limit, heads)
         title = Text.assemble((f"{step.number} {step.title}", "bold"), f"   {step.formula}")
-        parts += [title, drawing.Indent(body), Text()]
+        note = [drawing.Indent(Text(step.note))] if step.note else []
+        parts += [title, *note, drawing.Indent(body), Text()]
     return Group(*parts)
 
 

@@ -77,6 +77,7 @@ class Step:
         tensors: The output tensors, by name.
         code: PyTorch lines that compute these tensors. They use `torch`, `module`, `x`, `mask`,
             `context` and the names of earlier steps.
+        note: What the step is for, where operation and formula do not say it.
     """
 
     number: str
@@ -87,6 +88,7 @@ class Step:
     dims: dict[str, Dims]
     tensors: dict[str, Tensor] = field(repr=False)
     code: str = field(repr=False)
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the tensors, as plain data."""
@@ -98,6 +100,7 @@ class Step:
             "before": [list(dim) for dim in self.before],
             "dims": {name: [list(dim) for dim in dims] for name, dims in self.dims.items()},
             "code": self.code,
+            "note": self.note,
         }
 
     @property
@@ -120,9 +123,10 @@ class Step:
         numbers = "\n".join(
             drawing.excerpt(name, tensor, rows=rows) for name, tensor in self.tensors.items()
         )
+        note = [Text(self.note)] if self.note else []
         return Group(
             Text(f"{self.number} {self.title}", style="bold"),
-            drawing.Indent(Group(lines, Text(numbers))),
+            drawing.Indent(Group(*note, lines, Text(numbers))),
         )
 
 
@@ -259,6 +263,7 @@ class _Computation:
         before: str,
         made: Mapping[str, tuple[Tensor, Sequence[str]]],
         code: Sequence[str],
+        note: str = "",
     ) -> None:
         """Record a `Step`; `made` has each output tensor with the names of its dimensions."""
         tensors = {name: tensor.detach() for name, (tensor, _) in made.items()}
@@ -268,7 +273,15 @@ class _Computation:
         }
         self.steps.append(
             Step(
-                number, title, operation, formula, self.dims[before], dims, tensors, "\n".join(code)
+                number,
+                title,
+                operation,
+                formula,
+                self.dims[before],
+                dims,
+                tensors,
+                "\n".join(code),
+                note,
             )
         )
         self.tensors |= tensors
@@ -387,9 +400,16 @@ class _Computation:
             positions = torch.arange(count, device=tensor.device)
             made[f"{role}_rotated"] = (self.module.rope.rotate(tensor, positions), dims)
             code.append(f"{role}_rotated = module.rope.rotate({name}, torch.arange({count}))")
-        formula = "pairs of numbers are turned by position × base^(-2i / head_dim)"
+        size, base = self.module.head_dim, f"{self.module.rope.base:g}"
+        formula = "(a, b) -> (a cos θ - b sin θ, b cos θ + a sin θ)"
+        note = (
+            f"Numbers i and i + {size // 2} of each query and key form a pair (a, b), which is "
+            f"rotated by the angle θ = position × {base}^(-2i / {size}). Rotating a query and a "
+            "key by the same angle leaves their score unchanged, so scores depend on the distance "
+            "between two tokens, not on where they are."
+        )
         before = self.operand("queries")[0]
-        self.add("3b", "ROTATE", "rope.rotate(.., positions)", formula, before, made, code)
+        self.add("3b", "ROTATE", "rope.rotate(.., positions)", formula, before, made, code, note)
 
     def repeat(self) -> None:
         """Step 3c, with fewer key heads than query heads."""

@@ -47,9 +47,18 @@ const lessons = {
     "Every query and every key is scaled to the same length, ",
     "so that a match cannot become large only because a list contains large numbers."),
 
-  "3b": (step, at) => beforeAfter(step, at,
-    "Queries and keys are rotated by an angle that grows with their position in the text. ",
-    "After this, a match depends on how far apart two tokens are."),
+  "3b"(step, at) {
+    const plain = "queries_normed" in walk.tensors ? "queries_normed" : "queries_heads";
+    const [before, after] = [plain, "queries_rotated"].map((name) => vectorOf(name, at.head, at.i));
+    const pair = (values) => `(${fixed(values[0])}, ${fixed(values[values.length / 2])})`;
+    const [lines, ...strips] = beforeAfter(step, at, step.note);
+    return [
+      lines,
+      explain("The first pair of this query, ", `${pair(before)}, becomes ${pair(after)}: `,
+        "it is rotated by one radian per position. Later pairs are rotated more slowly."),
+      ...strips,
+    ];
+  },
 
   "3c": (step, at) => beforeAfter(step, at,
     "There are fewer heads for keys and values than for queries, so each is shared by several query heads."),
