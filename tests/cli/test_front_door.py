@@ -343,16 +343,29 @@ def test_a_long_message_is_wrapped_between_words_on_a_terminal(run, monkeypatch)
     assert all(line.startswith("  ") for line in err.splitlines()[1:])
 
 
-def complete(line):
-    """What bash offers at the end of a line."""
+def complete(line, shell="bash"):
+    """What a shell offers at the end of a line."""
     words = line.split(" ")
+    program = (
+        "import clearhead.cli, sys\n"
+        "try:\n    clearhead.cli.main()\n"
+        "finally:\n    assert 'torch' not in sys.modules\n"
+    )
+    asked = {
+        "_CLEARHEAD_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": "\n".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
     done = subprocess.run(
-        [sys.executable, "-c", "import clearhead.cli, sys\ntry:\n    clearhead.cli.main()\n"
-         "finally:\n    assert 'torch' not in sys.modules"],
-        env={**os.environ, "_CLEARHEAD_COMPLETE": "complete_bash",
-             "COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", program],
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.stderr == ""
     return done.stdout.split()
 
@@ -362,6 +375,11 @@ def test_the_shell_completes_commands_options_and_models():
     assert complete("clearhead heads --la") == ["--layer"]
     assert complete("clearhead explain --model ") == ["english", "grammar"]
     assert complete("clearhead heads --sort in") == ["induction"]
+    for shell in ("zsh", "fish"):
+        offered = " ".join(complete("clearhead ex", shell))
+        assert "explain" in offered
+        assert "export" in offered
+        assert "check" not in offered
 
 
 def test_the_completion_script_names_the_command(run, monkeypatch):
