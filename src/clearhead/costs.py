@@ -80,7 +80,9 @@ class Flops:
         return dense + self.scores_causal + self.weighted_sum_causal
 
 
-def parameters(config: GPT2Config, *, num_kv_heads: int | None = None) -> dict[str, int]:
+def parameters(
+    config: GPT2Config, *, num_kv_heads: int | None = None, rotary: bool = False
+) -> dict[str, int]:
     """Count the parameters of a GPT-2 model, part by part.
 
     The output head shares the matrix of the token embedding (weight tying), so it adds none.
@@ -88,6 +90,7 @@ def parameters(config: GPT2Config, *, num_kv_heads: int | None = None) -> dict[s
     Args:
         config: The model's size, as in `clearhead.configs`.
         num_kv_heads: The number of key and value heads, if it differs from the query heads.
+        rotary: Whether positions are rotary, so that there is no position embedding.
 
     Returns:
         The parts ``token_embedding``, ``position_embedding``, ``attention``, ``feed_forward``,
@@ -107,7 +110,7 @@ def parameters(config: GPT2Config, *, num_kv_heads: int | None = None) -> dict[s
     norm = 2 * d  # a scale and a shift
     parts = {
         "token_embedding": config["vocab_size"] * d,
-        "position_embedding": config["context_length"] * d,
+        "position_embedding": 0 if rotary else config["context_length"] * d,
         "attention": layers * attention,
         "feed_forward": layers * feed_forward,
         "layer_norms": layers * 2 * norm,
@@ -123,6 +126,7 @@ def memory(
     tokens: int | None = None,
     dtype: str = "float32",
     num_kv_heads: int | None = None,
+    rotary: bool = False,
 ) -> Memory:
     """The memory that a model needs, and that its n x n maps would need.
 
@@ -134,6 +138,7 @@ def memory(
             under ``parameters`` keeps the size given in the config.
         dtype: ``float64``, ``float32``, ``bfloat16`` or ``float16``.
         num_kv_heads: The number of key and value heads, if it differs from the query heads.
+        rotary: Whether positions are rotary, so that there is no position embedding.
 
     Examples:
         >>> from clearhead.configs import find_config
@@ -150,7 +155,7 @@ def memory(
     kv_heads = _kv_heads(config, num_kv_heads)
     heads, layers = config["num_heads"], config["num_layers"]
     head_dim = config["d_model"] // heads
-    weights = parameters(config, num_kv_heads=num_kv_heads)["total"] * size
+    weights = parameters(config, num_kv_heads=num_kv_heads, rotary=rotary)["total"] * size
     cache = 2 * layers * batch * kv_heads * n * head_dim * size
     one_map = batch * heads * n * n * size
     one_lse = batch * heads * n * max(_LSE_BYTES, size)

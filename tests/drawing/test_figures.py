@@ -337,9 +337,9 @@ def test_no_such_folder(six, tmp_path):
 
 def test_without_matplotlib(six, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
+    with pytest.raises(ImportError, match=r"pip install 'clearhead\[plot\]'"):
         six.plot()
-    with pytest.raises(ImportError, match="pip install matplotlib"):
+    with pytest.raises(ImportError, match=r"pip install 'clearhead\[plot\]'"):
         six.save(tmp_path / "x.png")
 
 

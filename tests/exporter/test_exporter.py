@@ -206,7 +206,9 @@ def test_without_onnxruntime_nothing_is_compared(tmp_path, monkeypatch):
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(exporter.importlib.util, "find_spec", lambda name: None)
-    message = r"export to ONNX needs onnx and onnxscript\.\n  Install them with: pip install onnx"
+    message = (
+        r"export to ONNX needs onnx and onnxscript\.\n  Install them with: pip install 'clearhead"
+    )
     with pytest.raises(ModuleNotFoundError, match=message):
         export(attention(), tmp_path / "x.onnx")
 

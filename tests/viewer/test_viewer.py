@@ -694,7 +694,7 @@ def test_without_starlette(monkeypatch):
     for name in [n for n in sys.modules if n.startswith("clearhead.viewer.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "starlette.applications", None)
-    with pytest.raises(ImportError, match="pip install starlette uvicorn"):
+    with pytest.raises(ImportError, match=r"pip install 'clearhead\[view\]'"):
         clearhead.view(view_cases.structured(7, heads=1, head_dim=4))
 
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-EXAMPLE = "clearhead check my_attention.py:MultiHeadAttention"
+from clearhead.cli.shared import seed_option
+
+EXAMPLE = "clearhead check my_attention.py"
 
 
 def check(
@@ -60,10 +62,7 @@ def check(
         ),
     ] = None,
     seed: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=0, help="Repeat a check: its report names the seed of its sizes."
-        ),
+        int | None, seed_option("Repeat a check: its report names the seed of its sizes.")
     ] = None,
     adapter: Annotated[
         Path | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.atomic_files import check_place
-from clearhead.cli.shared import INTERRUPTED, progress_bar
+from clearhead.cli.shared import INTERRUPTED, JsonOption, out_option, progress_bar
 
 if TYPE_CHECKING:
     from clearhead.lab.claims.claim import Claim
@@ -32,12 +32,8 @@ def claims(
     listed: Annotated[
         bool, typer.Option("--list", help="List ids and claims; measure nothing.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything as JSON, for programs.")
-    ] = False,
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the results as JSON, updated after each claim."),
+        Path | None, out_option("Write the results as JSON, updated after each claim.")
     ] = None,
     resume: Annotated[
         bool,
@@ -55,6 +51,7 @@ def claims(
     page: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the results as Markdown.")
     ] = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Test common claims about attention.
 
@@ -73,7 +70,11 @@ def claims(
     if listed:
         from clearhead.lab.claims import catalogue
 
-        for claim in catalogue.CLAIMS.values():
+        chosen = catalogue.find(names) if names else list(catalogue.CLAIMS.values())
+        if as_json:
+            print(json.dumps([{"name": claim.name, "says": claim.says} for claim in chosen]))
+            return 0
+        for claim in chosen:
             print(claim_report.hanging(f"{claim.name:21} ", claim.says, screen.width))
         return 0
     if earlier:
@@ -135,6 +136,9 @@ def _measure(
     done = {claim["name"] for claim in known}
     left = [claim for claim in chosen if claim.name not in done]
     measured = 0
+    if not names:
+        time = "less than a minute" if quick else "up to ten minutes; --quick, less than one"
+        print(f"Testing {len(left)} claims: {time}.", file=sys.stderr)
 
     def on_done(found: dict[str, Any]) -> None:
         nonlocal measured

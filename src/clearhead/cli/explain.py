@@ -10,39 +10,28 @@ from typing import Annotated, Literal
 
 import typer
 
-from clearhead.cli.shared import GPT2_HELP
+from clearhead.cli.shared import (
+    JsonOption,
+    ModelOption,
+    TextOption,
+    layer_option,
+    out_option,
+    read_text,
+    seed_option,
+    text_argument,
+)
 
 EXAMPLE = 'clearhead explain "My dog loves quantum pizza!" --query dog'
 _SEED = 123
+_RANDOM = "Random weights instead of a model"
 Variant = Literal["simplified", "self", "causal", "wrapper", "multihead", "encoder"]
 TokenizerName = Literal["word", "gpt2"]
 
 
 def explain(
     text: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TEXT",
-            help="The text. [default: the book's example]",
-            show_default=False,
-        ),
+        list[str] | None, text_argument("The text. Without TEXT: the book's example.")
     ] = None,
-    variant: Annotated[
-        Variant | None,
-        typer.Option(help="The form of attention. [default: multihead; simplified without TEXT]"),
-    ] = None,
-    heads: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=512, help="The number of heads. [default: 2]"),
-    ] = None,
-    d_model: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=4096, help="The width of the vectors. [default: 8]"),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, max=2**32 - 1, help="The seed of the random weights."),
-    ] = _SEED,
     query: Annotated[
         str | None,
         typer.Option(
@@ -61,23 +50,19 @@ def explain(
             help="Show one step by its number, such as 4c, with the PyTorch code that computes it.",
         ),
     ] = None,
-    tokenizer: Annotated[
-        TokenizerName, typer.Option(help="Whole words, or GPT-2's byte pairs.")
-    ] = "word",
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME_OR_DIR",
-            help=GPT2_HELP,
-            show_default=False,
+    out: Annotated[
+        Path | None,
+        out_option(
+            "Write an interactive page (.html), a figure of the weights (.svg, .png, .pdf), or "
+            "everything as JSON (.json)."
         ),
     ] = None,
+    model: ModelOption = None,
     layer: Annotated[
         str | None,
-        typer.Option(
-            metavar="N",
-            help="The layer of the model, counted from 0, or all for one line per head. "
-            "[default: that of the clearest head]",
+        layer_option(
+            "The layer",
+            "; or all, for one line per head. [default: that of the clearest head]",
         ),
     ] = None,
     head: Annotated[
@@ -87,30 +72,60 @@ def explain(
             help="The head to show, counted from 0. [default: the clearest one of the layer]",
         ),
     ] = None,
+    file: TextOption = None,
+    as_json: JsonOption = False,
     untrained: Annotated[
         bool,
         typer.Option(
             "--untrained",
-            help="Use random weights instead of a model: any words, any form. "
-            "Implied by --variant, --heads, --d-model, --seed and --tokenizer.",
+            help="Any words, any form of attention. Implied by the options below.",
+            rich_help_panel=_RANDOM,
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-    out: Annotated[
-        Path | None,
+    variant: Annotated[
+        Variant | None,
         typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Write an interactive page (.html), a figure of the weights (.svg, .png, .pdf), "
-            "or everything as JSON (.json).",
+            metavar="FORM",
+            help="The form of attention: simplified, self, causal, wrapper, multihead or encoder. "
+            "[default: multihead; simplified without TEXT]",
+            rich_help_panel=_RANDOM,
         ),
     ] = None,
+    heads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=512,
+            help="The number of heads. [default: 2]",
+            rich_help_panel=_RANDOM,
+        ),
+    ] = None,
+    d_model: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=4096,
+            help="The width of the vectors. [default: 8]",
+            rich_help_panel=_RANDOM,
+        ),
+    ] = None,
+    seed: Annotated[int, seed_option("The seed of the random weights.", _RANDOM)] = _SEED,
+    tokenizer: Annotated[
+        TokenizerName,
+        typer.Option(
+            metavar="NAME",
+            help="word for whole words, or gpt2 for GPT-2's byte pairs.",
+            rich_help_panel=_RANDOM,
+        ),
+    ] = "word",
 ) -> None:
     """Show attention at work in a real model, with all numbers.
 
     Who attends to whom in TEXT, what each head does, and which token comes next. Every step from
     the text to the context vectors: --steps in the terminal, or --out for a page, a figure or JSON.
+    A checkpoint must be a GPT-2.
     """
     if [query is not None, step is not None, steps].count(True) > 1:
         raise ValueError(
@@ -120,7 +135,8 @@ def explain(
     from clearhead import drawing
     from clearhead.explainer import examples, one_query, presentation
 
-    given = None if text is None else " ".join(text).strip()
+    given = read_text(text, file)
+    given = None if given is None else given.strip()
     random = untrained or seed != _SEED or tokenizer != "word"
     random = random or (variant, heads, d_model) != (None, None, None)
     if random and (model, layer, head) != (None, None, None):
@@ -140,12 +156,8 @@ def explain(
         else:
             drawing.console().print(presentation.draw_heads(name, reading, summaries))
         return
-    if layer is not None and not layer.removeprefix("-").isdecimal():
-        raise ValueError(f"--layer: expected the number of a layer, or all, got {layer!r}.")
     if model is not None or (given is not None and not random):
-        example = examples.model_example(
-            given or "", model=model, layer=None if layer is None else int(layer), head=head
-        )
+        example = examples.model_example(given or "", model=model, layer=layer, head=head)
     elif (layer, head) != (None, None):
         raise ValueError(
             "--layer and --head select a head of a model that reads TEXT: give a TEXT, too."

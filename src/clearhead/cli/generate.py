@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.shared import INTERRUPTED, GPT2Option
+from clearhead.cli.shared import (
+    INTERRUPTED,
+    JsonOption,
+    ModelOption,
+    TextOption,
+    layer_option,
+    read_text,
+    report_notes,
+    seed_option,
+    text_argument,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clearhead.models.text_readers import TextReader
+    from clearhead.models import LoadedModel
+    from clearhead.models.text_readers import Reading, TextReader
     from clearhead.watcher.one_text import Attended
 
 EXAMPLE = 'clearhead generate "the cat sat" --top-p 0.9 --seed 1'
@@ -20,11 +32,7 @@ _TOKENS = 50
 
 
 def generate(
-    text: Annotated[
-        list[str],
-        typer.Argument(metavar="TEXT", help="The text to continue.", show_default=False),
-    ],
-    model: GPT2Option = None,
+    text: Annotated[list[str] | None, text_argument("The text to continue.")] = None,
     tokens: Annotated[
         int | None,
         typer.Option(
@@ -34,6 +42,7 @@ def generate(
             "context]",
         ),
     ] = None,
+    model: ModelOption = None,
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -53,10 +62,7 @@ def generate(
             help="Sample from the smallest set of tokens whose probabilities add up to P.",
         ),
     ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(metavar="S", min=0, max=2**32 - 1, help="The same seed gives the same text."),
-    ] = None,
+    seed: Annotated[int | None, seed_option("The same seed gives the same text.")] = None,
     sliding: Annotated[
         bool,
         typer.Option("--sliding", help="When the context is full, drop its beginning. Slow."),
@@ -72,34 +78,30 @@ def generate(
         ),
     ] = False,
     layer: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="The layer for --show-attention, counted from 0. [default: the last one]",
-        ),
+        str | None, layer_option("The layer for --show-attention", ". [default: the last one]")
     ] = None,
+    file: TextOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Continue a text with the English model, or with a GPT-2.
 
-    The text is printed to stdout while it is generated. Ctrl-C ends it.
+    The text is printed to stdout while it is generated; with --json, at the end. Ctrl-C ends it.
     """
     if layer is not None and not show_attention:
         raise ValueError("--layer belongs to --show-attention: give both.")
-    given = " ".join(text)
+    given = read_text(text, file)
     if not given:
-        raise ValueError("TEXT is empty: there is nothing to continue.")
+        missing = "Give a text to continue" if given is None else "TEXT is empty"
+        raise ValueError(f"{missing}: as TEXT, or as a file with --text FILE.\n  Try: {EXAMPLE}")
     import torch
 
     from clearhead.models import find_model
 
     loaded = find_model(model, device="cuda" if torch.cuda.is_available() else "cpu")
     reading = loaded.read(given)
-    for note in reading.notes:
-        print(f"Note: {note}", file=sys.stderr)
     config, reader = loaded.gpt2.config, loaded.reader
-    layers = config["num_layers"]
-    if layer is not None and not 0 <= layer < layers:
-        raise ValueError(f"--layer: expected 0 to {layers - 1}, got {layer}.")
+    last = config["num_layers"] - 1
+    number = last if layer is None else loaded.layer_number(layer)
     if tokens is None:
         room = config["context_length"] - len(reading.ids)
         tokens = _TOKENS if sliding else max(1, min(_TOKENS, room))
@@ -113,13 +115,38 @@ def generate(
         stop=reader.end if reader.end is not None and reader.end < config["vocab_size"] else None,
         sliding=sliding,
     )
+    report_notes(reading.notes)
+    looks: Iterator[Attended] | None = None
     if show_attention:
         from clearhead.watcher.one_text import look
 
-        layer = layers - 1 if layer is None else layer
-        looks = look(loaded.gpt2, reading.ids, written, layer=layer)
+        looks = look(loaded.gpt2, reading.ids, written, layer=number)
+    if as_json:
+        return _print_json(loaded, reading, looks or written)
+    if looks is not None:
         written = _report(looks, list(reading.ids), reader)
     return _print(reading.text, reading.ids, written, reader, at_once=show_attention)
+
+
+def _print_json(
+    loaded: LoadedModel, reading: Reading, written: Iterator[int] | Iterator[Attended]
+) -> int:
+    """Print the text and its new tokens as JSON at the end; return the exit status."""
+    reader, status = loaded.reader, 0
+    tokens: list[dict[str, Any]] = []
+    try:
+        for one in written:
+            token = one if isinstance(one, int) else one.token
+            tokens.append({"id": token, "token": reader.decode([token])})
+            if not isinstance(one, int):
+                shares = [round(share, 6) for share in one.shares]
+                tokens[-1]["attended"] = list(zip(one.positions, shares, strict=True))
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    new = [each["id"] for each in tokens if each["id"] != reader.end]
+    found = {"schema": 1, "model": loaded.path, "text": reading.text}
+    print(json.dumps({**found, "continuation": reader.decode(new), "tokens": tokens}))
+    return status
 
 
 def _print(

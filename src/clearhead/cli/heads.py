@@ -6,27 +6,51 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
 from clearhead.atomic_files import beside, check_place
-from clearhead.cli.shared import CheckpointOption, progress_bar, read_text, report_truncation
+from clearhead.cli.shared import (
+    JsonOption,
+    LayersOption,
+    ModelOption,
+    TextOption,
+    out_option,
+    progress_bar,
+    read_text,
+    report_notes,
+    report_truncation,
+    selected_layers,
+    text_argument,
+)
 
-EXAMPLE = 'clearhead heads "the cat sat on the mat" --layer "h.1.*" --sort previous'
+EXAMPLE = 'clearhead heads "the cat sat on the mat" --layer 1 --sort previous'
 Column = Literal["entropy", "away", "previous", "first", "same", "induction"]
 
 
 def heads(
     text: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="TEXT",
-            help="The text. Without TEXT: sentences that come with Clearhead.",
+        text_argument("The text. Without TEXT: sentences that come with Clearhead."),
+    ] = None,
+    model: ModelOption = None,
+    layer: LayersOption = None,
+    sort: Annotated[
+        Column | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Sort by this column, largest first: entropy, away, previous, first, same or "
+            "induction.",
             show_default=False,
         ),
     ] = None,
-    model: CheckpointOption = None,
+    ablate: Annotated[
+        bool,
+        typer.Option(
+            "--ablate", help="Print how much the loss on the text rises without each head."
+        ),
+    ] = False,
     relations: Annotated[
         bool,
         typer.Option(
@@ -38,70 +62,50 @@ def heads(
     sentences: Annotated[
         int, typer.Option(metavar="N", min=8, help="The number of sentences per relation.")
     ] = 400,
-    ablate: Annotated[
-        bool,
-        typer.Option(
-            "--ablate", help="Print how much the loss on the text rises without each head."
-        ),
-    ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Also write the maps of the text as a page (.html) or a figure (.svg, .png, "
-            ".pdf); with --ablate or --relations a figure of layers × heads.",
+        out_option(
+            "Also write the maps of the text as a page (.html) or a figure (.svg, .png, .pdf); "
+            "with --ablate or --relations a figure of layers × heads."
         ),
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--text", metavar="FILE", help="Read the text from a file.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything as JSON, for programs.")
-    ] = False,
     csv: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Also write the table as CSV.")
     ] = None,
-    layer: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Only this layer: a name or a part of it (h.3), a number, or a pattern for "
-            "several (h.*.attn); may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    sort: Annotated[
-        Column | None,
-        typer.Option(help="Sort by this column, largest first.", show_default=False),
-    ] = None,
+    file: TextOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what each head of a model attends to.
 
     With TEXT: in that text. Without TEXT: in English sentences that come with Clearhead, with the
     loss without each head and minimal pairs such as "The author near the doctors was / were".
+    --model accepts any Hugging Face checkpoint with its tokenizer.
     """
-    layers = [int(one) if one.isdecimal() else one for one in layer or ()] or None
-    given = text is not None or file is not None
-    if not given and not relations and not ablate:
+    given = read_text(text, file)
+    layers = selected_layers(layer)
+    if given is None and not relations and not ablate:
         if layer or sort is not None or csv is not None:
-            raise ValueError("--layer, --sort and --csv apply to the table of a text: give a TEXT.")
+            raise ValueError(
+                "--layer, --sort and --csv apply to the table of a text: give a TEXT.\n"
+                f"  Try: {EXAMPLE}"
+            )
         _own_sentences(model, sentences=sentences, as_json=as_json, picture=out)
     elif relations:
-        if given or csv is not None:
+        if given is not None or csv is not None:
             raise ValueError(
                 "--relations uses its own sentences: it takes no TEXT, no --text and no --csv."
             )
         if layer or sort is not None:
             raise ValueError("--layer and --sort apply to the table of a text: give a TEXT.")
         _relations(model, sentences=sentences, as_json=as_json, picture=out)
+    elif given is None:
+        _refuse_no_text()
     elif ablate:
         if sort is not None or csv is not None:
             raise ValueError("--sort and --csv apply to the table without --ablate.")
-        _ablate(_text(text, file), model, layers, as_json=as_json, picture=out)
+        _ablate(given, model, layers, as_json=as_json, picture=out)
     else:
-        _one_text(_text(text, file), model, layers, sort, as_json=as_json, csv=csv, out=out)
+        _one_text(given, model, layers, sort, as_json=as_json, csv=csv, out=out)
 
 
 def _own_sentences(
@@ -117,7 +121,7 @@ def _own_sentences(
     from clearhead.gpt2.model import GPT2
 
     if not isinstance(loaded.model, GPT2):
-        _text(None, None)  # raises, and says what can be given
+        _refuse_no_text()
     if picture is not None:
         raise ValueError("--out writes the maps of a text: give a TEXT.")
     from clearhead import drawing
@@ -136,17 +140,11 @@ def _own_sentences(
         drawing.console().print(report)
 
 
-def _text(words: Sequence[str] | None, file: Path | None) -> str:
-    """The text that was given as an argument or as a file."""
-    if (words is None) == (file is None):
-        message = "Give one text: as TEXT, or as a file with --text FILE"
-        if words is not None:
-            raise ValueError(f"{message}, not both.")
-        raise ValueError(
-            f"{message}.\n  To measure this model on sentences with known relations instead, "
-            "use --relations."
-        )
-    return " ".join(words or ()) if file is None else read_text(file)
+def _refuse_no_text() -> NoReturn:
+    raise ValueError(
+        "Give one text: as TEXT, or as a file with --text FILE.\n"
+        "  To measure this model on sentences with known relations instead, use --relations."
+    )
 
 
 def _one_text(
@@ -178,6 +176,7 @@ def _one_text(
         table = seen.heads(ids, on_progress=lambda share: progress.update(task, completed=share))
     table = table if sort is None else table.sorted(sort)
     used = ids.shape[1]
+    report_notes(reading.notes)
     report_truncation(tokens, used)
     if csv is not None:
         with beside(csv) as draft:
@@ -223,6 +222,7 @@ def _ablate(
             name=loaded.name,
             on_progress=lambda share: progress.update(task, completed=share),
         )
+    report_notes(reading.notes)
     report_truncation(tokens, ids.shape[1])
     if picture is not None:
         from clearhead.drawing import figures
@@ -269,11 +269,8 @@ def _check_picture(path: Path) -> None:
 
     try:
         figures.check_path(path)
-        import matplotlib  # noqa: F401  # only to see whether it is installed
+        figures.need_matplotlib()
     except FileNotFoundError as error:
         raise ValueError(f"--out {error}") from None
-    except ImportError:
-        raise ValueError(
-            f"--out {path}: a figure needs matplotlib, which is not installed.\n"
-            "  Install it with: pip install matplotlib"
-        ) from None
+    except ImportError as error:
+        raise ValueError(f"--out {path}: {error}") from None

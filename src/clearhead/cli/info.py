@@ -1,10 +1,15 @@
-"""`clearhead info`: parameters, memory and operations of a model, without torch."""
+"""`clearhead info`: parameters, memory and operations of a model; known sizes need no torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from clearhead.cli.shared import SHIPPED, JsonOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,9 +24,14 @@ def info(
         str | None,
         typer.Argument(
             metavar="NAME",
-            help="gpt2-small, -medium, -large, -xl or gpt3. [default: all of them]",
+            help="gpt2-small, -medium, -large, -xl or gpt3; or what --model accepts elsewhere, "
+            "such as english. [default: all sizes of GPT-2, and GPT-3]",
             show_default=False,
         ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME_OR_DIR", help="The same as NAME."),
     ] = None,
     d_model: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="The width of the vectors.")
@@ -44,29 +54,75 @@ def info(
     ] = None,
     dtype: Annotated[
         Literal["float64", "float32", "bfloat16", "float16"],
-        typer.Option(help="The data type of weights and activations."),
+        typer.Option(
+            metavar="NAME",
+            help="The data type of weights and activations: float64, float32, bfloat16 or float16.",
+        ),
     ] = "float32",
+    as_json: JsonOption = False,
 ) -> None:
     """Compute the cost of a model: parameters, memory, operations."""
     from clearhead import drawing
-    from clearhead.configs import GPT2_CONFIGS, config_name, find_config
+    from clearhead.configs import GPT2_CONFIGS, find_config
 
+    if name is not None and model is not None:
+        raise ValueError("NAME and --model: give one of the two.")
+    name = model if name is None else name
     own = {"d_model": d_model, "num_heads": heads, "num_layers": layers, "context_length": context}
     changed = {key: value for key, value in own.items() if value is not None}
-    out = drawing.console()
     if name is None and not changed:
-        configs = {each: find_config(each) for each in (*GPT2_CONFIGS, "gpt3")}
-        out.print(_compare(configs, batch, tokens, dtype))
-        return
-    base = config_name(name or "gpt2-small")
-    config = find_config(base)
-    config.update(changed)  # type: ignore[typeddict-item]  # the keys are those of a config
-    title = base
-    if changed:
-        title = "your own size" if name is None else f"{base}, changed"
-        rest = [f"{key} {config[key]}" for key in own if key not in changed]  # type: ignore[literal-required]  # as above
-        title += f" (from {base}: {', '.join(rest)})" if rest else ""
-    out.print(_describe(title, config, batch, tokens, dtype))
+        sizes = {each: find_config(each) for each in (*GPT2_CONFIGS, "gpt3")}
+        rotary = False
+    else:
+        base, config, rotary = _find(name or "gpt2-small")
+        config.update(changed)  # type: ignore[typeddict-item]  # the keys are those of a config
+        title = base
+        if changed:
+            title = "your own size" if name is None else f"{base}, changed"
+            rest = [f"{key} {config[key]}" for key in own if key not in changed]  # type: ignore[literal-required]  # as above
+            title += f" (from {base}: {', '.join(rest)})" if rest else ""
+        sizes = {title: config}
+    if as_json:
+        found = [_to_json(each, sizes[each], batch, tokens, dtype, rotary) for each in sizes]
+        print(json.dumps({"schema": 1, "models": found}))
+    elif len(sizes) > 1:
+        drawing.console().print(_compare(sizes, batch, tokens, dtype))
+    else:
+        drawing.console().print(_describe(title, config, batch, tokens, dtype, rotary))
+
+
+def _find(name: str) -> tuple[str, GPT2Config, bool]:
+    """The title of a model, its sizes, and whether its positions are rotary."""
+    from clearhead.configs import config_name, find_config
+
+    if name not in SHIPPED and not Path(name).exists():
+        try:
+            return config_name(name), find_config(name), False
+        except ValueError as error:
+            raise ValueError(f"{error} Or: {', '.join(SHIPPED)}, a folder.") from None
+    from clearhead.models import find_model
+
+    loaded = find_model(name)
+    return loaded.name, loaded.gpt2.config.copy(), loaded.gpt2.rope is not None
+
+
+def _to_json(
+    title: str, config: GPT2Config, batch: int, tokens: int | None, dtype: str, rotary: bool
+) -> dict[str, Any]:
+    from clearhead import costs
+
+    memory = costs.memory(config, batch=batch, tokens=tokens, dtype=dtype, rotary=rotary)
+    work = costs.flops(config, batch=batch, tokens=tokens)
+    return {
+        "name": title,
+        "config": config,
+        "batch": batch,
+        "tokens": config["context_length"] if tokens is None else tokens,
+        "dtype": dtype,
+        "parameters": costs.parameters(config, rotary=rotary),
+        "memory_mib": asdict(memory),
+        "flops": {**asdict(work), "total": work.total, "total_causal": work.total_causal},
+    }
 
 
 def _compare(
@@ -114,7 +170,7 @@ def _beyond(sizes: dict[str, GPT2Config], tokens: int | None) -> list[str]:
 
 
 def _describe(
-    title: str, config: GPT2Config, batch: int, tokens: int | None, dtype: str
+    title: str, config: GPT2Config, batch: int, tokens: int | None, dtype: str, rotary: bool
 ) -> RenderableType:
     """One model: its parameters by part, its memory and its operations."""
     from rich.console import Group
@@ -122,9 +178,9 @@ def _describe(
 
     from clearhead import costs, drawing
 
-    parts = costs.parameters(config)
+    parts = costs.parameters(config, rotary=rotary)
     total, one_layer = parts.pop("total"), parts.pop("attention_per_layer")
-    memory = costs.memory(config, batch=batch, tokens=tokens, dtype=dtype)
+    memory = costs.memory(config, batch=batch, tokens=tokens, dtype=dtype, rotary=rotary)
     work = costs.flops(config, batch=batch, tokens=tokens)
     length = config["context_length"] if tokens is None else tokens
     heads, d_model = config["num_heads"], config["d_model"]

@@ -5,27 +5,28 @@ from __future__ import annotations
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
+
+from clearhead.cli.shared import TextOption, out_option, read_text, shipped_models, text_argument
 
 EXAMPLE = "clearhead play --open"
 
 
 def play(
-    text: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TEXT", help="The text that the page begins with.", show_default=False
-        ),
-    ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")
-    ] = Path("clearhead.html"),
+    text: Annotated[list[str] | None, text_argument("The text that the page begins with.")] = None,
+    out: Annotated[Path, out_option("The file to write.")] = Path("clearhead.html"),
     open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     model: Annotated[
-        Literal["english", "grammar"], typer.Option(help="The model in the page.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The model in the page: english or grammar.",
+            autocompletion=shipped_models,
+        ),
     ] = "english",
+    file: TextOption = None,
 ) -> None:
     """Write a page that runs a model on what you type.
 
@@ -35,10 +36,11 @@ def play(
     """
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--out {out}: expected a name that ends in .html.")
+    given = read_text(text, file)
     from clearhead.atomic_files import beside
     from clearhead.explainer.play_page import play_html
 
-    page = play_html(model, None if text is None else " ".join(text))
+    page = play_html(model, given)
     try:
         with beside(out) as draft:
             draft.write_text(page, encoding="ascii")

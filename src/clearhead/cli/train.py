@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from clearhead.atomic_files import check_folder
-from clearhead.cli.shared import INTERRUPTED, progress_bar
+from clearhead.cli.shared import INTERRUPTED, out_option, progress_bar, seed_option
 
 if TYPE_CHECKING:
     from clearhead.gpt2.model import GPT2
     from clearhead.training.loop import Curve
     from clearhead.training.text_task import TextSettings
 
-EXAMPLE = "clearhead train --text my_texts/ --out my-model"
+EXAMPLE = "clearhead train --text my_texts/ -o my-model"
+_TEXT, _GRAMMAR = "With --text", "Without --text"
 Size = Literal["tiny", "small"]
 
 
@@ -28,24 +29,18 @@ def train(
     text: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE_OR_FOLDER",
+            metavar="FILE_OR_DIR",
             help="Train on this text instead of the grammar: files in UTF-8, whose documents may "
             "be separated by <|endoftext|>; .xz and .gz are unpacked.",
             show_default=False,
         ),
     ] = None,
-    size: Annotated[
-        Size,
-        typer.Option(
-            help="With --text: tiny takes minutes on a CPU; small has the size of the English "
-            "model and needs a GPU."
-        ),
-    ] = "tiny",
-    seeds: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, max=64, help="Train N grammar models: seeds 0, 1, 2, ..."),
-    ] = 1,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="With --text: the seed.")] = 0,
+    out: Annotated[
+        Path, out_option("The folder for models, curves and figures.", metavar="DIR")
+    ] = Path("clearhead-train"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted run in this folder.")
+    ] = False,
     steps: Annotated[
         int | None,
         typer.Option(
@@ -54,46 +49,67 @@ def train(
             help="Steps per model. [default: 2000; with --text, 1000 for tiny, 20000 for small]",
         ),
     ] = None,
+    size: Annotated[
+        Size,
+        typer.Option(
+            metavar="SIZE",
+            help="tiny takes minutes on a CPU; small has the size of the English model and needs "
+            "a GPU.",
+            rich_help_panel=_TEXT,
+        ),
+    ] = "tiny",
     minutes: Annotated[
         float | None,
         typer.Option(
-            metavar="N", min=0.01, help="With --text: train for so long, instead of --steps."
+            metavar="N",
+            min=0.01,
+            help="Train for so long, instead of --steps.",
+            rich_help_panel=_TEXT,
         ),
     ] = None,
-    dropout: Annotated[
-        float, typer.Option(metavar="P", min=0, max=0.9, help="With --text: the dropout.")
-    ] = 0.0,
+    seed: Annotated[int, seed_option("The seed of weights and batches.", _TEXT)] = 0,
     vocabulary: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=257,
-            help="With --text: the tokens of the vocabulary. [default: 1024 for tiny, 8192 for "
-            "small]",
+            help="The tokens of the vocabulary. [default: 1024 for tiny, 8192 for small]",
+            rich_help_panel=_TEXT,
         ),
     ] = None,
+    dropout: Annotated[
+        float,
+        typer.Option(metavar="P", min=0, max=0.9, help="The dropout.", rich_help_panel=_TEXT),
+    ] = 0.0,
     device: Annotated[
-        str, typer.Option(help="With --text: cpu, or cuda, where products are in bfloat16.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="cpu, or cuda, where products are in bfloat16.",
+            rich_help_panel=_TEXT,
+        ),
     ] = "cpu",
     compiled: Annotated[
-        bool, typer.Option("--compile", help="With --text: use torch.compile.")
+        bool, typer.Option("--compile", help="Use torch.compile.", rich_help_panel=_TEXT)
     ] = False,
     prepare: Annotated[
         bool,
         typer.Option(
             "--prepare",
-            help="With --text: only train the vocabulary and encode the text. --resume trains.",
+            help="Only train the vocabulary and encode the text. --resume trains.",
+            rich_help_panel=_TEXT,
         ),
     ] = False,
-    out: Annotated[
-        Path,
+    seeds: Annotated[
+        int,
         typer.Option(
-            "--out", "-o", metavar="DIR", help="The folder for models, curves and figures."
+            metavar="N",
+            min=1,
+            max=64,
+            help="Train N grammar models: seeds 0, 1, 2, ...",
+            rich_help_panel=_GRAMMAR,
         ),
-    ] = Path("clearhead-train"),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted run in this folder.")
-    ] = False,
+    ] = 1,
 ) -> int:
     """Train a model on your own text, or the small grammar model.
 

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from clearhead.cli.shared import CheckpointOption, progress_bar, read_text, report_truncation
+from clearhead.cli.shared import (
+    LayersOption,
+    ModelOption,
+    TextOption,
+    progress_bar,
+    read_text,
+    report_notes,
+    report_truncation,
+    selected_layers,
+    text_argument,
+)
 
-EXAMPLE = "clearhead view --text sentence.txt"
+EXAMPLE = 'clearhead view "the cat sat on the mat"'
 
 
 def view(
-    text: Annotated[Path, typer.Option(metavar="FILE", help="The file that holds the text.")],
-    model: CheckpointOption = None,
+    words: Annotated[list[str] | None, text_argument("The text.")] = None,
+    text: TextOption = None,
+    model: ModelOption = None,
+    layer: LayersOption = None,
     port: Annotated[
         int,
         typer.Option(
@@ -32,9 +43,12 @@ def view(
     """Zoom into the attention of a model, however long the text is.
 
     Serves a page to this machine only, until Ctrl-C. To see it from another machine, use
-    --port 8123 here and run ssh -L 8123:127.0.0.1:8123 there.
+    --port 8123 here and run ssh -L 8123:127.0.0.1:8123 there. --model accepts any Hugging Face
+    checkpoint with its tokenizer.
     """
-    given = read_text(text)
+    given = read_text(words, text)
+    if given is None:
+        raise ValueError(f"Give a text: as TEXT, or as a file with --text FILE.\n  Try: {EXAMPLE}")
 
     from clearhead import viewer
     from clearhead.models import find_model
@@ -46,8 +60,9 @@ def view(
         reading = loaded.read(given)
         tokens, ids = len(reading.ids), reading.tensor(loaded.longest)
         progress.update(task, description=f"Reading {ids.shape[1]:,} tokens")
-        seen = see(loaded.network, ids, name=loaded.name)
+        seen = see(loaded.network, ids, selected_layers(layer), name=loaded.name)
         seen.model = loaded.name  # the title of the page
+    report_notes(reading.notes)
     report_truncation(tokens, ids.shape[1])
     labels = reading.labels[: ids.shape[1]]
     del loaded  # frees the model; the maps do not need it

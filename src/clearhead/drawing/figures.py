@@ -111,7 +111,7 @@ def figure(
         show: Register the figure with pyplot, so that notebooks and `plt.show()` show it.
         title: The title of the figure.
     """
-    _need_matplotlib()
+    need_matplotlib()
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -187,7 +187,7 @@ def draw(
     Returns:
         What matplotlib needs to draw a colour bar.
     """
-    _need_matplotlib()
+    need_matplotlib()
     import numpy
     from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
     from matplotlib.patches import Rectangle
@@ -276,13 +276,14 @@ def check_path(path: Path, suffixes: Sequence[str] = SUFFIXES) -> None:
     check_place(path)
 
 
-def _need_matplotlib() -> None:
+def need_matplotlib() -> None:
+    """Raise ImportError, with the command that installs it, if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401  # only to check that it is installed
     except ImportError:
         raise ImportError(
             "Figures need matplotlib, which is not installed.\n"
-            "  Install it with: pip install matplotlib"
+            "  Install it with: pip install 'clearhead[plot]'"
         ) from None
 
 

@@ -152,7 +152,7 @@ def model_example(
     text: str,
     *,
     model: str | Path | None = None,
-    layer: int | None = None,
+    layer: str | int | None = None,
     head: int | None = None,
 ) -> Example:
     """Run a trained model on a text, and trace the attention of one layer.
@@ -160,8 +160,9 @@ def model_example(
     Args:
         text: The text.
         model: See `clearhead.models.find_model`; None for the English model.
-        layer: Which layer, counted from 0. If None, the last one of a grammar model, where its
-            relations are, and otherwise that of the head whose pattern is clearest.
+        layer: Which layer, as in `LoadedModel.layer_number`. If None, the last one of a grammar
+            model, where its relations are, and otherwise that of the head whose pattern is
+            clearest.
         head: The head to look at first, counted from 0; the clearest one of the layer if None.
 
     Raises:
@@ -170,13 +171,14 @@ def model_example(
     """
     loaded, reading = _read(text, model)
     gpt2 = loaded.gpt2
-    _check_number("--layer", layer, gpt2.config["num_layers"])
-    _check_number("--head", head, gpt2.config["num_heads"])
-    if layer is None and loaded.reader.kind == "word":
-        layer = gpt2.config["num_layers"] - 1
+    number = None if layer is None else loaded.layer_number(layer)
+    if head is not None and not 0 <= head < (count := gpt2.config["num_heads"]):
+        raise ValueError(f"--head: expected 0 to {count - 1}, got {head}.")
+    if number is None and loaded.reader.kind == "word":
+        number = gpt2.config["num_layers"] - 1
     seen = see(loaded.network, reading.tensor(), name=loaded.name)
     heads = summarise_heads(seen, reading.tensor())
-    best = clearest(heads, layer)
+    best = clearest(heads, number)
     own = [each for each in heads if each.layer == best.layer]
     shown = best if head is None else own[head]
     module = gpt2.blocks[best.layer].attention
@@ -223,11 +225,6 @@ def _read(text: str, model: str | Path | None) -> tuple[LoadedModel, Reading]:
     reading = loaded.read(text)
     _check_length(len(reading.ids), loaded)
     return loaded, reading
-
-
-def _check_number(option: str, number: int | None, count: int) -> None:
-    if number is not None and not 0 <= number < count:
-        raise ValueError(f"{option}: expected 0 to {count - 1}, got {number}.")
 
 
 def _layer_input(loaded: LoadedModel, ids: Tensor, layer: int) -> Float[Tensor, "1 tokens d_model"]:

@@ -45,7 +45,10 @@ def play_html(model: str = "english", text: str | None = None) -> str:
         ValueError: There is no shipped model of this name.
     """
     if model not in FIRST_TEXT:
-        raise ValueError(f"--model: expected {' or '.join(FIRST_TEXT)}, got {model!r}.")
+        raise ValueError(
+            f"--model: expected {' or '.join(FIRST_TEXT)}, got {model!r}.\n"
+            f"  For a page of another model: clearhead explain TEXT --model {model} -o page.html"
+        )
     loaded = find_model(model)
     gpt2: GPT2 = loaded.gpt2
     rope = None if gpt2.rope is None else gpt2.rope.base

@@ -112,7 +112,7 @@ def export(
         if missing:
             raise ModuleNotFoundError(
                 f"export to ONNX needs {' and '.join(missing)}.\n"
-                "  Install them with: pip install onnx onnxscript onnxruntime"
+                "  Install them with: pip install 'clearhead[onnx]'"
             )
     say = say or (lambda text: None)
     with beside(path) as draft:

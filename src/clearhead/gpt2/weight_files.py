@@ -299,7 +299,7 @@ def from_hub(name: str, *, also: Sequence[str] = ()) -> Path:
     except ImportError:
         raise ValueError(
             f"{unknown}; downloading from the Hugging Face hub needs huggingface_hub.\n"
-            "  Install it: pip install huggingface_hub"
+            "  Install it: pip install 'clearhead[hub]'"
         ) from None
     wanted = ["config.json", "model*.safetensors", "model.safetensors.index.json", *also]
     try:

@@ -12,7 +12,10 @@ and a reader that turns text into token ids. Start reading at `find_model`.
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -95,11 +98,30 @@ def find_model(
         gpt2, words = load_model(file)
         folder = file.resolve().parent.name
         return LoadedModel(folder, gpt2.to(device), lambda: WordTextReader(words), str(file))
-    if any_architecture and not _is_our_gpt2(Path(model)):
-        return hugging_face.load(model, language_model=language_model)
-    gpt2 = GPT2.from_pretrained(model, device=device)
+    with _naming_the_shipped(model):
+        if any_architecture and not _is_our_gpt2(Path(model)):
+            return hugging_face.load(model, language_model=language_model)
+        gpt2 = GPT2.from_pretrained(model, device=device)
     reader = partial(find_reader, model, gpt2.config["vocab_size"])
     return LoadedModel(Path(model).resolve().name, gpt2.eval(), reader, str(model))
+
+
+@contextmanager
+def _naming_the_shipped(model: str | Path) -> Iterator[None]:
+    """Where a name is neither a folder nor on the hub, also say which models there are."""
+    if Path(model).exists():
+        yield
+        return
+    close = difflib.get_close_matches(str(model).lower(), SHIPPED, n=1, cutoff=0.7)
+    if close:  # do not ask the hub
+        raise ValueError(
+            f"{model}: no such file or folder. Did you mean {close[0]}?\n"
+            f"  {' and '.join(SHIPPED)} come with Clearhead."
+        )
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error}\n  {' and '.join(SHIPPED)} come with Clearhead.") from error
 
 
 def _shipped(name: str, device: str | torch.device) -> LoadedModel:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.gpt2.model import GPT2
 from clearhead.models.text_readers import Reading, TextReader
+from clearhead.watcher.layer_names import one_name
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,26 @@ class LoadedModel:
         """The model, where it is known to be our own `GPT2`."""
         assert isinstance(self.model, GPT2)
         return self.model
+
+    def layer_number(self, layer: str | int) -> int:
+        """The number of the layer of a GPT-2 that `--layer` means.
+
+        Args:
+            layer: Its number from 0, also as text; its name, or a part of it.
+
+        Raises:
+            ValueError: There is no such layer, or several fit.
+        """
+        count = self.gpt2.config["num_layers"]
+        if isinstance(layer, int) or layer.removeprefix("-").isdecimal():
+            if not 0 <= int(layer) < count:
+                raise ValueError(f"--layer: expected 0 to {count - 1}, got {layer}.")
+            return int(layer)
+        names = [f"h.{number}.attn" for number in range(count)]
+        try:
+            return names.index(one_name(layer, names))
+        except LookupError as error:
+            raise ValueError(f"--layer: {error}") from None
 
     @cached_property
     def network(self) -> nn.Module:

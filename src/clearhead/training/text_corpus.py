@@ -66,7 +66,7 @@ def read_documents(path: str | Path) -> list[str]:
     """
     path = Path(path).expanduser()
     if not path.exists():
-        raise ValueError(f"--text: {path} does not exist.")
+        raise ValueError(f"--text: {path} does not exist.\n  Looked for {path.absolute()}.")
     files = sorted(_text_files(path)) if path.is_dir() else [path]
     documents: list[str] = []
     for file in files:

@@ -53,7 +53,7 @@ def view(
     except ImportError as error:
         raise ImportError(
             f"The viewer needs starlette and uvicorn ({error}).\n"
-            "  Install them with: pip install starlette uvicorn"
+            "  Install them with: pip install 'clearhead[view]'"
         ) from None
     from clearhead.maps import AttentionMap
     from clearhead.maps.axis_labels import check_labels

@@ -243,10 +243,12 @@ def split_target(target: str) -> tuple[Path, str | None]:
 
 
 def _near(path: Path) -> str:
-    """A file of nearly that name, if there is one."""
+    """A file of nearly that name, or where the file was looked for."""
     there = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, there, n=1)
-    return f"\n  Did you mean {path.with_name(near[0])}?" if near else ""
+    if near:
+        return f"\n  Did you mean {path.with_name(near[0])}?"
+    return f"\n  Looked for {path.absolute()}."
 
 
 def _show(reports: Sequence[Report], options: Options) -> None:
