@@ -769,8 +769,9 @@ def test_option_errors_word_for_word():
     )
     raises(
         TypeError,
-        "mask: expected a clearhead.Mask, got Tensor.\n"
+        "mask: expected a clearhead.Mask, got a tensor: float32 (2, 3).\n"
         "  Wrap a tensor: Mask.padding(real) for (batch, tokens), Mask.custom(may_attend) for "
-        "(queries, keys); True means may attend.",
+        "(queries, keys); True means may attend.\n"
+        "  Added to the scores (0 and -inf)? Mask.custom(mask == 0).",
         lambda: MultiHeadAttention(6, 6, 4, 0.0, 2)(x, mask=torch.ones(2, 3)),
     )

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.foreign_names import explained
 from clearhead.validation import ShapeError, check_sizes, describe, dtype_name, is_readable
 
 
@@ -26,6 +27,7 @@ class KVCache:
             bools) must then be as wide as the capacity.
     """
 
+    @explained
     def __init__(
         self,
         batch: int,

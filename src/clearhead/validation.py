@@ -38,6 +38,11 @@ def check_vectors(
         name: The name of the argument.
         unbatched: Whether (tokens, d_in) is allowed as well.
     """
+    if not isinstance(x, Tensor):
+        hint = "Try torch.tensor(x)."
+        if isinstance(x, str):
+            hint = "Text? tokenizer.encode gives ids, and clearhead.Embedding vectors."
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}.\n  {hint}")
     if weight is None:
         weight = x
     shape = x.shape

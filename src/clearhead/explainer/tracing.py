@@ -31,6 +31,7 @@ from clearhead.explainer.steps import (
     hidden_keys,
     operands,
 )
+from clearhead.foreign_names import explained
 from clearhead.maps import page_layers
 from clearhead.maps.axis_labels import check_labels
 from clearhead.masks import Mask
@@ -254,6 +255,7 @@ class Trace:
         return self.page().frame()
 
 
+@explained
 def trace(
     module: nn.Module | Callable[[Tensor], Tensor],
     x: Float[Tensor, "..."],

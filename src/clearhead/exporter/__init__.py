@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from clearhead.atomic_files import beside, check_place
 from clearhead.exporter.graph import Graph, What, graph
+from clearhead.foreign_names import explained
 from clearhead.gpt2 import GPT2
 from clearhead.version import __version__
 
@@ -58,6 +59,7 @@ class Exported:
     sizes: list[tuple[int, int, int]]
 
 
+@explained
 def export(
     module: nn.Module,
     path: str | os.PathLike[str],

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from clearhead.foreign_names import explained
 from clearhead.gpt2.model import GPT2
 from clearhead.gpt2.weight_files import read_json
 from clearhead.models import hugging_face
@@ -38,6 +39,7 @@ __all__ = ["LoadedModel", "find_model", "load"]
 _NAMES = {"english": "the English model", "grammar": "the grammar model"}
 
 
+@explained
 def load(
     model: str | Path = "english", *, device: str | torch.device = "cpu"
 ) -> tuple[GPT2, Tokenizer]:

@@ -32,10 +32,12 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
+from typing import NoReturn
 
 from torch import nn
 
 from clearhead import torch_internals
+from clearhead.foreign_names import explained
 from clearhead.watcher.interventions import ablate, knockout
 from clearhead.watcher.layer_names import LayerChoice, Selector
 from clearhead.watcher.model_routes import Routes
@@ -56,6 +58,7 @@ __all__ = [
 ]
 
 
+@explained
 def watch(
     model: nn.Module,
     *,
@@ -129,6 +132,10 @@ class Watch:
     ) -> None:
         if not isinstance(model, nn.Module):
             hint = ""
+            if isinstance(model, str):
+                hint = f"\n  Load it first: model, tokenizer = clearhead.load({model!r})."
+            if isinstance(model, type):
+                hint = f"\n  That is a class: watch an object of it, {model.__name__}(...)."
             if isinstance(inner := getattr(model, "model", None), nn.Module):
                 hint = f"\n  It has one inside ({type(inner).__name__}): watch(it.model)."
             raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.{hint}")
@@ -152,6 +159,17 @@ class Watch:
         self._thread = threading.get_ident()
         self._mode = self._stack.enter_context(self._routes.open(self._recorder))
         return self._recorder.seen
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Not supported: the model is called inside the block."""
+        raise TypeError(
+            "watch(model) is a block, not a model. Call the model inside it:\n"
+            "  with clearhead.watch(model) as seen: output = model(ids)"
+        )
+
+    def __repr__(self) -> str:
+        state = "used" if self._used else "not entered"
+        return f"Watch({type(self._model).__name__}, {state}): a `with` block"
 
     def __exit__(
         self,

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import safetensors
 import torch
@@ -20,6 +20,7 @@ from clearhead import torch_internals
 from clearhead.drawing.file_formats import save
 from clearhead.drawing.html_page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
 from clearhead.drawing.text_format import harmless, memory
+from clearhead.foreign_names import no_attribute
 from clearhead.maps import AttentionMap
 from clearhead.maps.statistics import Saliency
 from clearhead.masks import Mask
@@ -223,6 +224,9 @@ class Seen(Mapping[str, AttentionMap]):
             f"Seen({harmless(self.model)}: {len(self)} layers, {len(self.calls)} calls, "
             f"{memory(self.nbytes)} held)"
         )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise no_attribute(self, name)
 
     def heads(
         self,
