@@ -26,6 +26,17 @@ def describe(tensor: Tensor) -> str:
     return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
 
 
+class ByShape:
+    """The repr of a dataclass that holds tensors: their shapes instead of their numbers."""
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{name} {describe(value)}" if isinstance(value, Tensor) else f"{name}={value!r}"
+            for name, value in vars(self).items()
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
 def check_vectors(
     x: Tensor, d_in: int, weight: Tensor | None, *, name: str = "x", unbatched: bool = False
 ) -> None:

@@ -188,7 +188,7 @@ class Seen(Mapping[str, AttentionMap]):
         name, step = key if isinstance(key, tuple) and len(key) == 2 else (key, -1)
         calls = self._by_name[self.name(name)]
         if not isinstance(step, int) or not -len(calls) <= step < len(calls):
-            raise _NotSeen(
+            raise NotSeen(
                 f"{calls[0].name} was called {len(calls)} time{'s' if len(calls) > 1 else ''}, "
                 f"so {step!r} is not one of its calls: they count from 0."
             )
@@ -197,16 +197,16 @@ class Seen(Mapping[str, AttentionMap]):
     def name(self, layer: object) -> str:
         """The full name of the layer that a part of its name or its number means."""
         if not self._by_name:
-            raise _NotSeen(
+            raise NotSeen(
                 f"no attention layer is called {layer!r}.\n"
                 "  Nothing was seen yet: run the model inside the block."
             )
         if isinstance(layer, bool) or not isinstance(layer, str | int):
-            raise _NotSeen(f"a layer is named by a string or a number, got {layer!r}.")
+            raise NotSeen(f"a layer is named by a string or a number, got {layer!r}.")
         try:
             return one_name(layer, self.layers)
         except LookupError as error:
-            raise _NotSeen(str(error)) from None
+            raise NotSeen(str(error)) from None
 
     def __contains__(self, key: object) -> bool:
         name, step = key if isinstance(key, tuple) and len(key) == 2 else (key, 0)
@@ -534,7 +534,7 @@ class Seen(Mapping[str, AttentionMap]):
         return seen
 
 
-class _NotSeen(KeyError):
+class NotSeen(KeyError):
     """A KeyError that prints its message as it is."""
 
     def __str__(self) -> str:
