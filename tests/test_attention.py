@@ -308,7 +308,7 @@ def test_cache_can_be_reset_and_says_what_it_holds():
     cache = module.new_cache(BATCH)
     x = random_x()
     first = module(x, cache=cache)
-    assert repr(cache) == "KVCache(7 of 13 tokens, keys (2, 3, 13, 10))"
+    assert repr(cache) == "KVCache(7 of 13 tokens, batch=2, kv_heads=3, head_dim=10)"
     cache.reset()
     assert len(cache) == 0
     torch.testing.assert_close(module(x, cache=cache), first)

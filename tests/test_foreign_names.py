@@ -255,7 +255,17 @@ CALLABLES = {
     **{
         name: getattr(clearhead, name)
         for name in (
-            *("load", "watch", "AttentionMap", "Embedding", "SlidingWindowDataset", "KVCache"),
+            *(
+                "load",
+                "watch",
+                "view",
+                "ablate",
+                "knockout",
+                "AttentionMap",
+                "Embedding",
+                "SlidingWindowDataset",
+                "KVCache",
+            ),
             *("FeedForward", "TransformerBlock", "trace", "export", "Mask"),
         )
     },

@@ -33,6 +33,7 @@ from clearhead.validation import (
 
 _CAUSAL = Mask.causal()
 _PACK_UP_TO = 8192  # tokens in a batch, see `packing_pays`
+_NO_SHAPE = torch.Size()  # of what is no tensor; `_check` explains
 _find_in_module = nn.Module.__getattr__
 
 
@@ -207,7 +208,7 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
         """Steps 1 to 3: queries, keys and values (batch, heads, tokens, head_dim), and the mask."""
         first = self.qkv if self.packed else self.W_query
-        weight, shape = getattr(first, "weight", None), getattr(x, "shape", ())
+        weight, shape = getattr(first, "weight", None), getattr(x, "shape", _NO_SHAPE)
         if not (  # what `_check` accepts, in the usual case
             (context is None and mask is None and cache is None and isinstance(weight, Tensor))
             and len(shape) == 3
@@ -558,7 +559,15 @@ def _gpt2_attention(name: str, dropout: float) -> MultiHeadAttention:
 
 
 def create_gpt2_small_attention(dropout: float = 0.1) -> MultiHeadAttention:
-    """One attention layer of GPT-2 small: 768 wide, 12 heads."""
+    """One attention layer of GPT-2 small: 768 wide, 12 heads, with random weights.
+
+    Args:
+        dropout: The probability of dropping an attention weight during training.
+
+    Examples:
+        >>> create_gpt2_small_attention().eval()(torch.rand(1, 5, 768)).shape
+        torch.Size([1, 5, 768])
+    """
     return _gpt2_attention("gpt2-small", dropout)
 
 

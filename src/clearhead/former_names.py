@@ -93,7 +93,10 @@ class FormerModules:
         """A spec for a former name of ours, else None."""
         package, _, below = name.partition(".")
         found = former_module(below) if package == "clearhead" and below else None
-        return None if found is None else ModuleSpec(name, self, loader_state=found)
+        if found is None:
+            return None
+        # importlib.abc has the base class that is expected, and takes 10 ms to import.
+        return ModuleSpec(name, self, loader_state=found)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Let Python create an empty one."""

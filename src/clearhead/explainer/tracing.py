@@ -278,6 +278,13 @@ def trace(
         context: The source of keys and values instead of x (fast module with `causal=False`).
         context_tokens: A label for each token of context.
 
+    Returns:
+        The steps with their numbers; `print` it, save it as a page, or take its tensors by name.
+
+    Raises:
+        TypeError: The module is not one of these forms.
+        ValueError: A shape does not fit, or the input contains NaN.
+
     Examples:
         >>> from clearhead.ladder import simplified_attention
         >>> seen = trace(simplified_attention, torch.eye(2), tokens=["to", "be"])

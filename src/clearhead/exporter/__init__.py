@@ -83,6 +83,9 @@ def export(
         say: Called with a description of each stage, for a progress line.
         verbose: Whether to show the warnings of torch's exporter.
 
+    Returns:
+        The file, its inputs and outputs, and how far its results are from the module's.
+
     Raises:
         ValueError: The suffix is not supported, or the module cannot be exported; the message says
             why.

@@ -39,6 +39,10 @@ class FeedForward(nn.Module):
     Args:
         d_model: The width of the vectors; the hidden layer is four times as wide.
         dropout: The dropout probability on the output.
+
+    Examples:
+        >>> FeedForward(d_model=8, dropout=0.0)(torch.rand(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
     @explained
@@ -65,6 +69,12 @@ class TransformerBlock(nn.Module):
         config: The sizes of the model.
         rope: Rotary positions, or None.
         packed: Whether one linear layer computes queries, keys and values.
+
+    Examples:
+        >>> from clearhead import GPT2_CONFIGS
+        >>> block = TransformerBlock({**GPT2_CONFIGS["gpt2-small"], "d_model": 12, "num_heads": 3})
+        >>> block(torch.rand(1, 5, 12)).shape
+        torch.Size([1, 5, 12])
     """
 
     @explained

@@ -50,6 +50,9 @@ def load(
             wrote; or a GPT-2: a folder, a file or a name on the hub.
         device: Where the weights go.
 
+    Returns:
+        The model, and the tokenizer that it was trained with.
+
     Raises:
         ValueError: The model is missing, damaged or not supported.
 

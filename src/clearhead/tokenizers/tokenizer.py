@@ -32,7 +32,10 @@ class Tokenizer(Protocol):
 class EncodesText:
     """What both tokenizers have besides the protocol: a repr, and an error for a call."""
 
-    vocab_size: int
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids."""
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.vocab_size:,} tokens)"

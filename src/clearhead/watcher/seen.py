@@ -123,6 +123,14 @@ class Seen(Mapping[str, AttentionMap]):
     Attributes:
         model: The name of the model's class.
         unseen: The modules of which there is no map, and why.
+
+    Examples:
+        >>> import clearhead
+        >>> model, tokenizer = clearhead.load("english")
+        >>> with clearhead.watch(model) as seen:
+        ...     _ = model(torch.tensor([tokenizer.encode("The cat sat on the mat.")]))
+        >>> seen[0].shape, len(seen)
+        (torch.Size([1, 8, 7, 7]), 6)
     """
 
     def __init__(self, model: str = "") -> None:
