@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, TypedDict, cast
 
-from clearhead.foreign_names import BOOK_SIZES, SIZES
+from clearhead.foreign_names import BOOK_SIZES, SIZES, find
 
 
 class GPT2Config(TypedDict):
@@ -127,7 +127,7 @@ def read_config(config: Mapping[str, Any]) -> GPT2Config:
         if name not in wanted:
             close = difflib.get_close_matches(str(key), [*wanted, *BOOK_SIZES], n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            hint = f" Here it is {SIZES[key]!r}." if key in SIZES else hint
+            hint = f" Here it is {here!r}." if (here := find(SIZES, key)) else hint
             raise ValueError(
                 f"config: {key!r} is not a size of a GPT-2 model.{hint}\n"
                 f"  The keys are {', '.join(wanted)}."

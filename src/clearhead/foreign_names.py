@@ -6,9 +6,9 @@ things. A call with one of them fails with an error that translates it, value in
     MultiHeadAttention: embed_dim=768 is not an argument.
       Here that is d_in=768, d_out=768.
 
-`HERE` has what to write instead, `ABSENT` why there is no such argument, `CALLS` what calls with
-the wrong number of arguments usually mean, `ATTRIBUTES` what to read instead. Keys are the names of
-public functions and classes. This file does not import torch.
+In each table, what to say comes first, then the names, separated by spaces: `HERE` says what to
+write instead, `ABSENT` why there is no such argument, `ATTRIBUTES` what to read instead. `CALLS`
+says what calls with the wrong number of arguments usually mean. This file does not import torch.
 """
 
 from __future__ import annotations
@@ -22,361 +22,258 @@ from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Table = Mapping[str, str]  # what to say -> the names
 
-# Sizes of models, under the names of `GPT2_CONFIGS`.
-SIZES = {
-    "hidden_size": "d_model",
-    "hidden_dim": "d_model",
-    "embed_dim": "d_model",
-    "embedding_dim": "d_model",
-    "n_embd": "d_model",
-    "dim": "d_model",
-    "num_attention_heads": "num_heads",
-    "n_head": "num_heads",
-    "nhead": "num_heads",
-    "heads": "num_heads",
-    "num_hidden_layers": "num_layers",
-    "n_layer": "num_layers",
-    "block_size": "context_length",
-    "max_position_embeddings": "context_length",
-    "n_positions": "context_length",
-    "n_ctx": "context_length",
-    "max_seq_len": "context_length",
-    "max_length": "context_length",
-    "d_vocab": "vocab_size",
-    "attn_pdrop": "dropout",
-    "attention_dropout": "dropout",
-    "dropout_p": "dropout",
-    "bias": "qkv_bias",
-    "add_bias_qkv": "qkv_bias",
-}
+# Sizes of models: the keys of `GPT2_CONFIGS`, and what others call them. The book's are accepted.
 BOOK_SIZES = {
     "emb_dim": "d_model",
     "n_heads": "num_heads",
     "n_layers": "num_layers",
     "drop_rate": "dropout",
 }
-
-_ALL_SIZES = SIZES | BOOK_SIZES
-
-
-def _renamed(*ours: str) -> dict[str, str]:
-    """What to write for other libraries' names of these sizes."""
-    return {name: f"{size}={{0}}" for name, size in _ALL_SIZES.items() if size in ours}
-
-
-_ATTENTION = {
-    **_renamed("num_heads", "context_length", "dropout", "qkv_bias"),
-    **dict.fromkeys(_renamed("d_model"), "d_in={0}, d_out={0}"),
-    "d_model": "d_in={0}, d_out={0}",
-    "num_key_value_heads": "num_kv_heads={0}",
-    "n_kv_heads": "num_kv_heads={0}",
-    "kv_heads": "num_kv_heads={0}",
-    "is_causal": "causal={0}",
-    "sliding_window": "window={0}",
-    "rope_theta": "rope=Rope(base={0})",
+SIZES: Table = {
+    "d_model": "emb_dim hidden_size embed_dim embedding_dim n_embd",
+    "num_heads": "n_heads num_attention_heads n_head nhead",
+    "num_layers": "n_layers num_hidden_layers n_layer",
+    "context_length": "block_size max_position_embeddings n_positions n_ctx max_seq_len max_length",
+    "vocab_size": "d_vocab",
+    "dropout": "drop_rate attn_pdrop attention_dropout",
+    "qkv_bias": "bias",
 }
-_WATCH = "`with clearhead.watch(model) as seen: model(ids)` records it in any model"
-_MAP = "use output, weights = attention.with_map(x): weights is an AttentionMap"
-_INPUT = "x={0}"
+
+
+def _sizes(*ours: str) -> dict[str, str]:
+    """What to write for other libraries' names of these sizes."""
+    return {f"{size}={{0}}": SIZES[size] for size in ours}
+
+
+_WATCH = "with clearhead.watch(model) as seen: model(ids)"
+_MAP = "The fused kernel builds no weights. Use output, weights = attention.with_map(x)."
 _CALL = {
-    "query": _INPUT,
-    "hidden_states": _INPUT,
-    "input": _INPUT,
-    "inputs": _INPUT,
-    "key": "context={0}",
-    "encoder_hidden_states": "context={0}",
-    "attn_mask": "mask=Mask.custom(may_attend); nn.MultiheadAttention hides where its bool mask is "
-    "True: Mask.custom(~attn_mask). A mask of 0 and -inf: Mask.custom(attn_mask == 0)",
-    "key_padding_mask": "mask=Mask.padding(~key_padding_mask), which is True at real tokens",
-    "attention_mask": "mask=Mask.padding(attention_mask.bool()) for 1 = real token",
-    "past_key_values": "cache={0}, a KVCache from attention.new_cache(batch)",
-    "past_key_value": "cache={0}, a KVCache from attention.new_cache(batch)",
-    "layer_past": "cache={0}, a KVCache from attention.new_cache(batch)",
-    "kv_cache": "cache={0}, a KVCache from attention.new_cache(batch)",
-    "use_cache": "cache=attention.new_cache(batch), which the call fills",
+    "x={0}": "query hidden_states input inputs",
+    "context={0}": "key encoder_hidden_states",
+    "mask=Mask.custom(may_attend); nn.MultiheadAttention hides where its bool mask is True: "
+    "Mask.custom(~attn_mask). A mask of 0 and -inf: Mask.custom(attn_mask == 0)": "attn_mask",
+    "mask=Mask.padding(~key_padding_mask), which is True at real tokens": "key_padding_mask",
+    "mask=Mask.padding(attention_mask.bool()) for 1 = real token": "attention_mask",
+    "cache=attention.new_cache(batch), a KVCache that the call fills": "use_cache kv_cache "
+    "past_key_value past_key_values layer_past",
 }
 _NO_CALL = {
-    "value": "Values come from the same source as keys: attention(x), or attention(x, context).",
-    "is_causal": "Causality is a property of the module: MultiHeadAttention(..., causal={0}).",
-    "need_weights": f"The fused kernel builds no weights; {_MAP}.",
-    "average_attn_weights": f"Weights are per head; {_MAP}.",
-    "output_attentions": f"The fused kernel builds no weights; {_MAP}.",
-    "head_mask": "To switch heads off: with clearhead.ablate(model, {{layer: heads}}): ...",
-    "position_ids": "Rotary positions count from the cache: MultiHeadAttention(..., rope=Rope()).",
-}
-_FILES = {
-    "torch_dtype": "dtype={0}",
-    "device_map": "device={0}",
-    "map_location": "device={0}",
-    "pretrained_model_name_or_path": "path_or_name={0}",
+    "Values come from where keys come from: attention(x), or attention(x, context).": "value",
+    "Causality is a property of the module: MultiHeadAttention(..., causal={0}).": "is_causal",
+    _MAP: "need_weights average_attn_weights output_attentions",
+    "To switch heads off: with clearhead.ablate(model, {{layer: heads}}): ...": "head_mask",
+    "Rotary positions count from the cache: MultiHeadAttention(..., rope=Rope()).": "position_ids",
 }
 _NO_FILES = {
-    "attn_implementation": "The kernel is chosen per call; attention.explain_kernel(x) says which.",
-    "output_attentions": f"Attention needs no option: {_WATCH}.",
-    "trust_remote_code": "No code of a checkpoint is ever run: leave it out.",
-    "low_cpu_mem_usage": "Weights are read in place: leave it out.",
-    "local_files_only": "A folder is read from disk, and a name from the cache if it is there.",
-    "revision": "Download it first: hf download NAME --revision REVISION --local-dir DIR.",
+    "The kernel is chosen per call; attention.explain_kernel(x) says which.": "attn_implementation",
+    f"Attention needs no option: {_WATCH}.": "output_attentions",
+    "No code of a checkpoint is ever run: leave it out.": "trust_remote_code",
+    "Leave it out.": "low_cpu_mem_usage local_files_only",
+    "Download it first: hf download NAME --revision {0} --local-dir DIR.": "revision",
 }
 _DRAWING = {
-    "input_ids": "ids={0}",
-    "idx": "ids={0}",
-    "prompt": "ids=tokenizer.encode(prompt)",
-    "max_tokens": "max_new_tokens={0}",
-    "eos_token_id": "stop={0}",
-    "eos_id": "stop={0}",
-    "stop_at_eos": "stop=tokenizer.end",
-    "use_cache": "cache={0}",
-    "use_past_kv_cache": "cache={0}",
-    "p": "top_p={0}",
-    "k": "top_k={0}",
-    "random_seed": "seed={0}",
+    "ids={0}": "input_ids idx inputs",
+    "ids=tokenizer.encode(text)": "prompt text",
+    "max_new_tokens={0}": "max_tokens",
+    "stop={0}": "eos_token_id eos_id",
+    "cache={0}": "use_cache",
 }
-_PROMPTS = "Pass prompts of different lengths as a list of lists; padding is added here."
 _NO_DRAWING = {
-    "do_sample": "temperature=1.0, top_k= or top_p= samples; without them the most likely token "
-    "is taken.",
-    "max_length": "max_new_tokens counts the new tokens only: {0} less the length of the prompt.",
-    "min_length": "Leave stop= out, and max_new_tokens are written.",
-    "num_beams": "There is no beam search. One token is drawn at a time: greedy, or sampled.",
-    "num_return_sequences": "Repeat the prompt: model.generate([ids] * {0}, temperature=1.0).",
-    "attention_mask": _PROMPTS,
-    "pad_token_id": _PROMPTS,
-    "repetition_penalty": "There are no penalties. Sample with temperature= or top_p= instead.",
-    "streamer": "model.stream(ids) yields the tokens one by one.",
-    "stopping_criteria": "stop= takes token ids. For more, end the loop over model.stream(ids).",
-    "return_dict_in_generate": "The ids are returned. For attention: "
-    "with clearhead.watch(model) as seen: model.generate(ids).",
-    "output_attentions": "Use: with clearhead.watch(model) as seen: model.generate(ids).",
-    "context_size": "The model knows its context_length; sliding=True drops the beginning.",
-    "return_type": "The same type as ids is returned; tokenizer.decode makes text of it.",
+    "temperature=1.0, top_k= or top_p= samples; without them the most likely token is taken.": (
+        "do_sample"
+    ),
+    "max_new_tokens counts the new tokens only: {0} less the length of the prompt.": "max_length",
+    "There is no beam search. One token is drawn at a time: greedy, or sampled.": "num_beams",
+    "Repeat the prompt: model.generate([ids] * {0}, temperature=1.0).": "num_return_sequences",
+    "Pass prompts of different lengths as a list of lists; padding is added here.": (
+        "attention_mask pad_token_id"
+    ),
+    "There are no penalties. Sample with temperature= or top_p= instead.": "repetition_penalty",
+    "model.stream(ids) yields the tokens one by one.": "streamer",
+    "stop= takes token ids. For more, end the loop over model.stream(ids).": "stopping_criteria",
+    "Use: with clearhead.watch(model) as seen: model.generate(ids).": (
+        "output_attentions return_dict_in_generate"
+    ),
+    "The model knows its context_length; sliding=True drops the beginning.": "context_size",
 }
-_TEXT = {"allowed_special": "allow_special=True", "add_special_tokens": "allow_special={0}"}
+_TEXT = {"allow_special=True": "allowed_special", "allow_special={0}": "add_special_tokens"}
 _NO_TEXT = {
-    "return_tensors": "A list is returned: torch.tensor([tokenizer.encode(text)]) is a batch.",
-    "padding": "model.generate takes a list of lists of any lengths.",
-    "truncation": "A list is returned: cut it, ids[:context_length].",
-    "skip_special_tokens": "Leave the ids out: [i for i in ids if i != tokenizer.end].",
+    "A list is returned: torch.tensor([tokenizer.encode(text)]) is a batch.": "return_tensors",
+    "model.generate takes a list of lists of any lengths.": "padding",
+    "A list is returned: cut it, ids[:context_length].": "truncation max_length",
+    "Leave the ids out: [i for i in ids if i != tokenizer.end].": "skip_special_tokens",
 }
 
-HERE: dict[str, dict[str, str]] = {
-    "MultiHeadAttention": _ATTENTION,
+# The keys are the names of functions and classes. In the texts, {0} is the value that was passed.
+HERE: Mapping[str, Table] = {
+    "MultiHeadAttention": {
+        "d_in={0}, d_out={0}": "d_model " + SIZES["d_model"],
+        **_sizes("num_heads", "context_length", "dropout", "qkv_bias"),
+        "num_kv_heads={0}": "num_key_value_heads n_kv_heads kv_heads",
+        "causal={0}": "is_causal",
+        "window={0}": "sliding_window",
+        "rope=Rope(base={0})": "rope_theta",
+    },
     "MultiHeadAttention.forward": _CALL,
     "MultiHeadAttention.with_map": _CALL,
     "Transformer.forward": {
-        "input_ids": "ids={0}",
-        "idx": "ids={0}",
-        "x": "ids={0}",
-        "attention_mask": "lengths=attention_mask.sum(1), with padding on the left",
-        "past_key_values": "caches={0}, from model.new_caches(batch)",
-        "use_cache": "caches=model.new_caches(batch), which the call fills",
+        "ids={0}": "input_ids idx x",
+        "lengths=attention_mask.sum(1), with padding on the left": "attention_mask",
+        "caches=model.new_caches(batch), which the call fills": "use_cache past_key_values",
     },
     "GPT2.generate": _DRAWING,
     "GPT2.stream": _DRAWING,
-    "GPT2.from_pretrained": _FILES,
-    "load": {
-        "device_map": "device={0}",
-        "map_location": "device={0}",
-        "name": "model={0}",
-        "path": "model={0}",
-    },
-    "watch": {
-        "names_filter": "layers={0}",
-        "layer": "layers={0}",
-        "names": "layers={0}",
-        "device": 'offload="cpu"',
-        "requires_grad": "detach=False",
-    },
+    "GPT2.from_pretrained": {"dtype={0}": "torch_dtype", "device={0}": "device_map map_location"},
+    "load": {"model={0}": "name path", "device={0}": "device_map map_location"},
+    "watch": {"layers={0}": "names_filter layer names", 'offload="cpu"': "device"},
+    "ablate": {"heads={{layer: [0, 3]}}": "layers head"},
     "AttentionMap": {
-        "query": "q={0}",
-        "queries": "q={0}",
-        "key": "k={0}",
-        "keys": "k={0}",
-        "value": "values={0}",
-        "v": "values={0}",
-        "attn_mask": "mask=Mask.custom(attn_mask), in which True means may attend",
-        "softcap": "cap={0}",
+        "q={0}": "query queries",
+        "k={0}": "key keys",
+        "values={0}": "value v",
+        "mask=Mask.custom(attn_mask), in which True means may attend": "attn_mask",
+        "cap={0}": "softcap",
     },
     "Embedding": {
-        "num_embeddings": "vocab_size={0}",
-        "output_dim": "d_model={0}",
-        **_renamed("d_model", "context_length", "vocab_size"),
+        "vocab_size={0}": "num_embeddings d_vocab",
+        "d_model={0}": "output_dim " + SIZES["d_model"],
+        **_sizes("context_length"),
     },
     "SlidingWindowDataset": {
-        "max_length": "context_length={0}",
-        "block_size": "context_length={0}",
-        "token_ids": "ids={0}",
-        "txt": "ids=tokenizer.encode(txt)",
+        "context_length={0}": "max_length block_size",
+        "ids=tokenizer.encode(text)": "txt text",
     },
     "KVCache": {
-        "batch_size": "batch={0}",
-        "max_batch_size": "batch={0}",
-        "num_kv_heads": "kv_heads={0}",
-        "num_heads": "kv_heads={0}",
-        "max_length": "capacity={0}",
-        "max_seq_len": "capacity={0}",
-        "max_cache_len": "capacity={0}",
+        "batch={0}": "batch_size max_batch_size",
+        "kv_heads={0}": "num_heads num_kv_heads",
+        "capacity={0}": "max_length max_seq_len max_cache_len",
     },
-    "FeedForward": _renamed("d_model", "dropout"),
+    "FeedForward": _sizes("d_model", "dropout"),
     "WordTokenizer.encode": _TEXT,
     "BytePairTokenizer.encode": _TEXT,
-    "trace": {"inputs": "x={0}", "input": "x={0}", "attn_mask": "mask={0}", "labels": "tokens={0}"},
-    "export": {"f": "path={0}", "filename": "path={0}", "model": "module={0}"},
+    "trace": {"x={0}": "input inputs", "tokens={0}": "labels"},
+    "export": {"path={0}": "f filename", "module={0}": "model"},
 }
 
-ABSENT: dict[str, dict[str, str]] = {
+ABSENT: Mapping[str, Table] = {
     "MultiHeadAttention": {
-        "batch_first": "The batch is always the first axis: leave it out.",
-        "kdim": "Keys and values are computed from vectors of d_in numbers, as the queries are.",
-        "vdim": "Keys and values are computed from vectors of d_in numbers, as the queries are.",
-        "add_bias_kv": "Not supported.",
-        "add_zero_attn": "Not supported; AttentionMap(..., sink=) shows models that do this.",
-        "head_dim": "It is d_out / num_heads.",
-        "d_head": "It is d_out / num_heads.",
-        "device": "Move the module: MultiHeadAttention(...).to(device).",
-        "dtype": "Convert the module: MultiHeadAttention(...).to(dtype).",
-        "layer_idx": "A module needs no number: watch finds layers by their names.",
-        "scale": "Scores are divided by √head_dim.",
+        "The batch is always the first axis: leave it out.": "batch_first",
+        "Keys and values are computed from vectors of d_in numbers, as queries are.": "kdim vdim",
+        "Not supported.": "add_bias_kv add_zero_attn",
+        "It is d_out / num_heads.": "head_dim d_head",
+        "Move the module: MultiHeadAttention(...).to({0}).": "device dtype",
+        "A module needs no number: watch finds layers by their names.": "layer_idx",
     },
     "MultiHeadAttention.forward": _NO_CALL,
     "MultiHeadAttention.with_map": _NO_CALL,
-    "Transformer": dict.fromkeys(
-        (*_ALL_SIZES, *_ALL_SIZES.values()),
-        "Sizes come as one dictionary: GPT2({{**GPT2_CONFIGS['gpt2-small'], 'num_layers': 2}}).",
-    ),
+    "Transformer": {
+        "Sizes come as one dictionary: GPT2({{**GPT2_CONFIGS['gpt2-small'], 'num_layers': 2}}).": (
+            " ".join([*SIZES, *SIZES.values()])
+        )
+    },
     "Transformer.forward": {
-        "labels": "The logits are returned; F.cross_entropy(logits[:, :-1].flatten(0, 1), "
-        "ids[:, 1:].flatten()) is the loss.",
-        "targets": "The logits are returned; F.cross_entropy(logits.flatten(0, 1), "
-        "targets.flatten()) is the loss.",
-        "output_attentions": f"The fused kernel builds no weights; {_WATCH}.",
-        "output_hidden_states": "model.hidden(ids) has the vectors that the head reads.",
-        "return_dict": "The logits are returned, as a tensor: leave it out.",
-        "position_ids": "Positions follow from lengths= and caches=.",
-        "token_type_ids": "GPT-2 has none: leave it out.",
-        "return_type": "The logits are returned: leave it out.",
+        "The logits are returned; F.cross_entropy(logits[:, :-1].flatten(0, 1), "
+        "ids[:, 1:].flatten()) is the loss.": "labels targets",
+        f"The fused kernel builds no weights. Use {_WATCH}.": "output_attentions",
+        "model.hidden(ids) has the vectors that the head reads.": "output_hidden_states",
+        "The logits are returned, as a tensor: leave it out.": "return_dict return_type",
+        "Positions follow from lengths= and caches=.": "position_ids",
     },
     "GPT2.generate": _NO_DRAWING,
     "GPT2.stream": _NO_DRAWING,
     "GPT2.from_pretrained": _NO_FILES,
-    "load": _NO_FILES
-    | dict.fromkeys(("dtype", "torch_dtype"), "Convert the model: model.to({0})."),
-    "watch": {
-        "output_attentions": "It is what watch does: leave it out.",
-        "tokens": "Labels are for showing: seen.page(tokens=...), seen.save(..., tokens=...).",
-    },
+    "load": {**_NO_FILES, "Convert the model: model.to({0}).": "dtype torch_dtype"},
+    "watch": {"Labels are for showing: seen.page(tokens=...).": "tokens"},
     "AttentionMap": {
-        "dropout_p": "A map has the weights before dropout.",
-        "is_causal": "Pass mask=Mask.causal().",
-        "weights": "A map is computed from queries and keys: AttentionMap(q, k, mask).",
+        "Pass mask=Mask.causal().": "is_causal",
+        "A map has the weights before dropout.": "dropout_p",
+        "A map is computed from queries and keys: AttentionMap(q, k, mask).": "weights",
     },
-    "Embedding": {"padding_idx": "Hide padding with a mask: Mask.padding(real)."},
-    "SlidingWindowDataset": {
-        "tokenizer": "Encode the text first: SlidingWindowDataset(tokenizer.encode(text), ...).",
-    },
-    "KVCache": {"num_layers": "One cache per layer: model.new_caches(batch) makes all of them."},
-    "FeedForward": {"activation": "It is GELU, in the tanh approximation that GPT-2 uses."},
+    "Embedding": {"Hide padding with a mask: Mask.padding(real).": "padding_idx"},
+    "SlidingWindowDataset": {"Pass ids=tokenizer.encode(text).": "tokenizer"},
+    "KVCache": {"One cache per layer: model.new_caches(batch) makes all of them.": "num_layers"},
     "WordTokenizer.encode": _NO_TEXT,
     "BytePairTokenizer.encode": _NO_TEXT,
     "WordTokenizer.decode": _NO_TEXT,
     "BytePairTokenizer.decode": _NO_TEXT,
-    "export": dict.fromkeys(
-        ("args", "input_names", "output_names", "dynamic_axes", "opset_version"),
-        "Inputs, names and dynamic axes are made here: export(model, path).",
-    ),
+    "export": {
+        "Inputs, names and dynamic axes are made here: export(model, path).": (
+            "args input_names output_names dynamic_axes opset_version"
+        )
+    },
 }
 
-# What a call with too few or too many arguments usually means. {0}, {1} are those passed.
-CALLS: dict[tuple[str, int], str] = {
-    **dict.fromkeys(
-        [("MultiHeadAttention", count) for count in (1, 3, 4)],
-        "The book's order: MultiHeadAttention(d_in, d_out, context_length, dropout, num_heads).",
-    ),
+# By the number of arguments passed, which are {0}, {1}, ...
+_ORDER = "The book's order: MultiHeadAttention(d_in, d_out, context_length, dropout, num_heads)."
+_QKV = "Query, key and value, as in nn.MultiheadAttention? "
+CALLS: Mapping[tuple[str, int], str] = {
+    ("MultiHeadAttention", 1): _ORDER,
     ("MultiHeadAttention", 2): "As in nn.MultiheadAttention(embed_dim, num_heads)? Write "
     "MultiHeadAttention(d_in={0}, d_out={0}, context_length=1024, dropout=0.0, num_heads={1}).",
-    ("MultiHeadAttention.forward", 3): "Query, key and value, as in nn.MultiheadAttention? "
-    "Self-attention is attention(x); cross-attention is attention(x, context), with causal=False.",
-    ("MultiHeadAttention.with_map", 3): "Query, key and value, as in nn.MultiheadAttention? "
-    "Self-attention is with_map(x); cross-attention is with_map(x, context), with causal=False.",
+    ("MultiHeadAttention", 3): _ORDER,
+    ("MultiHeadAttention", 4): _ORDER,
+    ("MultiHeadAttention.forward", 3): _QKV + "Self-attention is attention(x); cross-attention is "
+    "attention(x, context), with causal=False.",
+    ("MultiHeadAttention.with_map", 3): _QKV + "Self-attention is with_map(x); cross-attention is "
+    "with_map(x, context), with causal=False.",
     ("Mask", 1): "Masks are built by name: Mask.causal(), Mask.window(back), Mask.padding(real), "
     "Mask.custom(may_attend).",
-    ("watch", 2): "The model is called inside the block: with watch(model) as seen: model(ids).",
+    ("watch", 2): f"The model is called inside the block: {_WATCH}.",
     ("Transformer", 0): "By name: GPT2(GPT2_CONFIGS['gpt2-small']) has random weights; "
     'GPT2.from_pretrained("gpt2") has the released ones.',
     ("FeedForward", 1): "Of a config: FeedForward(config['d_model'], config['dropout']).",
     ("TransformerBlock", 2): "It takes a config: TransformerBlock(GPT2_CONFIGS['gpt2-small']).",
     ("AttentionMap", 1): "It is computed from queries and keys, (batch, heads, tokens, head_dim). "
-    "Of a model: with clearhead.watch(model) as seen: model(ids).",
+    f"Of a model: {_WATCH}.",
     ("export", 3): "The example input is made here: export(model, path).",
     ("trace", 1): "It follows one forward pass: trace(attention, x).",
 }
 
-_W = "weights of the layer `W_query`, `W_key` or `W_value`; `qkv` with packed=True"
-_DENSE = "a method of tensors: m.dense() is one with all weights, m[0, 3] one with a head's"
-ATTRIBUTES: dict[str, dict[str, str]] = {
+ATTRIBUTES: Mapping[str, Table] = {
     "MultiHeadAttention": {
-        "embed_dim": "d_in and d_out",
-        "hidden_size": "d_in and d_out",
-        "num_attention_heads": "num_heads",
-        "n_head": "num_heads",
-        "n_heads": "num_heads",
-        "num_key_value_heads": "num_kv_heads",
-        "is_causal": "causal",
-        "block_size": "context_length",
-        "scale": "head_dim ** -0.5",
-        "in_proj_weight": _W,
-        "in_proj_bias": _W,
-        "q_proj": "W_query",
-        "k_proj": "W_key",
-        "v_proj": "W_value",
-        "o_proj": "out_proj",
-        "c_proj": "out_proj",
-        "c_attn": "qkv, with packed=True",
-        "batch_first": "always so: the batch is the first axis",
+        "d_in and d_out": "embed_dim hidden_size d_model",
+        "num_heads": "num_attention_heads n_head n_heads",
+        "num_kv_heads": "num_key_value_heads",
+        "causal": "is_causal",
+        "context_length": "block_size",
+        "W_query, W_key and W_value; qkv with packed=True": "in_proj_weight c_attn q_proj k_proj "
+        "v_proj",
+        "out_proj": "o_proj c_proj W_o",
+        "always so: the batch is the first axis": "batch_first",
     },
     "Transformer": {
-        "cfg": "config, a dictionary",
-        "transformer": "blocks, with embedding before and norm after them",
-        "h": "blocks",
-        "layers": "blocks",
-        "trf_blocks": "blocks",
-        "wte": "embedding.token",
-        "tok_emb": "embedding.token",
-        "wpe": "embedding.position",
-        "pos_emb": "embedding.position",
-        "ln_f": "norm",
-        "final_norm": "norm",
-        "lm_head": "head(hidden), with head_weight",
-        "block_size": 'config["context_length"]',
-        "run_with_cache": _WATCH,
-        "tokenizer": 'tokenizer of model, tokenizer = clearhead.load("english")',
+        "config, a dictionary": "cfg",
+        "blocks, with embedding before and norm after them": "transformer h layers trf_blocks",
+        "embedding.token": "wte tok_emb",
+        "embedding.position": "wpe pos_emb",
+        "norm": "ln_f final_norm",
+        "head(hidden), with head_weight": "lm_head",
+        _WATCH: "run_with_cache",
     },
     "Seen": {
-        "attentions": "list(seen.values()), one AttentionMap per layer",
-        "maps": "list(seen.values()), one AttentionMap per layer",
-        "attention": "seen[0] for the first layer, or seen[name]",
-        "patterns": "seen[0] for the first layer, or seen[name]",
-        "names": "seen.layers",
-        "plot": 'seen.save("attention.svg"), or seen[0].plot()',
-        "show": "seen.page() or clearhead.view(seen)",
-        "show_html": 'seen.save("attention.html")',
+        "list(seen.values()), one AttentionMap per layer": "attentions maps",
+        "seen[0] for the first layer, or seen[name]": "attention patterns",
+        "seen.layers": "names",
+        'seen.save("attention.svg") or seen.save("attention.html")': "plot show",
     },
     "AttentionMap": {
-        **dict.fromkeys(
-            ("numpy", "cpu", "tolist", "mean", "sum", "max", "argmax", "squeeze"), _DENSE
+        "a method of tensors: m.dense() is one with all weights, m[0, 3] one with a head's": (
+            "numpy cpu tolist mean sum max argmax squeeze"
         ),
-        "weights": "m.dense(), or m[0, 3] for one head",
-        "q": "queries",
-        "k": "keys",
-        "v": "values",
-        "ndim": "always 4: (batch, heads, queries, keys)",
-        "size": "shape",
-        "topk": "top",
-        "heads": "shape[1]; head_numbers has their numbers",
-        "show": "plot(), page() or draw()",
+        "m.dense(), or m[0, 3] for one head": "weights",
+        "queries, keys and values": "q k v",
+        "shape": "size ndim",
+        "top": "topk",
+        "plot(), page() or draw()": "show",
     },
 }
+
+
+def find(table: Table, name: str) -> str | None:
+    """What a table says of this name, or None."""
+    return next((text for text, names in table.items() if name in names.split()), None)
 
 
 def explained(function: Callable[P, R]) -> Callable[P, R]:
@@ -409,7 +306,7 @@ def no_attribute(owner: object, name: str, kind: str = "") -> AttributeError:
         kind: Its key in `ATTRIBUTES`; by default the name of its class.
     """
     text = f"{type(owner).__name__!r} object has no attribute {name!r}"
-    here = ATTRIBUTES[kind or type(owner).__name__].get(name)
+    here = find(ATTRIBUTES[kind or type(owner).__name__], name)
     return AttributeError(text + (f".\n  Here that is {here}." if here else ""))
 
 
@@ -458,10 +355,10 @@ def _does_not_fit(
 
 def _about(function: str, known: Sequence[str], name: str, value: str) -> str:
     """What to write instead of this argument, or why it does not exist."""
-    if name in (here := HERE.get(function, {})):
-        return f"Here that is {here[name].format(value)}."
-    if name in (absent := ABSENT.get(function, {})):
-        return absent[name].format(value)
+    if here := find(HERE.get(function, {}), name):
+        return f"Here that is {here.format(value)}."
+    if absent := find(ABSENT.get(function, {}), name):
+        return absent.format(value)
     if close := difflib.get_close_matches(name, known, n=1):
         return f"Did you mean {close[0]}=?"
     return f"The arguments are {', '.join(known)}."
