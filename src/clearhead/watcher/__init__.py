@@ -105,48 +105,30 @@ def watch(
         >>> seen["self_attn"].shape
         torch.Size([1, 2, 5, 5])
     """
-    return Watch(
-        model,
-        layers=layers,
-        detach=detach,
-        offload=offload,
-        copy=copy,
-        values=values or grad,
-        grad=grad,
-    )
+    if not isinstance(model, nn.Module):
+        hint = ""
+        if isinstance(model, str):
+            hint = f"\n  Load it first: model, tokenizer = clearhead.load({model!r})."
+        if isinstance(model, type):
+            hint = f"\n  That is a class: watch an object of it, {model.__name__}(...)."
+        if isinstance(inner := getattr(model, "model", None), nn.Module):
+            hint = f"\n  It has one inside ({type(inner).__name__}): watch(it.model)."
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.{hint}")
+    if offload not in (None, "cpu"):
+        raise ValueError(f'offload: expected "cpu" or None, got {offload!r}.')
+    routes = Routes.of(model)
+    model = torch_internals.uncompiled_module(model)
+    keeper = Keeper(detach, offload, copy or routes.is_replaced, values or grad)
+    seen = Seen(type(model).__name__)
+    recorder = Recorder(routes, LayerChoice("layers", layers), keeper, seen, grad=grad)
+    return Watch(model, routes, recorder)
 
 
 class Watch:
     """A `with` block in which a model is watched; see `watch`."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        layers: Selector | Sequence[Selector] | None = None,
-        detach: bool = True,
-        offload: str | None = None,
-        copy: bool = False,
-        values: bool = False,
-        grad: bool = False,
-    ) -> None:
-        if not isinstance(model, nn.Module):
-            hint = ""
-            if isinstance(model, str):
-                hint = f"\n  Load it first: model, tokenizer = clearhead.load({model!r})."
-            if isinstance(model, type):
-                hint = f"\n  That is a class: watch an object of it, {model.__name__}(...)."
-            if isinstance(inner := getattr(model, "model", None), nn.Module):
-                hint = f"\n  It has one inside ({type(inner).__name__}): watch(it.model)."
-            raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.{hint}")
-        if offload not in (None, "cpu"):
-            raise ValueError(f'offload: expected "cpu" or None, got {offload!r}.')
-        self._routes = Routes.of(model)
-        self._model = torch_internals.uncompiled_module(model)
-        keeper = Keeper(detach, offload, copy or self._routes.is_replaced, values)
-        choice = LayerChoice("layers", layers)
-        seen = Seen(type(self._model).__name__)
-        self._recorder = Recorder(self._routes, choice, keeper, seen, grad=grad)
+    def __init__(self, model: nn.Module, routes: Routes, recorder: Recorder) -> None:
+        self._model, self._routes, self._recorder = model, routes, recorder
         self._stack = ExitStack()
         self._used = False
 
