@@ -308,7 +308,7 @@ def test_cache_can_be_reset_and_says_what_it_holds():
     cache = module.new_cache(BATCH)
     x = random_x()
     first = module(x, cache=cache)
-    assert repr(cache) == "KVCache(7 of 13 tokens, keys (2, 3, 13, 10))"
+    assert repr(cache) == "KVCache(7 of 13 tokens, batch=2, kv_heads=3, head_dim=10)"
     cache.reset()
     assert len(cache) == 0
     torch.testing.assert_close(module(x, cache=cache), first)
@@ -769,8 +769,9 @@ def test_option_errors_word_for_word():
     )
     raises(
         TypeError,
-        "mask: expected a clearhead.Mask, got Tensor.\n"
+        "mask: expected a clearhead.Mask, got a tensor: float32 (2, 3).\n"
         "  Wrap a tensor: Mask.padding(real) for (batch, tokens), Mask.custom(may_attend) for "
-        "(queries, keys); True means may attend.",
+        "(queries, keys); True means may attend.\n"
+        "  Added to the scores (0 and -inf)? Mask.custom(mask == 0).",
         lambda: MultiHeadAttention(6, 6, 4, 0.0, 2)(x, mask=torch.ones(2, 3)),
     )

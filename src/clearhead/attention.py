@@ -16,6 +16,7 @@ from clearhead import checkpoint_keys, ladder
 from clearhead.cache import KVCache
 from clearhead.configs import GPT2_CONFIGS
 from clearhead.embedding import Rope
+from clearhead.foreign_names import explained, no_attribute
 from clearhead.kernels import Choice, Kernel, attend, attend_with_lse, check_kernel, choose
 from clearhead.maps import AttentionMap
 from clearhead.masks import Mask, as_mask
@@ -26,10 +27,13 @@ from clearhead.validation import (
     check_length,
     check_sizes,
     check_vectors,
+    describe,
+    dtype_name,
 )
 
 _CAUSAL = Mask.causal()
 _PACK_UP_TO = 8192  # tokens in a batch, see `packing_pays`
+_NO_SHAPE = torch.Size()  # of what is no tensor; `_check` explains
 _find_in_module = nn.Module.__getattr__
 
 
@@ -60,6 +64,7 @@ class MultiHeadAttention(nn.Module):
         torch.Size([2, 6, 768])
     """
 
+    @explained
     def __init__(
         self,
         d_in: int,
@@ -125,6 +130,7 @@ class MultiHeadAttention(nn.Module):
             self.k_norm = nn.RMSNorm(self.head_dim)
         self.register_load_state_dict_pre_hook(self._rename_keys)  # type: ignore[no-untyped-call]  # torch is untyped here
 
+    @explained
     def forward(
         self,
         x: Float[Tensor, "batch tokens d_in"],
@@ -148,12 +154,14 @@ class MultiHeadAttention(nn.Module):
             keys,
             values,
             combined,
-            dropout=self._dropout(),
+            dropout=self.dropout.p if self.training else 0.0,
             kernel=self.kernel,
             growing=cache is not None,
         )
-        return self._merge(context_vec)
+        output: Tensor = self.out_proj(context_vec.transpose(1, 2).flatten(2))  # steps 5 and 6
+        return output
 
+    @explained
     def with_map(
         self,
         x: Float[Tensor, "batch tokens d_in"],
@@ -188,7 +196,7 @@ class MultiHeadAttention(nn.Module):
         if torch.compiler.is_compiling():  # a compiled graph cannot return these views
             queries, keys = queries.contiguous(), keys.contiguous()
         weights = AttentionMap(queries, keys, combined, lse=lse if detach else None, detach=detach)
-        return self._merge(context_vec), weights
+        return self.out_proj(context_vec.transpose(1, 2).flatten(2)), weights
 
     def project(
         self,
@@ -200,7 +208,7 @@ class MultiHeadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Mask | None]:
         """Steps 1 to 3: queries, keys and values (batch, heads, tokens, head_dim), and the mask."""
         first = self.qkv if self.packed else self.W_query
-        weight, shape = getattr(first, "weight", None), x.shape
+        weight, shape = getattr(first, "weight", None), getattr(x, "shape", _NO_SHAPE)
         if not (  # what `_check` accepts, in the usual case
             (context is None and mask is None and cache is None and isinstance(weight, Tensor))
             and len(shape) == 3
@@ -424,7 +432,7 @@ class MultiHeadAttention(nn.Module):
                     "`qkv`.\n"
                     "  Build it with packed=False and load this module's state_dict() into it."
                 ) from None
-            raise
+            raise no_attribute(self, name, "MultiHeadAttention") from None
 
     def _widths(self) -> tuple[int, int, int]:
         """The widths of queries, keys and values."""
@@ -433,11 +441,6 @@ class MultiHeadAttention(nn.Module):
 
     def _projection_weight(self) -> Tensor | None:
         return _any_weight(self.qkv if self.packed else self.W_query)
-
-    def _merge(self, context_vec: Tensor) -> Tensor:
-        """Steps 5 and 6: concatenate the heads and apply the output projection."""
-        output: Tensor = self.out_proj(context_vec.transpose(1, 2).flatten(2))
-        return output
 
     def _dropout(self) -> float:
         return self.dropout.p if self.training else 0.0
@@ -457,6 +460,11 @@ class MultiHeadAttention(nn.Module):
         if context is not None:
             if isinstance(context, Mask):
                 raise TypeError("context: expected vectors, got a Mask.\n  Pass it as mask=...")
+            if isinstance(context, Tensor) and not context.is_floating_point():
+                raise TypeError(
+                    f"context: expected vectors, got {dtype_name(context)} {describe(context)}.\n"
+                    "  A mask? Pass mask=Mask.custom(may_attend), or mask=Mask.padding(real)."
+                )
             if self.packed:
                 raise ValueError(
                     "context: a packed module computes queries, keys and values from one input.\n"
@@ -551,7 +559,15 @@ def _gpt2_attention(name: str, dropout: float) -> MultiHeadAttention:
 
 
 def create_gpt2_small_attention(dropout: float = 0.1) -> MultiHeadAttention:
-    """One attention layer of GPT-2 small: 768 wide, 12 heads."""
+    """One attention layer of GPT-2 small: 768 wide, 12 heads, with random weights.
+
+    Args:
+        dropout: The probability of dropping an attention weight during training.
+
+    Examples:
+        >>> create_gpt2_small_attention().eval()(torch.rand(1, 5, 768)).shape
+        torch.Size([1, 5, 768])
+    """
     return _gpt2_attention("gpt2-small", dropout)
 
 

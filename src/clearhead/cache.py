@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.foreign_names import explained
 from clearhead.validation import ShapeError, check_sizes, describe, dtype_name, is_readable
 
 
@@ -24,8 +25,21 @@ class KVCache:
         static: Attend over the whole capacity with a mask, so that no shape ever changes and a
             CUDA graph can be captured. A mask that is a matrix (`Mask.custom`, `Mask.padding` of
             bools) must then be as wide as the capacity.
+
+    Examples:
+        >>> from clearhead import MultiHeadAttention
+        >>> attention = MultiHeadAttention(8, 8, 16, 0.0, num_heads=2).eval()
+        >>> x = torch.rand(1, 5, 8)
+        >>> cache = attention.new_cache(batch=1)
+        >>> with torch.no_grad():
+        ...     parts = [attention(x[:, :4], cache=cache), attention(x[:, 4:], cache=cache)]
+        ...     torch.allclose(torch.cat(parts, 1), attention(x), atol=1e-6)
+        True
+        >>> cache
+        KVCache(5 of 16 tokens, batch=1, kv_heads=2, head_dim=4)
     """
 
+    @explained
     def __init__(
         self,
         batch: int,
@@ -56,7 +70,11 @@ class KVCache:
         return int(self.length)
 
     def __repr__(self) -> str:
-        return f"KVCache({len(self)} of {self.capacity} tokens, keys {describe(self.keys)})"
+        batch, kv_heads, _, head_dim = self.keys.shape
+        return (
+            f"KVCache({len(self)} of {self.capacity} tokens, batch={batch}, kv_heads={kv_heads}, "
+            f"head_dim={head_dim})"
+        )
 
     def positions(self, tokens: int) -> Int[Tensor, " tokens"]:
         """The positions of the next `tokens` tokens."""

@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, TypedDict, cast
 
+from clearhead.foreign_names import BOOK_SIZES, SIZES, find
+
 
 class GPT2Config(TypedDict):
     """The numbers that determine the size of a GPT-2 or GPT-3 model."""
@@ -55,14 +57,6 @@ GPT3_CONFIG: GPT2Config = {
     "num_layers": 96,
     "dropout": 0.1,
     "qkv_bias": True,
-}
-
-# The book's names for the same numbers.
-_BOOK_KEYS = {
-    "emb_dim": "d_model",
-    "n_heads": "num_heads",
-    "n_layers": "num_layers",
-    "drop_rate": "dropout",
 }
 
 _ALL = {**GPT2_CONFIGS, "gpt3": GPT3_CONFIG}
@@ -129,10 +123,11 @@ def read_config(config: Mapping[str, Any]) -> GPT2Config:
     wanted = tuple(GPT2Config.__annotations__)
     found: dict[str, Any] = {}
     for key, value in config.items():
-        name = _BOOK_KEYS.get(key, key)
+        name = BOOK_SIZES.get(key, key)
         if name not in wanted:
-            close = difflib.get_close_matches(str(key), [*wanted, *_BOOK_KEYS], n=1)
+            close = difflib.get_close_matches(str(key), [*wanted, *BOOK_SIZES], n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = f" Here it is {here!r}." if (here := find(SIZES, key)) else hint
             raise ValueError(
                 f"config: {key!r} is not a size of a GPT-2 model.{hint}\n"
                 f"  The keys are {', '.join(wanted)}."

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
+from clearhead.foreign_names import explained
 from clearhead.validation import ShapeError
 
 
@@ -45,6 +46,7 @@ class Embedding(nn.Module):
         torch.Size([1, 3, 16])
     """
 
+    @explained
     def __init__(self, vocab_size: int, d_model: int, context_length: int | None) -> None:
         super().__init__()
         sizes = {"vocab_size": vocab_size, "d_model": d_model, "context_length": context_length}

@@ -26,6 +26,17 @@ def describe(tensor: Tensor) -> str:
     return "(" + ", ".join(str(size) for size in tensor.shape) + ")"
 
 
+class ByShape:
+    """The repr of a dataclass that holds tensors: their shapes instead of their numbers."""
+
+    def __repr__(self) -> str:
+        shown = (
+            f"{name} {describe(value)}" if isinstance(value, Tensor) else f"{name}={value!r}"
+            for name, value in vars(self).items()
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
 def check_vectors(
     x: Tensor, d_in: int, weight: Tensor | None, *, name: str = "x", unbatched: bool = False
 ) -> None:
@@ -38,6 +49,11 @@ def check_vectors(
         name: The name of the argument.
         unbatched: Whether (tokens, d_in) is allowed as well.
     """
+    if not isinstance(x, Tensor):
+        hint = "Try torch.tensor(x)."
+        if isinstance(x, str):
+            hint = "Text? tokenizer.encode gives ids, and clearhead.Embedding vectors."
+        raise TypeError(f"{name}: expected a tensor, got {type(x).__name__}.\n  {hint}")
     if weight is None:
         weight = x
     shape = x.shape

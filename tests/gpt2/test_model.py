@@ -420,7 +420,7 @@ def test_wrong_input_explains_itself(tiny, ids, options, error, message):
         ({"num_layers": 0}, "num_layers must be a whole number of at least 1, got 0"),
         ({"vocab_size": 0}, "vocab_size: expected 1 or more, got 0"),
         ({"dropout": 10}, r"expected 0 to 1, got 10.\n  A percentage"),
-        ({"n_head": 3}, "'n_head' is not a size of a GPT-2 model. Did you mean 'n_heads'"),
+        ({"n_head": 3}, "'n_head' is not a size of a GPT-2 model. Here it is 'num_heads'"),
         ({"emb_dim": 15}, "'emb_dim' repeats another key"),
     ],
 )

@@ -713,7 +713,7 @@ def test_a_mask_for_another_batch_is_refused():
         q = torch.randn(batch, 4, 5, 16)
         with pytest.raises(ShapeError, match=rf"expected lengths \(batch={batch},\), got \(3\)"):
             AttentionMap(q, q, Mask.padding([1, 2, 3]))
-    with pytest.raises(TypeError, match=r"expected a clearhead.Mask, got Tensor"):
+    with pytest.raises(TypeError, match=r"expected a clearhead.Mask, got a tensor"):
         AttentionMap(q, q, torch.ones(5, 5, dtype=torch.bool))
 
 

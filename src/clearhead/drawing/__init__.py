@@ -7,6 +7,7 @@ The terminal takes arrays of torch or numpy and imports neither; pages and figur
 
 from clearhead.drawing.palette import shade, text_on
 from clearhead.drawing.terminal import (
+    Drawn,
     FittingTable,
     Flow,
     Indent,
@@ -31,6 +32,7 @@ from clearhead.drawing.text_format import (
 __all__ = [
     "HIDDEN",
     "Axis",
+    "Drawn",
     "FittingTable",
     "Flow",
     "Indent",

@@ -17,6 +17,7 @@ from rich.style import Style
 from rich.text import Text
 
 from clearhead.drawing.palette import DECADES, shade
+from clearhead.drawing.terminal import Drawn
 from clearhead.drawing.text_format import HIDDEN, Axis, number, shorten
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _MOST_LABELLED = 40
 _MOST_LINES = 64
 
 
-class Heatmap:
+class Heatmap(Drawn):
     """A heatmap with as many cells as the window has room for.
 
     Args:
@@ -62,6 +63,9 @@ class Heatmap:
     ) -> None:
         self._source, self._rows, self._columns = source, rows, columns
         self._title, self._log = title, log
+
+    def __repr__(self) -> str:
+        return f"Heatmap({self._rows.size} × {self._columns.size})"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The title, the labels, the cells, and what the colours mean."""

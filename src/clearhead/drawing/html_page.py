@@ -41,7 +41,7 @@ SCRIPTS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Layer:
     """Matrices of the same size, one per head, with labels and the name of its pattern.
 
@@ -78,6 +78,9 @@ class Layer:
                     f"columns={expected[2]}) to fit patterns and labels, got {array.shape}."
                 )
 
+    def __repr__(self) -> str:
+        return f"Layer({self.name!r}, heads × rows × columns {self.weights.shape})"
+
     @property
     def heads(self) -> tuple[int, ...]:
         """The number of each head."""
@@ -104,7 +107,7 @@ class Walk:
     texts: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Page:
     """The content of a page, or of a figure.
 
@@ -123,6 +126,12 @@ class Page:
     walk: Walk | None = None
     start: Mapping[str, str | int] = field(default_factory=dict)
     facts: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Page({self.title!r}, {len(self.layers)} layers, {self.cells:,} visible weights)"
+
+    def _repr_html_(self) -> str:
+        return self.frame()
 
     @property
     def cells(self) -> int:

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group
@@ -84,7 +84,17 @@ def html(renderable: RenderableType, *, width: int = 100) -> str:
     return recorder.export_html(inline_styles=True, code_format=element)
 
 
-class Matrix:
+class Drawn:
+    """What rich can draw: `print` shows it as text, a notebook as HTML."""
+
+    def __str__(self) -> str:
+        return plain(cast("RenderableType", self), width=120)
+
+    def _repr_html_(self) -> str:
+        return html(cast("RenderableType", self), width=120)
+
+
+class Matrix(Drawn):
     """A matrix with labels, coloured by value, split into panels that fit the window.
 
     Examples:

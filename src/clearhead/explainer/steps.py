@@ -64,7 +64,7 @@ def show_dims(dims: Dims) -> str:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(drawing.Drawn):
     """One step of a forward pass.
 
     Attributes:

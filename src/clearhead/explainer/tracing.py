@@ -31,6 +31,7 @@ from clearhead.explainer.steps import (
     hidden_keys,
     operands,
 )
+from clearhead.foreign_names import explained
 from clearhead.maps import page_layers
 from clearhead.maps.axis_labels import check_labels
 from clearhead.masks import Mask
@@ -254,6 +255,7 @@ class Trace:
         return self.page().frame()
 
 
+@explained
 def trace(
     module: nn.Module | Callable[[Tensor], Tensor],
     x: Float[Tensor, "..."],
@@ -275,6 +277,13 @@ def trace(
         mask: A mask as the module's own forward takes it.
         context: The source of keys and values instead of x (fast module with `causal=False`).
         context_tokens: A label for each token of context.
+
+    Returns:
+        The steps with their numbers; `print` it, save it as a page, or take its tensors by name.
+
+    Raises:
+        TypeError: The module is not one of these forms.
+        ValueError: A shape does not fit, or the input contains NaN.
 
     Examples:
         >>> from clearhead.ladder import simplified_attention

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from clearhead.atomic_files import beside, check_place
 from clearhead.exporter.graph import Graph, What, graph
+from clearhead.foreign_names import explained
 from clearhead.gpt2 import GPT2
 from clearhead.version import __version__
 
@@ -58,6 +59,7 @@ class Exported:
     sizes: list[tuple[int, int, int]]
 
 
+@explained
 def export(
     module: nn.Module,
     path: str | os.PathLike[str],
@@ -80,6 +82,9 @@ def export(
             (present.0.keys, ...).
         say: Called with a description of each stage, for a progress line.
         verbose: Whether to show the warnings of torch's exporter.
+
+    Returns:
+        The file, its inputs and outputs, and how far its results are from the module's.
 
     Raises:
         ValueError: The suffix is not supported, or the module cannot be exported; the message says

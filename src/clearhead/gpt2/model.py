@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from clearhead.foreign_names import explained
 from clearhead.gpt2 import generation, weights
 from clearhead.gpt2.sampling import Sampling
 from clearhead.gpt2.transformer import FeedForward, Transformer, TransformerBlock
@@ -44,6 +45,7 @@ class GPT2(Transformer):
     """
 
     @classmethod
+    @explained
     def from_pretrained(
         cls,
         path_or_name: str | Path,
@@ -95,6 +97,7 @@ class GPT2(Transformer):
         """
         weights.save(self, folder)
 
+    @explained
     def generate(
         self,
         ids: Ids,
@@ -160,6 +163,7 @@ class GPT2(Transformer):
             return found[0] if ids.ndim == 1 else found
         return rows if task.several else rows[0]  # type: ignore[return-value]  # the type of ids
 
+    @explained
     def stream(
         self,
         ids: Sequence[int] | Sequence[Sequence[int]] | Tensor,

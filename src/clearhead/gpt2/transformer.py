@@ -26,8 +26,11 @@ from clearhead.attention import MultiHeadAttention
 from clearhead.cache import KVCache
 from clearhead.configs import GPT2Config, read_config
 from clearhead.embedding import Embedding, Rope
+from clearhead.foreign_names import explained, no_attribute
 from clearhead.masks import Mask
 from clearhead.validation import ShapeError, check_dropout, check_sizes
+
+_find_in_module = nn.Module.__getattr__
 
 
 class FeedForward(nn.Module):
@@ -36,8 +39,13 @@ class FeedForward(nn.Module):
     Args:
         d_model: The width of the vectors; the hidden layer is four times as wide.
         dropout: The dropout probability on the output.
+
+    Examples:
+        >>> FeedForward(d_model=8, dropout=0.0)(torch.rand(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
     """
 
+    @explained
     def __init__(self, d_model: int, dropout: float) -> None:
         super().__init__()
         self.expand = nn.Linear(d_model, 4 * d_model)
@@ -61,8 +69,15 @@ class TransformerBlock(nn.Module):
         config: The sizes of the model.
         rope: Rotary positions, or None.
         packed: Whether one linear layer computes queries, keys and values.
+
+    Examples:
+        >>> from clearhead import GPT2_CONFIGS
+        >>> block = TransformerBlock({**GPT2_CONFIGS["gpt2-small"], "d_model": 12, "num_heads": 3})
+        >>> block(torch.rand(1, 5, 12)).shape
+        torch.Size([1, 5, 12])
     """
 
+    @explained
     def __init__(
         self, config: GPT2Config, *, rope: Rope | None = None, packed: bool = False
     ) -> None:
@@ -106,6 +121,7 @@ class Transformer(nn.Module):
         packed: Whether one linear layer per block computes queries, keys and values.
     """
 
+    @explained
     def __init__(
         self,
         config: Mapping[str, Any],
@@ -154,6 +170,7 @@ class Transformer(nn.Module):
             if name.endswith(("out_proj.weight", "project.weight")):
                 weight.normal_(std=0.02 / math.sqrt(2 * len(self.blocks)))
 
+    @explained
     def forward(
         self,
         ids: Int[Tensor, "batch tokens"],
@@ -204,6 +221,12 @@ class Transformer(nn.Module):
         """The matrix of the output head: the token embedding's, unless the head is untied."""
         return self.embedding.token.weight if self.out_head is None else self.out_head.weight
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return _find_in_module(self, name)
+        except AttributeError:
+            raise no_attribute(self, name, "Transformer") from None
+
     def new_caches(
         self, batch: int, capacity: int | None = None, *, static: bool = False
     ) -> list[KVCache]:
@@ -215,6 +238,15 @@ class Transformer(nn.Module):
         self, ids: Tensor, lengths: Tensor | Sequence[int] | None, caches: list[KVCache] | None
     ) -> tuple[int | Tensor, Mask | None]:
         """The position of each sequence's first token, and the mask that hides the padding."""
+        if not isinstance(ids, Tensor):
+            raise TypeError(
+                f"ids: expected a tensor (batch, tokens), got {type(ids).__name__}.\n  "
+                + (
+                    "Encode the text: ids = torch.tensor([tokenizer.encode(text)])."
+                    if isinstance(ids, str)
+                    else "One text as a list of ids? Try torch.tensor([ids])."
+                )
+            )
         if caches is not None and len(caches) != len(self.blocks):
             raise ValueError(
                 f"caches: expected one for each of the {len(self.blocks)} blocks, got "

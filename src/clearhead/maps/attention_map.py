@@ -23,6 +23,7 @@ from clearhead.drawing.file_formats import save
 from clearhead.drawing.heatmap import Heatmap
 from clearhead.drawing.html_page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
 from clearhead.drawing.text_format import memory
+from clearhead.foreign_names import explained, no_attribute
 from clearhead.kernels.scores import Scores, visible_in
 from clearhead.maps import (
     exact_weights,
@@ -90,6 +91,7 @@ class AttentionMap:
 
     __iter__ = None  # otherwise torch and numpy would build the map row by row
 
+    @explained
     def __init__(
         self,
         q: Float[Tensor, "batch heads queries head_dim"],
@@ -826,6 +828,9 @@ class AttentionMap:
         if cells > 2 * MOST_CELLS_IN_A_NOTEBOOK:
             return too_large_for_a_notebook(repr(self), cells)
         return self.page().frame()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise no_attribute(self, name)
 
     # Helpers.
 

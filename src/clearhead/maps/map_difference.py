@@ -9,10 +9,11 @@ from torch import Tensor
 from clearhead.kernels import tile_loop
 from clearhead.kernels.scores import HeadScores, Scores
 from clearhead.kernels.tile_loop import Tile
+from clearhead.validation import ByShape
 
 
-@dataclass(frozen=True)
-class Difference:
+@dataclass(frozen=True, repr=False)
+class Difference(ByShape):
     """How far apart two maps are, per query.
 
     Attributes:

@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
+from rich.text import Text
 from torch import Tensor
 
-from clearhead.drawing import plain, table, visible
+from clearhead.drawing import Drawn, plain, table, visible
 from clearhead.kernels import tile_loop
 from clearhead.kernels.scores import HIDDEN_SCORE, Scores
 from clearhead.kernels.tile_loop import Tile
@@ -27,13 +28,13 @@ from clearhead.maps.grid_cells import membership
 from clearhead.maps.indexing import Index, as_tensor, numbers
 from clearhead.maps.positions import seen_before
 from clearhead.maps.value_norms import needed
-from clearhead.validation import ShapeError, describe
+from clearhead.validation import ByShape, ShapeError, describe
 
 _SHOWN_HEADS, _SHOWN_QUERIES = 4, 12  # of the largest weights, when they are printed
 
 
-@dataclass(frozen=True)
-class Distance:
+@dataclass(frozen=True, repr=False)
+class Distance(ByShape):
     """The distance from queries to the keys they attend to, in tokens.
 
     Attributes:
@@ -48,7 +49,7 @@ class Distance:
 
 
 @dataclass(frozen=True, repr=False)
-class Top:
+class Top(Drawn):
     """The largest weights of each query, and their keys (-1 if it attends to fewer).
 
     It prints as a table of the first heads and queries.
@@ -77,6 +78,9 @@ class Top:
         ]
 
     def __repr__(self) -> str:
+        return plain(self, width=120)
+
+    def __rich__(self) -> Text:
         batch, heads, queries, k = self.keys.shape
         lines = [f"Top(k={k}, batch={batch}, heads={heads}, queries={queries})"]
         numbers = self.head_numbers or range(heads)
@@ -86,7 +90,7 @@ class Top:
             lines.append(plain(table([title, *[""] * k], rows, left=1 + k)))
         if heads > _SHOWN_HEADS or queries > _SHOWN_QUERIES or batch > 1:
             lines.append("... Choose what is shown: m.select(batch=0, heads=[3]).top(3).")
-        return "\n".join(lines)
+        return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
     def _row(self, head: int, query: int) -> list[str]:
         """The cells of one query: its label, then key and weight for each of its largest."""
@@ -99,8 +103,8 @@ class Top:
         return [label(0, query), *cells]
 
 
-@dataclass(frozen=True)
-class Saliency:
+@dataclass(frozen=True, repr=False)
+class Saliency(ByShape):
     """Gradient times attention, weight · ∂loss/∂weight, added up per query and per key.
 
     Attributes:

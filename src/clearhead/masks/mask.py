@@ -3,6 +3,7 @@
 # ruff: noqa: D102  # the methods of the kinds are documented in Mask
 
 import ast
+import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead.foreign_names import explained
 from clearhead.validation import ShapeError, describe, dtype_name, is_readable
 
 Side = Literal["left", "right"]
@@ -19,6 +21,7 @@ Device = torch.device | str | None
 Part = Bool[Tensor, "#batch #heads rows cols"] | None
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
+_WIDEST_PICTURE = 64  # keys; `print` shows larger masks by name only
 _WIDTH = "With a cache, keys are all tokens seen so far; with a static cache, its whole capacity."
 
 
@@ -37,6 +40,13 @@ class Mask:
     """
 
     # Construction
+
+    @explained
+    def __init__(self) -> None:
+        raise TypeError(
+            "Mask: masks are built by name: Mask.causal(), Mask.window(back), Mask.padding(real), "
+            "Mask.custom(may_attend)."
+        )
 
     @staticmethod
     def causal(align: Align = "end") -> "Mask":
@@ -78,16 +88,15 @@ class Mask:
         if side not in ("left", "right"):
             raise ValueError(f'side must be "left" or "right", got {side!r}.')
         real = real if isinstance(real, Tensor) else torch.tensor(real)  # always a copy
-        if real.dtype != torch.bool and real.ndim == 2:
-            raise ShapeError(
-                f"padding: expected lengths (batch,) or bool (batch, tokens), got "
-                f"{dtype_name(real)} {describe(real)}.\n"
-                "  1 = real token? Try real.bool(). 1 = padding? Try real == 0."
-            )
         if real.ndim != (2 if real.dtype == torch.bool else 1) or real.is_floating_point():
+            hint = ""
+            if real.ndim == 2:
+                hint = "\n  1 = real token? Try real.bool(). 1 = padding? Try real == 0."
+            elif real.ndim == 4 and real.is_floating_point():
+                hint = "\n  Added to the scores (0 and -inf)? Try Mask.custom(real == 0)."
             raise ShapeError(
                 f"padding: expected lengths (batch,) or bool (batch, tokens), got "
-                f"{dtype_name(real)} {describe(real)}."
+                f"{dtype_name(real)} {describe(real)}.{hint}"
             )
         if real.dtype != torch.bool and is_readable(real) and (real < 0).any():
             raise ValueError(f"padding: expected lengths of 0 or more, got {int(real.min())}.")
@@ -300,16 +309,24 @@ class Mask:
                 title = [f"sequence {b}"] if visible.shape[0] > 1 else []
                 title += [f"head {h}"] if visible.shape[1] > 1 else []
                 lines = [", ".join(title)] if title else []
-                lines.append("    " + "".join(f" k{j}".ljust(3) for j in range(visible.shape[-1])))
+                wide = max(3, len(f"k{visible.shape[-1]}") + 1)
+                names = (f"k{j}".ljust(wide) for j in range(visible.shape[-1]))
+                lines.append("     " + "".join(names))
                 for i, row in enumerate(visible[b, h].tolist()):
-                    lines.append(f"q{i}".ljust(5) + "  ".join("■" if cell else "·" for cell in row))
+                    cells = (("■" if cell else "·").ljust(wide) for cell in row)
+                    lines.append(f"q{i}".ljust(5) + "".join(cells))
                 pictures.append("\n".join(line.rstrip() for line in lines))
         return "\n\n".join(pictures)
 
     def __str__(self) -> str:
         queries, keys = self._natural_size()
         keys = keys or queries or 6
-        return self.draw(queries or keys, keys)
+        return repr(self) if keys > _WIDEST_PICTURE else self.draw(queries or keys, keys)
+
+    def _repr_html_(self) -> str:
+        lines = [repr(self), str(self)] if str(self) != repr(self) else [repr(self)]
+        style = "font-family: monospace; line-height: 1.2; overflow-x: auto"
+        return f'<pre style="{style}">{html.escape(chr(10).join(lines))}</pre>'
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,6 +336,15 @@ class Band(Mask):
     back: int | None
     ahead: int | None
     align: Align
+
+    def __repr__(self) -> str:
+        align = [] if self.align == "end" else [f'align="{self.align}"']
+        if self.back is None and self.ahead == 0:
+            return f"Mask.causal({', '.join(align)})"
+        if self.back is None or self.ahead is None:
+            return f"Mask(back={self.back}, ahead={self.ahead}, align={self.align!r})"
+        ahead = [f"ahead={self.ahead}"] if self.ahead else []
+        return f"Mask.window({', '.join([str(self.back + 1), *ahead, *align])})"
 
     def offset(self, queries: int, keys: int) -> int:
         """The key position of query 0."""
@@ -386,6 +412,13 @@ class Padding(Mask):
 
     real: Tensor
     side: Side
+
+    def __repr__(self) -> str:
+        if self.real.dtype == torch.bool:
+            return f"Mask.padding(bool {describe(self.real)})"
+        few = self.real.device.type == "cpu" and self.real.numel() <= 8
+        lengths = self.real.tolist() if few else f"lengths {describe(self.real)}"
+        return f"Mask.padding({lengths}" + (', side="left")' if self.side == "left" else ")")
 
     def tile(
         self, rows: slice, cols: slice, queries: int, keys: int, device: Device = None
@@ -478,6 +511,10 @@ class Custom(Mask):
 
     visible: Tensor
 
+    def __repr__(self) -> str:
+        batch, heads, queries, keys = self.visible.shape
+        return f"Mask.custom(batch={batch}, heads={heads}, queries={queries}, keys={keys})"
+
     def tile(
         self, rows: slice, cols: slice, queries: int, keys: int, device: Device = None
     ) -> Part:
@@ -541,13 +578,21 @@ class Custom(Mask):
         return self.visible.shape[2], self.visible.shape[3]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pair(Mask):
     """Two masks joined."""
 
     left: Mask
     right: Mask
     name: ClassVar[str]
+    sign: ClassVar[str]
+
+    def __repr__(self) -> str:
+        parts = (self.left, self.right)
+        shown = (
+            f"({p!r})" if isinstance(p, Pair) and p.sign != self.sign else repr(p) for p in parts
+        )
+        return f" {self.sign} ".join(shown)
 
     def _join(self, left: Tensor, right: Tensor) -> Tensor:
         raise NotImplementedError
@@ -595,7 +640,7 @@ class Pair(Mask):
 class Both(Pair):
     """Visible where both allow it."""
 
-    name = "both"
+    name, sign = "both", "&"
 
     def _join(self, left: Tensor, right: Tensor) -> Tensor:
         return left & right
@@ -621,7 +666,7 @@ class Both(Pair):
 class Either(Pair):
     """Visible where either allows it."""
 
-    name = "either"
+    name, sign = "either", "|"
 
     def _join(self, left: Tensor, right: Tensor) -> Tensor:
         return left | right
@@ -685,15 +730,28 @@ def _always(holds: bool) -> bool:
 
 def _check_align(align: Align) -> None:
     if align not in ("start", "end"):
-        raise ValueError(f'align must be "start" or "end", got {align!r}.')
+        size = "\n  A size? A mask has none: it fits any number of queries and keys."
+        raise ValueError(
+            f'align must be "start" or "end", got {align!r}.'
+            + (size if isinstance(align, int) else "")
+        )
 
 
 def as_mask(mask: object) -> Mask:
     """Return the mask; raise a TypeError that explains what to write if it is not one."""
     if isinstance(mask, Mask):
         return mask
-    raise TypeError(
-        f"mask: expected a clearhead.Mask, got {type(mask).__name__}.\n"
-        "  Wrap a tensor: Mask.padding(real) for (batch, tokens), "
+    got = type(mask).__name__
+    hint = (
+        "Wrap a tensor: Mask.padding(real) for (batch, tokens), "
         "Mask.custom(may_attend) for (queries, keys); True means may attend."
     )
+    if isinstance(mask, Tensor):
+        got = f"a tensor: {dtype_name(mask)} {describe(mask)}"
+        if mask.is_floating_point():
+            hint += "\n  Added to the scores (0 and -inf)? Mask.custom(mask == 0)."
+        elif mask.dtype != torch.bool:
+            hint += (
+                "\n  1 = real token, as Hugging Face's attention_mask? Mask.padding(mask.bool())."
+            )
+    raise TypeError(f"mask: expected a clearhead.Mask, got {got}.\n  {hint}")

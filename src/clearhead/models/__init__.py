@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from clearhead.foreign_names import explained
 from clearhead.gpt2.model import GPT2
 from clearhead.gpt2.weight_files import read_json
 from clearhead.models import hugging_face
@@ -41,6 +42,7 @@ __all__ = ["LoadedModel", "find_model", "load"]
 _NAMES = {"english": "the English model", "grammar": "the grammar model"}
 
 
+@explained
 def load(
     model: str | Path = "english", *, device: str | torch.device = "cpu"
 ) -> tuple[GPT2, Tokenizer]:
@@ -50,6 +52,9 @@ def load(
         model: "english" or "grammar", which come with Clearhead; a folder that `clearhead train`
             wrote; or a GPT-2: a folder, a file or a name on the hub.
         device: Where the weights go.
+
+    Returns:
+        The model, and the tokenizer that it was trained with.
 
     Raises:
         ValueError: The model is missing, damaged or not supported.

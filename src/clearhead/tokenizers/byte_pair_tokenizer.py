@@ -24,7 +24,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from clearhead.atomic_files import beside
-from clearhead.tokenizers.tokenizer import END_OF_TEXT, check_text, checked_ids
+from clearhead.foreign_names import explained
+from clearhead.tokenizers.tokenizer import END_OF_TEXT, EncodesText, check_text, checked_ids
 
 if TYPE_CHECKING:
     import tiktoken
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 
 
-class BytePairTokenizer:
+class BytePairTokenizer(EncodesText):
     r"""A byte-pair tokenizer, which can encode any text.
 
     Args:
@@ -61,6 +62,7 @@ class BytePairTokenizer:
         """The id of ``<|endoftext|>``, which separates documents."""
         return self._encoding.eot_token
 
+    @explained
     def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
         """Text to ids.
 
@@ -81,6 +83,7 @@ class BytePairTokenizer:
         allowed = {END_OF_TEXT} if allow_special else set()
         return self._encoding.encode(text, allowed_special=allowed, disallowed_special=())
 
+    @explained
     def decode(self, ids: Iterable[int] | Int[Tensor, "tokens"]) -> str:
         """Ids to text.
 

@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from clearhead.foreign_names import explained
 from clearhead.tokenizers.tokenizer import END_OF_TEXT
 from clearhead.validation import ShapeError
 
@@ -34,6 +35,7 @@ class SlidingWindowDataset(Dataset[tuple[Tensor, Tensor]]):
         ([5, 6, 7], [6, 7, 8])
     """
 
+    @explained
     def __init__(
         self, ids: Sequence[int] | Int[Tensor, "tokens"], context_length: int, stride: int
     ) -> None:
@@ -63,6 +65,12 @@ class SlidingWindowDataset(Dataset[tuple[Tensor, Tensor]]):
         self.ids = stored.long()
         self.context_length = context_length
         self.stride = stride
+
+    def __repr__(self) -> str:
+        return (
+            f"SlidingWindowDataset({len(self)} windows, context_length={self.context_length}, "
+            f"stride={self.stride})"
+        )
 
     def __len__(self) -> int:
         return (len(self.ids) - self.context_length - 1) // self.stride + 1

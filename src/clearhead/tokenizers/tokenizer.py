@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from jaxtyping import Int
 from torch import Tensor
@@ -27,6 +27,25 @@ class Tokenizer(Protocol):
 
     def tokens(self, text: str, *, allow_special: bool = True) -> list[str]:
         """The text of each token, one string per id of `encode`, for display."""
+
+
+class EncodesText:
+    """What both tokenizers have besides the protocol: a repr, and an error for a call."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.vocab_size:,} tokens)"
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Not supported, unlike in Hugging Face's tokenizers."""
+        raise TypeError(
+            f"{type(self).__name__}: tokenizer.encode(text) gives a list of ids, "
+            "torch.tensor([ids]) a batch for a model, and model.generate takes the list."
+        )
 
 
 def check_text(text: str) -> None:

@@ -9,13 +9,14 @@ from itertools import pairwise
 from jaxtyping import Int
 from torch import Tensor
 
-from clearhead.tokenizers.tokenizer import END_OF_TEXT, check_text, checked_ids
+from clearhead.foreign_names import explained
+from clearhead.tokenizers.tokenizer import END_OF_TEXT, EncodesText, check_text, checked_ids
 
 UNKNOWN = "<unk>"
 NO_SPACE = "<|nospace|>"
 
 
-class WordTokenizer:
+class WordTokenizer(EncodesText):
     r"""One token per word and per punctuation mark.
 
     A word is a run of letters, digits and underscores, which may have apostrophes and hyphens
@@ -92,6 +93,7 @@ class WordTokenizer:
         """
         return len(self._tokens)
 
+    @explained
     def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
         """Text to ids; a token outside the vocabulary becomes ``<unk>``.
 
@@ -111,6 +113,7 @@ class WordTokenizer:
         pieces = _with_spacing(_pieces(text, allow_special=allow_special))
         return [self._ids.get(piece, unknown) for piece in pieces]
 
+    @explained
     def decode(self, ids: Iterable[int] | Int[Tensor, "tokens"]) -> str:
         """Ids to text.
 

@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from clearhead.foreign_names import explained
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from clearhead.watcher import Seen
 
 
+@explained
 def view(
     seen: Seen | AttentionMap,
     *,
@@ -40,6 +43,9 @@ def view(
         port: The port to listen on. A free port by default.
         browser: Open the browser.
         wait: Block until Ctrl-C. If False, close the returned `View` yourself.
+
+    Returns:
+        The open page, with its `url`; also a context manager that closes it.
 
     Examples:
         >>> import clearhead, torch

@@ -32,10 +32,12 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
+from typing import NoReturn
 
 from torch import nn
 
 from clearhead import torch_internals
+from clearhead.foreign_names import explained
 from clearhead.watcher.interventions import ablate, knockout
 from clearhead.watcher.layer_names import LayerChoice, Selector
 from clearhead.watcher.model_routes import Routes
@@ -56,6 +58,7 @@ __all__ = [
 ]
 
 
+@explained
 def watch(
     model: nn.Module,
     *,
@@ -102,44 +105,30 @@ def watch(
         >>> seen["self_attn"].shape
         torch.Size([1, 2, 5, 5])
     """
-    return Watch(
-        model,
-        layers=layers,
-        detach=detach,
-        offload=offload,
-        copy=copy,
-        values=values or grad,
-        grad=grad,
-    )
+    if not isinstance(model, nn.Module):
+        hint = ""
+        if isinstance(model, str):
+            hint = f"\n  Load it first: model, tokenizer = clearhead.load({model!r})."
+        if isinstance(model, type):
+            hint = f"\n  That is a class: watch an object of it, {model.__name__}(...)."
+        if isinstance(inner := getattr(model, "model", None), nn.Module):
+            hint = f"\n  It has one inside ({type(inner).__name__}): watch(it.model)."
+        raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.{hint}")
+    if offload not in (None, "cpu"):
+        raise ValueError(f'offload: expected "cpu" or None, got {offload!r}.')
+    routes = Routes.of(model)
+    model = torch_internals.uncompiled_module(model)
+    keeper = Keeper(detach, offload, copy or routes.is_replaced, values or grad)
+    seen = Seen(type(model).__name__)
+    recorder = Recorder(routes, LayerChoice("layers", layers), keeper, seen, grad=grad)
+    return Watch(model, routes, recorder)
 
 
 class Watch:
     """A `with` block in which a model is watched; see `watch`."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        layers: Selector | Sequence[Selector] | None = None,
-        detach: bool = True,
-        offload: str | None = None,
-        copy: bool = False,
-        values: bool = False,
-        grad: bool = False,
-    ) -> None:
-        if not isinstance(model, nn.Module):
-            hint = ""
-            if isinstance(inner := getattr(model, "model", None), nn.Module):
-                hint = f"\n  It has one inside ({type(inner).__name__}): watch(it.model)."
-            raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}.{hint}")
-        if offload not in (None, "cpu"):
-            raise ValueError(f'offload: expected "cpu" or None, got {offload!r}.')
-        self._routes = Routes.of(model)
-        self._model = torch_internals.uncompiled_module(model)
-        keeper = Keeper(detach, offload, copy or self._routes.is_replaced, values)
-        choice = LayerChoice("layers", layers)
-        seen = Seen(type(self._model).__name__)
-        self._recorder = Recorder(self._routes, choice, keeper, seen, grad=grad)
+    def __init__(self, model: nn.Module, routes: Routes, recorder: Recorder) -> None:
+        self._model, self._routes, self._recorder = model, routes, recorder
         self._stack = ExitStack()
         self._used = False
 
@@ -152,6 +141,17 @@ class Watch:
         self._thread = threading.get_ident()
         self._mode = self._stack.enter_context(self._routes.open(self._recorder))
         return self._recorder.seen
+
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        """Not supported: the model is called inside the block."""
+        raise TypeError(
+            "watch(model) is a block, not a model. Call the model inside it:\n"
+            "  with clearhead.watch(model) as seen: output = model(ids)"
+        )
+
+    def __repr__(self) -> str:
+        state = "used" if self._used else "not entered"
+        return f"Watch({type(self._model).__name__}, {state}): a `with` block"
 
     def __exit__(
         self,

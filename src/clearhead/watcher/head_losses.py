@@ -32,8 +32,8 @@ class HeadLoss:
     rise: float
 
 
-@dataclass(frozen=True)
-class HeadLosses:
+@dataclass(frozen=True, repr=False)
+class HeadLosses(drawing.Drawn):
     """The loss of a model on a text, and its rise without each head; `print` it.
 
     Attributes:
@@ -100,8 +100,8 @@ class HeadLosses:
         )
         return Group(table, Text(words))
 
-    def __str__(self) -> str:
-        return drawing.plain(self.__rich__(), width=120)
+    def __repr__(self) -> str:
+        return f"HeadLosses({len(self.rows)} heads, loss {self.loss:.3f}): print it, or take .rows"
 
 
 @torch.no_grad()

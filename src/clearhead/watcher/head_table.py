@@ -61,8 +61,8 @@ class Head:
     chance: Mapping[str, float | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class HeadTable:
+@dataclass(frozen=True, repr=False)
+class HeadTable(drawing.Drawn):
     """What each head of each layer attends to; `print` it, or take its `rows`."""
 
     rows: tuple[Head, ...]
@@ -129,11 +129,9 @@ class HeadTable:
             words += " (chance): under uniform attention."
         return Group(fitting, Text(words))
 
-    def __str__(self) -> str:
-        return drawing.plain(self.__rich__(), width=120)
-
-    def _repr_html_(self) -> str:
-        return drawing.html(self.__rich__(), width=120)
+    def __repr__(self) -> str:
+        layers = len({row.layer for row in self.rows})
+        return f"HeadTable({len(self.rows)} heads in {layers} layers): print it, or take .rows"
 
 
 def measure(

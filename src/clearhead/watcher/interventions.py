@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead import torch_internals
+from clearhead.foreign_names import explained
 from clearhead.watcher import calls, padding
 from clearhead.watcher.interception import AttentionCall
 from clearhead.watcher.layer_names import LayerChoice, Selector
@@ -25,6 +26,7 @@ from clearhead.watcher.model_routes import Routes
 Positions = int | slice | Sequence[int] | Tensor
 
 
+@explained
 @contextmanager
 def ablate(
     model: nn.Module,
@@ -66,6 +68,7 @@ def ablate(
     choice.chosen()
 
 
+@explained
 @contextmanager
 def knockout(
     model: nn.Module,

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import safetensors
 import torch
@@ -20,6 +20,7 @@ from clearhead import torch_internals
 from clearhead.drawing.file_formats import save
 from clearhead.drawing.html_page import MOST_CELLS_IN_A_NOTEBOOK, Page, too_large_for_a_notebook
 from clearhead.drawing.text_format import harmless, memory
+from clearhead.foreign_names import no_attribute
 from clearhead.maps import AttentionMap
 from clearhead.maps.statistics import Saliency
 from clearhead.masks import Mask
@@ -122,6 +123,14 @@ class Seen(Mapping[str, AttentionMap]):
     Attributes:
         model: The name of the model's class.
         unseen: The modules of which there is no map, and why.
+
+    Examples:
+        >>> import clearhead
+        >>> model, tokenizer = clearhead.load("english")
+        >>> with clearhead.watch(model) as seen:
+        ...     _ = model(torch.tensor([tokenizer.encode("The cat sat on the mat.")]))
+        >>> seen[0].shape, len(seen)
+        (torch.Size([1, 8, 7, 7]), 6)
     """
 
     def __init__(self, model: str = "") -> None:
@@ -187,7 +196,7 @@ class Seen(Mapping[str, AttentionMap]):
         name, step = key if isinstance(key, tuple) and len(key) == 2 else (key, -1)
         calls = self._by_name[self.name(name)]
         if not isinstance(step, int) or not -len(calls) <= step < len(calls):
-            raise _NotSeen(
+            raise NotSeen(
                 f"{calls[0].name} was called {len(calls)} time{'s' if len(calls) > 1 else ''}, "
                 f"so {step!r} is not one of its calls: they count from 0."
             )
@@ -196,16 +205,16 @@ class Seen(Mapping[str, AttentionMap]):
     def name(self, layer: object) -> str:
         """The full name of the layer that a part of its name or its number means."""
         if not self._by_name:
-            raise _NotSeen(
+            raise NotSeen(
                 f"no attention layer is called {layer!r}.\n"
                 "  Nothing was seen yet: run the model inside the block."
             )
         if isinstance(layer, bool) or not isinstance(layer, str | int):
-            raise _NotSeen(f"a layer is named by a string or a number, got {layer!r}.")
+            raise NotSeen(f"a layer is named by a string or a number, got {layer!r}.")
         try:
             return one_name(layer, self.layers)
         except LookupError as error:
-            raise _NotSeen(str(error)) from None
+            raise NotSeen(str(error)) from None
 
     def __contains__(self, key: object) -> bool:
         name, step = key if isinstance(key, tuple) and len(key) == 2 else (key, 0)
@@ -223,6 +232,9 @@ class Seen(Mapping[str, AttentionMap]):
             f"Seen({harmless(self.model)}: {len(self)} layers, {len(self.calls)} calls, "
             f"{memory(self.nbytes)} held)"
         )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise no_attribute(self, name)
 
     def heads(
         self,
@@ -530,7 +542,7 @@ class Seen(Mapping[str, AttentionMap]):
         return seen
 
 
-class _NotSeen(KeyError):
+class NotSeen(KeyError):
     """A KeyError that prints its message as it is."""
 
     def __str__(self) -> str:
