@@ -334,6 +334,13 @@ def test_claims_are_listed_as_json_and_say_how_long_they_take(run, monkeypatch, 
 # the terminal
 
 
+def test_one_claim_fits_a_narrow_window(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    out = run("claims", "cat-weights", "--quick")[1]
+    assert "become the weights .1 .7 .2." in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 50
+
+
 def test_a_long_message_is_wrapped_between_words_on_a_terminal(run, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "40")

@@ -78,7 +78,8 @@ def test_the_text_cannot_control_the_terminal(folder, run, monkeypatch):
     [
         ("--layer 1", "--layer belongs to --show-attention"),
         ("--layer 2 --show-attention", "--layer: expected 0 to 1, got 2"),
-        ("--tokens 99", "or --sliding on the command line"),
+        ("--tokens 99", "TEXT has 2 tokens; with 99 new, that is more than the 48 that tiny"),
+        ("--tokens 47", "\n  Try --tokens 46, or --sliding, which drops the beginning."),
         ("--tokens 4 --temperature 0", "expected a positive number"),
         ("--tokens 4 --seed 1", "seed=1 has no effect"),
     ],

@@ -95,7 +95,8 @@ def claims(
     if as_json and out is None:
         print(json.dumps(found, allow_nan=False))
     elif names and not as_json:
-        print("\n\n".join(claim_report.describe(claim) for claim in found["claims"]))
+        width = min(screen.width, 80)
+        print("\n\n".join(claim_report.describe(claim, width) for claim in found["claims"]))
     elif not as_json:
         screen.print(claim_report.draw(found))
     return 0

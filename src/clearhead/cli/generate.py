@@ -91,8 +91,10 @@ def generate(
         raise ValueError("--layer belongs to --show-attention: give both.")
     given = read_text(text, file)
     if not given:
-        missing = "Give a text to continue" if given is None else "TEXT is empty"
-        raise ValueError(f"{missing}: as TEXT, or as a file with --text FILE.\n  Try: {EXAMPLE}")
+        raise ValueError(
+            "TEXT is empty: give a text to continue, as TEXT or as a file with --text FILE.\n"
+            f"  Try: {EXAMPLE}"
+        )
     import torch
 
     from clearhead.models import find_model
@@ -102,9 +104,16 @@ def generate(
     config, reader = loaded.gpt2.config, loaded.reader
     last = config["num_layers"] - 1
     number = last if layer is None else loaded.layer_number(layer)
+    room = config["context_length"] - len(reading.ids)
     if tokens is None:
-        room = config["context_length"] - len(reading.ids)
         tokens = _TOKENS if sliding else max(1, min(_TOKENS, room))
+    if tokens > room and not sliding:
+        fewer = f"--tokens {room}" if room > 0 else "a shorter text"
+        raise ValueError(
+            f"TEXT has {len(reading.ids):,} tokens; with {tokens:,} new, that is more than the "
+            f"{config['context_length']:,} that {loaded.name} accepts.\n"
+            f"  Try {fewer}, or --sliding, which drops the beginning."
+        )
     written: Iterator[int] = loaded.gpt2.stream(  # type: ignore[assignment]  # one prompt: ids
         reading.ids,
         tokens,

@@ -60,7 +60,7 @@ class Command(TyperCommand):
             argument = parameter.param_type_name == "argument"
             title = getattr(parameter, "rich_help_panel", None)
             title = title or ("Arguments" if argument else "Options")
-            left = parameter.metavar if argument else record[0]
+            left = str(parameter.metavar) if argument else record[0]
             sections.setdefault(title, []).append((left, record[1]))
         for title, rows in sections.items():
             with formatter.section(title):

@@ -99,7 +99,7 @@ def describe(claim: Found, width: int = 80) -> str:
         "Run": f"clearhead claims {claim['name']}",
         "Python": f"from clearhead.{module} import {claim['function']}; {claim['function']}()",
     }
-    lines = [claim["says"]]
+    lines = textwrap.wrap(claim["says"], width)
     for name, text in rows.items():
         lines += textwrap.wrap(
             text, width, initial_indent=f"  {name:9}", subsequent_indent=" " * 11
