@@ -36,6 +36,8 @@ def objects() -> dict[str, object]:
         "seen": seen,
         "trace": trace,
         "step": trace.step("4a"),
+        "weights": trace.draw_weights(),
+        "vectors": trace.draw_output(),
         "table": seen.heads(IDS),
         "losses": head_losses(model, IDS, heads=dict.fromkeys(seen, 3)),
         "top": m.top(2),
@@ -72,14 +74,27 @@ def test_reprs_are_short_and_show_no_addresses_or_numbers(objects):
         text = repr(thing)
         assert " at 0x" not in text, name
         assert "tensor(" not in text, name
-        assert name == "top" or ("\n" not in text and len(text) < 500), name
+        assert name in ("top", "weights", "vectors") or ("\n" not in text and len(text) < 500), name
         assert SHORT.get(name, text) == text
 
 
 def test_notebooks_show_what_can_be_seen(objects):
     shown = [name for name, thing in objects.items() if hasattr(thing, "_repr_html_")]
     assert shown == [
-        *("map", "seen", "trace", "step", "table", "losses", "top", "heatmap", "page", "mask")
+        *(
+            "map",
+            "seen",
+            "trace",
+            "step",
+            "weights",
+            "vectors",
+            "table",
+            "losses",
+            "top",
+            "heatmap",
+            "page",
+            "mask",
+        )
     ]
     for name in shown:
         found = objects[name]._repr_html_()  # type: ignore[attr-defined]

@@ -90,8 +90,15 @@ class Drawn:
     def __str__(self) -> str:
         return plain(cast("RenderableType", self), width=120)
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def _repr_html_(self) -> str:
         return html(cast("RenderableType", self), width=120)
+
+
+class Stack(Drawn, Group):
+    """Several drawings, one below the other."""
 
 
 class Matrix(Drawn):

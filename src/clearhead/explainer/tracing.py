@@ -120,9 +120,7 @@ class Trace:
                 hidden = hidden[None] if hidden.ndim == 2 else hidden[:, None]
         return weights, hidden
 
-    def draw_weights(
-        self, *, limit: int = 16, heads: Sequence[int] | None = None
-    ) -> RenderableType:
+    def draw_weights(self, *, limit: int = 16, heads: Sequence[int] | None = None) -> drawing.Stack:
         """One table per head for the first sequence: each row a query, each column a key.
 
         Args:
@@ -149,15 +147,15 @@ class Trace:
                     limit=limit,
                 )
             )
-        return Group(*parts)
+        return drawing.Stack(*parts)
 
-    def draw_maps(self, *, heads: Sequence[int] | None = None) -> RenderableType:
+    def draw_maps(self, *, heads: Sequence[int] | None = None) -> drawing.Stack:
         """One map per head for the first sequence, fitted to the width of the terminal."""
         weights, hidden = self._weights()
         rows = Axis("query", len(self.tokens), self.tokens)
         columns = Axis("key", len(self.context_tokens), self.context_tokens)
         every = range(weights.shape[1] if weights.numel() else 0)
-        return Group(
+        return drawing.Stack(
             *(
                 Heatmap(
                     blocks(weights[0, head], None if hidden is None else hidden[0, head]),
@@ -169,7 +167,7 @@ class Trace:
             )
         )
 
-    def draw_output(self, *, limit: int = 16) -> RenderableType:
+    def draw_output(self, *, limit: int = 16) -> drawing.Matrix:
         """The context vectors of the first sequence, one row per token."""
         output = self.output if self.output.ndim == 2 else self.output[:1].flatten(0, 1)
         columns = [str(i) for i in range(output.shape[-1])]

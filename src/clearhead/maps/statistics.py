@@ -77,9 +77,6 @@ class Top(Drawn):
             for sequence in self.keys.tolist()
         ]
 
-    def __repr__(self) -> str:
-        return plain(self, width=120)
-
     def __rich__(self) -> Text:
         batch, heads, queries, k = self.keys.shape
         lines = [f"Top(k={k}, batch={batch}, heads={heads}, queries={queries})"]
