@@ -17,7 +17,6 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Data flows downwards: a module imports only from modules above it.
 ORDER = [
     "version",
-    "former_names",
     "foreign_names",
     "configs",
     "costs",

@@ -1,6 +1,7 @@
-"""Every row of docs/from-0.1.md: a former name works with a warning, or an error names ours."""
+"""Every row of docs/from-0.1.md."""
 
-import importlib
+import contextlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -11,14 +12,11 @@ import pytest
 import torch
 
 import clearhead
-from clearhead import former_names
 from clearhead.masks import Mask
 from clearhead.validation import ShapeError
 from clearhead.watcher import NothingSeen
 
 PAGE = (Path(__file__).parents[1] / "docs" / "from-0.1.md").read_text(encoding="utf-8")
-# A module below a former one: both warn.
-pytestmark = pytest.mark.filterwarnings("ignore:clearhead:DeprecationWarning")
 # Tested elsewhere, by a function of that name.
 ELSEWHERE = {
     "clearhead bench": "cli/test_cli.py::test_bench_says_what_replaces_it",
@@ -36,31 +34,14 @@ HERE = (
 )
 
 
-@pytest.fixture
-def forgotten(monkeypatch):
-    """Former modules are imported anew, so that their warnings come again."""
-    for name in [*former_names.MOVED, *former_names.GONE]:
-        monkeypatch.delitem(sys.modules, f"clearhead.{name}", raising=False)
-        monkeypatch.delitem(vars(clearhead), name, raising=False)
-
-
 def rows() -> list[list[str]]:
     """The cells of every row of every table."""
     lines = re.findall(r"^\| (?!in 0\.1)(.+) \|$", PAGE, flags=re.M)
     return [line.split(" | ") for line in lines]
 
 
-def test_the_page_lists_every_module():
-    listed = {row[0].strip("`").removeprefix("clearhead."): row[1] for row in rows()}
-    for name, now in former_names.MOVED.items():
-        assert listed[name] == f"`clearhead.{now}`"
-    for name, advice in former_names.GONE.items():
-        assert listed[name].replace("`", "") == f"none. {advice}".replace("`", "")
-
-
-def test_every_other_row_is_tested():
-    modules = {f"`clearhead.{name}`" for name in (*former_names.MOVED, *former_names.GONE)}
-    others = [row[0] for row in rows() if row[0] not in modules]
+def test_every_row_is_tested():
+    others = [row[0] for row in rows() if len(row) == 3]
     untested = [row for row in others if not any(key in row for key in (*ELSEWHERE, *HERE))]
     assert untested == []
     for place in ELSEWHERE.values():
@@ -68,45 +49,16 @@ def test_every_other_row_is_tested():
         assert name in (Path(__file__).parent / file).read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize("name", former_names.MOVED)
-def test_a_former_module_is_the_new_one_with_a_warning(name):
-    now = f"clearhead.{former_names.MOVED[name]}"
-    with pytest.warns(DeprecationWarning, match=f"clearhead.{name} is {now} since 0.2") as said:
-        found = importlib.import_module(f"clearhead.{name}")
-    assert found is importlib.import_module(now)
-    assert found.__name__ == now
-    assert former_names.REMOVAL in str(said[-1].message)
+MODULES = [row for row in rows() if len(row) == 2]
 
 
-@pytest.mark.parametrize("name", former_names.GONE)
-def test_a_module_without_successor_says_what_to_use(name):
-    with pytest.raises(ImportError, match=re.escape(former_names.GONE[name])):
-        importlib.import_module(f"clearhead.{name}")
-
-
-@pytest.mark.usefixtures("forgotten")
-def test_former_modules_by_other_ways_of_import():
-    with pytest.warns(DeprecationWarning, match="clearhead.watcher"):
-        from clearhead.watching import watch
-    assert watch is clearhead.watch
-    with pytest.warns(DeprecationWarning, match="clearhead.watcher.recorder"):
-        from clearhead.watching.recorder import Recorder  # no entry of its own
-    assert Recorder is importlib.import_module("clearhead.watcher.recorder").Recorder
-    with pytest.warns(DeprecationWarning, match="clearhead.tokenizers"):
-        assert clearhead.text is clearhead.tokenizers
-    with pytest.raises(ImportError, match=r"was removed in 0\.2"):
-        from clearhead import bench  # noqa: F401
-    with pytest.raises(AttributeError, match=r"was removed in 0\.2"):
-        _ = clearhead.bench
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'clearhead\.nothing'"):
-        importlib.import_module("clearhead.nothing")
-
-
-def test_the_warning_shows_the_users_line():
-    code = "import clearhead\nclearhead.shapes\nfrom clearhead.files import beside\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert re.findall(r"<string>:(\d)", done.stderr) == ["2", "3"]
+@pytest.mark.parametrize("row", MODULES, ids=[row[0] for row in MODULES])
+def test_a_module_has_moved(row):
+    former, now = (cell.strip("`") for cell in row)
+    with contextlib.suppress(ModuleNotFoundError):  # its folder has gone too
+        assert importlib.util.find_spec(former) is None
+    if not now.startswith("none"):
+        assert importlib.util.find_spec(now) is not None
 
 
 def test_a_misspelled_public_name_is_suggested():

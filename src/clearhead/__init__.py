@@ -8,7 +8,6 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from clearhead.former_names import FormerModules, former_module
 from clearhead.version import __version__
 
 if TYPE_CHECKING:
@@ -108,19 +107,10 @@ __all__ = [  # noqa: RUF022  # the order of the flow
 ]
 
 
-sys.meta_path.insert(0, FormerModules())
-
-
 def __getattr__(name: str) -> object:
     if name not in _HOME:
-        try:
-            former = former_module(name)
-        except ImportError as gone:
-            raise AttributeError(str(gone)) from None
-        if former is None:
-            said = f"module 'clearhead' has no attribute {name!r}"
-            raise AttributeError(said, name=name, obj=sys.modules[__name__])
-        return former
+        said = f"module 'clearhead' has no attribute {name!r}"
+        raise AttributeError(said, name=name, obj=sys.modules[__name__])
     module = importlib.import_module(f"clearhead.{_HOME[name]}")
     return module if _HOME[name] == name else getattr(module, name)
 
