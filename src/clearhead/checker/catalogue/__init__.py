@@ -36,6 +36,7 @@ class Mistake:
         shows: What else can be seen, and what the checker does about it.
         fix: What to write instead; "" where that depends on the case.
         when: What the code does, to complete "what you get when ..."; "" if it is not simulated.
+        at: What to look for in the source where no line is known; see `locate`.
         wrong: An example in Python.
         right: The same, fixed.
         picture: What happens to the numbers, as plain text.
@@ -49,6 +50,7 @@ class Mistake:
     shows: str = ""
     fix: str = ""
     when: str = ""
+    at: tuple[str, ...] = ()
     wrong: str = ""
     right: str = ""
     picture: str = ""
@@ -90,7 +92,8 @@ class Family:
 
 def _family(name: str) -> Family:
     data = tomllib.loads((files(__package__) / f"{name}.toml").read_text(encoding="utf-8"))
-    return Family(data["title"], tuple(Mistake(**fields) for fields in data["mistakes"]))
+    made = (Mistake(**fields | {"at": tuple(fields.get("at", ()))}) for fields in data["mistakes"])
+    return Family(data["title"], tuple(made))
 
 
 FAMILIES: tuple[Family, ...] = tuple(map(_family, _FILES))
