@@ -97,8 +97,9 @@ def only_with_equal_widths(failure: Failure, text: Text, info: ClassInfo) -> str
 
 
 def _adds_x(node: ast.AST) -> bool:
-    added = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
-    return added and "x" in map(last_name, (node.left, node.right))
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+        return False
+    return "x" in map(last_name, (node.left, node.right))
 
 
 _NO_ATTRIBUTE = re.compile(r"^(?:'(\w+)' object|module '([\w.]+)') has no attribute '(\w+)'")

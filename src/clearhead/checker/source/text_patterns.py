@@ -46,8 +46,11 @@ class Text:
         """Its syntax tree, with the lines of the file; an empty one where it cannot be read."""
         last = self.first + self.source.count("\n")
         for node in ast.walk(parsed(self.file)):
-            named = isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == self.name
-            if named and self.first <= node.lineno <= last:
+            if (
+                isinstance(node, ast.ClassDef | ast.FunctionDef)
+                and node.name == self.name
+                and self.first <= node.lineno <= last
+            ):
                 return node
         return parsed(self.source)
 
@@ -61,10 +64,9 @@ class Text:
         """
         found: dict[str, list[int]] = {}
         for node in ast.walk(self.tree):
+            line = node.func.end_lineno if isinstance(node, ast.Call) else None
             for word in _words_in(node):
-                inner = node.func if isinstance(node, ast.Call) else node
-                line = inner.end_lineno if isinstance(node, ast.Call) else inner.lineno
-                found.setdefault(word, []).append(line)
+                found.setdefault(word, []).append(line or getattr(node, "lineno", 0))
         return found
 
     def uses(self, sought: str) -> bool:
@@ -229,7 +231,7 @@ def sdpa_names(file: str) -> set[str]:
         elif isinstance(node, ast.Assign):
             value = node.value
             if isinstance(value, ast.Call):
-                value = value.args[0] if last_name(value.func) == "partial" else ast.Tuple()
+                value = value.args[0] if last_name(value.func) == "partial" else ast.Constant(None)
             if last_name(value) == _SDPA:
                 names |= set(map(last_name, node.targets))
     for node in parsed(file).body:
@@ -326,10 +328,11 @@ def summed_alone(text: Text) -> int | None:
         1
     """
     for node in ast.walk(text.tree):
-        equation = node.value if isinstance(node, ast.Constant) else None
-        if not isinstance(equation, str) or equation.count("->") != 1 or equation.count(",") != 1:
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             continue
-        factors, _, result = equation.partition("->")
+        factors, arrow, result = node.value.partition("->")
+        if not arrow or factors.count(",") != 1:
+            continue
         one, other, kept = (
             set(part.split() if " " in part.strip() else part)
             for part in (*factors.split(","), result)
