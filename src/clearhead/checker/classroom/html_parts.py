@@ -132,7 +132,8 @@ def section(id: str) -> str:
     made = []
     for index, part in enumerate(parts):
         if index % 2:
-            made.append(f"<pre><code>{html.escape(part.rstrip())}</code></pre>")
+            code = html.escape(part.rstrip())
+            made.append(f'<pre class="wide" tabindex="0"><code>{code}</code></pre>')  # it scrolls
         else:
             made += [f"<p>{_inline(p)}</p>" for p in re.split(r"\n\s*\n", part) if p.strip()]
     return "\n".join(made)
