@@ -137,4 +137,6 @@ def mask_ways(subject: Subject) -> Iterator[Tensor]:
         for shape in MASK_SHAPES if subject.axes != "single" else MASK_SHAPES[:1]:
             yield shaped_mask(polarity, shape, batch, tokens, subject.dtype)
         whole = causal_mask(polarity, tokens, subject.dtype).expand(batch, heads, -1, -1)
-        yield from (whole.clone(), whole.flatten(0, 1), whole[0].clone())
+        padding = whole[:, :, -1:]  # the last token sees all
+        heads_apart = (whole, whole.flatten(0, 1), whole[0], padding.flatten(0, 1), padding[:, 0])
+        yield from (mask.clone() for mask in heads_apart)

@@ -59,11 +59,16 @@ class Text:
         """The lines of each word of the code; comments and docstrings have none.
 
         A word is an identifier, `softmax(` for a call, `causal=True` for an argument, an operator,
-        `def-forward`, `return`, `for`, `in-place`, `=q` for an assignment to what is named like
-        queries, `self=` for one to an attribute and `self=[` for a list.
+        `def-forward`, `return`, `for`, `in-place`, `dropped` for a result that is not used, `=q`
+        for an assignment to what is named like queries, `self=` for one to an attribute and
+        `self=[` for a list.
         """
         found: dict[str, list[int]] = {}
+        tests = (node for node in ast.walk(self.tree) if isinstance(node, ast.Compare))
+        absent = {id(test.left) for test in tests if isinstance(test.ops[0], ast.Is | ast.IsNot)}
         for node in ast.walk(self.tree):
+            if id(node) in absent:
+                continue  # `mask is None` says nothing of the mask
             line = node.func.end_lineno if isinstance(node, ast.Call) else None
             for word in _words_in(node):
                 found.setdefault(word, []).append(line or getattr(node, "lineno", 0))
@@ -152,6 +157,8 @@ def _words_in(node: ast.AST) -> Iterator[str]:
         yield f"def-{node.name}"
         plain = zip(reversed(node.args.args), reversed(node.args.defaults), strict=False)
         yield from (f"{one.arg}={ast.unparse(value)}" for one, value in plain)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield from ["dropped"] if ast.unparse(node.value.func).startswith("self.") else []
     elif isinstance(node, ast.For):
         yield "for"
     elif isinstance(node, ast.Return):
