@@ -40,11 +40,11 @@ _WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
     "first": (lambda x: x.transpose(0, 1), lambda out: out.transpose(0, 1)),
     "channels": (lambda x: x.transpose(1, 2), lambda out: out.transpose(1, 2)),
     "picture": (
-        lambda x: x.transpose(1, 2).unflatten(2, (height_of(x.shape[1]), -1)),
+        lambda x: x.transpose(1, 2).reshape(len(x), x.shape[2], height_of(x.shape[1]), -1),
         lambda out: out.flatten(2).transpose(1, 2),
     ),
     "pixels": (
-        lambda x: x.unflatten(1, (height_of(x.shape[1]), -1)),
+        lambda x: x.reshape(len(x), height_of(x.shape[1]), -1, x.shape[2]),
         lambda out: out.flatten(1, 2),
     ),
     "rows": (lambda x: x.unsqueeze(1), lambda out: out.squeeze(1)),

@@ -60,8 +60,8 @@ class Text:
 
         A word is an identifier, `softmax(` for a call, `causal=True` for an argument, an operator,
         `def-forward`, `return`, `for`, `in-place`, `dropped` for a result that is not used, `=q`
-        for an assignment to what is named like queries, `self=` for one to an attribute and
-        `self=[` for a list.
+        for an assignment to what is named like queries (`,q` for one of several), `self=` for one
+        to an attribute, `self=[` of a list, and `self=o` of a layer that is named like an output.
         """
         found: dict[str, list[int]] = {}
         tests = (node for node in ast.walk(self.tree) if isinstance(node, ast.Compare))
@@ -83,11 +83,13 @@ class Text:
 
         Args:
             sought: Words with a space between; `~mask` is a part of an identifier, `~att(` of the
-                name of what is called.
+                name of what is called. `softmax(> * ~mask` is one from the first softmax on.
             last: Whether to take the last one from forward on.
         """
-        lines = sorted(self._lines(sought))
-        start = min(self.words.get("def-forward", [0]))
+        after, _, wanted = sought.rpartition("> ")
+        lines = sorted(self._lines(wanted))
+        start = min(self.words.get(after or "def-forward", [0]))
+        lines = [line for line in lines if line >= start] if after else lines
         below = [line for line in lines if line >= start]
         return next(iter([*(reversed(below) if last else below), *lines]), None)
 
@@ -166,11 +168,12 @@ def _words_in(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.Assign):
         for target in (n for one in node.targets for n in ast.walk(one)):
             if isinstance(target, ast.Name):
-                yield f"={role_of(target.id)}"
+                yield f"{'=' if target in node.targets else ','}{role_of(target.id)}"
             elif isinstance(target, ast.Attribute):
-                yield f"self={role_of(target.attr)}"
                 listed = isinstance(node.value, ast.List | ast.ListComp | ast.Dict | ast.DictComp)
                 yield "self=[" if listed else "self="
+                if isinstance(node.value, ast.Call):
+                    yield f"self={role_of(target.attr)}"
 
 
 def text_of(source: str, info: ClassInfo) -> Text:
@@ -216,7 +219,7 @@ def locate(id: str, text: Text) -> int | None:
     parts = (text, *used_by(text))
     attending = sorted(parts, key=lambda part: not part.uses(_ATTENDS))
     for landmark in words_of(id).at:
-        for part in attending if landmark in _OF_SCORES else parts:
+        for part in attending if landmark.startswith(_OF_SCORES) else parts:
             line = part.line_with(_LANDMARKS.get(landmark, landmark), last=landmark == "merge")
             if line is not None:
                 return line
