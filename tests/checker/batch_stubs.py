@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from clearhead.checker.catalogue import symptom_of
+from clearhead.checker.catalogue import words_of
 from clearhead.checker.classroom import check_command as runner
 from clearhead.checker.report import Finding, Form, Report
 
@@ -33,7 +33,7 @@ def judge(
     if word == "none":
         return []
     if word in ("wrong", "compat", "edge"):
-        id, symptom = rest or "some-id", symptom_of(rest)
+        id, symptom = rest or "some-id", words_of(rest).hint
         found = Finding(id, word, "It says.", "It shows.", "Do this.", 1, symptom=symptom)
         verdict = "wrong" if word == "wrong" else "correct"
         return [Report(file, only or "Attention", verdict, (found,), form)]

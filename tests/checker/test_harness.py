@@ -421,11 +421,11 @@ def test_flags_are_tried_with_their_other_value():
 
 def test_masks_come_in_both_meanings():
     _, subject = made(attention("d", "x, mask=None", "pass"))
-    ways = dict(mask_ways(subject))
-    assert ways["causal (7, 7), True = may attend"].equal(torch.ones(7, 7).tril().bool())
-    assert ways["all visible (2, 1, 1, 7), True = hidden"].sum() == 0
-    _, plain = made(CLASS)
-    assert mask_ways(plain) == []
+    ways = list(mask_ways(subject))
+    seen = torch.ones(7, 7).tril().bool()
+    assert any(way.shape == seen.shape and way.equal(seen) for way in ways)
+    assert any(way.shape == seen.shape and way.equal(~seen) for way in ways)
+    assert {tuple(way.shape) for way in ways} >= {(2, 1, 1, 7), (2, 3, 7, 7), (6, 7, 7)}
 
 
 def test_siblings_are_found_beside_a_file(tmp_path):

@@ -16,6 +16,7 @@ from clearhead.checker.classroom.class_summary import Counted, draw, tally
 from clearhead.checker.classroom.marks_file import (
     OLD_HEAD,
     PASSED,
+    SEEDLESS_HEAD,
     Detail,
     Marks,
     Row,
@@ -211,7 +212,7 @@ def test_changed_rules_say_that_all_is_judged_again(subs, tmp_path, capsys):
     err = capsys.readouterr().err
     assert "The version, the policy and the adapter changed: all are judged again." in err
     text = marks.read_text(encoding="utf-8").splitlines()
-    kept = [line if "dan.py" not in line else line[:-6] + "12345," for line in text]
+    kept = [line if "dan.py" not in line else line[:-7] + "12345,," for line in text]
     marks.write_text("\n".join(kept) + "\n", encoding="utf-8")
     mark(subs, csv=marks)
     assert "The adapter changed: 1 of 5 is judged again." in capsys.readouterr().err
@@ -280,7 +281,7 @@ def test_the_columns_that_a_teacher_reads_are_first(subs, tmp_path):
     with marks.open(encoding="utf-8", newline="") as file:
         head, *rows = csv.reader(file)
     assert head[:5] == ["file", "class", "passed", "verdict", "mistakes"]
-    assert head[-4:] == ["seconds", "sha256", "rules", "details"]
+    assert head[-5:] == ["seconds", "sha256", "rules", "details", "seed"]
     assert [cells[:5] for cells in rows] == [
         ["anna.py", "Attention", "no", "wrong", "missing-scale"],
         ["ben.py", "Attention", "yes", "correct", ""],
@@ -289,13 +290,23 @@ def test_the_columns_that_a_teacher_reads_are_first(subs, tmp_path):
     ]
 
 
-def test_marks_of_the_first_edition_are_read_and_get_the_new_columns(subs, tmp_path, capsys):
+def test_a_row_keeps_the_seed_that_it_was_judged_with(subs, tmp_path):
+    marks = tmp_path / "marks.csv"
+    mark(subs, csv=marks, seed=5)
+    (subs / "ben.py").write_text(CLASSROOM["ben.py"] + "\n", encoding="utf-8")
+    mark(subs, csv=marks, seed=7)
+    with marks.open(encoding="utf-8", newline="") as file:
+        assert [row["seed"] for row in csv.DictReader(file)] == ["5", "7", "5", "5"]
+
+
+@pytest.mark.parametrize("head", [OLD_HEAD, SEEDLESS_HEAD], ids=["first edition", "no seed"])
+def test_marks_of_earlier_versions_are_read_and_get_the_new_columns(subs, tmp_path, capsys, head):
     marks = tmp_path / "marks.csv"
     mark(subs, csv=marks)
     with marks.open(encoding="utf-8", newline="") as file:
         new = list(csv.DictReader(file))
     with marks.open("w", encoding="utf-8", newline="") as file:
-        old = csv.DictWriter(file, OLD_HEAD, extrasaction="ignore", lineterminator="\n")
+        old = csv.DictWriter(file, head, extrasaction="ignore", lineterminator="\n")
         old.writeheader()
         old.writerows(new)
     capsys.readouterr()
@@ -303,7 +314,8 @@ def test_marks_of_the_first_edition_are_read_and_get_the_new_columns(subs, tmp_p
     assert "4 of 4 were judged before" in capsys.readouterr().out
     with marks.open(encoding="utf-8", newline="") as file:
         again = list(csv.DictReader(file))
-    assert again == [{**row, "details": ""} for row in new]
+    kept = {"details": ""} if head == OLD_HEAD else {}
+    assert again == [{**row, **kept} for row in new]
 
 
 def test_details_survive_the_cell_of_a_csv_file(tmp_path):

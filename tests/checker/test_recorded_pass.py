@@ -415,10 +415,31 @@ def test_masks_that_are_passed_in_are_tested():
         ('float("-inf")', "-1e-9", "mask-fill-not-inf"),
         ("s = s.masked_fill", "s.masked_fill", "mask-result-dropped"),
         ("s = s.masked_fill", "s = s.masked_fil", "mask-branch-fails"),
+        ('float("-inf")', '"-inf"', "mask-branch-fails"),  # a TypeError
         ("if mask is not None:", "if True:", "default-mask-fails"),
     ):
         report = check(edited(takes, [(old, new)]))
         assert (report.verdict, ids(report)) == ("wrong", {id}), report
+
+
+def test_a_mask_that_fits_in_no_usual_shape_is_wrong():
+    takes = edited(
+        MINIMAL,
+        [
+            ("def forward(self, x):", "def forward(self, x, mask=None):"),
+            ("        m = torch.tril(torch.ones(T, T, device=x.device))\n", ""),
+            (
+                's = s.masked_fill(m == 0, float("-inf"))',
+                "if mask is not None:\n            s = s.masked_fill(mask[..., 1:] == 0, -1e9)",
+            ),
+        ],
+    )
+    report = check(takes)
+    (found,) = report.findings
+    assert (report.verdict, found.id) == ("wrong", "mask-branch-fails")
+    assert "RuntimeError" in found.evidence
+    heads = edited(takes, [("mask[..., 1:]", "mask.view(s.shape)")])  # one for each head
+    assert check(heads).findings == ()
 
 
 def test_a_flag_that_is_called_a_mask_is_no_mask():

@@ -166,14 +166,8 @@ class Step:
 
     def to_json(self) -> dict[str, object]:
         """The step as plain data."""
-        return {
-            "line": self.line,
-            "cell": self.cell or None,
-            "code": self.code,
-            "operation": self.operation,
-            "shape": [list(axis) for axis in self.shape],
-            "remark": self.remark,
-        }
+        shape = [list(axis) for axis in self.shape]
+        return {**asdict(self), "cell": self.cell or None, "shape": shape}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Step:
@@ -227,18 +221,8 @@ class Finding:
 
     def to_json(self) -> dict[str, object]:
         """The finding as plain data."""
-        return {
-            "id": self.id,
-            "severity": self.severity,
-            "says": self.says,
-            "evidence": self.evidence,
-            "fix": self.fix,
-            "cell": self.cell or None,
-            "line": self.line,
-            "code": self.code or None,
-            "symptom": self.symptom,
-            "page": self.page,
-        }
+        known = {**asdict(self), "cell": self.cell or None, "code": self.code or None}
+        return {**known, "page": self.page}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Finding:

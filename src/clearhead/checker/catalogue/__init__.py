@@ -1,43 +1,102 @@
 """The mistakes that people make in attention code: what is said about each of them.
 
-An id enters, a `Mistake` or a `Finding` leaves. There is one file per family: add a mistake there.
-`docs/generate.py` writes docs/mistakes.md from them. Start with `scaling.py`.
+An id enters, a `Mistake` or a `Finding` leaves. There is one TOML file per family: add a mistake
+there. `docs/generate.py` writes docs/mistakes.md from them. Start with `scaling.toml`.
 
 >>> find("missing-scale").fix
 'Divide the scores by head_dim ** 0.5 before the softmax.'
 """
 
-from clearhead.checker.catalogue import (
-    calling,
-    dropout,
-    gradients,
-    masking,
-    padding_masks,
-    projections,
-    rotary,
-    scaling,
-    softmax,
-    splitting,
-    verdicts,
-)
-from clearhead.checker.catalogue.mistake import Family, Mistake
+import textwrap
+import tomllib
+from dataclasses import dataclass
+from importlib.resources import files
+
 from clearhead.checker.report import Finding
 
-__all__ = ["FAMILIES", "MISTAKES", "Family", "Mistake", "find", "finding", "symptom_of", "words_of"]
-
-FAMILIES: tuple[Family, ...] = (
-    scaling.FAMILY,
-    softmax.FAMILY,
-    masking.FAMILY,
-    padding_masks.FAMILY,
-    splitting.FAMILY,
-    projections.FAMILY,
-    dropout.FAMILY,
-    gradients.FAMILY,
-    rotary.FAMILY,
-    calling.FAMILY,
-    verdicts.FAMILY,
+_FILES = (
+    *("scaling", "softmax", "masking", "padding_masks", "splitting", "projections", "dropout"),
+    *("gradients", "rotary", "calling", "verdicts"),
 )
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake that people make.
+
+    Args:
+        id: The name that never changes.
+        severity: "wrong" computes something other than attention; "compat" computes the same
+            function with its weights in another order, so only loaded weights break; "edge" goes
+            wrong in some situations only.
+        says: What happens, in one sentence.
+        why: The reason, where `says` does not tell.
+        symptom: What can be seen from outside, without the cause: a hint for a student. "" where
+            the evidence is the hint.
+        shows: What else can be seen, and what the checker does about it.
+        fix: What to write instead; "" where that depends on the case.
+        when: What the code does, to complete "what you get when ..."; "" if it is not simulated.
+        at: What to look for in the source where no line is known; see `locate`.
+        wrong: An example in Python.
+        right: The same, fixed.
+        picture: What happens to the numbers, as plain text.
+    """
+
+    id: str
+    severity: str
+    says: str
+    why: str = ""
+    symptom: str = ""
+    shows: str = ""
+    fix: str = ""
+    when: str = ""
+    at: tuple[str, ...] = ()
+    wrong: str = ""
+    right: str = ""
+    picture: str = ""
+
+    @property
+    def hint(self) -> str:
+        """What can be seen of it without its cause, whatever happens to be the evidence."""
+        return self.symptom or self.says
+
+    @property
+    def section(self) -> str:
+        """Its section of docs/mistakes.md, in Markdown, without the heading."""
+        shows = " ".join(filter(None, (self.symptom, self.shows)))
+        parts = [
+            _fenced("py", self.wrong),
+            _filled(f"{self.says} {self.why}"),
+            _filled(f"**How it shows.** {shows}") if shows else "",
+            _fenced("text", self.picture),
+            f"Right:\n\n{_fenced('py', self.right)}" if self.right else "",
+        ]
+        return "\n".join(filter(None, parts))
+
+
+def _fenced(language: str, code: str) -> str:
+    return f"```{language}\n{code.rstrip()}\n```\n" if code else ""
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Mistakes in the same part of attention, in the order of the documentation."""
+
+    title: str
+    mistakes: tuple[Mistake, ...]
+
+
+def _family(name: str) -> Family:
+    data = tomllib.loads((files(__package__) / f"{name}.toml").read_text(encoding="utf-8"))
+    made = (Mistake(**fields | {"at": tuple(fields.get("at", ()))}) for fields in data["mistakes"])
+    return Family(data["title"], tuple(made))
+
+
+FAMILIES: tuple[Family, ...] = tuple(map(_family, _FILES))
 MISTAKES: tuple[Mistake, ...] = tuple(each for family in FAMILIES for each in family.mistakes)
 _BY_ID = {mistake.id: mistake for mistake in MISTAKES}
 
@@ -63,29 +122,18 @@ def finding(id: str, evidence: str, line: int | None, severity: str = "") -> Fin
         severity: How bad it is here, if that differs from the catalogue.
     """
     known = find(id)
-    return Finding(
-        id,
-        severity or known.severity,
-        known.says,
-        evidence,
-        known.fix,
-        line,
-        symptom=known.symptom,
-    )
+    kind = severity or known.severity
+    return Finding(id, kind, known.says, evidence, known.fix, line, symptom=known.symptom)
 
 
-def symptom_of(id: str) -> str:
-    """What can be seen of a mistake without naming its cause, for any id.
+_UNKNOWN = Mistake("", "", "", symptom="Something else was found.")
+
+
+def words_of(id: str) -> Mistake:
+    """What the catalogue says of an id; hardly anything if it is of another version.
 
     Examples:
-        >>> symptom_of("not-what-was-asked"), symptom_of("an id of another version")
-        ('It is not what the assignment asks for.', 'Something else was found.')
+        >>> words_of("an id of another version").hint
+        'Something else was found.'
     """
-    known = _BY_ID.get(id)
-    return "Something else was found." if known is None else known.symptom or known.says
-
-
-def words_of(id: str) -> tuple[str, str]:
-    """What happens and what to write instead, for any id; ("", "") if it is not known."""
-    known = _BY_ID.get(id)
-    return ("", "") if known is None else (known.says, known.fix)
+    return _BY_ID.get(id, _UNKNOWN)

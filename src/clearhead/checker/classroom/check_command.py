@@ -89,8 +89,9 @@ def _check(target: str, options: Options, judge: batch.Check) -> int:
         _check_class(path, source, only, policy.adapter)
     contained = _warn() if judge is batch.check_text else ""
     if judge is batch.check_text:
-        seed = 1 + secrets.randbelow(999_999) if options.seed is None else options.seed
-        judge = functools.partial(judge, seed=seed)
+        drawn = 1 + secrets.randbelow(999_999) if options.seed is None else options.seed
+        options = replace(options, seed=drawn)
+        judge = functools.partial(judge, seed=drawn)
     if path.is_dir() or any((options.csv, options.html, options.feedback)):
         if only is not None:
             policy = replace(policy, cls=only)
@@ -299,6 +300,7 @@ def _many(
                     again += 1
                 else:
                     row, reports = result
+                    row = replace(row, seed="" if options.seed is None else str(options.seed))
                     if feedback is not None:
                         feedback.write(row, reports or [_nothing(row)])
                     if marks is not None:

@@ -77,7 +77,7 @@ def _counted(found: Sequence[Counted], total: int, details: Sequence[Detail], hi
         if hint:
             items.append(f"<li>{share}: {parts.text(each.title)}{bar}</li>")
             continue
-        says, fix = words_of(each.name)
+        known = words_of(each.name)
         kind = f" ({parts.text(each.kind)})" if each.kind else ""
         examples = [d for d in details if d.id == each.name and (d.code or d.evidence)]
         more = parts.section(each.name)
@@ -85,8 +85,8 @@ def _counted(found: Sequence[Counted], total: int, details: Sequence[Detail], hi
             more = f"<details><summary>What this mistake is</summary>\n{more}</details>"
         items.append(
             f"<li><h3><code>{parts.text(each.name)}</code>{kind}: {share}</h3>{bar}"
-            f"<p>{parts.text(says)}</p>"
-            + parts.facts([("Fix", parts.text(fix)), *_examples(examples)])
+            f"<p>{parts.text(known.says)}</p>"
+            + parts.facts([("Fix", parts.text(known.fix)), *_examples(examples)])
             + f"{more}</li>"
         )
     return "".join(items)

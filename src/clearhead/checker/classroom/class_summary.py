@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from clearhead import drawing
-from clearhead.checker.catalogue import symptom_of
+from clearhead.checker.catalogue import words_of
 from clearhead.checker.classroom.marks_file import Row
 from clearhead.checker.report import MEANS, in_words
 
@@ -74,7 +74,7 @@ def tally(rows: Sequence[Row], fail: Sequence[str] = FAIL, *, hint: bool = False
     remarks: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         for id, severity in findings_of(row):
-            name = symptom_of(id) if hint else id
+            name = words_of(id).hint if hint else id
             if severity in fail:
                 fails.setdefault((name, ""), set()).add(row.file)
             else:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clearhead import drawing
 from clearhead.atomic_files import disk_errors
-from clearhead.checker.catalogue import MISTAKES
+from clearhead.checker.catalogue import words_of
 from clearhead.checker.classroom import html_parts as parts
 from clearhead.checker.classroom.marks_file import Row
 from clearhead.checker.report import Finding, Report, Step
@@ -20,7 +20,6 @@ _LONGEST_NAME = 120  # characters
 _LONGEST = 4000  # characters of one text
 # Windows reserves these names, with any ending.
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")
-_SECTIONS = {mistake.id: mistake.section for mistake in MISTAKES}
 _MOST_STEPS = 400
 
 
@@ -121,7 +120,7 @@ def markdown(file: str, reports: Sequence[Report], *, hint: bool = False) -> str
         lines += _report(report, hint)
     if not hint:
         for id in _described(reports):
-            lines += [f"## {id}", "", _SECTIONS[id].rstrip(), ""]
+            lines += [f"## {id}", "", words_of(id).section.rstrip(), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -151,7 +150,7 @@ def _finding(report: Report, finding: Finding) -> Iterator[str]:
     yield from _location(finding)
     if finding.fix:
         yield from (f"**Fix.** {escape(finding.fix)}", "")
-    if finding.id in _SECTIONS:
+    if words_of(finding.id).id:
         yield from (f"More: [{finding.id}](#{finding.id}), below.", "")
 
 
@@ -211,7 +210,7 @@ def escape(words: str) -> str:
 def _described(reports: Iterable[Report]) -> list[str]:
     """The ids that the catalogue describes, each once."""
     found = (finding.id for report in reports for finding in report.findings)
-    return [id for id in dict.fromkeys(found) if id in _SECTIONS]
+    return [id for id in dict.fromkeys(found) if words_of(id).id]
 
 
 # HTML
@@ -239,7 +238,7 @@ def _section(report: Report, hint: bool) -> str:
     found = "".join(
         parts.hint(number, finding)
         if hint
-        else parts.finding(finding, report.kind_of(finding), link=parts.has_section(finding.id))
+        else parts.finding(finding, report.kind_of(finding), link=bool(words_of(finding.id).id))
         for number, finding in enumerate(report.findings, start=1)
     )
     notes = "".join(f"<p>Note: {parts.text(note)}</p>" for note in report.notes)

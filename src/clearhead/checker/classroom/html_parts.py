@@ -7,11 +7,10 @@ from functools import cache
 from itertools import groupby
 
 from clearhead import drawing
-from clearhead.checker.catalogue import MISTAKES
+from clearhead.checker.catalogue import words_of
 from clearhead.checker.report import Finding, Step
 from clearhead.drawing.page_assets import PageAssets
 
-_SECTIONS = {mistake.id: mistake.section for mistake in MISTAKES}
 _LONGEST = 4000  # characters of one text
 
 
@@ -124,21 +123,17 @@ def steps_list(steps: Sequence[Step], *, remarks: bool) -> str:
     return f'<ol class="steps">{"".join(items)}</ol>'
 
 
-def has_section(id: str) -> bool:
-    """Whether the catalogue describes this id."""
-    return id in _SECTIONS
-
-
 def section(id: str) -> str:
     """The catalogue's section on a mistake as HTML; "" if there is none.
 
     The Markdown is our own: paragraphs, fenced code, `code`, **bold**, *emphasis* and links.
     """
-    parts = re.split(r"^```\w*\n(.*?)^```$\n?", _SECTIONS.get(id, ""), flags=re.M | re.S)
+    parts = re.split(r"^```\w*\n(.*?)^```$\n?", words_of(id).section, flags=re.M | re.S)
     made = []
     for index, part in enumerate(parts):
         if index % 2:
-            made.append(f"<pre><code>{html.escape(part.rstrip())}</code></pre>")
+            code = html.escape(part.rstrip())
+            made.append(f'<pre class="wide" tabindex="0"><code>{code}</code></pre>')  # it scrolls
         else:
             made += [f"<p>{_inline(p)}</p>" for p in re.split(r"\n\s*\n", part) if p.strip()]
     return "\n".join(made)

@@ -33,6 +33,7 @@ class Row:
         sha256: Of the file's bytes: the same file is not run again under the same rules.
         rules: Of the policy, the adapter and this package's version; see `Policy.digest`.
         details: Evidence and code of each finding, for the page; see `Detail`.
+        seed: What sizes, weights and inputs were drawn with: `--seed` repeats the check.
     """
 
     file: str
@@ -48,10 +49,12 @@ class Row:
     sha256: str
     rules: str
     details: str = ""
+    seed: str = ""
 
 
 HEAD = tuple("class" if field.name == "cls" else field.name for field in fields(Row))
-# Of the first edition: its rows are read, and written with the columns above.
+# Of earlier versions: their rows are read, and written with the columns above.
+SEEDLESS_HEAD = HEAD[:-1]
 OLD_HEAD = (
     *("file", "class", "verdict", "findings", "severities", "places", "seconds", "note"),
     *("sha256", "rules"),
@@ -146,7 +149,7 @@ class Marks:
         whole = data[: data.rfind(b"\n") + 1]
         lines = _cells(whole.decode("utf-8", "replace"))
         head = tuple(lines[0]) if whole else HEAD
-        if head not in (HEAD, OLD_HEAD):
+        if head not in (HEAD, SEEDLESS_HEAD, OLD_HEAD):
             raise ValueError(
                 f"--csv {path}: expected a file with the columns {', '.join(HEAD)}, got another.\n"
                 "  It is left as it is: choose another name."
@@ -155,7 +158,7 @@ class Marks:
             raise ValueError(f"--csv {path}: this is not a file of marks. It is left as it is.")
         for cells in lines[1:]:
             if len(cells) == len(head):
-                self.rows[cells[0]] = Row(*cells) if head == HEAD else from_old(cells)
+                self.rows[cells[0]] = from_old(cells) if head == OLD_HEAD else Row(*cells)
             elif cells:
                 self._others.append(cells)
         self._file: IO[bytes] = path.open("r+b" if data else "wb")
@@ -164,7 +167,7 @@ class Marks:
             self._file.seek(0, os.SEEK_END)
         if not whole:
             self._write(HEAD)
-        elif head == OLD_HEAD:
+        elif head != HEAD:
             self._rewrite()
 
     def done(self, file: str, sha256: str, rules: str) -> bool:

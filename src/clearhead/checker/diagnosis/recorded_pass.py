@@ -237,24 +237,16 @@ def judge_mask(case: Case, subject: Subject) -> None:
         case.add("mask-ignored", evidence)
 
 
-_OWN_FAULT = ("AttributeError", "NameError", "UnboundLocalError")
-
-
 def _branch_fails(case: Case, subject: Subject) -> None:
-    """Whether every usual mask raises one error, from one line, that is no matter of its shape."""
-    found: set[tuple[str, int | None]] = set()
-    last: Failure | None = None
-    for _, mask in mask_ways(subject):
+    """Whether every usual mask raises an error from the class's own lines."""
+    found: list[Failure] = []
+    for mask in mask_ways(subject):
         got = call(case.session, subject, inputs_for(subject, subject.sizes.tokens), mask=mask)
-        if not isinstance(got, Failure) or got.line is None:
+        if not isinstance(got, Failure) or not got.raised or got.line is None:
             return
-        if got.type not in _OWN_FAULT and "is ambiguous" not in got.message:
-            return
-        found.add((got.type, got.line))
-        last = got
-    if len(found) == 1 and last is not None:
-        evidence = f"With every usual mask: {last.type}: {last.message}"[:300]
-        case.add("mask-branch-fails", evidence, last.line)
+        found.append(got)
+    evidence = f"With every usual mask: {found[0].type}: {found[0].message}"[:300]
+    case.add("mask-branch-fails", evidence, found[0].line)
 
 
 def judge_default(case: Case, subject: Subject) -> None:

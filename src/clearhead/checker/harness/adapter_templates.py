@@ -6,7 +6,6 @@ Names tell what an argument is for, as everywhere in the checker. Where they do 
 
 import ast
 import re
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from clearhead.checker.harness.constructor_arguments import (
 )
 from clearhead.checker.harness.forward_arguments import feeds
 from clearhead.checker.sandbox.answers import ClassInfo, Parameter
-from clearhead.checker.source.text_patterns import text_of
+from clearhead.checker.source.call_sites import class_node, fields_read, method
 
 _WIDTH = 88
 _CHANGE = "  # change this: "
@@ -78,11 +77,10 @@ def adapter_for(info: ClassInfo, source: str) -> Skeleton:
         info: The class.
         source: The whole file.
     """
-    code = text_of(source, info).code
-    info = with_configs(info, code, source)
+    info = with_configs(info, source, source)
     built = _constructor(info, source)
     taken, given = _call(info)
-    returned, unclear = _result(code, info)
+    returned, unclear = _result(source, info)
     inner = "self.inner" if info.is_module or "__call__" in info.methods else "self.inner.forward"
     used = [name for name in _OURS if any(re.search(rf"\b{name}\b", a.value) for a in built)]
     lines = [
@@ -156,10 +154,8 @@ def _guess(parameter: Parameter) -> tuple[str, str]:
 def _config(parameter: Parameter, info: ClassInfo, source: str) -> tuple[str, str]:
     """A configuration with the fields that the file reads from it."""
     defaults = {**dict(with_configs(info, source, source).fields), **dict(info.fields)}
-    kept = re.findall(rf"self\.(\w+)\s*=\s*{re.escape(parameter.name)}\s*$", source, re.MULTILINE)
-    start = rf"(?<![\w.])(?:self\.)?(?:{'|'.join(map(re.escape, [parameter.name, *kept]))})"
-    read = re.findall(rf"{start}(?:\.(\w+)\b(?!\()|\[['\"](\w+))", source)
-    names = sorted({*defaults, *(one or other for one, other in read)})
+    scope = class_node(source, info.name) or ast.Module([], [])
+    names = sorted({*defaults, *fields_read(source, scope, parameter.name)})
     present = {likely_meaning(name) for name in names} | {"heads"}
     pairs, unknown = [], []
     for name in names:
@@ -167,7 +163,8 @@ def _config(parameter: Parameter, info: ClassInfo, source: str) -> tuple[str, st
         known = meaning and meaning != "config"
         pairs.append((name, _value(meaning, present) if known else repr(default)))
         unknown += [] if known or default is not None else [name]
-    quoted = any(other for _, other in read)
+    items = [node.slice for node in ast.walk(scope) if isinstance(node, ast.Subscript)]
+    quoted = any(isinstance(item, ast.Constant) and item.value in names for item in items)
     parts = [f'"{name}": {value}' if quoted else f"{name}={value}" for name, value in pairs]
     first, last = ("{", "}") if quoted else ("SimpleNamespace(", ")")
     made = f"{first}{', '.join(parts)}{last}"
@@ -203,9 +200,9 @@ def _call(info: ClassInfo) -> tuple[list[str], list[_Argument]]:
     return [*required, *(name for name in taken if name.endswith("=None"))], given
 
 
-def _result(code: str, info: ClassInfo) -> tuple[str, str]:
+def _result(source: str, info: ClassInfo) -> tuple[str, str]:
     """What the adapter returns of `out`, and what to look at."""
-    returned = _returned(code)
+    returned = _returned(source, info)
     if any(isinstance(value, ast.Tuple | ast.List) for value in returned):
         plain = all(isinstance(value, ast.Tuple | ast.List) for value in returned)
         return ("out[0]" if plain else "out[0] if isinstance(out, tuple) else out"), ""
@@ -216,16 +213,10 @@ def _result(code: str, info: ClassInfo) -> tuple[str, str]:
     return "out", ""
 
 
-def _returned(code: str) -> list[ast.expr]:
+def _returned(source: str, info: ClassInfo) -> list[ast.expr]:
     """What the class's forward returns."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # on a submission's spelling
-            tree = ast.parse(code)
-    except (SyntaxError, ValueError):
-        return []
-    own = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)
-           and n.name in ("forward", "__call__")]  # fmt: skip
-    found = [n.value for f in own for n in ast.walk(f) if isinstance(n, ast.Return) and n.value]
+    own = method(class_node(source, info.name), "forward", "__call__") or ast.Module([], [])
+    found = [n.value for n in ast.walk(own) if isinstance(n, ast.Return) and n.value]
     branches = [e for v in found if isinstance(v, ast.IfExp) for e in (v.body, v.orelse)]
     return [*(v for v in found if not isinstance(v, ast.IfExp)), *branches]
 

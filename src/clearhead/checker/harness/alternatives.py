@@ -15,20 +15,18 @@ from clearhead.checker.harness.constructor_arguments import (
     with_objects,
 )
 from clearhead.checker.harness.descriptions import description
-from clearhead.checker.harness.forward_arguments import MASK_SHAPES, shaped_mask
+from clearhead.checker.harness.forward_arguments import (
+    MASK_SHAPES,
+    POLARITIES,
+    causal_mask,
+    shaped_mask,
+)
 from clearhead.checker.harness.repairs import build
 from clearhead.checker.harness.subject import Subject
 from clearhead.checker.sandbox.submission import Failure
 
 MOST = 6
 _NO_FLAGS = ("batch_first", "bias", "rope")  # their other value makes nothing right
-_POLARITIES = {
-    "keep": "True = may attend",
-    "hide": "True = hidden",
-    "int": "1 = may attend",
-    "added": "-inf = hidden",
-    "int-hide": "1 = hidden",
-}
 
 
 def alternatives(case: Case, subject: Subject) -> Iterator[Subject]:
@@ -129,19 +127,16 @@ def _equal_sizes(case: Case, subject: Subject) -> Iterator[Subject]:
             )
 
 
-def mask_ways(subject: Subject) -> list[tuple[str, Tensor]]:
-    """Masks for a class whose forward takes one, in the usual shapes and with both meanings.
+def mask_ways(subject: Subject) -> Iterator[Tensor]:
+    """Masks for a class whose forward takes one, in the usual shapes and with all meanings.
 
-    Each has a label, such as "causal (7, 7), True = hidden"; a mask without two token axes hides
-    nothing.
+    Also with an axis for the heads. A mask without two token axes hides nothing.
     """
-    if not subject.takes_mask:
-        return []
-    batch, tokens = subject.sizes.batch, subject.sizes.tokens
-    ways = []
-    for shape in MASK_SHAPES if subject.axes != "single" else MASK_SHAPES[:1]:
-        for polarity, says in _POLARITIES.items():
-            mask = shaped_mask(polarity, shape, batch, tokens, subject.dtype)
-            kind = "causal" if shape.endswith("nn") else "all visible"
-            ways.append((f"{kind} {tuple(mask.shape)}, {says}", mask))
-    return ways
+    batch, tokens, heads = subject.sizes.batch, subject.sizes.tokens, subject.sizes.heads
+    for polarity in POLARITIES:
+        for shape in MASK_SHAPES if subject.axes != "single" else MASK_SHAPES[:1]:
+            yield shaped_mask(polarity, shape, batch, tokens, subject.dtype)
+        whole = causal_mask(polarity, tokens, subject.dtype).expand(batch, heads, -1, -1)
+        padding = whole[:, :, -1:]  # the last token sees all
+        heads_apart = (whole, whole.flatten(0, 1), whole[0], padding.flatten(0, 1), padding[:, 0])
+        yield from (mask.clone() for mask in heads_apart)

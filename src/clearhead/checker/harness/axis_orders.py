@@ -14,7 +14,7 @@
 "packed"     (batch * tokens, width), all texts in one row
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -34,52 +34,37 @@ def height_of(tokens: int) -> int:
     return next(n for n in range(int(tokens**0.5), 0, -1) if tokens % n == 0)
 
 
+# How an input (batch, tokens, width) is handed over, and how an output is taken back.
+_WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "batch": (lambda x: x, lambda out: out),
+    "first": (lambda x: x.transpose(0, 1), lambda out: out.transpose(0, 1)),
+    "channels": (lambda x: x.transpose(1, 2), lambda out: out.transpose(1, 2)),
+    "picture": (
+        lambda x: x.transpose(1, 2).reshape(len(x), x.shape[2], height_of(x.shape[1]), -1),
+        lambda out: out.flatten(2).transpose(1, 2),
+    ),
+    "pixels": (
+        lambda x: x.reshape(len(x), height_of(x.shape[1]), -1, x.shape[2]),
+        lambda out: out.flatten(1, 2),
+    ),
+    "rows": (lambda x: x.unsqueeze(1), lambda out: out.squeeze(1)),
+    "columns": (lambda x: x.unsqueeze(2), lambda out: out.squeeze(2)),
+    "frames": (lambda x: x[..., None, None], lambda out: out.flatten(2)),
+    "heads": (lambda x: x[None], lambda out: out[0]),
+    "spread": (lambda x: x.transpose(0, 1)[None], lambda out: out[0].transpose(0, 1)),
+    "single": (lambda x: x[0], lambda out: out),
+    "packed": (lambda x: x.flatten(0, 1), lambda out: out),
+}
+
+
 def given(x: Tensor, axes: str) -> Tensor:
     """An input (batch, tokens, width) as the submission wants it; "single" gives the first text."""
-    if axes == "first":
-        x = x.transpose(0, 1)
-    elif axes == "channels":
-        x = x.transpose(1, 2)
-    elif axes == "picture":
-        batch, tokens, width = x.shape
-        x = x.transpose(1, 2).reshape(batch, width, height_of(tokens), -1)
-    elif axes == "pixels":
-        batch, tokens, width = x.shape
-        x = x.reshape(batch, height_of(tokens), -1, width)
-    elif axes in TABLES:
-        x = x.unsqueeze(1 if axes == "rows" else 2)
-    elif axes == "frames":
-        x = x[..., None, None]
-    elif axes == "heads":
-        x = x[None]
-    elif axes == "spread":
-        x = x.transpose(0, 1)[None]
-    elif axes == "single":
-        x = x[0]
-    elif axes == "packed":
-        x = x.flatten(0, 1)
-    return x.contiguous()
+    return _WAYS[axes][0](x).contiguous()
 
 
 def taken(out: Tensor, axes: str) -> Tensor:
     """The submission's output as (batch, tokens, width); not for "single" and "packed"."""
-    if axes == "first":
-        return out.transpose(0, 1)
-    if axes == "channels":
-        return out.transpose(1, 2)
-    if axes == "picture":
-        return out.flatten(2).transpose(1, 2)
-    if axes == "pixels":
-        return out.flatten(1, 2)
-    if axes in TABLES:
-        return out.squeeze(1 if axes == "rows" else 2)
-    if axes == "frames":
-        return out.flatten(2)
-    if axes == "heads":
-        return out[0]
-    if axes == "spread":
-        return out[0].transpose(0, 1)
-    return out
+    return _WAYS[axes][1](out)
 
 
 _AXES = {

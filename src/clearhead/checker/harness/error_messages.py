@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from clearhead.checker.harness.constructor_arguments import Sizes, meaning_for
+from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import ClassInfo, Failure
-from clearhead.checker.source.call_sites import class_node, fields_read, method, parsed
+from clearhead.checker.source.call_sites import class_node, fields_read, last_name, method, parsed
 from clearhead.checker.source.text_patterns import Text
 
 _IN_PLACE = r"in-?place|leaf Variable that requires grad"
@@ -66,9 +67,9 @@ def _shapes(message: str, text: Text, sizes: Sizes) -> str | None:
     tokens, batch, heads = sizes.tokens, sizes.batch, sizes.heads
     if product:
         rows, width = int(product[1]), int(product[2])
-        if rows == batch * tokens * heads and text.has(r"cat\(|concat"):
+        if rows == batch * tokens * heads and text.uses("cat( concat("):
             return "concat-on-wrong-axis"
-        if rows == batch * tokens and width == sizes.head_dim and text.has(r"sum\(|mean\("):
+        if rows == batch * tokens and width == sizes.head_dim and text.uses("sum( mean("):
             return "heads-summed"
     mismatch = re.search(SIZE_MISMATCH, message)
     if mismatch and {int(mismatch[1]), int(mismatch[2])} == {tokens, sizes.context}:
@@ -86,17 +87,19 @@ def only_with_equal_widths(failure: Failure, text: Text, info: ClassInfo) -> str
     ):
         return "view-with-d-in"
     if "mat1 and mat2" in failure.message or "must match" in failure.message:
-        line = ""
-        if failure.line is not None:
-            lines = text.source.splitlines()
-            place = failure.line - text.first
-            line = lines[place] if 0 <= place < len(lines) else ""
-        if re.search(r"proj|out|fc|W_?o\b|w_?o\b|dense|linear", line) and "mat1" in failure.message:
+        there = [word for word, lines in text.words.items() if failure.line in lines]
+        if "mat1" in failure.message and "o" in map(role_of, there):
             return "out-proj-takes-d-in"
-        if re.search(r"\+\s*x\b|\bx\s*\+", text.code):
+        if any(_adds_x(node) for node in ast.walk(text.tree)):
             return None  # a residual needs equal widths, rightly
         return "wrong-width" if "mat1" in failure.message else None
     return None
+
+
+def _adds_x(node: ast.AST) -> bool:
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+        return False
+    return "x" in map(last_name, (node.left, node.right))
 
 
 _NO_ATTRIBUTE = re.compile(r"^(?:'(\w+)' object|module '([\w.]+)') has no attribute '(\w+)'")

@@ -113,6 +113,15 @@ def _is_sent(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and not value.is_complex()
 
 
+def _pass(
+    inputs: Sequence[object], keywords: Mapping[str, object], train: bool, seed: int
+) -> tuple[Arguments, Header]:
+    """A forward pass to ask for: its tensors, and the rest of the question."""
+    sent = Arguments()
+    given = {"inputs": sent.encode(list(inputs)), "keywords": sent.encode(keywords)}
+    return sent, given | {"train": train, "seed": seed}
+
+
 def _in_words(question: str, fields: Header, tensors: Tensors) -> str:
     """What a question asks for.
 
@@ -225,8 +234,7 @@ class Submission(ABC):
         seed: int = 0,
     ) -> Output | Failure:
         """Run it once, without gradients, after `torch.manual_seed(seed)`."""
-        sent = Arguments()
-        fields = self._call(sent, inputs, keywords, train, seed)
+        sent, fields = _pass(inputs, keywords, train, seed)
 
         def read(header: Header, tensors: Tensors) -> Output:
             found = read_output(header, tensors)
@@ -246,8 +254,7 @@ class Submission(ABC):
         seed: int = 0,
     ) -> tuple[Recording, dict[str, Tensor]] | Failure:
         """Run it once, and write down every torch call; the inputs come with their names there."""
-        sent = Arguments()
-        fields = self._call(sent, inputs, keywords, train, seed)
+        sent, fields = _pass(inputs, keywords, train, seed)
         got = self._get("record", fields, sent.tensors, read_recording)
         return got if isinstance(got, Failure) else (got, sent.tensors)
 
@@ -255,8 +262,7 @@ class Submission(ABC):
         self, inputs: Sequence[object], keywords: Mapping[str, object] = NOTHING
     ) -> Failure | None:
         """Run it without numbers, as if its parameters, buffers and inputs were on a GPU."""
-        sent = Arguments()
-        fields = self._call(sent, inputs, keywords, False, 0)
+        sent, fields = _pass(inputs, keywords, False, 0)
         return self._get("device", fields, sent.tensors, lambda header, found: None)
 
     def backward(
@@ -269,8 +275,7 @@ class Submission(ABC):
         seed: int = 0,
     ) -> Gradients | Failure:
         """Run it once and differentiate sum(first output tensor * cotangent)."""
-        sent = Arguments()
-        fields = self._call(sent, inputs, keywords, train, seed)
+        sent, fields = _pass(inputs, keywords, train, seed)
         names = [sent.name_of(one) if _is_sent(one) else None for one in inputs]
         plain = plain_tensor(cotangent)
         if plain is None:
@@ -281,21 +286,6 @@ class Submission(ABC):
             return read_gradients(header, tensors, names, given)
 
         return self._get("backward", fields, sent.tensors | {"cotangent": plain}, read)
-
-    def _call(
-        self,
-        sent: Arguments,
-        inputs: Sequence[object],
-        keywords: Mapping[str, object],
-        train: bool,
-        seed: int,
-    ) -> Header:
-        return {
-            "inputs": sent.encode(list(inputs)),
-            "keywords": sent.encode(keywords),
-            "train": train,
-            "seed": seed,
-        }
 
     def close(self) -> None:
         """Let go of everything."""
@@ -364,7 +354,10 @@ class Isolated(Submission):
     @property
     def printed(self) -> str:
         """What the running process has printed until now, cut at the limit."""
-        return "" if self._process is None else clean_output(self._process.printed)
+        if self._process is None:
+            return ""
+        printed = self._process.printed
+        return clean(printed.decode("utf-8", "replace"), len(printed))
 
     def close(self) -> None:
         """End the process and all that it started."""
@@ -376,14 +369,7 @@ class Isolated(Submission):
     def _stop(self, failure: Failure) -> Failure:
         """The process is of no use any more."""
         assert self._process is not None
-        failure = Failure(
-            failure.kind,
-            failure.type,
-            failure.message,
-            failure.line,
-            failure.traceback,
-            failure.printed or self.printed,
-        )
+        failure = replace(failure, printed=failure.printed or self.printed)
         self._process.close()
         self._process, self._imported, self._last = None, False, failure
         return failure
@@ -465,11 +451,6 @@ class Isolated(Submission):
         except Exception as error:
             return self._forged(error)
         return failure if failure.kind == "exception" else self._stop(failure)
-
-
-def clean_output(printed: bytearray) -> str:
-    """Printed bytes as text that is safe to show."""
-    return clean(printed.decode("utf-8", "replace"), len(printed))
 
 
 class InProcess(Submission):

@@ -7,10 +7,10 @@ import ast
 import functools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from clearhead.checker.sandbox.answers import Failure
-from clearhead.checker.source.call_sites import class_node, method
+from clearhead.checker.source.call_sites import class_node, method, statements
 
 
 def frames(failure: Failure) -> list[int]:
@@ -36,7 +36,7 @@ def _used_at(file: str, cls: str, lines: tuple[int, ...]) -> frozenset[str]:
     if forward is None:
         return frozenset()
     found: set[str] = set()
-    for statement in _statements(forward):
+    for statement in statements(forward):
         if any(statement.lineno <= n <= (statement.end_lineno or 0) for n in lines):
             reach = _reach(forward, statement.lineno)
             found |= {origin for name in _loaded(statement) for origin in reach.get(name, ())}
@@ -73,17 +73,6 @@ def layer_of(file: str, cls: str, parameter: str) -> list[str]:
     return found
 
 
-def _statements(forward: ast.FunctionDef) -> Iterator[ast.stmt]:
-    """The statements without others inside; of `if` and the like, the condition alone."""
-    for node in ast.walk(forward):
-        if isinstance(node, ast.stmt) and node is not forward:
-            inside = getattr(node, "body", None)
-            if inside is None:
-                yield node
-            elif isinstance(node, ast.If | ast.While):
-                yield ast.copy_location(ast.Expr(node.test), node.test)
-
-
 def _loaded(node: ast.AST) -> set[str]:
     names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
     return {n.id for n in names if isinstance(n.ctx, ast.Load)}
@@ -93,7 +82,7 @@ def _reach(forward: ast.FunctionDef, until: float = math.inf) -> dict[str, set[s
     """For each name in forward, the parameters that it was made of before a line."""
     given = (*forward.args.posonlyargs, *forward.args.args, *forward.args.kwonlyargs)
     reach = {one.arg: {one.arg} for one in given if one.arg != "self"}
-    for node in sorted(_statements(forward), key=lambda one: one.lineno):
+    for node in sorted(statements(forward), key=lambda one: one.lineno):
         if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) or node.value is None:
             continue
         if node.lineno >= until:

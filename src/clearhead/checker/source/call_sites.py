@@ -94,6 +94,15 @@ def method(node: ast.ClassDef | None, *names: str) -> ast.FunctionDef | None:
     return next((own[name] for name in names if name in own), None)
 
 
+def statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """The statements without others inside; of `if` and `while`, the condition alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.While):
+            yield ast.copy_location(ast.Expr(node.test), node.test)
+        elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            yield node
+
+
 def usage_of(file: str, info: ClassInfo) -> Usage:
     """How a file uses a class."""
     node = class_node(file, info.name)
@@ -105,13 +114,13 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
         values = _assigned(scope)
         holders = set()
         for target, call in _calls(scope):
-            name = _name(call.func)
+            name = last_name(call.func)
             if isinstance(call.func, ast.Name) and name == info.name:
                 built.append(_arguments(call, info.init, values))
                 holders |= target
                 owners |= {owner} if owner else set()
             elif name in holders or (isinstance(call.func, ast.Call) and
-                                     _name(call.func.func) == info.name):  # fmt: skip
+                                     last_name(call.func.func) == info.name):  # fmt: skip
                 called.append(_arguments(call, info.forward, values))
     unpacked, ranks = _axes(forward)
     return Usage(
@@ -142,13 +151,13 @@ def _calls(scope: ast.AST) -> Iterator[tuple[set[str], ast.Call]]:
             names = node.targets if isinstance(node, ast.Assign) else [node.target]
             inside = [node.value] if node.value is not None else []
             for call in (n for value in inside for n in ast.walk(value)):
-                targets.setdefault(id(call), set()).update(filter(None, map(_name, names)))
+                targets.setdefault(id(call), set()).update(filter(None, map(last_name, names)))
     calls = [node for node in ast.walk(scope) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
         yield targets.get(id(call), set()), call
 
 
-def _name(node: ast.AST) -> str:
+def last_name(node: ast.AST) -> str:
     """The last part of a name: `self.cfg.n_head` and `cfg["n_head"]` are n_head."""
     if isinstance(node, ast.Name):
         return node.id
@@ -157,7 +166,7 @@ def _name(node: ast.AST) -> str:
     if isinstance(node, ast.Subscript):
         inner = node.slice
         text = inner.value if isinstance(inner, ast.Constant) else None
-        return text if isinstance(text, str) else _name(node.value)
+        return text if isinstance(text, str) else last_name(node.value)
     return ""
 
 
@@ -189,10 +198,10 @@ def _arguments(
 
 
 def _given(node: ast.expr, values: dict[str, ast.expr]) -> Given:
-    name = _name(node)
+    name = last_name(node)
     behind = values.get(name, node) if isinstance(node, ast.Name) else node
     if isinstance(behind, ast.Call):
-        function = _name(behind.func)
+        function = last_name(behind.func)
         if function in _RANDOM:
             shape = tuple(_number(one, values) for one in _sizes(behind))
             return Given(name, shape=shape if all(shape) else ())
@@ -232,14 +241,14 @@ def _axes(forward: ast.FunctionDef | None) -> tuple[dict[str, tuple[str, ...]], 
             if owner in names and not starred and owner not in unpacked:
                 unpacked[owner] = tuple(ast.unparse(one).strip("_").lower() for one in targets)
                 ranks.setdefault(owner, len(targets))
-        elif isinstance(node, ast.Call) and _name(node.func) in _EINOPS and len(node.args) > 1:
+        elif isinstance(node, ast.Call) and last_name(node.func) in _EINOPS and len(node.args) > 1:
             one, pattern = node.args[0], node.args[1]
             text = pattern.value if isinstance(pattern, ast.Constant) else ""
-            if _name(one) in names and isinstance(text, str) and "->" in text:
+            if last_name(one) in names and isinstance(text, str) and "->" in text:
                 axes = text.partition("->")[0].replace("(", " ( ").replace(")", " ) ").split()
-                if "..." not in axes and "(" not in axes and _name(one) not in unpacked:
-                    unpacked[_name(one)] = tuple(axis.lower() for axis in axes)
-                    ranks.setdefault(_name(one), len(axes))
+                if "..." not in axes and "(" not in axes and last_name(one) not in unpacked:
+                    unpacked[last_name(one)] = tuple(axis.lower() for axis in axes)
+                    ranks.setdefault(last_name(one), len(axes))
     return unpacked, ranks
 
 
@@ -248,7 +257,7 @@ def _shape_of(node: ast.expr) -> str:
     if isinstance(node, ast.Call) and not node.args:
         node = node.func
     known = isinstance(node, ast.Attribute) and node.attr in ("shape", "size")
-    return _name(node.value) if known and isinstance(node, ast.Attribute) else ""
+    return last_name(node.value) if known and isinstance(node, ast.Attribute) else ""
 
 
 def _called_in(init: ast.FunctionDef | None, parameters: Sequence[Parameter]) -> frozenset[str]:
@@ -266,7 +275,7 @@ def _kept_and_called(
         return frozenset()
     names = {p.name for p in parameters}
     kept = {
-        _name(target): assign.value.id
+        last_name(target): assign.value.id
         for assign in ast.walk(init)
         if isinstance(assign, ast.Assign) and isinstance(assign.value, ast.Name)
         for target in assign.targets
@@ -298,7 +307,7 @@ def _items(
     if node is None or init is None:
         return {}
     names = {p.name for p in parameters}
-    same = {f"self.{_name(target)}": value.id for target, value in _assignments(init)
+    same = {f"self.{last_name(target)}": value.id for target, value in _assignments(init)
             if isinstance(value, ast.Name) and value.id in names}  # fmt: skip
     found: dict[str, int] = {}
     for one in ast.walk(node):
@@ -322,10 +331,10 @@ def _options(init: ast.FunctionDef | None) -> tuple[str, ...]:
     kwargs = init.args.kwarg.arg
     found = []
     for node in ast.walk(init):
-        if isinstance(node, ast.Subscript) and _name(node.value) == kwargs:
-            found.append(_name(node))
+        if isinstance(node, ast.Subscript) and last_name(node.value) == kwargs:
+            found.append(last_name(node))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            wanted = node.func.attr in ("pop", "get") and _name(node.func.value) == kwargs
+            wanted = node.func.attr in ("pop", "get") and last_name(node.func.value) == kwargs
             if wanted and len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
                 found.append(str(node.args[0].value))
     return tuple(dict.fromkeys(name for name in found if name and name != kwargs))

@@ -12,7 +12,7 @@ from clearhead.checker.harness.subject import Subject
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import ClassInfo
-from clearhead.checker.source.call_sites import class_node, usage_of
+from clearhead.checker.source.call_sites import class_node, last_name, usage_of
 from clearhead.checker.source.text_patterns import Text, text_of, used_by
 
 _NAMED = r"att|mha|gqa|mqa|head|aten[cç]|aufmerk|k[oö]e?pf|cabe[zç]|t[eê]te|внима|注意"
@@ -22,13 +22,14 @@ _OTHERS = (
 )
 # A name that ends so says what the class is, and not what it belongs to.
 _CLAIMS = r"(att(ention|n)?|mha|gqa|mqa|aten[cç]\w*|aufmerksamkeit)(_?v?\d+)?$"
-_WHOLE = r"scaled_dot_product|MultiheadAttention|flex_attention|flash_attn"
-_SOFT = r"softmax|logsumexp|\.exp\(|\bexp\("
-_PRODUCT = r"[\w)\]]\s*@\s*[\w(]|matmul|einsum|bmm\(|tensordot|\bdot\("
-_QUERIES = r"[Qq]uer|\b[Kk]eys?\b|\b[Ww]_?[qk]\b|to_[qk]\b|[qk]_proj|qkv|[Aa]tt\w*\("
+# Words of the code; see `Text.line_with`.
+_WHOLE = "~scaled_dot_product ~multiheadattention ~flex_attention ~flash_attn"
+_SOFT = "~softmax ~logsumexp exp("
+_PRODUCT = "@ matmul( einsum( bmm( baddbmm( tensordot( dot("
+_QUERIES = "~quer ~qkv key keys Key Keys q_proj k_proj wq wk w_q w_k Wq Wk W_q W_k to_q to_k ~att("
 # What a block or a model has beside its attention.
-_MORE = r"(?i)gelu|relu|silu|swish|tanh|embedding|layer_?norm|rms_?norm|vocab|cross_?entropy"
-_MODEL = r"(?i)gelu|relu|silu|swish|embedding\(|vocab|cross_?entropy"
+_MODEL = "~gelu ~relu ~silu ~swish ~embedding( ~vocab ~cross_entropy ~crossentropy"
+_MORE = f"{_MODEL} ~tanh ~embedding ~layernorm ~layer_norm ~rmsnorm ~rms_norm"
 NO_ATTENTION = (
     "Nothing in it says that it is attention, and no token sees another: a norm or a layer for "
     "each token alone, perhaps."
@@ -60,14 +61,14 @@ def choose_unnamed(classes: Sequence[ClassInfo], source: str) -> list[ClassInfo]
     Not blocks and models, which have more than that.
     """
     texts = {info.name: text_of(source, info) for info in classes if info.is_module}
-    heads = {name for name, text in texts.items() if _attends(text) and not text.has(_MODEL)}
+    heads = {name for name, text in texts.items() if _attends(text) and not text.uses(_MODEL)}
     chosen = []
     for info in classes:
         if info.name not in texts:
             continue
         used = used_by(texts[info.name])
         around = {part.name for part in used} & heads
-        more = any(part.has(_MORE) for part in (texts[info.name], *used))
+        more = any(part.uses(_MORE) for part in (texts[info.name], *used))
         if info.name in heads or (around and not more):
             chosen.append(info)
     return chosen
@@ -93,18 +94,19 @@ def _attends(text: Text, *, around: bool = False) -> bool:
         text: The class.
         around: Whether it may do so by other classes of the file.
     """
-    used = [part for part in used_by(text) if around or not part.source.startswith("class")]
+    used = [p for p in used_by(text) if around or not isinstance(p.tree, ast.ClassDef)]
     parts = [text, *used]
-    whole = any(part.has(_WHOLE) for part in parts)
-    soft, product = (any(part.has(sign) for part in parts) for sign in (_SOFT, _PRODUCT))
+    whole = any(part.uses(_WHOLE) for part in parts)
+    soft, product = (any(part.uses(sign) for part in parts) for sign in (_SOFT, _PRODUCT))
     return whole or (soft and product)
 
 
 def may_attend(text: Text) -> bool:
     """Whether anything in a class, or in what it uses, may be a part of attention."""
-    signs = f"{_WHOLE}|{_SOFT}|{_PRODUCT}|{_QUERIES}"
-    inherits = re.match(r"class \w+\((?!(\w+\.)*Module\))\w", text.source) is not None
-    return inherits or any(part.has(signs) for part in (text, *used_by(text)))
+    signs = f"{_WHOLE} {_SOFT} {_PRODUCT} {_QUERIES}"
+    bases = text.tree.bases[:1] if isinstance(text.tree, ast.ClassDef) else []
+    inherits = any(last_name(base) != "Module" for base in bases)
+    return inherits or any(part.uses(signs) for part in (text, *used_by(text)))
 
 
 def is_no_attention(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:

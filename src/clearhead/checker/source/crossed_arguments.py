@@ -8,6 +8,7 @@ from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import meaning_for
 from clearhead.checker.harness.subject import Subject
 from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.call_sites import parsed
 from clearhead.checker.source.text_patterns import Text
 
 
@@ -47,10 +48,7 @@ def crossed_call(text: Text) -> int | None:
         >>> crossed_call(Text(file, 1, "B", file))
         3
     """
-    try:
-        tree = ast.parse(text.file)
-    except (SyntaxError, ValueError):
-        return None
+    tree = parsed(text.file)
     wanted = {
         owner.name: [argument.arg for argument in method.args.args[1:]]
         for owner in ast.walk(tree)

@@ -25,8 +25,9 @@ def siblings_of(path: Path, source: str, inside: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     open_ends, left = [source], MOST_BYTES
     while open_ends and len(found) < MOST_FILES:
-        for name in _imported(open_ends.pop()):
-            file = None if name in found else _file(homes, name)
+        for name in imported(open_ends.pop()):
+            known = name in found or name.partition(".")[0] in _INSTALLED
+            file = None if known else _file(homes, name)
             if file is None or file == here or file.stat().st_size > left:
                 continue
             text = file.read_text(encoding="utf-8", errors="replace")
@@ -36,7 +37,7 @@ def siblings_of(path: Path, source: str, inside: Path) -> dict[str, str]:
     return found
 
 
-def _imported(source: str) -> list[str]:
+def imported(source: str) -> list[str]:
     """The modules that a file may import, by dotted name; relative ones without their dots."""
     names: list[str] = []
     for node in ast.walk(parsed(source)):
@@ -46,7 +47,7 @@ def _imported(source: str) -> list[str]:
             base = [node.module] if node.module else []
             names += base or [one.name for one in node.names]
             names += [f"{node.module}.{one.name}" for one in node.names] if base else []
-    return [name for name in dict.fromkeys(names) if name.partition(".")[0] not in _INSTALLED]
+    return list(dict.fromkeys(names))
 
 
 def _file(homes: Sequence[Path], name: str) -> Path | None:

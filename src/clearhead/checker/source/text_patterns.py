@@ -1,4 +1,4 @@
-"""What a look at the source tells: which line, and which of several equal explanations.
+"""The source of one class, and what can be read from it: which line, and what it means to be.
 
 The source never decides whether a class is right: it may only choose among explanations that
 reproduce the output equally, and say where to look.
@@ -7,112 +7,29 @@ reproduce the output equally, and say where to look.
 import ast
 import functools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from clearhead.checker.catalogue import words_of
+from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import ClassInfo
+from clearhead.checker.source.call_sites import last_name, parsed, statements
 
-_SCORES = r"@.*(transpose|\.T\b|\.mT|permute)|matmul|einsum|bmm|scaled_dot_product"
-_ROOT = r"sqrt|\*\*\s*\(?-?\s*0?\.5|\*\*\s*\(?-?1\s*/\s*2"
-_SCALE = r"\b(self\.)?_?scal(e|ing)(_factor)?\b|temper"
-_WIDE = r"(d_?out|d_?model|n_?embd?|embed|(?<!head_)(?<!head)dim|hidden|emb|width|\b[CDE])\w*\W*"
-_SPLIT = r"\.(view|reshape|unflatten)\(.*head|rearrange|\.(view|reshape)\("
-_MERGE = r"\.(view|reshape|flatten)\(|rearrange|concat|cat\("
-_MASK = r"tril|triu|masked_fill|is_causal|attn_mask|where\(|mask"
-
-_LINES: dict[str, tuple[str, ...]] = {
-    "missing-scale": (_SCORES,),
-    "scale-by-d-out": (rf"sqrt\([^)]*{_WIDE}|{_WIDE}\*\*\s*\(?-?\s*(0?\.5|1\s*/)", _ROOT, _SCALE),
-    "scale-multiplied": (_ROOT, _SCALE),
-    "scale-after-softmax": (
-        r"softmax.*\)\s*[/*]", r"(weights|attn\w*|probs)\s*[/*]", _ROOT, _SCALE,
-    ),
-    "scale-twice": (_ROOT, _SCALE, r"/", _SCORES),
-    "no-return": (r"def forward",),
-    "heads-ignored": (r"head", r"def __init__"),
-    "values-detached": (r"detach\(|no_grad|\.data\b",),
-    "wrong-gain": (r"softmax",),
-    "softmax-over-everything": (r"softmax",),
-    "softmax-no-keepdim": (r"/.*sum\((?!.*keepdim)", r"sum\((?!.*keepdim)", r"sum\("),
-    "keys-viewed-not-transposed": (r"k\w*\.(view|reshape)\(", _SCORES),
-    "heads-share-weights": (r"\]\s*\*", r"ModuleList"),
-    "projections-in-other-order": (r"chunk|split|unbind",),
-    "wrong-scale": (_ROOT, _SCALE, r"\*\*", _SCORES),
-    "softmax-over-queries": (r"softmax",),
-    "softmax-over-heads": (r"softmax",),
-    "softmax-over-batch": (r"softmax",),
-    "softmax-twice": (r"softmax",),
-    "no-softmax": (_SCORES,),
-    "mask-result-dropped": (r"^\s*[\w.\[\]:, ]*\.masked_fill\(", r"masked_fill|where\("),
-    "no-causal-mask": (r"is_causal\s*=\s*False", _SCORES),
-    "mask-off-by-one": (r"(tril|triu)\(", r"<=|>=|<|>", _MASK),
-    "mask-hides-self": (r"(tril|triu)\(", r"arange.*[<>]", _MASK),
-    "mask-hides-others": (_MASK,),
-    "values-not-mixed": (r"einsum.*v", _SCORES),
-    "mask-inverted": (r"masked_fill|where\(", r"(tril|triu)\(", _MASK),
-    "mask-fill-not-inf": (r"masked_fill|where\(|\[.*mask.*\]\s*=|scores?\s*\*\s*", _MASK),
-    "mask-added-not-filled": (r"\+\s*(self\.)?\w*mask|\+=.*mask|tri[lu]", _MASK),
-    "mask-after-softmax": (
-        r"softmax\(.*\)\s*\*", r"(weights|attn\w*|probs?|att)\s*\*=?",
-        r"^\s*(\w*weights|attn\w*|probs?|att|share|a|w)\s*=.*(masked_fill|where)", _MASK,
-    ),
-    "mask-fill-too-small": (r"masked_fill|where\(|-\s*1e?\d", _MASK),
-    "mask-fill-overflows-half": (r"masked_fill|-\s*1e\d|where\(", _MASK),
-    "mask-not-sliced": (r"masked_fill|where\(", _MASK),
-    "mask-ignored": (r"def forward", _MASK),
-    "mask-not-a-buffer": (r"self\.\w+\s*=.*(tri[lu]|ones|mask)",),
-    "padding-inverted": (
-        r"(masked_fill|where\().*pad|pad.*(masked_fill|where\(|-\s*1e)",
-        r"^(?!\s*def ).*mask\s*=.*pad(?!.*Optional)", _MASK,
-    ),
-    "scale-is-stray-tensor": (r"self\.\w+\s*=.*(tensor|Tensor|sqrt)",),
-    "split-without-transpose": (_SPLIT,),
-    "merge-without-transpose": (_MERGE,),
-    "heads-folded-into-batch": (r"\.(view|reshape)\(.*\*", _SPLIT),
-    "heads-interleaved": (_MERGE,),
-    "heads-summed": (r"\.?(sum|mean)\(.*(dim|axis|1)", r"sum\(|mean\(|\+="),
-    "concat-on-wrong-axis": (r"cat\(|concat\(|stack\(",),
-    "heads-share-projection": (r"nn\.Linear\(",),
-    "one-head-only": (r"return", _MERGE),
-    "query-key-swapped": (_SCORES,),
-    "out-proj-unused": (r"^\s*self\.\w*(proj|out|fc|o)\w*\(", r"return"),
-    "out-proj-takes-d-in": (r"(?i)(out|proj|fc|dense|w_?o)\w*\s*=.*Linear\(",),
-    "fails-with-one-sentence": (r"squeeze",),
-    "training-differs": (r"self\.training",),
-    "rotary-unused": (r"def forward",),
-    "rotary-pairs-mixed": (r"repeat_interleave|cat\(|stack\(", r"rot|rope|cos"),
-    "norm-over-wrong-axis": (r"normalize\(", r"norm\(", _SCORES),
-    "rotary-on-one-side": (r"rot|rope|cos", _SCORES),
-    "rotary-on-values": (r"^\s*v\w*\s*=.*(rot|rope|cos)", r"rot|rope|cos"),
-    "scores-detached": (r"detach\(|no_grad|\.data\b",),
-    "dropout-before-softmax": (r"drop\w*\(.*(score|logit|attn|att|wei|energy)", r"drop\w*\("),
-    "dropout-in-eval": (
-        r"F\.dropout\(|functional\.dropout\(|dropout_p\s*=|torch\.dropout\(",
-        r"training\s*=\s*True",
-    ),
-    "dropout-rescaled-twice": (r"/\s*\(?\s*\(?1(\.0)?\s*-", r"1(\.0)?\s*-"),
-    "dropout-unused": (r"[Dd]ropout\(",),
-    "bias-flag-ignored": (r"nn\.Linear\(",),
-    "heads-in-python-list": (r"self\.\w+\s*=\s*\[", r"self\.\w+\s*=.*\["),
-    "in-place-breaks-autograd": (r"[*/+-]=|_\(",),
-    "weights-transposed": (_SCORES,),
-    "kv-heads-in-other-order": (r"repeat|expand|tile",),
-    "kv-heads-do-not-match": (r"\.(repeat|tile|expand)\(", r"repeat_interleave|unsqueeze"),
-    "depends-on-earlier-call": (r"if self\.\w+ is None|hasattr\(self", r"self\.\w+\s*=", _MASK),
-    "never-learns": (r"zeros|constant_|fill_",),
-    "changes-its-input": (r"[+*/-]=", r"\w_\(|\]\s*="),
-    "keeps-its-graph": (r"@.*cache", r"self\.\w+(\[.*\])?\s*="),
-    "padding-gives-nan": (r"maximum\(|amax\(|max\(", r"exp\("),
-    "breaks-with-length": (r"for \w+ in range\(", r"arange|tri[lu]", r"\[[^\]]*:", _MASK),
-    "padding-on-queries": (r"\[:, None, :, None\]|unsqueeze|None\]", _MASK),
-    "padding-in-other-texts": (r"(pad|mask)\w*.*\.(repeat|tile|expand)\(", _MASK),
-    "attends-across-batch": (r"MultiheadAttention\(", r"transpose\(0, 1\)|permute", _SCORES),
-    "cached-mask-misaligned": (r"is_causal\s*=", r"tri[lu]\(", r"arange", _MASK),
-    "cache-differs": (r"(cat|concat)\(", r"cache|past"),
-}  # fmt: skip
-_ASSIGNED = {"key-from-query-weights": "k", "value-from-keys": "v", "query-from-key-weights": "q",
-             "value-from-queries": "v", "key-from-value-weights": "k", "value-not-projected": "v",
-             "key-not-projected": "k", "query-not-projected": "q"}  # fmt: skip
+_SYMBOLS = {ast.MatMult: "@", ast.Pow: "**", ast.Div: "/", ast.Mult: "*"}
+# Parts of attention, as words that stand in its lines; see `Text.line_with`.
+_LANDMARKS = {
+    "scores": "@ matmul( einsum( bmm( baddbmm( scaled_dot_product_attention(",
+    "root": "sqrt( rsqrt( **",
+    "scale": "scale scaling ~scale_ ~_scale ~temper",
+    "softmax": "softmax(",
+    "dropout": "~drop( dropout_p",
+    "mask": "tril( triu( masked_fill( where( ~mask",
+    "split": "view( reshape( unflatten( rearrange(",
+    "merge": "view( reshape( flatten( rearrange( cat( concat(",
+}
+_OF_SCORES = ("scores", "root", "scale", "softmax", "dropout", "mask")
+_ATTENDS = "~softmax( scaled_dot_product_attention( exp("
+_SDPA = "scaled_dot_product_attention"
 
 
 @dataclass(frozen=True)
@@ -123,6 +40,70 @@ class Text:
     first: int
     name: str
     file: str = ""
+
+    @functools.cached_property
+    def tree(self) -> ast.AST:
+        """Its syntax tree, with the lines of the file; an empty one where it cannot be read."""
+        last = self.first + self.source.count("\n")
+        for node in ast.walk(parsed(self.file)):
+            if (
+                isinstance(node, ast.ClassDef | ast.FunctionDef)
+                and node.name == self.name
+                and self.first <= node.lineno <= last
+            ):
+                return node
+        return parsed(self.source)
+
+    @functools.cached_property
+    def words(self) -> dict[str, list[int]]:
+        """The lines of each word of the code; comments and docstrings have none.
+
+        A word is an identifier, `softmax(` for a call, `causal=True` for an argument, an operator,
+        `def-forward`, `return`, `for`, `in-place`, `dropped` for a result that is not used, `=q`
+        for an assignment to what is named like queries (`,q` for one of several), `self=` for one
+        to an attribute, `self=[` of a list, and `self=o` of a layer that is named like an output.
+        """
+        found: dict[str, list[int]] = {}
+        tests = (node for node in ast.walk(self.tree) if isinstance(node, ast.Compare))
+        absent = {id(test.left) for test in tests if isinstance(test.ops[0], ast.Is | ast.IsNot)}
+        for node in ast.walk(self.tree):
+            if id(node) in absent:
+                continue  # `mask is None` says nothing of the mask
+            line = node.func.end_lineno if isinstance(node, ast.Call) else None
+            for word in _words_in(node):
+                found.setdefault(word, []).append(line or getattr(node, "lineno", 0))
+        return found
+
+    def uses(self, sought: str) -> bool:
+        """Whether the code has one of these words; see `line_with`."""
+        return bool(self._lines(sought))
+
+    def line_with(self, sought: str, *, last: bool = False) -> int | None:
+        """The first (or last) line with one of these words, from forward on, else above it.
+
+        Args:
+            sought: Words with a space between; `~mask` is a part of an identifier, `~att(` of the
+                name of what is called. `softmax(> * ~mask` is one from the first softmax on.
+            last: Whether to take the last one from forward on.
+        """
+        after, _, wanted = sought.rpartition("> ")
+        lines = sorted(self._lines(wanted))
+        start = min(self.words.get(after or "def-forward", [0]))
+        lines = [line for line in lines if line >= start] if after else lines
+        below = [line for line in lines if line >= start]
+        return next(iter([*(reversed(below) if last else below), *lines]), None)
+
+    def _lines(self, sought: str) -> list[int]:
+        found: list[int] = []
+        for word in sought.split():
+            if word[0] != "~":
+                found += self.words.get(word, ())
+                continue
+            part, called = word[1:].removesuffix("("), word[-1] == "("
+            for known, lines in self.words.items():
+                if part in known.lower() and (known[-1] == "(" if called else known.isidentifier()):
+                    found += lines
+        return found
 
     @property
     def code(self) -> str:
@@ -138,18 +119,61 @@ class Text:
         """Whether the code has this pattern."""
         return re.search(pattern, self.code) is not None
 
-    def line(self, *patterns: str, last: bool = False) -> int | None:
-        """The first (or last) line with the first pattern that occurs, as the file counts."""
+    def line(self, *patterns: str) -> int | None:
+        """The first line with the first pattern that occurs, as the file counts."""
         lines: list[str] = self.code.splitlines()
-        start: int = next((i for i, text in enumerate(lines) if "def forward" in text), 0)
+        start: int = next((i for i, text in enumerate(lines) if "def-forward" in text), 0)
         for pattern in patterns:
-            places = [*range(start, len(lines)), *range(start)]
-            if last:
-                places = [*reversed(range(start, len(lines))), *range(start)]
-            for number in places:
+            for number in (*range(start, len(lines)), *range(start)):
                 if re.search(pattern, lines[number]):
                     return int(self.first + number)
         return None
+
+
+def _words_in(node: ast.AST) -> Iterator[str]:
+    """The words that one node of a syntax tree is; see `Text.words`."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+    elif (
+        isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier()
+    ):
+        yield node.value
+    elif isinstance(node, ast.Call):
+        name = last_name(node.func)
+        yield f"{name.rstrip('_')}("
+        yield from ["in-place"] if name.endswith("_") and name[0] != "_" else []
+    elif isinstance(node, ast.keyword) and node.arg is not None:
+        yield node.arg
+        yield f"{node.arg}={ast.unparse(node.value).partition('.')[0]}"
+    elif isinstance(node, ast.BinOp | ast.AugAssign):
+        one = isinstance(node, ast.BinOp) and ast.unparse(node.left) in ("1", "1.0")
+        yield "1-" if one and isinstance(node.op, ast.Sub) else _SYMBOLS.get(type(node.op), "")
+        yield from ["in-place"] if isinstance(node, ast.AugAssign) else []
+    elif isinstance(node, ast.Compare):
+        yield from ["<"] if isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE) else []
+        own = isinstance(node.left, ast.Attribute) and isinstance(node.ops[0], ast.Is)
+        yield from ["self-is-None"] if own else []
+    elif isinstance(node, ast.FunctionDef):
+        yield f"def-{node.name}"
+        plain = zip(reversed(node.args.args), reversed(node.args.defaults), strict=False)
+        yield from (f"{one.arg}={ast.unparse(value)}" for one, value in plain)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield from ["dropped"] if ast.unparse(node.value.func).startswith("self.") else []
+    elif isinstance(node, ast.For):
+        yield "for"
+    elif isinstance(node, ast.Return):
+        yield "return"
+    elif isinstance(node, ast.Assign):
+        for target in (n for one in node.targets for n in ast.walk(one)):
+            if isinstance(target, ast.Name):
+                yield f"{'=' if target in node.targets else ','}{role_of(target.id)}"
+            elif isinstance(target, ast.Attribute):
+                listed = isinstance(node.value, ast.List | ast.ListComp | ast.Dict | ast.DictComp)
+                yield "self=[" if listed else "self="
+                if isinstance(node.value, ast.Call):
+                    yield f"self={role_of(target.attr)}"
 
 
 def text_of(source: str, info: ClassInfo) -> Text:
@@ -168,10 +192,7 @@ def used_by(text: Text) -> tuple[Text, ...]:
         >>> [part.name for part in used_by(Text("class C:\n    A()", 5, "C", file))]
         ['A', 'f']
     """
-    try:
-        body = ast.parse(text.file).body
-    except (SyntaxError, ValueError):
-        return ()
+    body = parsed(text.file).body
     known = {n.name: n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
     order, lines = [text.name], text.file.splitlines()
     for name in order:  # grows while it is walked
@@ -185,32 +206,24 @@ def used_by(text: Text) -> tuple[Text, ...]:
     )
 
 
-_ATTENDS = r"softmax|scaled_dot_product_attention|\.exp\("
-_OF_SCORES = r"mask(?!-ignored)|softmax|scale|gain|padding|dropout(?!-unused)|scores"
-
-
 def locate(id: str, text: Text) -> int | None:
-    """The line where we think a mistake is, in the class or in what it uses."""
-    merging = id in ("merge-without-transpose", "heads-interleaved", "heads-summed")
-    patterns = _LINES.get(id, ())
-    if id in _ASSIGNED:
-        letter = _ASSIGNED[id]
-        word = {"q": "quer", "k": "key", "v": "val"}[letter]
-        patterns = (rf"^\s*({word}\w*|{letter})\b[^=]*=", rf"\b{letter}\b.*=", word)
-    elif id == "sdpa-mask-polarity":
-        patterns = (_called(sdpa_names(text.file)),)
+    """The line where we think a mistake is, in the class or in what it uses.
+
+    The catalogue says what to look for. Scores and softmax may be elsewhere: in a class around
+    heads, or in a function that is called.
+    """
+    if id == "sdpa-mask-polarity":
+        return text.line_with(" ".join(f"{name}(" for name in sorted(sdpa_names(text.file))))
     if id == "values-not-mixed" and summed_alone(text) is not None:
         return summed_alone(text)
-    used = used_by(text)
-    inside = [part for part in used if part.has(_ATTENDS)]
-    tries: list[tuple[Text, tuple[str, ...]]]
-    if inside and not text.has(_ATTENDS) and re.search(_OF_SCORES, id):
-        # Scores and softmax are elsewhere: it is a class around heads, or calls a function.
-        tries = [(part, (pattern,)) for pattern in patterns for part in (*inside, text)]
-    else:
-        tries = [(part, patterns) for part in (text, *used)]
-    lines = (part.line(*sought, last=merging) for part, sought in tries)
-    return next((line for line in lines if line is not None), None)
+    parts = (text, *used_by(text))
+    attending = sorted(parts, key=lambda part: not part.uses(_ATTENDS))
+    for landmark in words_of(id).at:
+        for part in attending if landmark.startswith(_OF_SCORES) else parts:
+            line = part.line_with(_LANDMARKS.get(landmark, landmark), last=landmark == "merge")
+            if line is not None:
+                return line
+    return None
 
 
 def sdpa_names(file: str) -> set[str]:
@@ -221,36 +234,30 @@ def sdpa_names(file: str) -> set[str]:
         >>> sorted(sdpa_names(line))
         ['attend', 'scaled_dot_product_attention']
     """
-    full = "scaled_dot_product_attention"
-    names = {full}
-    try:
-        tree = ast.parse(file)
-    except SyntaxError:
-        return names
-    for node in ast.walk(tree):
+    names = {_SDPA}
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.ImportFrom):
-            names |= {one.asname for one in node.names if one.name == full and one.asname}
+            names |= {one.asname for one in node.names if one.name == _SDPA and one.asname}
         elif isinstance(node, ast.Assign):
             value = node.value
-            if isinstance(value, ast.Call) and not ast.unparse(value.func).endswith("partial"):
-                continue
-            if full in ast.unparse(value):
-                targets = [t for t in node.targets if isinstance(t, ast.Name | ast.Attribute)]
-                names |= {t.id if isinstance(t, ast.Name) else t.attr for t in targets}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and re.search(_called(names), ast.unparse(node)):
-            names.add(node.name)
+            if isinstance(value, ast.Call):
+                value = value.args[0] if last_name(value.func) == "partial" else ast.Constant(None)
+            if last_name(value) == _SDPA:
+                names |= set(map(last_name, node.targets))
+    for node in parsed(file).body:
+        if isinstance(node, ast.FunctionDef):
+            calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
+            names |= {node.name} if {last_name(call.func) for call in calls} & names else set()
     return names
-
-
-def _called(names: set[str]) -> str:
-    """A pattern for a call of one of these names."""
-    return rf"\b({'|'.join(map(re.escape, sorted(names)))})\("
 
 
 def uses_sdpa(text: Text) -> bool:
     """Whether a class calls PyTorch's own attention, under whatever name."""
-    return text.has(_called(sdpa_names(text.file)))
+    return text.uses(" ".join(f"{name}(" for name in sdpa_names(text.file)))
+
+
+_MAKERS = {"ones", "zeros", "full", "arange", "tensor", "eye", "empty"}
+_KEPT = {"to", "type_as", "register_buffer", "Parameter"}
 
 
 def made_without(text: Text, what: str) -> int | None:
@@ -260,18 +267,31 @@ def made_without(text: Text, what: str) -> int | None:
         text: The source.
         what: "device" or "dtype".
     """
-    return text.line(_made(what))
+    lines = sorted(_makers(text.tree, what))
+    start = min(text.words.get("def-forward", [0]))
+    return next(iter([*(n for n in lines if n >= start), *lines]), None)
 
 
 def may_make_on_cpu(text: Text) -> bool:
     """Whether any line of the file makes a tensor and does not say where."""
-    return re.search(_made("device"), text.file, re.MULTILINE) is not None
+    return any(_makers(parsed(text.file), "device"))
 
 
-def _made(what: str) -> str:
-    maker = r"\b(torch|T|th)\.(ones|zeros|full|arange|tensor|eye|empty|[A-Z]\w*Tensor)\("
-    kept = rf"{what}|\.to\(|type_as|register_buffer|Parameter\(|self\.\w+\s*=|^[ \t]*#"
-    return rf"^(?!.*({kept})).*{maker}"
+def _makers(tree: ast.AST, what: str) -> Iterator[int]:
+    for statement in statements(tree):
+        calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if {last_name(call.func) for call in calls} & _KEPT:
+            continue
+        if any(isinstance(target, ast.Attribute) for target in targets):
+            continue
+        for call in calls:
+            home = call.func.value if isinstance(call.func, ast.Attribute) else None
+            name = last_name(call.func)
+            made = name in _MAKERS or (name.endswith("Tensor") and name[0].isupper())
+            said = any(what in ast.unparse(keyword) for keyword in call.keywords)
+            if made and isinstance(home, ast.Name) and home.id in ("torch", "T", "th") and not said:
+                yield call.lineno
 
 
 def keeps_something(text: Text) -> bool:
@@ -281,17 +301,8 @@ def keeps_something(text: Text) -> bool:
     """
     if "Lazy" in text.file:
         return False
-    try:
-        tree = ast.parse(text.file)
-    except SyntaxError:
-        return False
-    methods = [
-        node
-        for owner in ast.walk(tree)
-        if isinstance(owner, ast.ClassDef)
-        for node in owner.body
-        if isinstance(node, ast.FunctionDef) and node.name != "__init__"
-    ]
+    owners = [node for node in ast.walk(parsed(text.file)) if isinstance(node, ast.ClassDef)]
+    methods = [node for owner in owners for node in owner.body if isinstance(node, ast.FunctionDef)]
     return any(
         (
             isinstance(node, ast.Attribute | ast.Subscript)
@@ -300,56 +311,23 @@ def keeps_something(text: Text) -> bool:
         )
         or (isinstance(node, ast.Call) and ast.unparse(node.func) == "self.register_buffer")
         for method in methods
+        if method.name != "__init__"
         for node in ast.walk(method)
     )
+
+
+_NEW = {"masked_fill", "where", "masked_scatter", "add", "mul", "tril", "triu"}
 
 
 def dropped_mask(text: Text) -> int | None:
     """The line where masked_fill's result is thrown away, if there is one."""
     for part in (text, *used_by(text)):
-        inner = part.source[:1] in (" ", "\t")
-        try:
-            line = _dropped(ast.parse(f"if True:\n{part.source}" if inner else part.source))
-        except SyntaxError:
-            continue
-        if line is not None:
-            return part.first + line - 1 - inner
+        for node in ast.walk(part.tree):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                function = node.value.func
+                if isinstance(function, ast.Attribute) and function.attr in _NEW:
+                    return node.lineno
     return None
-
-
-def _dropped(tree: ast.AST) -> int | None:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            function = node.value.func
-            if isinstance(function, ast.Attribute) and function.attr in (
-                "masked_fill", "where", "masked_scatter", "add", "mul", "tril", "triu",
-            ):  # fmt: skip
-                return node.lineno
-    return None
-
-
-def hints_of(text: Text) -> dict[str, float]:
-    """Which mistakes the source makes likely, to choose among equal explanations."""
-    found: dict[str, float] = {}
-    code = text.code
-    if re.search(
-        r"(view|reshape)\([^)\n]*\w*(head|\bh\b|nh)\w*\s*\*|(view|reshape)\([^)\n]*\*\s*(self\.)?(n_?|num_?)?(h\b|nh\b|n?_?heads?)",
-        code,
-    ):
-        merged = re.search(
-            r"(view|reshape)\(\s*(b|B|batch\w*|bs|bsz|N|x\.shape\[0\]|x\.size\(0\))\s*\*", code
-        )
-        found["heads-folded-into-batch"] = 3.0 if merged else 0.2
-    elif re.search(r"(view|reshape)\(", code):
-        found["heads-folded-into-batch"] = -1.0
-    if re.search(r"softmax\([^\n]*dim\s*=\s*(-2|1|0|2)\b|softmax\([^\n]*,\s*(-2|1|0|2)\)", code):
-        found["softmax-over-queries"] = 0.5
-        found["softmax-over-heads"] = 0.5
-    if re.search(r"tril|triu", code):
-        found["mask-inverted"] = 0.1
-    if summed_alone(text) is not None:
-        found["values-not-mixed"] = 3.0
-    return found
 
 
 def summed_alone(text: Text) -> int | None:
@@ -359,23 +337,49 @@ def summed_alone(text: Text) -> int | None:
         >>> summed_alone(Text('einsum("bhij,bihd->bihd", a, v)', 1, ""))
         1
     """
-    for number, line in enumerate(text.code.splitlines()):
-        equation = re.search(r"[\"']\s*([\w ]+),([\w ]+)->\s*([\w ]+)[\"']", line)
-        letters = [set(part.split() if " " in part.strip() else part) for part in
-                   (equation.groups() if equation else ())]  # fmt: skip
-        if letters and any(
-            letters[one] - letters[other] - letters[2] for one, other in ((0, 1), (1, 0))
-        ):
-            return text.first + number
+    for node in ast.walk(text.tree):
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        factors, arrow, result = node.value.partition("->")
+        if not arrow or factors.count(",") != 1:
+            continue
+        one, other, kept = (
+            set(part.split() if " " in part.strip() else part)
+            for part in (*factors.split(","), result)
+        )
+        if one - other - kept or other - one - kept:
+            return node.lineno
     return None
 
 
-_CALLED_CAUSAL = r"(?<!self\.)\bis_causal"  # an argument; an attribute says nothing by itself
+def hints_of(text: Text) -> dict[str, float]:
+    """Which mistakes the source makes likely, to choose among equal explanations."""
+    found: dict[str, float] = {}
+    views = [n for n in ast.walk(text.tree) if isinstance(n, ast.Call)
+             and last_name(n.func) in ("view", "reshape")]  # fmt: skip
+    sizes = [[a for a in view.args if isinstance(a, ast.BinOp) and isinstance(a.op, ast.Mult)]
+             for view in views]  # fmt: skip
+    if any(sizes):
+        merged = any(view.args[0] in products for view, products in zip(views, sizes, strict=True))
+        found["heads-folded-into-batch"] = 3.0 if merged else 0.2
+    elif views:
+        found["heads-folded-into-batch"] = -1.0
+    calls = [n for n in ast.walk(text.tree) if isinstance(n, ast.Call)]
+    softmax = [call for call in calls if last_name(call.func) == "softmax"]
+    axes = [a for call in softmax for a in (*call.args[-1:], *(k.value for k in call.keywords))]
+    if {ast.unparse(axis) for axis in axes} & {"-2", "0", "1", "2"}:
+        found |= {"softmax-over-queries": 0.5, "softmax-over-heads": 0.5}
+    if text.uses("~tril ~triu"):
+        found["mask-inverted"] = 0.1
+    if summed_alone(text) is not None:
+        found["values-not-mixed"] = 3.0
+    return found
+
+
+# Words that say in a comment or a docstring that the future may be seen.
 _NOT_CAUSAL = r"(?i)bi-?directional|encoder|\bbert|\bvit\b|vision|image|patch|(not|non)[- ]causal"
-
-
-# A docstring whose first word it is.
-_SAID_CAUSAL = r"(?i)\bclass [^\n]*\n\s*r?(\"\"\"|\'\'\')\s*(causal|autoregressive)\b(?! or\b)"
+_SAID_CAUSAL = r"(?i)(causal|autoregressive)\b(?! or\b)"  # a docstring whose first word it is
+_CAUSAL_FILE = r"(?i)\bcausal|autoregress|look.?ahead|gpt|language.?model|\bdef generate\b"
 
 
 def expects_causal(
@@ -396,33 +400,34 @@ def expects_causal(
     if asked:
         return "yes"
     if takes_mask:
-        return "yes" if text.has(rf"\btril\(|\btriu\(|{_CALLED_CAUSAL}\s*=\s*True") else "no"
-    built_in = text.has(rf"\btril|\btriu|{_CALLED_CAUSAL}\s*=\s*(True|self)|causal_mask|_causal\(")
+        return "yes" if text.uses("tril( triu( is_causal=True") else "no"
+    built_in = text.uses("~tril ~triu is_causal=True is_causal=self ~causal_mask ~_causal(")
+    said = ast.get_docstring(text.tree) if isinstance(text.tree, ast.ClassDef) else None
     named = re.search(r"causal|masked|gpt|decoder|autoregress", info.name.lower())
-    named = named or re.search(_SAID_CAUSAL, text.source)
-    if built_in and not named and masked_behind(text, flags):
+    named = named or re.match(_SAID_CAUSAL, said or "")
+    if built_in and not named and _masked_behind(text, flags):
         return "no"
     if built_in or named:
         return "no" if _switched_off(info) else "yes"
     if not context_name(text, info) or re.search(_NOT_CAUSAL, text.source):
         return "no"
-    said = r"(?i)\bcausal|autoregress|look.?ahead|gpt|language.?model|\bdef generate\b"
-    return "yes" if re.search(said, text.file) or text.has("mask") else "maybe"
+    return "yes" if re.search(_CAUSAL_FILE, text.file) or text.uses("~mask") else "maybe"
 
 
-def masked_behind(text: Text, flags: Collection[str]) -> bool:
+def _masked_behind(text: Text, flags: Collection[str]) -> bool:
     """Whether the scores are masked only under a switch of the object: `if not self.is_encoder`."""
-    try:
-        tree = ast.parse(text.source)
-    except (SyntaxError, IndentationError):
-        return False
-    switches = re.compile(rf"self\.({'|'.join(map(re.escape, flags)) or '(?!)'})\b")
-    hides = re.compile(r"masked_fill|where\(|inf|tri[lu]")
-    return any(
-        switches.search(ast.unparse(node.test)) and hides.search(ast.unparse(node))
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If)
-    )
+    for node in ast.walk(text.tree):
+        if isinstance(node, ast.If):
+            read = {n.attr for n in ast.walk(node.test) if isinstance(n, ast.Attribute)}
+            inside = {word for n in ast.walk(node) for word in _words_in(n)}
+            hides = {"masked_fill(", "where(", "tril(", "triu("}
+            if read & {*flags} and (inside & hides or any("inf" in word for word in inside)):
+                return True
+    return False
+
+
+_CONTEXT = ("context_length", "block_size", "ctx_len", "context_len", "context_size", "n_ctx")
+_POSITIONS = ("embedding", "pos", "rel", "rope", "rotary", "arange", "freq", "randn", "zeros")
 
 
 def context_name(text: Text, info: ClassInfo) -> str:
@@ -430,15 +435,14 @@ def context_name(text: Text, info: ClassInfo) -> str:
 
     Only names that language models use: an encoder's max_len says nothing.
     """
-    known = ("context_length", "block_size", "ctx_len", "context_len", "context_size", "n_ctx")
-    names = [p.name for p in info.init if p.name.lower() in known]
-    names += re.findall(rf"\.({'|'.join(known)})\b", text.code)
-    for name in names:
-        for line in text.code.splitlines():
-            if re.search(rf"\b{re.escape(name)}\b", line) and re.search(
-                r"(?i)embedding|position|\bpos|\brel|rope|rotary|arange|freq|randn|zeros", line
-            ):
-                return ""
+    names = [p.name for p in info.init if p.name.lower() in _CONTEXT]
+    read = {node.attr for node in ast.walk(text.tree) if isinstance(node, ast.Attribute)}
+    names += [name for name in _CONTEXT if name in read]
+    for statement in statements(text.tree):
+        words = {word.lower() for node in ast.walk(statement) for word in _words_in(node)}
+        positions = any(word.startswith(_POSITIONS) or "embedding" in word for word in words)
+        if positions and words & {name.lower() for name in names}:
+            return ""
     return names[0] if names else ""
 
 
@@ -448,4 +452,28 @@ def _switched_off(info: ClassInfo) -> bool:
         and p.has_default
         and p.default in (False, None)
         for p in (*info.init, *info.forward)
-    )  # fmt: skip
+    )
+
+
+def literal_meant(file: str, line: int | None) -> str:
+    r"""What was probably meant by a tiny number where a large one belongs; "" if there is none.
+
+    Args:
+        file: The whole file.
+        line: The line in which a score is hidden.
+
+    Examples:
+        >>> literal_meant("s = s.masked_fill(m, -1e-9)", 1)
+        ' You wrote -1e-9; -1e9 was probably meant.'
+    """
+    for node in ast.walk(parsed(file)):
+        negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+        number = node.operand if isinstance(node, ast.UnaryOp) and negative else node
+        if not isinstance(number, ast.Constant) or number.lineno != line:
+            continue
+        text = ast.get_source_segment(file, number) or ""
+        tiny = isinstance(number.value, float) and 0 < number.value < 1e-2
+        if tiny and "e-" in text.lower():
+            written = f"-{text}" if negative else text
+            return f" You wrote {written}; -{text.lower().replace('e-', 'e')} was probably meant."
+    return ""

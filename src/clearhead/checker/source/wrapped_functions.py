@@ -12,9 +12,10 @@ from typing import NamedTuple
 from clearhead.checker.harness.constructor_arguments import meaning_of
 from clearhead.checker.harness.forward_arguments import ANGLES
 from clearhead.checker.harness.weight_roles import role_of
+from clearhead.checker.source.call_sites import last_name, parsed
+from clearhead.checker.source.siblings import imported
 
 _NAMED = r"att|mha|mqa|gqa|multi_?head|sdpa|aten[cç]|aufmerk"
-_SOFT = r"softmax|exp\("
 _NO_ATTENTION = r"mask|test|plot|show|draw|visual|score|weights$|pattern|bench|main|train|load"
 _WEIGHT = r"(?i)^w[_a-z]?|weight|_w$|kernel|_?proj|mat"
 _BIAS = r"(?i)^b[_a-z]?$|^b_|bias|^b(q|k|v|o|qkv)$"
@@ -51,18 +52,15 @@ def wrapped(source: str, *, named: bool = True) -> list[Wrapped]:
         >>> [(one.name, one.cls) for one in made]
         [('attention', 'FunctionAttention0')]
     """
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return []
-    nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    nodes = [node for node in parsed(source).body if isinstance(node, ast.FunctionDef)]
     likely = [n for n in nodes if not re.match(r"_|test", n.name)]
     if named:
         likely = [n for n in likely if re.search(_NAMED, n.name.lower())]
         likely = [n for n in likely if not re.search(_NO_ATTENTION, n.name.lower())]
     else:
         likely = [n for n in likely if _computes_softmax(n, nodes)]
-    arrays = not re.search(r"(?m)^\s*(import|from) torch\b", source) and "numpy" in source
+    imports = {name.partition(".")[0] for name in imported(source)}
+    arrays = "torch" not in imports and "numpy" in imports
     made = [_class_for(node, f"FunctionAttention{i}", arrays) for i, node in enumerate(likely)]
     return [one for one in made if one is not None]
 
@@ -71,7 +69,8 @@ def _computes_softmax(node: ast.FunctionDef, nodes: list[ast.FunctionDef]) -> bo
     """Whether a function has a softmax in it, or in a function of the file that it calls."""
     names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     bodies = [node, *(other for other in nodes if other.name in names)]
-    return any(re.search(_SOFT, ast.unparse(body)) for body in bodies)
+    calls = [n for body in bodies for n in ast.walk(body) if isinstance(n, ast.Call)]
+    return any(last_name(n.func) == "exp" or "softmax" in last_name(n.func) for n in calls)
 
 
 def _class_for(node: ast.FunctionDef, cls: str, arrays: bool) -> Wrapped | None:
