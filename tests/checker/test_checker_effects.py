@@ -6,7 +6,8 @@ import pytest
 from checker_cases import BOOK, HEAD, MINIMAL, NANO, edited
 from checker_here import Here, check, ids
 
-from clearhead.checker.diagnosis.class_check import check_class, check_source
+from clearhead.checker.diagnosis.class_check import check_class
+from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_choice import choose, choose_unnamed, left_out

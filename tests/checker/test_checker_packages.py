@@ -6,7 +6,8 @@ import warnings
 
 import pytest
 
-from clearhead.checker.diagnosis.class_check import check_object, check_source
+from clearhead.checker.diagnosis.class_check import check_object
+from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.report import Report
 
 

@@ -1,11 +1,8 @@
 """What attention may have on top: biases, learned scales, mixed heads, narrow windows."""
 
 import pytest
-import torch
 from checker_cases import HEAD, edited
 from checker_here import check, ids
-
-from clearhead.checker.diagnosis.simulator import turned
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
 
@@ -138,13 +135,6 @@ def test_mixed_pairs_of_rotary_positions_are_named():
     old, new = "torch.cat([i[:, None] * f] * 2, -1)", "(i[:, None] * f).repeat_interleave(2, -1)"
     wrong = edited(rotary, [(old, new)])
     assert ids(check(wrong)) == {"rotary-pairs-mixed"}
-
-
-def test_a_rotation_keeps_lengths_and_a_mixed_one_does_not():
-    x = torch.randn(2, 3, 7, 10, dtype=torch.float64)
-    for kind in ("half", "pairs"):
-        torch.testing.assert_close(turned(x, kind).norm(dim=-1), x.norm(dim=-1))
-        assert not torch.allclose(turned(x, kind, mixed=True).norm(dim=-1), x.norm(dim=-1))
 
 
 SINK = edited(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from checker_here import Here, check
 
-from clearhead.checker.diagnosis.class_check import check_source
+from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.harness.alternatives import alternatives, mask_ways
 from clearhead.checker.harness.building import prepare
 from clearhead.checker.harness.case import Case

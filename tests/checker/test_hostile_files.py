@@ -19,7 +19,7 @@ from clearhead.checker.classroom import batch
 from clearhead.checker.classroom import check_command as runner
 from clearhead.checker.classroom import class_page as page
 from clearhead.checker.classroom.marks_file import HEAD, Marks, Row, guarded
-from clearhead.checker.diagnosis.class_check import check_source
+from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.harness.constructor_arguments import _default_in, with_configs
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox import answers

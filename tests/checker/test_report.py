@@ -12,7 +12,6 @@ import pytest
 from clearhead import drawing
 from clearhead.checker import report as report_module
 from clearhead.checker.catalogue import MISTAKES, finding
-from clearhead.checker.diagnosis.mistake_switches import OPTIONS
 from clearhead.checker.report import Finding, Form, Report, Step, exit_status
 from clearhead.checker.source.class_choice import left_out
 from clearhead.checker.source.notebooks import Cell, Source
@@ -279,7 +278,6 @@ def test_no_other_finding_can_be_emitted():
     code = "".join(file.read_text(encoding="utf-8") for file in folder.rglob("*.py"))
     calls = r'(?:\.add|Finding|finding|_plain|_option)\(\s*"([a-z-]+)"'
     found = {id for text in re.findall(calls, code) for id in text.split("+")}
-    found |= {id for option in OPTIONS for id in option.id.split("+")}
     assert len(found) > 60
     assert found <= {mistake.id for mistake in MISTAKES}
 

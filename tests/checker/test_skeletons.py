@@ -6,7 +6,8 @@ import pytest
 from checker_cases import BOOK, STYLES, planted
 from checker_here import Here
 
-from clearhead.checker.diagnosis.class_check import check_class, inner_text
+from clearhead.checker.diagnosis.class_check import check_class
+from clearhead.checker.diagnosis.file_check import inner_text
 from clearhead.checker.harness.adapter_templates import Skeleton, adapter_for
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import ClassInfo, Failure

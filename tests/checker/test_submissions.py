@@ -71,7 +71,7 @@ def expected(source: str) -> frozenset[str]:
 
 
 def ask(file: Path) -> Answer:
-    from clearhead.checker.diagnosis.class_check import check_source
+    from clearhead.checker.diagnosis.file_check import check_source
 
     source = file.read_text(encoding="utf-8")
     start = time.perf_counter()

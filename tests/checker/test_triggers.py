@@ -5,7 +5,7 @@ A class is "correct" only if every question of the examination was answered.
 
 import pytest
 
-from clearhead.checker.diagnosis.class_check import check_source
+from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.limits import Limits
 

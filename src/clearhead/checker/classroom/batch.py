@@ -122,7 +122,7 @@ def check_text(
     Raises:
         ValueError: If its expressions are nested too deeply to be followed.
     """
-    from clearhead.checker.diagnosis.class_check import check_source
+    from clearhead.checker.diagnosis.file_check import check_source
     from clearhead.checker.sandbox.limits import Limits
 
     limits = Limits(data=Path(data) if data else None)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis.probes import Inputs
 from clearhead.checker.diagnosis.reference import Reference
-from clearhead.checker.diagnosis.simulator import difference
 from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.comparison import difference
 from clearhead.checker.harness.subject import Subject, arguments_for, call, inputs_for, pick, renew
 from clearhead.checker.sandbox.submission import Failure, Output, Parameter
 

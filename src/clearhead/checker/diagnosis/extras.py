@@ -9,12 +9,11 @@ from clearhead.checker.diagnosis import decoding_cache as cached
 from clearhead.checker.diagnosis import learning, lengths, long_padding, other_sizes, probes
 from clearhead.checker.diagnosis import other_uses as uses
 from clearhead.checker.diagnosis import side_effects as effects
-from clearhead.checker.diagnosis.naming import SCALES
 from clearhead.checker.diagnosis.reference import Reference
-from clearhead.checker.diagnosis.simulator import difference
 from clearhead.checker.diagnosis.valid_lengths import valid_lengths
 from clearhead.checker.harness.building import without_dropout
 from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.comparison import difference
 from clearhead.checker.harness.constructor_arguments import meaning_for
 from clearhead.checker.harness.error_messages import translate
 from clearhead.checker.harness.subject import Subject, call
@@ -39,7 +38,7 @@ def examine(
     _gradients(case, subject, inputs, out)
     learning.out_of_reach(case, subject, inputs, out)
     learning.from_its_start(case, subject, inputs, out)
-    training(case, subject, inputs, out, over_keys=reference.over_keys)
+    training(case, subject, inputs, out, over_keys=True)
     _large_scores(case, subject, inputs, reference)
     of_tokens = uses.padding(case, subject, inputs, out, reference)
     if subject.takes_mask and not subject.polarity and subject.takes_mask not in of_tokens:
@@ -143,8 +142,6 @@ def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_
 
 def _large_scores(case: Case, subject: Subject, inputs: Inputs, reference: Reference) -> None:
     if reference.mask != "causal" or subject.polarity or subject.dtype != torch.float64:
-        return
-    if set(reference.ids) - SCALES:
         return
     leak = probes.large_score_leak(case.session, subject, inputs)
     if leak.size > 0:
@@ -283,7 +280,7 @@ def _mask_argument(
         line = dropped_mask(case.text)
         id = "mask-ignored" if line is None else "mask-result-dropped"
         case.add(id, "A mask that hides 40 % of the cells changes nothing.", line)
-    elif ran and not reference.ids:
+    elif ran:
         case.notes.append("Forward takes a mask; no usual meaning of it reproduces the output.")
 
 

@@ -40,7 +40,10 @@ def plain_sdpa(
             scores = scores.masked_fill(~attn_mask, -torch.inf)
         else:
             scores = scores + attn_mask
-    return scores.softmax(-1) @ value
+    weights = scores.softmax(-1)
+    if attn_mask is not None and bool(weights.isnan().any()):
+        weights = weights.nan_to_num(0.0)  # a row that sees nothing gives zeros
+    return weights @ value
 
 
 def plain_multi_head(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis import probes
-from clearhead.checker.diagnosis.simulator import difference
 from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.comparison import difference
 from clearhead.checker.harness.subject import Subject, call, inputs_for
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Failure

@@ -16,9 +16,9 @@ from clearhead.checker.diagnosis.program import MOST_NUMBERS
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_steps
 from clearhead.checker.diagnosis.reference import Reference
-from clearhead.checker.diagnosis.simulator import difference
 from clearhead.checker.harness.axis_orders import PICTURES
 from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.comparison import difference
 from clearhead.checker.harness.constructor_arguments import likely_meaning, meaning_for, meaning_of
 from clearhead.checker.harness.subject import Subject, call, inputs_for, renew
 from clearhead.checker.sandbox.submission import Failure
@@ -99,11 +99,11 @@ def _reads(case: Case, subject: Subject, right: Reference, inputs: Inputs, got: 
     if tokens <= READ:
         other = replace(subject, sizes=replace(subject.sizes, tokens=tokens))
         try:
-            _, steps, _ = judge_steps(case, other)
+            steps = judge_steps(case, other).steps
         except Unreadable:
             steps = None
         if steps is not None and steps.wrong:
-            found = next(one for one in steps.findings if one.severity != "edge")
+            found = next(one for one in steps.findings if one.is_wrong)
             evidence = f"With {tokens} tokens it takes another way. {found.evidence}"
             case.add("breaks-with-length", evidence, found.line)
             return False

@@ -12,9 +12,9 @@ from torch import Tensor
 from clearhead.checker.diagnosis.lengths import LEAST, PATIENCE, longest, of_one_length
 from clearhead.checker.diagnosis.other_uses import with_mask
 from clearhead.checker.diagnosis.reference import Reference
-from clearhead.checker.diagnosis.simulator import difference
 from clearhead.checker.harness.axis_orders import HEADS_READY
 from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.comparison import difference
 from clearhead.checker.harness.subject import Subject, call, inputs_for
 from clearhead.checker.source.text_patterns import used_by
 
@@ -38,7 +38,7 @@ def long_padding(case: Case, subject: Subject, reference: Reference, known: set[
         "causal",
     ):
         return
-    if reference.ids or subject.ids or of_one_length(subject):
+    if subject.ids or of_one_length(subject):
         return
     if not any(part.has(_PIECES) for part in (case.text, *used_by(case.text))):
         return

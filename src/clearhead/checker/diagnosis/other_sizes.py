@@ -13,10 +13,10 @@ from torch import Tensor
 from clearhead.checker.diagnosis.probes import Inputs
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_steps
-from clearhead.checker.diagnosis.simulator import difference
 from clearhead.checker.harness.alternatives import widened
 from clearhead.checker.harness.axis_orders import HEADS_READY
 from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.comparison import difference
 from clearhead.checker.harness.subject import Subject, call, inputs_for, renew
 from clearhead.checker.sandbox.submission import Failure
 
@@ -105,7 +105,7 @@ def wide(case: Case, subject: Subject) -> None:
         trial = widened(case, subject)
     if trial is not None:
         try:
-            _, steps, _ = judge_steps(case, trial)
+            steps = judge_steps(case, trial).steps
         except Unreadable:
             steps = None
         new = [] if steps is None or not steps.wrong else steps.findings

@@ -231,6 +231,10 @@ class Program:
                 found.setdefault(register, []).append(i)
         return {register: tuple(calls) for register, calls in found.items()}
 
+    @cached_property
+    def _before(self) -> dict[int, set[int]]:
+        return {}
+
     def first_values(self, inputs: Mapping[str, Tensor]) -> Values:
         """The registers before the first call."""
         values: Values = {}
@@ -342,6 +346,9 @@ class Program:
 
     def before(self, register: int) -> set[int]:
         """The calls that a register comes from."""
+        known = self._before.get(register)
+        if known is not None:
+            return known
         found: set[int] = set()
         ahead = [register]
         while ahead:
@@ -349,6 +356,7 @@ class Program:
             if maker is not None and maker not in found:
                 found.add(maker)
                 ahead.extend(self.sources[maker])
+        self._before[register] = found
         return found
 
     def after(self, register: int) -> set[int]:

@@ -79,6 +79,11 @@ def differs(one: Tensor, other: Tensor) -> Tensor:
     return unequal & ~((one - other).abs() <= 1e4 * torch.finfo(one.dtype).eps * size)
 
 
+def is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal up to rounding."""
+    return one.shape == other.shape and not bool(differs(one, other).any())
+
+
 def axis_of(moves: Tensor, skip: tuple[int, ...] = ()) -> int | None:
     """The axis along which entry i moves with change i alone; moves is (changes, *shape)."""
     count = len(moves)
@@ -86,7 +91,7 @@ def axis_of(moves: Tensor, skip: tuple[int, ...] = ()) -> int | None:
     for axis in range(moves.ndim - 1):
         if moves.shape[axis + 1] != count or axis in skip:
             continue
-        by = moves.movedim(axis + 1, 1).flatten(2).any(-1)  # (changes, index along the axis)
+        by = moves.movedim(axis + 1, 1).reshape(count, count, -1).any(-1)  # (changes, index)
         if by.any() and not (by & ~torch.eye(count, dtype=torch.bool)).any():
             if found is not None:
                 return None
@@ -165,6 +170,7 @@ class Reading:
     def _look(self) -> None:
         """Find out what depends on which token and which text."""
         self.tokens, self.texts, self.size = {}, {}, []
+        self._token_axes: dict[int, int | None] = {}
         self.__dict__.pop("tokenwise", None)
         for source in self.sources:
             x = self.values[source.register]
@@ -237,8 +243,20 @@ class Reading:
         """Whether a register depends on the input at all."""
         return register in self.tokens and bool(self.tokens[register].any())
 
+    def is_learned(self, register: int) -> bool:
+        """Whether a register is a parameter, or made of one."""
+        program = self.program
+        return register in program.parameters or any(
+            r in program.parameters for i in program.before(register) for r in program.sources[i]
+        )
+
     def token_axis(self, register: int) -> int | None:
         """The axis of the tokens in a register, for whichever source it depends on."""
+        if register not in self._token_axes:
+            self._token_axes[register] = self._find_token_axis(register)
+        return self._token_axes[register]
+
+    def _find_token_axis(self, register: int) -> int | None:
         found = set()
         first = 0
         for count in self.size:
@@ -295,15 +313,20 @@ class Reading:
 
     @cached_property
     def cores(self) -> tuple[Core, ...]:
-        """Every attention in the program."""
+        """Every attention in the program that has a softmax."""
         found: list[Core] = []
-        for index in range(len(self.program.calls)):
+        for index in sorted(self.program.before(self.output)):
             softmax = self._softmax(index)
             if softmax is not None and not self._of_weights(softmax[0], found):
                 found.append(Core(self, index, *softmax))
-        if not found:
-            raise Unreadable("no softmax over scores was found")
         return tuple(found)
+
+    def is_product(self, index: int) -> bool:
+        """Whether a call's numbers depend on two tokens, though those of its operands do not."""
+        out = self.program.calls[index].out[0]
+        sources = [r for r in self.program.sources[index] if r in self.tokens]
+        pairs = out in self.tokens and out not in self.tokenwise
+        return pairs and all(r in self.tokenwise for r in sources)
 
     def _of_weights(self, scores: int, found: list[Core]) -> bool:
         """Whether these scores are the weights of an attention that was found before."""
@@ -372,12 +395,15 @@ class Reading:
 
     def _unshifted(self, register: int) -> int:
         """The scores before their highest was subtracted, which changes no weight."""
-        maker = self.program.maker.get(register)
-        if maker is None or self.program.calls[maker].name not in ("sub", "__isub__", "sub_"):
-            return register
-        places = self.places(maker)
-        before = {self.program.calls[i].name for i in self.program.before(places[-1])}
-        return places[0] if len(places) == 2 and before & {"max", "amax", "logsumexp"} else register
+        while True:
+            maker = self.program.maker.get(register)
+            if maker is None or self.program.calls[maker].name not in ("sub", "__isub__", "sub_"):
+                return register
+            places = self.places(maker)
+            before = {self.program.calls[i].name for i in self.program.before(places[-1])}
+            if len(places) != 2 or not before & {"max", "amax", "logsumexp"}:
+                return register
+            register = places[0]
 
     def _pairs(self, register: int) -> bool:
         """Whether some number depends on two tokens."""
@@ -412,10 +438,7 @@ class Core:
         reading, program = self.reading, self.reading.program
         found = []
         for index in sorted(program.before(self.scores)):
-            out = program.calls[index].out[0]
-            sources = [r for r in program.sources[index] if r in reading.tokens]
-            pairs = out in reading.tokens and out not in reading.tokenwise
-            if pairs and all(r in reading.tokenwise for r in sources):
+            if reading.is_product(index):
                 found.append(index)
         if not found:
             raise Unreadable("the scores depend on one token each")
@@ -494,7 +517,7 @@ class Core:
         reading, program = self.reading, self.reading.program
         after = program.after(self.weights)
         made = {out for i in after for out in program.calls[i].out} | {self.weights}
-        for index in sorted(after):
+        for index in sorted(after & program.before(reading.output)):
             places = reading.places(index)
             others = [r for r in places if r not in made and reading.depends(r)]
             if program.calls[index].name in _LIKE:

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.inlining import inlined
-from clearhead.checker.diagnosis.naming import is_causal, unscaled_on_purpose
-from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
-from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable
-from clearhead.checker.diagnosis.step_checks import Expectation, Judgement, is_same, judge
+from clearhead.checker.diagnosis.intent import fused_order, is_causal, unscaled_on_purpose
+from clearhead.checker.diagnosis.judgement import Expectation, Judgement
+from clearhead.checker.diagnosis.program import NotRunnable, Program, Values, registers_in
+from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable, is_same
+from clearhead.checker.diagnosis.step_checks import judge, judge_whole
+from clearhead.checker.diagnosis.whole_attention import WholeAttention, find_whole
 from clearhead.checker.harness.alternatives import mask_ways
 from clearhead.checker.harness.axis_orders import taken
+from clearhead.checker.harness.building import head_counts
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.forward_arguments import POLARITIES
-from clearhead.checker.harness.subject import Subject, arguments_for, call, handed, inputs_for, pick
+from clearhead.checker.harness.subject import (
+    Subject,
+    arguments_for,
+    call,
+    handed,
+    ids_for,
+    inputs_for,
+    pick,
+)
+from clearhead.checker.harness.weight_roles import role_of
+from clearhead.checker.sandbox.answers import Leaf, Recording
 from clearhead.checker.sandbox.submission import Failure
 
 # Where the texts and the tokens are: (axis of the texts, axes of the tokens).
@@ -24,12 +38,43 @@ _AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {
     "batch": (0, (1,)),
     "first": (1, (0,)),
     "single": (None, (0,)),
+    "packed": (None, (0,)),
     "channels": (0, (2,)),
     "picture": (0, (2, 3)),
     "rows": (0, (2,)),
     "columns": (0, (1,)),
+    "pixels": (0, (1, 2)),
+    "frames": (0, (1,)),
+    "heads": (1, (2,)),
+    "spread": (2, (1,)),
 }
+ONE_TEXT = ("single", "packed")  # the first text is recorded alone
 RUNS = 6
+EMBEDDED = "the embedded tokens"
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """A recorded pass that was read and judged.
+
+    Args:
+        reading: The pass.
+        steps: What each step is worth.
+        runs: Every register for other random inputs.
+        expected: What is known of the class.
+        whole: Its attention as one piece, where the steps inside could not be read.
+    """
+
+    reading: Reading
+    steps: Judgement
+    runs: list[Values]
+    expected: Expectation
+    whole: WholeAttention | None = None
+
+    @cached_property
+    def as_whole(self) -> WholeAttention | None:
+        """Its attention as one piece, if it is right as such."""
+        return self.whole or find_whole(self.reading, self.runs, self.expected)
 
 
 def record(case: Case, subject: Subject) -> Reading:
@@ -56,24 +101,34 @@ def recorded(
     Raises:
         Unreadable: If it cannot be recorded or run again, with the reason.
     """
-    if subject.axes not in _AXES or subject.ids or subject.built.arrays:
+    if subject.axes not in _AXES:
         raise Unreadable("its inputs are of an unusual form")
     unique = {id(tensor): tensor for tensor in inputs}
-    if subject.axes == "single":
+    if subject.axes in ONE_TEXT:
+        subject = replace(subject, texts=1)
         given = {key: tensor[0] for key, tensor in unique.items()}
     else:
         shaped = handed(subject, inputs)
         given = {id(tensor): new for tensor, new in zip(inputs, shaped, strict=True)}
     q, k, v = (given[id(tensor)] for tensor in inputs)
-    positional, keywords = arguments_for(subject, (q, k, v), None)
+    ids = ids_for(case.session, subject, q) if subject.ids else q
+    if isinstance(ids, Failure):
+        raise Unreadable("its tokens could not be embedded")
+    passed = (ids, ids, ids) if subject.ids else (q, k, v)
+    positional, keywords = arguments_for(subject, passed, None)
     got = case.session.record(positional, keywords)
     if isinstance(got, Failure):
         raise Unreadable(f"it could not be recorded: {got.message}"[:200])
     recording, sent = got
+    if subject.ids:
+        recording, sent = _embedded(recording, subject.ids), {**sent, EMBEDDED: q}
     chosen = pick(recording.output, q.shape)
     if chosen is None:
         raise Unreadable("it returns no tensor")
     weights = {name: weight.to(subject.dtype) for name, weight in subject.weights.items()}
+    if subject.built.arrays:  # arrays keep their dtype, and those without a role are no weights
+        weights = {name: w.to(subject.built.weights[name].dtype) for name, w in weights.items()}
+        recording = _with_tables(recording, weights)
     try:
         values = Program(recording, weights, sent).run()
         if not is_same(values[recording.outputs[chosen]], recording.output.tensors[chosen]):
@@ -82,6 +137,29 @@ def recorded(
     except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
     return program, recording.outputs[chosen], (q, k, v)
+
+
+def _embedded(recording: Recording, table: str) -> Recording:
+    """A recording of a class that takes token ids, as if it took their embeddings."""
+    tables = {leaf.register for leaf in recording.leaves if leaf.name == table}
+    for index, one in enumerate(recording.calls):
+        read = {r for value in (*one.args, *one.kwargs.values()) for r in registers_in(value)}
+        if one.name == "embedding" and read & tables:
+            calls = recording.calls[:index] + recording.calls[index + 1 :]
+            leaves = tuple(leaf for leaf in recording.leaves if leaf.register not in tables)
+            leaf = Leaf(one.out[0], "input", EMBEDDED)
+            return replace(recording, calls=calls, leaves=(*leaves, leaf))
+    raise Unreadable("its tokens are not embedded by a table")
+
+
+def _with_tables(recording: Recording, weights: dict[str, Tensor]) -> Recording:
+    """A recording in which arrays whose names tell no role are constants: a mask, a table."""
+    tables = {leaf.name for leaf in recording.leaves if not role_of(leaf.name)} & set(weights)
+    leaves = tuple(
+        replace(leaf, kind="constant") if leaf.name in tables else leaf for leaf in recording.leaves
+    )
+    constants = {**recording.constants, **{name: weights[name] for name in tables}}
+    return replace(recording, leaves=leaves, constants=constants)
 
 
 def _sources(
@@ -103,12 +181,8 @@ def _sources(
     return tuple(found)
 
 
-def judge_steps(
-    case: Case, subject: Subject, causal: str = ""
-) -> tuple[Reading, Judgement, list[Values]]:
+def judge_steps(case: Case, subject: Subject, causal: str = "") -> Examined:
     """Record, read and judge a class; the output must also be what the class gives unrecorded.
-
-    Also returned: every register for other random inputs.
 
     Args:
         case: The class.
@@ -132,22 +206,44 @@ def judge_steps(
             for name, x in program.given.items()
         }
         runs.append(program.run(inputs))
-    batch = 1 if subject.axes == "single" else subject.sizes.batch
-    try:
-        expected = Expectation(
-            causal=causal or is_causal(case, subject),
-            given_mask=bool(subject.polarity),
-            batch=batch,
-            arguments=_scales(subject),
-            dropout=subject.sizes.p,
-            window=subject.sizes.window,
-            unscaled=unscaled_on_purpose(case),
-        )
-        verdict = judge(reading, runs, expected)
-    except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
-        raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
+    batch = 1 if subject.axes in ONE_TEXT else subject.sizes.batch
+    expected = Expectation(
+        causal=causal or is_causal(case, subject),
+        given_mask=bool(subject.polarity),
+        batch=batch,
+        arguments=_scales(subject),
+        dropout=subject.sizes.p,
+        window=subject.sizes.window,
+        unscaled=unscaled_on_purpose(case),
+        fused_order=fused_order(case),
+        angles=bool(subject.rotary),
+        heads=tuple(head_counts(subject)),
+    )
+    verdict, whole = _judged(reading, runs, expected)
     _faithful(case, subject, reading, verdict)
-    return reading, verdict, runs
+    return Examined(reading, verdict, runs, expected, whole)
+
+
+def _judged(
+    reading: Reading, runs: list[Values], expected: Expectation
+) -> tuple[Judgement, WholeAttention | None]:
+    """The judgement of each step, or of the attention as one piece if that is right."""
+    problem = ""
+    try:
+        steps = judge(reading, runs, expected)
+    except (NotRunnable, Unreadable, RuntimeError, TypeError, IndexError, KeyError) as error:
+        named = "" if isinstance(error, Unreadable) else f"{type(error).__name__}: "
+        problem = f"{named}{error}"[:200]
+    if not problem and not steps.doubts and reading.cores:
+        return steps, None
+    whole = find_whole(reading, runs, expected)
+    if whole is not None:
+        around = judge_whole(whole)
+        if problem or not around.doubts:
+            return around, whole
+    if problem:
+        raise Unreadable(problem)
+    return steps, None
 
 
 def _scales(subject: Subject) -> tuple[float, ...]:
@@ -179,7 +275,7 @@ def _faithful(case: Case, subject: Subject, reading: Reading, verdict: Judgement
     if isinstance(out, Failure):
         verdict.doubts.append("it fails on other inputs of the same shape")
         return
-    if subject.axes == "single":
+    if subject.axes in ONE_TEXT:
         old, new, out = tuple(x[0] for x in recorded), tuple(x[0] for x in others), out[0]
     else:
         old, new = handed(subject, recorded), handed(subject, others)
@@ -189,7 +285,7 @@ def _faithful(case: Case, subject: Subject, reading: Reading, verdict: Judgement
             if tensor.shape == before.shape and torch.equal(tensor, before):
                 given[name] = after
     got = reading.program.run(given)[reading.output].to(torch.float64)
-    if subject.axes != "single":
+    if subject.axes not in ONE_TEXT:
         got = taken(got, subject.axes)
     size = float(out.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1.0))
     same = got.shape == out.shape and torch.equal(got.isnan(), out.isnan())
@@ -213,7 +309,7 @@ def judge_mask(case: Case, subject: Subject) -> None:
         if isinstance(out, Failure):
             continue
         try:
-            _, verdict, _ = judge_steps(case, trial, "yes")
+            verdict = judge_steps(case, trial, "yes").steps
         except Unreadable:
             return
         if verdict.mask in ("causal", "none") and not verdict.findings and not verdict.doubts:

@@ -1,114 +1,30 @@
 """Right attention of the form that a class has, for texts of any length and with hidden keys.
 
-What the class gives at other lengths, with padding or with a mask is compared with this. It comes
-from the class's own recorded pass, in which the weights are replaced by those of right attention,
-or from the simulator where a pass cannot be recorded.
+What the class gives at other lengths, with padding or with a mask is compared with this. It is the
+class's own recorded pass, in which the weights are replaced by those of right attention.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
-from clearhead.checker.diagnosis.reading import HIDDEN, Core, Reading, Unreadable, closeness
-from clearhead.checker.diagnosis.recorded_pass import recorded
-from clearhead.checker.diagnosis.search import Explanation
-from clearhead.checker.diagnosis.simulator import Program as Simulation
-from clearhead.checker.diagnosis.simulator import keep_pattern
-from clearhead.checker.diagnosis.step_checks import Judgement
+from clearhead.checker.diagnosis.reading import HIDDEN, Core, Unreadable, closeness
+from clearhead.checker.diagnosis.recorded_pass import ONE_TEXT, Examined, recorded
+from clearhead.checker.diagnosis.whole_attention import (
+    SAME_NUMBERS,
+    visible_pairs,
+)
 from clearhead.checker.harness.axis_orders import taken
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.subject import Subject
 
 Inputs = tuple[Tensor, Tensor, Tensor]
-
-
-class Reference(ABC):
-    """Right attention of one form."""
-
-    @property
-    @abstractmethod
-    def mask(self) -> str:
-        """What is hidden: "none", "causal", "window5", "band5", or another pattern's name."""
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """The mistakes that are part of the form."""
-        return ()
-
-    @property
-    def over_keys(self) -> bool:
-        """Whether the weights of a row sum to one."""
-        return True
-
-    @abstractmethod
-    def with_mask(self, mask: str) -> Self:
-        """The same form with another mask."""
-
-    @abstractmethod
-    def output(
-        self, inputs: Inputs, visible: Tensor | None = None, *, own_mask: bool = True
-    ) -> Tensor | None:
-        """What it gives, (batch, tokens, d) in float64; None if that cannot be said.
-
-        Args:
-            inputs: Queries', keys' and values' inputs, each (batch, tokens, d_in).
-            visible: Further keys are hidden where this is False: (batch, 1, tokens, tokens) or
-                (tokens, tokens).
-            own_mask: Whether the form's own mask hides keys too.
-        """
-
-
-@dataclass(frozen=True, eq=False)
-class Simulated(Reference):
-    """The form that the search has found.
-
-    Args:
-        found: What reproduces the output.
-        subject: The class.
-    """
-
-    found: Explanation
-    subject: Subject
-
-    @property
-    def mask(self) -> str:
-        """What is hidden."""
-        return self.found.switches.mask
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """The mistakes that reproduce the output."""
-        return self.found.ids
-
-    @property
-    def over_keys(self) -> bool:
-        """Whether the weights of a row sum to one."""
-        return self.found.switches.softmax == "keys"
-
-    def with_mask(self, mask: str) -> Self:
-        """The same form with another mask."""
-        switches = self.found.switches._replace(mask=mask)
-        return replace(self, found=replace(self.found, switches=switches))
-
-    def output(
-        self, inputs: Inputs, visible: Tensor | None = None, *, own_mask: bool = True
-    ) -> Tensor | None:
-        """What the simulator gives."""
-        q, k, v = (tensor.to(torch.float64) for tensor in inputs)
-        same = (q, k, v) if self.subject.separate else (q, q, q)
-        simulation = Simulation(self.found.program.weights, same, visible)
-        if visible is None:
-            return simulation.run(self.found.switches)
-        kinds = {"none": "given", "causal": "given-and-causal"} if own_mask else {}
-        kind = kinds.get(self.mask, "" if own_mask else "given")
-        return simulation.run(self.found.switches._replace(mask=kind)) if kind else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +45,19 @@ class _Layer:
     scale: Tensor | None
     biased: bool
     sink: bool = False
+
+    def changed(
+        self, program: Program, values: Values, mask: str, visible: Tensor | None
+    ) -> Values:
+        """The weights of right attention in another pass of the same class.
+
+        Raises:
+            Unreadable: If that pass makes other calls.
+        """
+        core = self.core
+        place = _places(core.reading.program, program)
+        read = {r: values[place(r)] for r in (core.scores, core.dots, core.weights)}
+        return {place(core.weights): self.right_weights(read, mask, visible)}
 
     def right_weights(self, values: Values, mask: str, visible: Tensor | None) -> Tensor:
         """The weights that right attention has, given queries and keys as they are."""
@@ -160,7 +89,7 @@ class _Layer:
         """The weights of these scores, in the shape of the class's own."""
         core = self.core
         axes = _rows_first(core, self.summed)
-        keep = keep_pattern(mask, *right.shape[1:])
+        keep = visible_pairs(mask, *right.shape[1:])
         if keep is not None:
             right = right.masked_fill(~keep, -torch.inf)
         if visible is not None:
@@ -187,77 +116,89 @@ class _Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class Replayed(Reference):
+class Reference:
     """The class's own recorded pass, with right attention's weights in it.
 
     Args:
         case: The class.
         subject: How it is called.
-        reading: A recorded pass that was found to be right.
-        hides: What it hides.
+        mask: What is hidden: "none", "causal", "window5", "band5", or another pattern's name.
+        right: A recorded pass that was found to be right.
         layers: Its attentions.
-        otherwise: The form that the search has found too, for lengths at which other code runs.
     """
 
     case: Case
     subject: Subject
-    reading: Reading
-    hides: str
-    layers: tuple[_Layer, ...] = field(default=())
-    otherwise: Reference | None = None
+    mask: str
+    right: Examined
+    layers: tuple[_Layer, ...]
 
     @classmethod
-    def of(
-        cls, case: Case, subject: Subject, reading: Reading, steps: Judgement, runs: list[Values]
-    ) -> Self:
+    def of(cls, case: Case, subject: Subject, right: Examined) -> Self:
         """The reference from a pass that was read and found to be right.
 
         Raises:
             Unreadable: If its numbers do not say what it would do elsewhere.
         """
-        layers = tuple(_layer(core, runs, subject) for core in reading.cores)
-        return cls(case, subject, reading, steps.mask or "none", layers)
-
-    @property
-    def mask(self) -> str:
-        """What is hidden."""
-        return self.hides
+        cores = () if right.whole is not None else right.reading.cores
+        layers = tuple(_layer(core, right.runs, subject) for core in cores)
+        return cls(case, subject, right.steps.mask or "none", right, layers)
 
     def with_mask(self, mask: str) -> Self:
         """The same form with another mask."""
-        other = None if self.otherwise is None else self.otherwise.with_mask(mask)
-        return replace(self, hides=mask, otherwise=other)
+        return replace(self, mask=mask)
 
     def output(
         self, inputs: Inputs, visible: Tensor | None = None, *, own_mask: bool = True
     ) -> Tensor | None:
-        """What the class gives if its weights are those of right attention."""
-        mask = self.hides if own_mask else "none"
+        """What the class gives if its weights are those of right attention.
+
+        Args:
+            inputs: Queries', keys' and values' inputs, each (batch, tokens, d_in).
+            visible: Further keys are hidden where this is False: (batch, 1, tokens, tokens) or
+                (tokens, tokens).
+            own_mask: Whether the form's own mask hides keys too.
+
+        Returns:
+            The output, (batch, tokens, d) in float64; None if it cannot be told: at these sizes
+            the class runs other code than was read.
+        """
+        mask = self.mask if own_mask else "none"
         if mask == "other" or (self.subject.polarity and not own_mask):
             return None
         texts = [inputs]
-        if self.subject.axes == "single":
+        if self.subject.axes in ONE_TEXT:
             texts = [_text(inputs, row) for row in range(len(inputs[0]))]
         try:
             outs = [self._one(text, mask, visible) for text in texts]
         except (Unreadable, NotRunnable, RuntimeError, TypeError, IndexError, KeyError):
-            # At these sizes the class runs other code than was read.
-            other = self.otherwise
-            return None if other is None else other.output(inputs, visible, own_mask=own_mask)
-        if self.subject.axes == "single":
+            return None
+        if self.subject.axes in ONE_TEXT:
             return torch.stack(outs).to(torch.float64)
         return taken(outs[0].to(torch.float64), self.subject.axes)
 
     def _one(self, inputs: Inputs, mask: str, visible: Tensor | None) -> Tensor:
         program, output, _ = recorded(self.case, self.subject, inputs)
         values = program.run()
-        place = _places(self.reading.program, program)
-        changed = {}
-        for layer in self.layers:
-            core = layer.core
-            read = {r: values[place(r)] for r in (core.scores, core.dots, core.weights)}
-            changed[place(core.weights)] = layer.right_weights(read, mask, visible)
+        changed = self._changed(program, values, mask, visible)
         return program.again(values, changed).get(output, values[output])
+
+    def _changed(
+        self, program: Program, values: Values, mask: str, visible: Tensor | None
+    ) -> Values:
+        """The registers of right attention in another pass of the class."""
+        changed: Values = {}
+        try:
+            for layer in self.layers:
+                changed |= layer.changed(program, values, mask, visible)
+        except Unreadable:  # at this length it is cut into other pieces
+            changed = {}
+        if not changed:
+            whole = self.right.as_whole
+            if whole is None:
+                raise Unreadable("at this length other calls are made")
+            changed = whole.changed(program, values, mask, visible)
+        return changed
 
 
 def _text(inputs: Inputs, row: int) -> Inputs:
@@ -267,10 +208,6 @@ def _text(inputs: Inputs, row: int) -> Inputs:
     return q, k, v
 
 
-# A tensor that is contiguous already, or of that dtype, is returned as it is and not recorded.
-_SAME_NUMBERS = {"contiguous", "to", "type", "type_as", "float", "double", "cpu", "expand", "clone"}
-
-
 def _places(old: Program, new: Program) -> Callable[[int], int]:
     """Where a register of one pass is found in another pass that makes the same calls.
 
@@ -278,7 +215,7 @@ def _places(old: Program, new: Program) -> Callable[[int], int]:
         Unreadable: If it makes other calls.
     """
     olds, news = (
-        [i for i, call in enumerate(program.calls) if call.name not in _SAME_NUMBERS]
+        [i for i, call in enumerate(program.calls) if call.name not in SAME_NUMBERS]
         for program in (old, new)
     )
     if [old.calls[i].name for i in olds] != [new.calls[i].name for i in news]:
@@ -308,7 +245,8 @@ def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
         return _Layer(core, summed, None, False, sink)
     if not measured.linear:  # a cap, several products, or talking heads
         return _Layer(core, summed, None, False, sink)
-    hidden = measured.b < HIDDEN
+    filled = (measured.a.abs() < 1e-12) & (measured.b < -5)  # with a number that is too small
+    hidden = (measured.b < HIDDEN) | filled
     a = measured.a.masked_fill(hidden, torch.nan).flatten(1)
     usual = a.nanmedian(1).values
     if not usual.isfinite().all():
@@ -319,7 +257,7 @@ def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
     if float((usual - usual[0]).abs().max()) < near * float(usual[0].abs()):
         scale = usual[:1]
     else:
-        batch = 1 if subject.axes == "single" else subject.sizes.batch
+        batch = 1 if subject.axes in ONE_TEXT else subject.sizes.batch
         per_text = usual.reshape(batch, -1)
         if bool(((per_text - per_text[0]).abs() > near).any()):
             raise Unreadable("the scale depends on the text")

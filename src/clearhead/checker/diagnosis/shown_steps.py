@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from clearhead.checker.diagnosis.judgement import Judgement
 from clearhead.checker.diagnosis.reading import Core, Reading, Unreadable
-from clearhead.checker.diagnosis.step_checks import Judgement
 from clearhead.checker.report import Step
 
 MOST = 200
@@ -57,7 +57,7 @@ class _Names:
         try:
             first, second = core.dot_axes
             summed, rows = core.mixes_along(core.weight_axes(core.axes))
-        except Unreadable:
+        except (Unreadable, IndexError, RuntimeError):  # it is written in pieces
             return
         if first is None or second is None or summed is None:
             return

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import probes
-from clearhead.checker.diagnosis.simulator import difference
 from clearhead.checker.harness.axis_orders import (
     CHANNELS_FIRST,
     HEADS_READY,
@@ -21,6 +20,7 @@ from clearhead.checker.harness.axis_orders import (
     order_named,
 )
 from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.comparison import difference
 from clearhead.checker.harness.constructor_arguments import (
     SQUARE,
     WINDOWS,

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
+from clearhead.checker.sandbox.recorded_arrays import RecordedArray
+
 Tensors = dict[str, Tensor]
 LETTERS = 4000  # of a text
 
@@ -85,6 +87,8 @@ def flatten(value: object) -> tuple[str, list[Tensor]]:
         return "tensor", [value]
     if isinstance(value, array_type()):
         return "tensor", [_from_numpy(value.copy())]
+    if isinstance(value, RecordedArray):
+        return "tensor", [value.tensor]
     if value is None:
         return "none", []
     if isinstance(value, tuple | list | Mapping):

@@ -127,6 +127,10 @@ def data_parts(data: Path | None) -> list[tuple[Path, str]]:
     return [(one, one.name) for one in (*inside, *named)]
 
 
+# What the child runs, each after what it imports.
+CHILD = ("pass_recorder", "recorded_arrays", "object_contents", "missing_parts", "worker")
+
+
 def command_for(
     way: Way, limits: Limits, uid: int | None, protocol: list[int]
 ) -> tuple[list[str], dict[str, str]]:
@@ -145,7 +149,7 @@ def command_for(
         # As text: the child may be a user who cannot read the folder of this package.
         "sources": {
             f"clearhead.checker.sandbox.{name}": (HERE / f"{name}.py").read_text(encoding="utf-8")
-            for name in ("object_contents", "missing_parts", "pass_recorder", "worker")
+            for name in CHILD
         },
     }
     confine = (HERE / "confinement.py").read_text(encoding="utf-8")

@@ -3,7 +3,7 @@
 This file shares its process with code that may be hostile, so nothing here is a defence: the parent
 treats every answer as possibly forged. What is needed to answer is taken before the submission
 runs, so that a careless monkey-patch of torch or json does not disturb an honest answer. It imports
-the standard library, torch, safetensors, `object_contents.py` and `missing_parts.py` only: starting
+the standard library, torch, numpy, safetensors and its neighbours in this folder only: starting
 must be quick.
 """
 
@@ -17,7 +17,7 @@ import struct
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from json import dumps, loads
 from keyword import iskeyword
 from typing import Any, NamedTuple
@@ -46,6 +46,7 @@ from clearhead.checker.sandbox.object_contents import (
     json_value,
 )
 from clearhead.checker.sandbox.pass_recorder import Recorder
+from clearhead.checker.sandbox.recorded_arrays import RecordedArray, recorded_arrays
 
 FRAME = struct.Struct(">4sIQ")  # magic, bytes of JSON, bytes of safetensors
 MAGIC = b"CLR1"
@@ -204,6 +205,7 @@ class Worker:
         self.known: dict[str, Known] = {}
         self.built: object = None
         self.arrays = False  # it computes with numpy
+        self.as_array: Callable[[Tensor], object] = Tensor.numpy
         self.returned: object = None  # by the last forward pass
         self.on_cpu = False  # it has asked for a GPU
         self.space: dict[str, Any] = {}  # the file's names
@@ -377,8 +379,9 @@ class Worker:
             self.built.train(train)
         _seed(seed)
         if self.arrays:
-            arguments = [one.numpy() if isinstance(one, Tensor) else one for one in arguments]
-            keywords = {n: v.numpy() if isinstance(v, Tensor) else v for n, v in keywords.items()}
+            as_array = self.as_array
+            arguments = [as_array(one) if isinstance(one, Tensor) else one for one in arguments]
+            keywords = {n: as_array(v) if isinstance(v, Tensor) else v for n, v in keywords.items()}
         if callable(self.built):
             return self.built(*arguments, **keywords)
         return self.built.forward(*arguments, **keywords)  # type: ignore[attr-defined]
@@ -400,8 +403,7 @@ class Worker:
         self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
     ) -> tuple[Header, Tensors]:
         """A forward pass, written down call by call."""
-        if self.arrays:
-            raise ValueError("a pass with numpy cannot be recorded")
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # it may change them
         leaves = Leaves(self.built)
         named = {("input", name): tensor for name, tensor in tensors.items()}
         named |= {("parameter", name): tensor for name, tensor in leaves.parameters.items()}
@@ -409,7 +411,7 @@ class Worker:
         positional, by_name = (
             revive(given, tensors, self.returned) for given in (inputs, keywords)
         )
-        with _no_grad(), recorder:
+        with _no_grad(), recorder, self.recorded_arrays(leaves):
             self.returned = self.call(positional, by_name, train, seed)
         if recorder.problem:
             raise ValueError(f"the pass could not be recorded: {recorder.problem}")
@@ -418,6 +420,19 @@ class Worker:
         outputs = [recorder.register(one) for one in results]
         header |= {"calls": recorder.calls, "leaves": recorder.leaves, "outputs": outputs}
         return header, found | recorder.constants
+
+    @contextlib.contextmanager
+    def recorded_arrays(self, leaves: Leaves) -> Iterator[None]:
+        """Numpy's arrays as tensors, for as long as a pass is recorded."""
+        if not self.arrays:
+            yield
+            return
+        with recorded_arrays(self.built, leaves.parameters):
+            self.as_array = RecordedArray
+            try:
+                yield
+            finally:
+                self.as_array = Tensor.numpy
 
     def do_device(
         self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int

@@ -1,0 +1,120 @@
+"""What every check of a step needs: the pass, one attention in it, and other runs."""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis.judgement import Expectation, Judgement
+from clearhead.checker.diagnosis.program import Values
+from clearhead.checker.diagnosis.reading import (
+    HIDDEN,
+    Core,
+    Reading,
+    closeness,
+)
+
+RESHAPES = {"view", "reshape", "view_as", "reshape_as", "flatten", "unflatten"}
+
+
+class AttentionStep:
+    """One attention of a program.
+
+    Args:
+        reading: The program.
+        core: The attention.
+        runs: Every register for other random inputs.
+        verdict: What was found; the checks add to it.
+        expected: What is known of the class.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        core: Core,
+        runs: list[Values],
+        verdict: Judgement,
+        expected: Expectation,
+    ) -> None:
+        self.reading, self.core, self.runs, self.verdict = reading, core, runs, verdict
+        self.expected, self.batch = expected, expected.batch
+        self.program = reading.program
+        self.close = closeness(reading.values[core.scores])
+
+    @classmethod
+    def of(cls, step: AttentionStep) -> Self:
+        """A check of the same attention."""
+        return cls(step.reading, step.core, step.runs, step.verdict, step.expected)
+
+    def _between(self) -> set[int]:
+        """The calls from the product of queries and keys to the softmax."""
+        return self.program.after(self.core.dots) & self.program.before(self.core.scores)
+
+    def _learned(self, calls: set[int]) -> bool:
+        """Whether a parameter takes part in these calls, or in what they read beside the scores."""
+        names = self.program.parameters
+        core = self.core
+        for index in calls:
+            for register in self.reading.places(index):
+                if register in names or (
+                    register != core.dots
+                    and not self.reading.depends(register)
+                    and any(
+                        r in names
+                        for i in self.program.before(register)
+                        for r in self.reading.places(i)
+                    )
+                ):
+                    return True
+        return False
+
+    def _width(self) -> int:
+        """The width of all heads of the queries together."""
+        tensor = self.reading.values[self.core.operands[0]]
+        axis = self.reading.token_axis(self.core.operands[0])
+        tokens = tensor.shape[axis] if axis is not None else 1
+        return tensor.numel() // max(tokens * self.batch, 1)
+
+    def _lines(self, calls: set[int]) -> int | None:
+        found = [self.program.calls[i].line for i in sorted(calls)]
+        return next((line for line in found if line is not None), None)
+
+    def talk(self, before: list[Tensor], after: list[Tensor]) -> float | None:
+        """What a learned matrix is multiplied by that mixes the heads of every pair of tokens.
+
+        NaN if the matrix is of another kind; None if no matrix mixes the heads. The tensors are
+        (groups, queries, keys).
+        """
+        heads = len(before[0]) // max(self.batch, 1)
+        if heads < 2 or before[0].shape != after[0].shape or len(before[0]) % heads:
+            return None
+
+        def rows(tensors: list[Tensor]) -> Tensor:
+            joined = torch.stack(tensors).to(torch.float64)
+            split = joined.reshape(-1, heads, *joined.shape[2:])
+            return split.movedim(1, -1).flatten(0, -2)
+
+        x, y = rows(before), rows(after)
+        seen = ~(y < HIDDEN).all(-1)
+        x, y = x[seen], y[seen]
+        x = torch.cat([x, torch.ones_like(x[:, :1])], -1)
+        matrix = torch.linalg.pinv(x) @ y
+        if float((x @ matrix - y).abs().max()) > 1e-6:
+            return None
+        self.verdict.notes.append("Heads are mixed: talking heads.")
+        for weight in self.program.weights.values():
+            if weight.numel() == heads * heads:
+                square = weight.reshape(heads, heads).to(torch.float64)
+                for one in (square, square.T):
+                    ratio = matrix[:-1] / one
+                    if float((ratio - ratio.mean()).abs().max()) < 1e-6:
+                        return float(ratio.mean())
+        return math.nan
+
+    def _made(self, register: int) -> int | None:
+        """The line that projects a register."""
+        calls = [self.program.calls[i] for i in sorted(self.program.before(register))]
+        return next((call.line for call in calls if call.name == "linear"), None)

@@ -1,0 +1,176 @@
+"""A file's attention classes and functions, chosen and judged one by one: `check_source`."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from clearhead.checker.diagnosis.class_check import check_class
+from clearhead.checker.harness.building import could_not_run
+from clearhead.checker.harness.subject import Session
+from clearhead.checker.report import Finding, Report
+from clearhead.checker.sandbox.limits import Limits
+from clearhead.checker.sandbox.submission import ClassInfo, Failure, Isolated
+from clearhead.checker.source.class_choice import (
+    choose,
+    choose_blocks,
+    choose_unnamed,
+    left_out,
+    owners_of,
+)
+from clearhead.checker.source.text_patterns import Text, text_of
+from clearhead.checker.source.wrapped_functions import Wrapped, wrapped
+
+LIMITS = Limits()
+
+
+def check_source(
+    source: str,
+    filename: str,
+    *,
+    only: str | None = None,
+    adapter: str | None = None,
+    limits: Limits = LIMITS,
+    siblings: Mapping[str, str] | None = None,
+    seed: int = 0,
+) -> list[Report]:
+    """Check the attention classes of a file, in a process of its own.
+
+    Args:
+        source: The file's text.
+        filename: Its name, for the report.
+        only: The one class to check.
+        adapter: The text of an adapter: a class that builds and calls the submitted class.
+        limits: What the file may use.
+        siblings: Modules that lie beside it; see `siblings_of`.
+        seed: What sizes, weights and inputs are drawn with.
+    """
+    if siblings:
+        note = f"It imports {', '.join(siblings)} from beside it."
+        reports = _check_file(source, filename, only, adapter, limits, siblings, seed)
+        return [replace(report, notes=(*report.notes, note)) for report in reports]
+    return _check_file(source, filename, only, adapter, limits, {}, seed)
+
+
+def _check_file(
+    source: str,
+    filename: str,
+    only: str | None,
+    adapter: str | None,
+    limits: Limits,
+    siblings: Mapping[str, str],
+    seed: int,
+) -> list[Report]:
+    if adapter is not None:
+        source = f"{source}\n\n{adapter}\n"
+    with Isolated(source, filename, limits=limits, siblings=siblings) as session:
+        classes = session.classes()
+        if isinstance(classes, Failure):
+            return [could_not_run(filename, only or "", classes, "import")]
+        if adapter is not None and only is None and classes:
+            only = max(classes, key=lambda info: info.line).name
+        chosen = choose(classes, source, only)
+        if not chosen and only is None and adapter is None:
+            functions = wrapped(source)
+            chosen = [] if functions else choose_unnamed(classes, source)
+            functions = functions if functions or chosen else wrapped(source, named=False)
+            if functions:
+                return check_functions(source, filename, limits, functions, siblings, seed)
+            if not chosen:
+                blocks = choose_blocks(classes, source)
+                return [check_inside(session, info, source, filename, seed) for info in blocks] or [
+                    _none_found(filename, classes, only)
+                ]
+        if not chosen:
+            return [_none_found(filename, classes, only)]
+        if adapter is not None and len(chosen) == 1:
+            text = inner_text(source, classes, chosen[0])
+            adapted = check_class(
+                session, chosen[0], source, filename, given=True, text=text, seed=seed
+            )
+            return [adapted]
+        reports = [check_class(session, info, source, filename, seed=seed) for info in chosen]
+        named = {info.name for info in chosen}
+        for place, report in enumerate(reports):
+            if report.verdict == "error" and only is None:
+                for owner in owners_of(classes, source, report.cls)[:2]:
+                    if owner.name not in named:
+                        inside = check_inside(session, owner, source, filename, seed, report)
+                        reports[place] = inside
+                        if inside is not report:
+                            break
+        return left_out(reports, source)
+
+
+def _none_found(filename: str, classes: Sequence[ClassInfo], only: str | None) -> Report:
+    names = ", ".join(info.name for info in classes) or "none"
+    missing = f"no class {only!r}" if only else "no attention class"
+    says = f"The file has {missing}; its classes: {names}."
+    return Report(filename, only or "", "error", (Finding("unsure", "wrong", says, "", "", None),))
+
+
+def check_inside(
+    session: Session,
+    block: ClassInfo,
+    source: str,
+    filename: str,
+    seed: int,
+    inner: Report | None = None,
+) -> Report:
+    """Check a class that has more than attention: of that, only mistakes with a name count.
+
+    Args:
+        session: Who answers for it.
+        block: The class.
+        source: The whole file.
+        filename: The file's name, for the report.
+        seed: What sizes, weights and inputs are drawn with.
+        inner: The report on a class inside it that could not be run by itself: it stays where the
+            block shows nothing.
+    """
+    report = check_class(session, block, source, filename, seed=seed)
+    ids = {found.id for found in report.findings if found.severity == "wrong"}
+    if report.verdict == "wrong" and "unexplained" in ids:
+        doubts = tuple(
+            replace(found, id="unsure", severity="edge") if found.id == "unexplained" else found
+            for found in report.findings
+        )
+        verdict = "unsure" if ids == {"unexplained"} else "wrong"
+        report = replace(report, verdict=verdict, findings=doubts)
+    if inner is None:
+        return report
+    if report.verdict not in ("correct", "wrong"):
+        return inner
+    note = f"{inner.cls} could not be called by itself; it was checked inside {block.name}."
+    return replace(report, cls=inner.cls, notes=(note, *report.notes))
+
+
+def check_functions(
+    source: str,
+    filename: str,
+    limits: Limits,
+    made: Sequence[Wrapped],
+    siblings: Mapping[str, str],
+    seed: int,
+) -> list[Report]:
+    """Check the attention functions of a file, each inside a class that is written around it."""
+    whole = "\n\n".join([source, *(one.text for one in made)])
+    reports = []
+    with Isolated(whole, filename, limits=limits, siblings=siblings) as session:
+        classes = session.classes()
+        if isinstance(classes, Failure):
+            return [could_not_run(filename, "", classes, "import")]
+        around = {info.name: info for info in classes}
+        for one in made:
+            lines = "\n".join(source.splitlines()[one.line - 1 : one.end_line])
+            text = Text(lines, one.line, one.name, source)
+            report = check_class(session, around[one.cls], whole, filename, text=text, seed=seed)
+            reports.append(replace(report, cls=one.name))
+    return reports
+
+
+def inner_text(source: str, classes: Sequence[ClassInfo], adapted: ClassInfo) -> Text:
+    """The source of the class that an adapter builds; the adapter's own where it builds none."""
+    outer = text_of(source, adapted)
+    named = [info for info in classes if outer.has(rf"\b{re.escape(info.name)}\(")]
+    inner = [info for info in named if info.name != adapted.name and info.line < adapted.line]
+    return text_of(source, inner[-1]) if inner else outer

@@ -1,0 +1,72 @@
+"""What a class is meant to be, as its source, its arguments and the built object say.
+
+The recorded pass shows what a class does. Whether that is on purpose (no mask, no scale), only
+words can say.
+"""
+
+import itertools
+import re
+from dataclasses import replace
+
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.constructor_arguments import asks_for_causal, meaning_of
+from clearhead.checker.harness.subject import Subject
+from clearhead.checker.source.text_patterns import expects_causal
+
+SCALES = {"missing-scale", "wrong-scale", "scale-by-d-out", "scale-multiplied", "scale-twice"}
+_NO_SCALE = (
+    r"(?i)\bT5\b|\b(no|not|without|un)[ -]?(the )?(1\s*/\s*sqrt|sqrt|scal\w+|division|divided)|"
+    r"scal\w+ (is|are) (folded|absorbed|in the init)"
+)
+
+
+def is_causal(case: Case, subject: Subject) -> str:
+    """Whether the class means to be causal: "yes", "no" or "maybe"."""
+    # An adapter takes a context length whatever it builds.
+    info = replace(case.info, name=case.text.name, init=()) if case.given else case.info
+    asked = not case.given and asks_for_causal(subject.keywords)
+    kept = [v for n, v in subject.built.plain.items() if meaning_of(n) == "causal"]
+    if False in kept:
+        return "no"  # the object itself says so
+    if any(p.default is False and "causal" in p.name.lower() for p in case.info.forward):
+        return "no"  # the caller says whether it is, and we did not ask for it
+    if not asked and any(role == "kv" for _, role in subject.feed):
+        return "no"  # keys from elsewhere have no future
+    flags = [name for name, value in subject.built.plain.items() if isinstance(value, bool)]
+    return expects_causal(case.text, info, bool(subject.takes_mask), asked, flags)
+
+
+def unscaled_on_purpose(case: Case) -> bool:
+    """Whether the source says that the scores have no scale, as T5's have none."""
+    said = re.search(_NO_SCALE, case.text.source) is not None
+    return said or "T5" in case.info.name
+
+
+def fused_order(case: Case) -> str:
+    """The order in which the source names the parts of a fused matrix: "kqv"; "" if it does not."""
+    words = {"q": r"q\w*", "k": r"k\w*", "v": r"v\w*"}
+    for order in map("".join, itertools.permutations("qkv")):
+        pattern = r"\s*,\s*".join(rf"(?:self\.)?{words[letter]}" for letter in order)
+        if case.text.has(rf"\b{pattern}\s*=") or (order != "qkv" and order in case.text.code):
+            return order
+    return ""
+
+
+def scale_set_by(case: Case, subject: Subject, scale: float) -> str:
+    """Whether the object keeps the scale that was found, set by "an argument" or "a constant"."""
+    for name, value in subject.built.plain.items():
+        if not re.search(r"scal|multiplier|temperature", name.lower()):
+            continue
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            continue
+        if not scale or min(abs(value / scale - 1), abs(1 / value / scale - 1)) > 1e-4:
+            continue
+        line = re.search(rf"self\.{re.escape(name)}\s*(?::[^=\n]+)?=\s*([^\n]+)", case.text.code)
+        if line and re.fullmatch(r"(float\()?[\d.e+-]+\)?", line[1].strip()):
+            return "a constant"
+        if line and re.fullmatch(r"(float\()?(\w+\.)?[a-z_]\w*\)?", line[1].strip()):
+            return "an argument"
+        field = r"(\w+\.)+\w*(scal|temperature|multiplier)\w*\s*\*\*\s*\(?-?\s*(0?\.5|1\s*/\s*2\))"
+        if line and re.fullmatch(field, line[1].strip()):
+            return "an argument"
+    return ""

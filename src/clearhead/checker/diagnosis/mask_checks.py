@@ -1,0 +1,281 @@
+"""Which pairs of tokens are hidden, and what is added to the scores of the others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis.attention_step import AttentionStep
+from clearhead.checker.diagnosis.reading import (
+    HIDDEN,
+)
+
+
+class MaskCheck(AttentionStep):
+    """The mask, and a bias of positions."""
+
+    def mask(self, a: Tensor, b: Tensor, summed: int) -> None:
+        """Which pairs are hidden, and by what."""
+        core, verdict = self.core, self.verdict
+        axes = (core.axes[1 - summed], core.axes[summed])
+        if a.shape == self.reading.values[core.scores].shape:
+            a, b = core.canonical(a, axes), core.canonical(b, axes)
+        elif summed == 0:
+            a, b = a.transpose(-1, -2), b.transpose(-1, -2)
+        rows, columns = b.shape[-2:]
+        learned = self._learned(self._between())
+        weights = self._used_weights(summed)
+        hidden = (b < HIDDEN) | b.isnan()
+        zero = (weights == 0).all(0) if weights is not None else hidden
+        gone = zero | hidden if zero.shape == hidden.shape else hidden
+        plain = a.masked_fill(hidden | (a.abs() <= 1e-12), torch.nan)
+        usual = plain.flatten(1).nanmedian(1).values[:, None, None].nan_to_num(0.0)
+        near = 10 * self.close
+        odd = ~hidden & ((b.abs() > near) | ((a - usual).abs() > near * usual.abs()))
+        if rows != columns:
+            verdict.mask = "none" if not gone.any() else "other"
+            if gone.any() and not self.expected.given_mask:
+                verdict.doubts.append("a mask between texts of different lengths")
+            return
+        future = torch.ones(rows, columns, dtype=torch.bool).triu(1)
+        if not (gone == gone[:1]).all():
+            verdict.mask = "other"
+            verdict.doubts.append("different heads or texts hide different tokens")
+            return
+        pattern = gone[0]
+        oddly = odd.all(0) if odd.ndim == 3 else odd
+        line = self._mask_line()
+        if odd.any() and learned:
+            self.learned_bias(b)
+        elif odd.any():
+            self.odd_scores(oddly, odd, a, b, future, line)
+            if verdict.findings or verdict.doubts:
+                return
+        self.pattern(pattern, future, line)
+
+    def by_shape(self, b: Tensor) -> None:
+        """The mask where no axis is the tokens any more: rows and columns of the scores."""
+        tokens = self.reading.size[0]
+        hidden = (b < HIDDEN).reshape(-1, *b.shape[-2:]) if b.ndim > 1 else b
+        if b.ndim > 1 and hidden.shape[1:] == (tokens, tokens) and (hidden == hidden[:1]).all():
+            future = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+            doubts = list(self.verdict.doubts)
+            self.pattern(hidden[0], future, self._mask_line())
+            self.verdict.doubts = doubts
+
+    def _used_weights(self, summed: int) -> Tensor | None:
+        core = self.core
+        axes = core.weight_axes(core.axes)
+        order = (axes[1 - summed], axes[summed])
+        try:
+            return torch.stack([core.canonical(v[core.mixed[1]], order) for v in self.runs])
+        except RuntimeError:
+            return None
+
+    def odd_scores(
+        self, oddly: Tensor, odd: Tensor, a: Tensor, b: Tensor, future: Tensor, line: int | None
+    ) -> None:
+        """Scores that something is added to, which is neither a mask nor learned."""
+        verdict = self.verdict
+        if (
+            torch.equal(oddly, future)
+            or torch.equal(oddly, future.T)
+            or torch.equal(oddly, ~future)
+        ):
+            fill = sorted(set(b[..., oddly].flatten().tolist()))
+            zeroed = float(a[..., oddly].abs().max()) < 1e-12
+            if zeroed or fill[-1] - fill[0] < 1e-9:
+                number = fill[0]
+                how = f"the score {number:.3g}" if zeroed else f"{number:.3g} added"
+                evidence = f"Cells of the mask get {how} instead of -inf, so they keep a weight."
+                added = not zeroed and abs(abs(number) - 1) < 1e-9
+                id = "mask-added-not-filled" if added else "mask-fill-not-inf"
+                if number < -5 and not torch.equal(oddly, ~future):
+                    id, verdict.mask = "mask-fill-too-small", "causal"
+                verdict.add(id, evidence, line)
+                return
+        if self._of_distance(b):
+            verdict.notes.append("A bias of relative positions is added to the scores.")
+            last = b[..., -1, :].masked_fill(b[..., -1, :] < HIDDEN, 0.0)
+            if bool((last.diff(dim=-1) < -1e-6).all(-1).any()):
+                verdict.doubts.append("the bias grows with the distance, and ALiBi's falls")
+            return
+        verdict.doubts.append("a bias that could not be judged is added to the scores")
+
+    def learned_bias(self, b: Tensor) -> None:
+        """A bias of distances, of offsets in a window, or for each pair: else it is not judged."""
+        verdict, window = self.verdict, self.expected.window
+        values = by_offset(b, *window) if window is not None and len(window) == 2 else None
+        if values is not None:
+            verdict.notes.append("A bias of offsets in two directions is added to the scores.")
+            self._whole_table(values)
+        elif window is None and self._of_distance(b):
+            verdict.notes.append("A bias of relative positions is added to the scores.")
+        elif self._pair_table(b.shape[-1]):
+            verdict.notes.append("A bias for each pair of positions is added to the scores.")
+        else:
+            verdict.doubts.append("a learned bias that depends on more than the distance")
+
+    def _pair_table(self, tokens: int) -> bool:
+        """Whether a parameter has a number for each pair of tokens."""
+        widths = {self.reading.values[r].shape[-1] for r in self.core.operands}
+        names = self.program.parameters
+        beside = {
+            r
+            for i in self._between()
+            for place in self.reading.places(i)
+            for r in (
+                place,
+                *(p for k in self.program.before(place) for p in self.program.sources[k]),
+            )
+            if r in names and not self.reading.depends(place)
+        }
+        shapes = [self.program.weights[names[r]].shape for r in beside]
+        return any(
+            len(shape) >= 2 and min(shape[-2:]) >= tokens and not set(shape[-2:]) & widths
+            for shape in shapes
+        )
+
+    def _whole_table(self, values: Tensor) -> None:
+        """Where the table has a position for each offset, different offsets get different ones."""
+        count = values.shape[1]
+        whole = any(count in weight.shape for weight in self.program.weights.values())
+        distinct = len({tuple(column) for column in values.mul(1e5).round().T.tolist()})
+        if whole and distinct < count:
+            evidence = (
+                f"The table of the bias has {count} positions, one for each offset of two pixels; "
+                f"only {distinct} of them are used, so that different offsets share a bias. Is the "
+                "index (rows) * (2 * width - 1) + columns?"
+            )
+            self.verdict.add("unexplained", evidence, self._bias_line())
+
+    def _bias_line(self) -> int | None:
+        """The line that looks the bias up."""
+        for i in sorted(self.program.before(self.core.scores), reverse=True):
+            call = self.program.calls[i]
+            if call.name in ("__getitem__", "embedding", "index_select", "gather") and any(
+                r in self.program.parameters for r in self.program.sources[i]
+            ):
+                return call.line
+        return self._mask_line()
+
+    @staticmethod
+    def _of_distance(b: Tensor) -> bool:
+        """Whether a bias depends on the distance between query and key alone."""
+        size = b.shape[-1]
+        seen = b > HIDDEN
+        for offset in range(-size + 1, size):
+            line, fine = b.diagonal(offset, -2, -1), seen.diagonal(offset, -2, -1)
+            if fine.all() and bool(((line - line[..., :1]).abs() > 1e-5).any()):
+                return False
+        return True
+
+    def pattern(self, hidden: Tensor, future: Tensor, line: int | None) -> None:
+        """Whether what is hidden is the future, where it should be."""
+        verdict = self.verdict
+        past = ~future
+        self_ = torch.eye(len(hidden), dtype=torch.bool)
+        if not hidden.any():
+            verdict.mask = "none"
+            if self.expected.causal == "yes":
+                self.unmasked()
+            return
+        if torch.equal(hidden, future):
+            verdict.mask = "causal"
+            return
+        evidence_of = {
+            "mask-off-by-one": "Token i may attend to token i + 1.",
+            "mask-hides-self": "Token i may attend to the tokens before it, but not to itself.",
+            "mask-inverted": "Token i may attend to later tokens and not to earlier ones.",
+            "mask-hides-others": "Each token may attend to itself alone.",
+        }
+        patterns = {
+            "mask-off-by-one": future.triu(2),
+            "mask-hides-self": future | self_,
+            "mask-inverted": past,
+            "mask-hides-others": ~self_,
+        }
+        for id, expected in patterns.items():
+            same = torch.equal(hidden, expected)
+            if id == "mask-inverted":
+                same |= torch.equal(hidden, past & ~self_) or torch.equal(hidden, past.tril(-1))
+            if same:
+                fused = {self.program.calls[self.core.softmax].line}
+                if id == "mask-inverted" and self._fused() and fused:
+                    id = "sdpa-mask-polarity"
+                    verdict.add(id, evidence_of["mask-inverted"], line)
+                else:
+                    drawn = line if id == "mask-inverted" else self._drawn()
+                    verdict.add(id, evidence_of[id], drawn)
+                return
+        leak = (~hidden & future).any()
+        widths = {int((~row[: i + 1]).sum()) for i, row in enumerate(hidden)}
+        banded = (
+            not leak
+            and len(widths) > 1
+            and all(
+                torch.equal(~hidden[i, : i + 1], torch.arange(i + 1) > i - max(widths))
+                for i in range(len(hidden))
+            )
+        )
+        if banded:
+            verdict.mask = f"window{max(widths)}"
+            verdict.notes.append(f"Each token attends to the last {max(widths)} tokens.")
+            return
+        verdict.mask = "other"
+        verdict.doubts.append("a mask of an unusual form")
+
+    def _fused(self) -> bool:
+        calls = self.program.calls
+        return calls[self.core.softmax].line == calls[self.core.mixing].line == self.core.line
+
+    def _mask_line(self) -> int | None:
+        """The line that hides scores."""
+        masks = {"masked_fill", "masked_fill_", "where", "__setitem__", "add", "add_", "__iadd__"}
+        for i in sorted(self._between(), reverse=True):
+            if self.program.calls[i].name in masks:
+                return self.program.calls[i].line
+        return None
+
+    def _drawn(self) -> int | None:
+        """The line that draws the mask, if that happens in the forward pass."""
+        shapes = {"tril", "triu", "tril_", "triu_"}
+        for i in sorted(self.program.before(self.core.scores), reverse=True):
+            if self.program.calls[i].name in shapes:
+                return self.program.calls[i].line
+        return None
+
+    def unmasked(self) -> None:
+        """Nothing is hidden, and the class is meant to be causal."""
+        program = self.program
+        hides = {"masked_fill", "where", "tril", "triu", "add", "mul"}
+        for index in sorted(program.after(self.core.dots)):
+            call = program.calls[index]
+            unused = not program.users.get(call.out[0]) and call.out[0] != self.reading.output
+            if call.name in hides and unused and call.out[0] not in program.recording.outputs:
+                evidence = f"The result of {call.name} is never used, so nothing is hidden."
+                self.verdict.add("mask-result-dropped", evidence, call.line)
+                return
+        evidence = "No score is hidden: every token attends to the tokens after it."
+        self.verdict.add("no-causal-mask", evidence, self.core.line)
+
+
+def by_offset(bias: Tensor, height: int, width: int) -> Tensor | None:
+    """The bias of each offset (rows, columns) in a window of pixels, (groups, offsets).
+
+    None if the bias depends on anything else. A number for each row changes no weight.
+    """
+    pixels = torch.arange(height * width)
+    if bias.shape[1:] != (len(pixels), len(pixels)) or not bias.isfinite().all():
+        return None
+    rows, columns = pixels // width, pixels % width
+    down = rows[:, None] - rows + height - 1
+    across = columns[:, None] - columns + width - 1
+    offset = (down * (2 * width - 1) + across).flatten()
+    count, cells = (2 * height - 1) * (2 * width - 1), len(offset)
+    table = torch.zeros(cells, count + len(pixels), dtype=bias.dtype)
+    table[torch.arange(cells), offset] = 1.0
+    table[torch.arange(cells), count + torch.arange(cells) // len(pixels)] = -1.0
+    wanted = bias.flatten(1).T  # (cells, groups)
+    found: Tensor = torch.linalg.pinv(table) @ wanted
+    return found[:count].T if float((table @ found - wanted).abs().max()) < 1e-5 else None

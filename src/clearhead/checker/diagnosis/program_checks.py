@@ -1,0 +1,111 @@
+"""The whole pass: weights that take no part, and what goes past the attention."""
+
+from __future__ import annotations
+
+import torch
+
+from clearhead.checker.diagnosis.attention_step import RESHAPES
+from clearhead.checker.diagnosis.judgement import Judgement
+from clearhead.checker.diagnosis.reading import (
+    Reading,
+    changed_at,
+    differs,
+)
+from clearhead.checker.harness.weight_roles import role_of
+
+
+def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) -> None:
+    """Projections that are built, and angles that are passed in, and take no part in the output."""
+    program = reading.program
+    before = program.before(reading.output)
+    used = {r for i in before for r in reading.places(i)}
+    idle = set(program.inputs.values()) - used - {source.register for source in reading.sources}
+    complex_ones = any(leaf.kind == "complex" for leaf in program.recording.leaves)
+    if angles_given and idle and not verdict.rotary and not complex_ones:
+        evidence = "The angles that are passed in take no part in the output."
+        verdict.add("rotary-unused", evidence, None)
+    names = program.parameters
+    registers = {name: register for register, name in names.items()}
+    unused = [
+        name
+        for name, register in registers.items()
+        if register not in used and program.weights[name].ndim > 1 and "bias" not in name
+    ]
+    for name in unused:
+        evidence = f"{name} takes no part in the output."
+        if role_of(name) == "o":
+            verdict.add("out-proj-unused", evidence, None)
+        else:
+            verdict.notes.append(evidence)
+
+
+def applied_twice(reading: Reading, verdict: Judgement) -> None:
+    """A projection that is applied to its own result."""
+    program = reading.program
+    for register, name in program.parameters.items():
+        if program.weights[name].ndim < 2 or role_of(name) not in ("q", "k", "v", "o"):
+            continue
+        calls = [i for i in program.users.get(register, ()) if program.calls[i].name == "linear"]
+        for one in calls:
+            later = program.after(program.calls[one].out[0])
+            again = [i for i in calls if i in later and i in program.before(reading.output)]
+            if again:
+                evidence = f"{name} is applied again to what it gave before."
+                verdict.add("unexplained", evidence, program.calls[again[0]].line)
+                return
+
+
+def whole_output(reading: Reading, verdict: Judgement) -> None:
+    """No text may change another one, and where the future is hidden, no later token an output."""
+    output, source = reading.output, reading.sources[0]
+    if any(found.is_wrong for found in verdict.findings):
+        return  # that may be why
+    if source.batch is not None and output in reading.texts:
+        moves = reading.texts[output]
+        if moves.ndim > source.batch + 1 and moves.shape[source.batch + 1] == len(moves):
+            by = moves.movedim(source.batch + 1, 1).flatten(2).any(-1)
+            if bool((by & ~torch.eye(len(moves), dtype=torch.bool)).any()):
+                verdict.doubts.append("one text changes the output of another")
+    if not verdict.mask.startswith(("causal", "window")) or len(source.axes) != 1:
+        return
+    moves, axis = reading.tokens[output][: reading.size[0]], source.axes[0]
+    if moves.ndim > axis + 1 and moves.shape[axis + 1] == len(moves):
+        by = moves.movedim(axis + 1, 1).flatten(2).any(-1)  # (token, output)
+        if bool(by.tril(-1).any()):
+            verdict.doubts.append("a later token changes an earlier output")
+
+
+def beside(reading: Reading, contexts: list[int], verdict: Judgement) -> None:
+    """What goes past the attention, a gate or a residual: it must reach its own token alone."""
+    if verdict.findings or verdict.doubts:
+        return
+    program, output = reading.program, reading.values[reading.output]
+    frozen = {context: reading.values[context] for context in contexts}
+    axes = reading.sources[0].axes
+    if reading.output in frozen or output.ndim <= max(axes):
+        return
+    source = reading.sources[0]
+    for token in range(reading.size[0]):
+        x = changed_at(reading.values[source.register], source.axes, token)
+        new = program.again(reading.values, {source.register: x, **frozen})
+        if reading.output not in new:
+            return
+        moved = differs(new[reading.output], output).movedim(axes, tuple(range(len(axes))))
+        rows = moved.flatten(0, len(axes) - 1).flatten(1).any(1).nonzero().flatten().tolist()
+        if any(row != token for row in rows):
+            break
+    else:
+        return
+    for index in sorted(program.before(reading.output)):
+        call = program.calls[index]
+        sources = [r for r in reading.places(index) if reading.depends(r)]
+        out = call.out[0]
+        if call.name in RESHAPES and sources and reading.depends(out):
+            had = reading.token_axis(sources[0]) is not None
+            if had and out in reading.tokenwise and reading.token_axis(out) is None:
+                shapes = f"{tuple(reading.values[sources[0]].shape)} -> "
+                shapes += f"{tuple(reading.values[out].shape)}"
+                evidence = f"{call.name} {shapes}: in the result no axis is the tokens any more."
+                verdict.add("split-without-transpose", evidence, call.line)
+                return
+    verdict.doubts.append("something beside the attention mixes tokens")

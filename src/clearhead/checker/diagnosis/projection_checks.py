@@ -1,0 +1,434 @@
+"""Which weights feed queries, keys and values, which head each number belongs to, and positions.
+
+One number of a projection's result is changed for all tokens, and what moves tells where it goes:
+into the queries, keys or values, into which heads, and to which number of the merged heads. So the
+order of parts in a fused matrix and the order of shared heads are seen, however they are written.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis.judgement import Judgement
+from clearhead.checker.diagnosis.reading import Core, Reading, Unreadable, differs
+from clearhead.checker.harness.weight_roles import role_of
+
+_PROJECTS = {"linear", "matmul", "__matmul__", "einsum", "mm", "bmm", "addmm", "conv1d", "conv2d"}
+_MOST_FEATURES = 200
+_WORDS = {"q": "query", "k": "key", "v": "value"}
+_PLURAL = {"q": "queries", "k": "keys", "v": "values"}
+# Whose weights the queries, keys and values come from, if they come from each once.
+_PERMUTED = {"kqv": "query-key-swapped", "qvk": "key-value-swapped", "vkq": "query-value-swapped"}
+_OTHER_AXES = {"weights-transposed", "softmax-over-queries", "values-not-mixed"}
+_TAKEN = {
+    ("q", "k"): "query-from-key-weights",
+    ("q", "v"): "query-from-value-weights",
+    ("k", "q"): "key-from-query-weights",
+    ("k", "v"): "key-from-value-weights",
+    ("v", "q"): "value-from-queries",
+    ("v", "k"): "value-from-keys",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Queries, keys or values, and the projection that they come from.
+
+    Args:
+        letter: "q", "k" or "v".
+        register: Where they are used.
+        projection: The register of the projection's result; None if there is no projection.
+        line: The line of the projection.
+        names: The parameters on the way.
+    """
+
+    letter: str
+    register: int
+    projection: int | None
+    line: int | None
+    names: frozenset[str]
+
+
+def judge_projections(reading: Reading, verdict: Judgement, order_is_said: str) -> None:
+    """Judge where queries, keys and values come from, and where each head goes.
+
+    Args:
+        reading: The pass.
+        verdict: What was found so far.
+        order_is_said: The order in which the source names the parts of a fused matrix, or "".
+    """
+    try:
+        layout = Layout(reading)
+    except Unreadable:
+        return
+    with suppress(Unreadable):
+        layout.judge_positions(verdict)
+    with suppress(Unreadable):
+        layout.judge_roles(verdict, order_is_said)
+    with suppress(Unreadable):
+        layout.judge_heads(verdict)
+
+
+def judge_roles(reading: Reading, parts: tuple[int, int, int], verdict: Judgement) -> None:
+    """Judge by their names whose weights these queries, keys and values come from."""
+    with suppress(Unreadable):
+        Layout(reading, parts).judge_roles(verdict, "", fused=False)
+
+
+class Layout:
+    """The projections of an attention, or of several that are heads of one.
+
+    Args:
+        reading: The pass.
+        parts: The registers of queries, keys and values, if they are known already.
+    """
+
+    def __init__(self, reading: Reading, parts: tuple[int, int, int] | None = None) -> None:
+        self.reading = reading
+        self.program = reading.program
+        if parts is None:
+            self.parts = self._parts(self.core)
+        else:
+            q, k, v = (self._part(one, r) for one, r in zip("qkv", parts, strict=True))
+            self.parts = (q, k, v)
+
+    @property
+    def core(self) -> Core:
+        """The first attention."""
+        return self.reading.cores[0]
+
+    def _parts(self, core: Core) -> tuple[Part, Part, Part]:
+        first, second = core.operands
+        summed: int | None = 1  # queries @ keys, as most people write it
+        with suppress(Unreadable):
+            summed, _ = core.mixes_along(core.weight_axes(core.axes))
+        queries, keys = (second, first) if summed == 0 else (first, second)
+        return (
+            self._part("q", queries),
+            self._part("k", keys),
+            self._part("v", core.mixed[3]),
+        )
+
+    def _part(self, letter: str, register: int) -> Part:
+        reading, program = self.reading, self.program
+        before = program.before(register)
+        names = frozenset(
+            program.parameters[r]
+            for i in before
+            for r in reading.places(i)
+            if r in program.parameters
+        )
+        for index in sorted(before, reverse=True):
+            call = program.calls[index]
+            weighs = any(
+                not reading.depends(r) and reading.is_learned(r) for r in reading.places(index)
+            )
+            if call.name in _PROJECTS and weighs and reading.depends(call.out[0]):
+                return Part(letter, register, call.out[0], call.line, names)
+        return Part(letter, register, None, None, names)
+
+    # Features of a projection.
+
+    def _row_axes(self, register: int) -> list[int]:
+        """The axes of texts and tokens."""
+        reading = self.reading
+        found = [reading.text_axis(register)]
+        if register in reading.tokenwise:
+            found.append(reading.token_axis(register))
+        else:  # after the attention
+            _, rows = self.core.mixes_along(self.core.weight_axes(self.core.axes))
+            if rows is None:
+                raise Unreadable("the rows of the mixed values are not known")
+            found += reading.follow(self.core.context, rows, register)
+        if None in found[1:] or found[0] in found[1:]:
+            raise Unreadable("no axis is the tokens")
+        return [axis for axis in found if axis is not None]
+
+    def features(self, register: int) -> Tensor:
+        """A projection's result as (..., features): axes of texts and tokens first."""
+        axes = self._row_axes(register)
+        value = self.reading.values[register]
+        return value.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
+
+    def changed(self, register: int, feature: int) -> Tensor:
+        """A projection's result, with one feature changed for every token."""
+        axes = self._row_axes(register)
+        new = self.reading.values[register].clone()
+        view = new.movedim(axes, tuple(range(len(axes))))
+        place = torch.unravel_index(torch.tensor(feature), view.shape[len(axes) :])
+        spot = view[(..., *place)]
+        noise = torch.randn(spot.shape, generator=torch.Generator().manual_seed(feature))
+        spot.add_((noise.to(new.dtype) + 0.5) * new.abs().mean().clamp_min(0.1))
+        return new
+
+    @cached_property
+    def moved(self) -> dict[int, list[dict[int, Tensor]]]:
+        """For each projection and feature: the registers that move with it."""
+        found: dict[int, list[dict[int, Tensor]]] = {}
+        watched = {part.register for part in self.parts} | {self.merged}
+        watched |= {core.dots for core in self.reading.cores}
+        for projection in {part.projection for part in self.parts}:
+            if projection is None:
+                continue
+            if self.reading.token_axis(projection) is None:
+                raise Unreadable("a projection has no axis of tokens")
+            width = self.features(projection).shape[-1]
+            if width > _MOST_FEATURES:
+                raise Unreadable("a projection is too wide")
+            rows = []
+            for feature in range(width):
+                new = self.program.again(
+                    self.reading.values, {projection: self.changed(projection, feature)}
+                )
+                rows.append(
+                    {
+                        r: differs(new[r], self.reading.values[r])
+                        for r in watched
+                        if r in new and new[r].shape == self.reading.values[r].shape
+                    }
+                )
+            found[projection] = rows
+        return found
+
+    def feeding(self, part: Part) -> list[int]:
+        """The features of its projection that a part is made of."""
+        if part.projection is None:
+            return []
+        rows = self.moved[part.projection]
+        return [
+            f for f, row in enumerate(rows) if part.register in row and row[part.register].any()
+        ]
+
+    # Which weights.
+
+    def judge_roles(self, verdict: Judgement, order_is_said: str, *, fused: bool = True) -> None:
+        """Whether queries, keys and values come from their own weights."""
+        if len({source.register for source in self.reading.sources}) > 1 and all(
+            part.projection is None for part in self.parts
+        ):
+            return
+        taken = self._by_name() or (self._by_order(order_is_said) if fused else None)
+        if taken in (None, "qkv"):
+            return
+        assert taken is not None
+        if sorted(taken) == ["k", "q", "v"]:
+            if any(found.id in _OTHER_AXES for found in verdict.findings):
+                return  # what the rows are cannot be told
+            id = _PERMUTED.get(taken, "projections-in-other-order")
+            evidence = "; ".join(
+                f"the {_PLURAL[part.letter]} come from the {_PLURAL[letter]}' weights"
+                for part, letter in zip(self.parts, taken, strict=True)
+                if part.letter != letter
+            )
+            line = self.core.line if fused and id == "query-key-swapped" else None
+            verdict.add(id, f"{evidence[0].upper()}{evidence[1:]}.", line)
+            return
+        for part, letter in zip(self.parts, taken, strict=True):
+            if letter == "x":
+                evidence = f"The {_PLURAL[part.letter]} are not projected."
+                verdict.add(f"{_WORDS[part.letter]}-not-projected", evidence, None)
+            elif letter not in ("?", part.letter):
+                evidence = (
+                    f"The {_PLURAL[part.letter]} come from the {_PLURAL[letter]}' weights, and "
+                    f"their own weights take no part in the output."
+                )
+                one = len({one.projection for one in self.parts}) == 1
+                verdict.add(_TAKEN[part.letter, letter], evidence, None if one else part.line)
+
+    def _by_name(self) -> str | None:
+        """Whose weights each part has, by the names of parameters; "x" for none at all."""
+        every = {role_of(name) for name in self.program.weights} & {"q", "k", "v"}
+        found = ""
+        for part in self.parts:
+            roles = {role_of(name) for name in part.names} & {"q", "k", "v", "qkv", "kv"}
+            if roles & {"qkv", "kv"}:
+                return None
+            if not roles and part.letter in every and not part.names:
+                found += "x"
+            else:
+                found += roles.pop() if len(roles) == 1 else "?"
+        own = [letter for letter in "qkv" if letter in every]
+        if found.strip("x") in ("???", "") and "x" not in found:
+            return None
+        # Weights of a role that is nowhere named cannot be the wrong ones.
+        return "".join(
+            "?" if letter != want and letter not in own else letter
+            for letter, want in zip(found, "qkv", strict=True)
+        )
+
+    def _by_order(self, order_is_said: str) -> str | None:
+        """Whose weights each part has, by its place in a fused matrix."""
+        projections = {part.projection for part in self.parts}
+        if len(projections) != 1 or None in projections:
+            return None
+        sets = [frozenset(self.feeding(part)) for part in self.parts]
+        if any(not one for one in sets):
+            return None
+        (projection,) = projections
+        assert projection is not None
+        width = len(self.moved[projection])
+        idle = frozenset(range(width)) - frozenset().union(*sets)
+        places = sorted({*sets, *([idle] if idle else [])}, key=min)
+        if len(places) == 2 and 3 * len(sets[0]) == width and len(set(sets)) == 1:
+            return 3 * "qkv"[min(sets[0]) // len(sets[0])]
+        if len(places) != 3 or sum(map(len, places)) != width:
+            return None
+        taken = "".join("qkv"[places.index(one)] for one in sets)
+        # The k-th part holds the letter that the source gives it.
+        if sorted(order_is_said) == ["k", "q", "v"] and order_is_said != "qkv":
+            taken = "".join(order_is_said["qkv".index(letter)] for letter in taken)
+        return taken
+
+    # Which head.
+
+    @cached_property
+    def merged(self) -> int:
+        """The register of the merged heads: what the output projection takes, or the output."""
+        program = self.program
+        last = max(core.mixing for core in self.reading.cores)
+        for index in sorted(program.before(self.reading.output)):
+            call = program.calls[index]
+            learned = [r for r in self.reading.places(index) if r in program.parameters]
+            roles = {role_of(program.parameters[r]) for r in learned}
+            if index > last and call.name in _PROJECTS and ("o" in roles or learned):
+                data = [r for r in self.reading.places(index) if self.reading.depends(r)]
+                return data[0]
+        return self.reading.output
+
+    def _heads(self, part: Part, feature: int) -> frozenset[tuple[int, int]]:
+        """The heads whose scores move with a feature: which attention, which group in it."""
+        assert part.projection is not None
+        row = self.moved[part.projection][feature]
+        found = set()
+        for number, core in enumerate(self.reading.cores):
+            moves = row.get(core.dots)
+            first, second = core.dot_axes
+            if moves is None or first is None or second is None:
+                continue
+            groups = core.canonical(moves, (first, second)).flatten(1).any(1)
+            found |= {(number, int(i)) for i in groups.nonzero().flatten()}
+        return frozenset(found)
+
+    def judge_heads(self, verdict: Judgement) -> None:
+        """The order of heads that share keys, and that of the merged heads."""
+        queries, keys, _ = self.parts
+        if verdict.heads < 2 or any(part.projection is None for part in self.parts):
+            return
+        of_queries = [self._heads(queries, f) for f in self.feeding(queries)]
+        of_keys = [self._heads(keys, f) for f in self.feeding(keys)]
+        heads = list(dict.fromkeys(of_queries))  # in the order of the queries' features
+        groups = list(dict.fromkeys(of_keys))
+        if len(heads) == verdict.heads and 1 < len(groups) < len(heads):
+            verdict.kv_heads = len(groups)
+            sharing = [[i for i, head in enumerate(heads) if head <= group] for group in groups]
+            size = len(heads) // len(groups)
+            usual = [list(range(i * size, (i + 1) * size)) for i in range(len(groups))]
+            mixed = any(found.id == "kv-heads-do-not-match" for found in verdict.findings)
+            if (
+                not mixed
+                and sharing != usual
+                and sorted(itertools.chain(*sharing)) == list(range(len(heads)))
+            ):
+                evidence = (
+                    f"Heads {', '.join(map(str, sharing[0]))} share the first keys; in other code "
+                    f"heads 0 to {size - 1} do."
+                )
+                verdict.add("kv-heads-in-other-order", evidence, None)
+        elif len(groups) == 1:
+            verdict.kv_heads = 1
+        self._judge_merge(verdict)
+
+    def _judge_merge(self, verdict: Judgement) -> None:
+        """Whether the merged heads stand as the values' features do."""
+        values = self.parts[2]
+        own = self.feeding(values)
+        axes = self._row_axes(self.merged)
+        width = self.features(self.merged).shape[-1]
+        if width != len(own):
+            return
+        goes = []
+        for feature in own:
+            assert values.projection is not None
+            moves = self.moved[values.projection][feature].get(self.merged)
+            if moves is None:
+                return
+            places = moves.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
+            moved = places.flatten(0, len(axes) - 1).any(0).nonzero().flatten().tolist()
+            if len(moved) != 1:
+                return
+            goes.append(moved[0])
+        if sorted(goes) == list(range(width)) and goes != list(range(width)):
+            evidence = (
+                f"Number 1 of the values becomes number {goes[1]} of the merged heads: the heads "
+                "are put together in another order than they were split."
+            )
+            verdict.add("heads-interleaved", evidence, None)
+
+    # Positions.
+
+    def judge_positions(self, verdict: Judgement) -> None:
+        """Where queries and keys are turned by their positions, only distances may matter.
+
+        Every token gets the same queries, keys and values, as they leave their projections. What
+        still differs from token to token is the positions' doing.
+        """
+        reading, core = self.reading, self.core
+        if len(reading.sources[0].axes) != 1 or len(reading.sources) > 1:
+            return
+        equal = {}
+        for projection in {part.projection for part in self.parts}:
+            if projection is None:
+                return
+            axis = reading.token_axis(projection)
+            if axis is None:
+                return
+            value = reading.values[projection]
+            equal[projection] = value.narrow(axis, 0, 1).expand_as(value).contiguous()
+        new = {**reading.values, **self.program.again(reading.values, equal)}
+        turned = {part.letter: self._varies(new, part.register) for part in self.parts}
+        if turned["v"]:
+            evidence = "Equal values differ from position to position: they are turned too."
+            verdict.add("rotary-on-values", evidence, None)
+            return
+        if not turned["q"] and not turned["k"]:
+            return
+        first, second = core.dot_axes
+        assert first is not None
+        assert second is not None
+        dots = core.canonical(new[core.dots], (first, second))
+        verdict.rotary = True
+        if self._of_distance(dots):
+            return
+        if turned["q"] != turned["k"]:
+            which, other = ("queries", "keys") if turned["q"] else ("keys", "queries")
+            evidence = f"The {which} are turned by their positions, and the {other} are not."
+            verdict.add("rotary-on-one-side", evidence, None)
+            return
+        evidence = (
+            "With equal tokens, the scores of pairs at one distance differ: the two numbers of a "
+            "pair are turned by different angles."
+        )
+        verdict.add("rotary-pairs-mixed", evidence, None)
+
+    def _varies(self, values: dict[int, Tensor], register: int) -> bool:
+        """Whether a part differs from token to token."""
+        axis = self.reading.token_axis(register)
+        if axis is None:
+            return False
+        tensor = values[register]
+        return bool(differs(tensor, tensor.narrow(axis, 0, 1).expand_as(tensor)).any())
+
+    @staticmethod
+    def _of_distance(dots: Tensor) -> bool:
+        size = float(dots.abs().max())
+        return all(
+            float((line - line[..., :1]).abs().max()) < 1e-5 * size
+            for offset in range(1 - dots.shape[-2], dots.shape[-1])
+            for line in [dots.diagonal(offset, -2, -1)]
+        )

@@ -1,0 +1,123 @@
+"""Properties that every attention has, for a class whose recorded pass does not say what it is."""
+
+from torch import Tensor
+
+from clearhead.checker.catalogue import finding
+from clearhead.checker.diagnosis import learning, probes
+from clearhead.checker.diagnosis.intent import is_causal
+from clearhead.checker.harness.axis_orders import CHANNELS_FIRST
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.subject import Subject, others
+from clearhead.checker.harness.weight_roles import role_of
+from clearhead.checker.report import Report
+from clearhead.checker.sandbox.submission import Failure
+
+
+def judge_properties(
+    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, reason: str
+) -> Report:
+    """A class is wrong if a property fails that every attention has; else nothing is known.
+
+    Args:
+        case: The class.
+        subject: How it is called.
+        inputs: What it was given.
+        out: What it gave.
+        reason: Why its steps could not be judged.
+    """
+    unknown = _unknown_kind(subject, out)
+    if unknown:
+        case.findings.append(finding("unsure", unknown, None, "edge"))
+        return case.report("unsure")
+    failed = [*_of_values(subject, inputs, out), *_of_tokens(case, subject, inputs, out)]
+    failed += _of_learning(case, subject, inputs, out)
+    why = f" Its steps could not be judged: {reason}." if reason else ""
+    if failed and subject.marks:  # what the marks mean is not known
+        why += f" This was seen: {'; '.join(failed)}."
+        failed = []
+    if failed:
+        evidence = f"{'; '.join(failed)}.{why}"
+        case.findings.insert(0, finding("unexplained", evidence, None, "wrong"))
+        return case.report("wrong")
+    evidence = f"No property of attention fails, but it is not known what it computes.{why}"
+    case.findings.append(finding("unsure", evidence, None, "edge"))
+    wrong = any(found.severity == "wrong" for found in case.findings)
+    return case.report("wrong" if wrong else "unsure")
+
+
+def _unknown_kind(subject: Subject, out: Tensor) -> str:
+    """Why this may be attention of a kind of which no property is known; "" if it is not."""
+    rows = out.shape[1]
+    bare = [s for n, s in subject.built.parameters.items() if not n.endswith(("weight", "bias"))]
+    if rows != subject.sizes.tokens and any(rows in shape[:-1] for shape in bare):
+        return "The rows of its output are learned queries, and not the tokens."
+    roles = {role_of(name) for name in subject.built.parameters}
+    if subject.axes in CHANNELS_FIRST and not roles & {"q", "k", "qkv", "kv"}:
+        return "It takes channels first and has no queries and keys: a gate, perhaps."
+    return ""
+
+
+def _of_values(subject: Subject, inputs: probes.Inputs, out: Tensor) -> list[str]:
+    """Whether the output has numbers, and the shape of the input."""
+    failed = []
+    if not out.isfinite().all():
+        rows = int((~out.isfinite()).any(-1).sum())
+        failed.append(f"{rows} of {out.shape[0] * out.shape[1]} output rows are NaN or infinite")
+    if out.shape[:2] != inputs[0].shape[:2]:
+        shape = tuple(out.shape)
+        failed.append(f"the output's shape is {shape} for inputs {tuple(inputs[0].shape)}")
+    return failed
+
+
+def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> list[str]:
+    """Which token may change which output."""
+    session, text = case.session, case.text
+    failed = []
+    if out.shape[:2] == inputs[0].shape[:2] and not probes.sees_others(
+        session, subject, inputs, out
+    ):
+        failed.append("changing the first token changes no later output: no token sees another")
+    leak = probes.batch_leak(session, subject, inputs, out)
+    if leak > 1e-7:
+        failed.append(f"changing one sentence changed the output of another by {leak:.2g}")
+    causal = is_causal(case, subject) == "yes"
+    future = probes.future_leak(session, subject, inputs, out)
+    if causal and future.size > 1e-7:
+        failed.append(
+            f"changing token {future.changed} changed output {future.moved} by {future.size:.2g}, "
+            "though this attention is meant to be causal"
+        )
+    positions = text.has(r"rope|rotary|[Pp]osition|alibi|rel_pos|relative|\bcos\b|\bfreqs")
+    counted = text.has(r"arange|\btable|bias_table|enumerate")  # what stands where may matter
+    positions |= any("Conv" in kind for kind in subject.built.modules.values() if kind != "Conv1D")
+    gap, _ = probes.same_tokens(session, subject, inputs)
+    if not positions and gap > 1e-6 and not others(subject):
+        failed.append(
+            f"with equal tokens the output changes with their number (by {gap:.2g}), so the "
+            "weights of a row do not sum to one"
+        )
+    ordered = causal or positions or counted or bool(subject.polarity) or text.has("mask")
+    if not ordered and future.size > 1e-7:
+        moved = probes.permutation_gap(session, subject, inputs, out)
+        if moved > 1e-6:
+            failed.append(
+                f"permuted tokens do not give permuted outputs (they part by {moved:.2g})"
+            )
+    return failed
+
+
+def _of_learning(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> list[str]:
+    """Whether gradients reach every weight."""
+    got = probes.gradients(case.session, subject, inputs, out)
+    if isinstance(got, Failure) or not out.isfinite().all():
+        return []
+    failed = []
+    idle = [n for n, size in got[0].items() if size < 1e-12 and role_of(n) and "bias" not in n]
+    if idle:
+        failed.append(f"no gradient reaches {', '.join(idle[:4])}")
+    for name, rows in probes.idle_rows(case.session, subject, inputs, out).items():
+        size = subject.built.parameters[name][0]
+        failed.append(f"{rows} of the {size} numbers that {name} gives are never used")
+    learning.detached(case, subject, inputs, out)
+    learning.out_of_reach(case, subject, inputs, out)
+    return failed

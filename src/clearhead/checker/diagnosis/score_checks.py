@@ -1,0 +1,311 @@
+"""What the products of queries and keys are multiplied by."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis.attention_step import AttentionStep
+from clearhead.checker.diagnosis.reading import (
+    HIDDEN,
+    Unreadable,
+    fit,
+)
+
+_SCALES = {
+    "mul",
+    "div",
+    "mul_",
+    "div_",
+    "__imul__",
+    "__idiv__",
+    "__itruediv__",
+    "true_divide",
+    "multiply",
+}
+_ROUNDS = {"floor_divide", "__floordiv__", "floor", "round", "trunc", "int", "long"}
+_UNIT = {"normalize", "norm", "vector_norm", "rsqrt"}
+
+
+class ScoreCheck(AttentionStep):
+    """The scale of the scores, and what else happens to them."""
+
+    def scale(self) -> tuple[Tensor | None, Tensor | None]:
+        """Measure a and b in a * q.k + b; judge a. What is measured, where it can be."""
+        core, verdict = self.core, self.verdict
+        if any(factor_of(self.reading, register)[2] for register in core.operands):
+            self.unit_lengths()
+        dots = torch.stack([v[core.dots] for v in self.runs])
+        scores = torch.stack([v[core.scores] for v in self.runs])
+        if bool((scores > 1e30).any()):
+            evidence = "Cells of the mask get +inf instead of -inf, and all the weight."
+            verdict.add("mask-fill-not-inf", evidence, None)
+            return None, None
+        if dots.shape != scores.shape:
+            try:
+                measured = core.scale(self.runs)
+            except Unreadable as reason:
+                verdict.doubts.append(str(reason))
+                return None, None
+            a, b, linear = measured.a, measured.b, measured.linear
+        else:
+            fitted = fit(list(dots), list(scores))
+            linear = fitted is not None
+            a, b = fitted or (dots[0], dots[0])
+        names = {self.program.calls[i].name for i in self._between()}
+        if not linear:
+            found = self.sums() or (self.capped() if "tanh" in names else self.mixed_heads())
+            if found is not None:
+                return found
+            if verdict.findings:
+                return None, None
+            if names & _ROUNDS:
+                evidence = "The scores are rounded to whole numbers before the softmax."
+                lines = [self.program.calls[i] for i in sorted(self._between())]
+                line = next(call.line for call in lines if call.name in _ROUNDS)
+                verdict.add("unexplained", evidence, line)
+            elif {"log_softmax", "softmax"} & names:
+                verdict.add(
+                    "softmax-twice",
+                    "A softmax runs on what is a softmax already.",
+                    self.program.calls[core.softmax].line,
+                )
+            else:
+                verdict.doubts.append("the scores pass a function that is not known")
+            return None, None
+        seen = (b > HIDDEN) & a.isfinite()
+        plain = a[seen & (a.abs() > 1e-12)]
+        if not plain.numel():
+            verdict.doubts.append("the scores do not reach the softmax")
+            return a, b
+        usual = float(plain.median())
+        if (plain - usual).abs().max() > 10 * self.close * abs(usual):
+            if self._learned(self._between()):
+                verdict.notes.append("The scale is learned.")
+            else:
+                verdict.doubts.append("scores are scaled by different numbers")
+            return a, b
+        self.judge_scale(usual)
+        if dots.shape == scores.shape:  # what is added, without the error of each quotient
+            exact = (scores.to(torch.float64) - usual * dots.to(torch.float64)).mean(0)
+            scaled = seen & ((a - usual).abs() <= 10 * self.close * abs(usual))
+            b = torch.where(scaled & exact.isfinite(), exact, b)
+        return a, b
+
+    def capped(self) -> tuple[Tensor, Tensor] | None:
+        """Scores c * tanh(scores / c): a and b without the cap, if they have one."""
+        core, program = self.core, self.program
+        (index,) = [i for i in self._between() if program.calls[i].name == "tanh"][:1]
+        before, after = self.reading.places(index)[0], program.calls[index].out[0]
+        if self.reading.values[before].shape != self.reading.values[core.dots].shape:
+            return None
+        inner = fit([v[core.dots] for v in self.runs], [v[before] for v in self.runs])
+        outer = fit([v[after] for v in self.runs], [v[core.scores] for v in self.runs])
+        if inner is None or outer is None:
+            return None
+        (m, hidden), (n, b) = inner, outer
+        if bool((hidden < HIDDEN).any()):
+            evidence = "Hidden scores pass the cap, which makes them finite: they keep a weight."
+            self.verdict.add("mask-fill-not-inf", evidence, program.calls[index].line)
+            return None
+        a = m * n
+        usual = float(a[(b > HIDDEN) & a.isfinite()].median())
+        cap = float(n[n.isfinite() & (b > HIDDEN)].median())
+        self.verdict.notes.append(f"Scores are held below {cap:.4g} by a tanh.")
+        inside = float(m[(b > HIDDEN) & m.isfinite()].median())
+        right = core.head_dim**-0.5
+        if abs(inside / right - 1) < 1e-4:
+            return a, b  # c * tanh(scaled scores), as in pointer networks
+        if abs(usual - 1) > 1e-4 and abs(usual / right - 1) > 1e-4 and not self.expected.arguments:
+            self.verdict.doubts.append("a cap on the scores of another kind")
+            return a, b
+        self.judge_scale(usual)
+        return a, b
+
+    def sums(self) -> tuple[Tensor, Tensor] | None:
+        """Scores that are a sum of several products, as in latent attention: a and b of all."""
+        core, verdict = self.core, self.verdict
+        if len(core.products) < 2:
+            return None
+        dots = [core.all_dots(index) for index in core.products]
+        scores = [v[core.scores] for v in self.runs]
+        try:
+            shape = scores[0].shape
+            parts = [[v[one].expand(shape) for one in dots] for v in self.runs]
+        except RuntimeError:
+            return None
+        columns = [
+            torch.stack([*part, torch.ones(shape, dtype=part[0].dtype)], -1) for part in parts
+        ]
+        x = torch.stack(columns, -2).to(torch.float64)  # (*shape, runs, products + 1)
+        y = torch.stack(scores, -1).to(torch.float64)
+        hidden = (y < HIDDEN).all(-1)
+        y = y.masked_fill(hidden[..., None], 0.0)
+        found = torch.linalg.pinv(x) @ y[..., None]
+        rest = float((x @ found - y[..., None]).abs().max())
+        a, b = found[..., 0, 0], found[..., -1, 0].masked_fill(hidden, -torch.inf)
+        factors = found[..., :-1, 0][~hidden]
+        if rest > 1e-6 or not factors.numel():
+            return None
+        usual = float(factors[:, 0].median())
+        if float((factors - usual).abs().max()) > 1e-5 * abs(usual):
+            return None
+        verdict.notes.append(f"Scores are the sum of {len(dots)} products.")
+        self.judge_scale(usual)
+        return a, b
+
+    def mixed_heads(self) -> tuple[Tensor, Tensor] | None:
+        """Scores whose heads are mixed by a learned matrix: a and b as if they were not."""
+        core = self.core
+        if not self._learned(self._between()):
+            return None
+        try:
+            first, second = core.dot_axes
+            assert first is not None
+            assert second is not None
+            before = [core.canonical(v[core.dots], (first, second)) for v in self.runs]
+            after = [core.canonical(v[core.scores], core.axes) for v in self.runs]
+        except (Unreadable, RuntimeError, AssertionError):
+            return None
+        mixed_by = self.talk(before, after)
+        if mixed_by is None:
+            return None
+        if not math.isnan(mixed_by):
+            self.judge_scale(mixed_by, learned=False)
+        scores = self.reading.values[core.scores].to(torch.float64)
+        hidden = scores < HIDDEN
+        return torch.ones_like(scores), torch.zeros_like(scores).masked_fill(hidden, -torch.inf)
+
+    def judge_scale(self, a: float, *, learned: bool = True) -> None:
+        """Whether a, with what queries and keys were multiplied by, is 1 / sqrt(head_dim).
+
+        Args:
+            a: What the products are multiplied by.
+            learned: Whether a parameter among the scores may be the scale, or a bias.
+        """
+        verdict, core = self.verdict, self.core
+        (fq, line_q, unit_q), (fk, line_k, unit_k) = (
+            factor_of(self.reading, register) for register in core.operands
+        )
+        if unit_q or unit_k or (learned and self._learned(self._between_scaling())):
+            return
+        told = self.expected.unscaled
+        biased = learned and self._learned(self._between())
+        if abs(a * fq * fk - 1) < 1e-4 and told and not biased:
+            evidence = "The scale is 1, and the source says that this is on purpose."
+            verdict.add("missing-scale", evidence, core.line, "edge")
+            return
+        if abs(a * fq * fk - 1) < 1e-4 and biased:
+            said = "the source says so" if told else "this may be on purpose"
+            evidence = f"The scale is 1. With a learned bias of positions, as in T5, {said}."
+            verdict.add("missing-scale", evidence, core.line, "edge")
+            verdict.question |= not told
+            return
+        total, width = a * fq * fk, core.head_dim
+        verdict.scale = total
+        right = width**-0.5
+        if abs(total / right - 1) < 1e-4:
+            return
+        if any(
+            abs(total / n - 1) < 1e-4 for m in self.expected.arguments for n in (m, 1 / m, m**-0.5)
+        ):
+            verdict.notes.append("The scale is an argument, and what was given is used.")
+            return
+        line = self._scale_line() or line_q or line_k or core.line
+        heads = max(self.reading.values[core.operands[0]].shape[-1] and self._width() // width, 1)
+        evidence = f"The scale is {total:.3g} instead of {right:.3g}, 1 / √head_dim = 1 / √{width}."
+        if abs(total - 1) < 1e-4:
+            verdict.add("missing-scale", evidence, line)
+        elif abs(total * width - 1) < 1e-4:
+            verdict.add("scale-twice", evidence + f" {total:.3g} is 1 / {width}.", line)
+        elif abs(total / width**0.5 - 1) < 1e-4:
+            verdict.add("scale-multiplied", evidence, line)
+        elif heads > 1 and abs(total * math.sqrt(width * heads) - 1) < 1e-4:
+            whole = width * heads
+            verdict.add("scale-by-d-out", evidence + f" {total:.3g} is 1 / √{whole}, the root of "
+                        "all heads' width.", line)  # fmt: skip
+        else:
+            verdict.add("wrong-scale", evidence, line)
+
+    def unit_lengths(self) -> None:
+        """Normalised queries and keys have one length, along the axis that is summed."""
+        for register in self.core.operands:
+            axis = self.reading.token_axis(register)
+            tensor = self.reading.values[register]
+            wide = [
+                a for a in range(tensor.ndim) if tensor.shape[a] == self.core.head_dim and a != axis
+            ]
+            if any(self._unit_along(tensor, a) for a in wide):
+                continue
+            others = [
+                a for a in range(tensor.ndim) if a not in wide and self._unit_along(tensor, a)
+            ]
+            if others:
+                evidence = (
+                    f"Vectors have length one along axis {others[0]} of {tuple(tensor.shape)}, and "
+                    f"the products sum over axis {wide[0] if wide else -1}, the width of a head."
+                )
+                self.verdict.add("norm-over-wrong-axis", evidence, self._norm_line(register))
+            else:
+                self.verdict.doubts.append("queries or keys are normed in an unusual way")
+            return
+
+    @staticmethod
+    def _unit_along(tensor: Tensor, axis: int) -> bool:
+        lengths = tensor.norm(dim=axis)
+        return tensor.shape[axis] > 1 and float((lengths / lengths.mean() - 1).abs().max()) < 1e-3
+
+    def _norm_line(self, register: int) -> int | None:
+        calls = [self.program.calls[i] for i in sorted(self.program.before(register))]
+        return next((call.line for call in reversed(calls) if call.name in _UNIT), None)
+
+    def _between_scaling(self) -> set[int]:
+        return {i for i in self._between() if self.program.calls[i].name in _SCALES}
+
+    def _scale_line(self) -> int | None:
+        lines = [self.program.calls[i].line for i in sorted(self._between_scaling())]
+        return next((line for line in lines if line is not None), None)
+
+
+def factor_of(reading: Reading, register: int) -> tuple[float, int | None, bool]:
+    """What queries or keys were multiplied by, in which line, and whether they are normed."""
+    product, line, unit = 1.0, None, False
+    program = reading.program
+    current: int | None = register
+    while current is not None:
+        index = program.maker.get(current)
+        if index is None:
+            break
+        call = program.calls[index]
+        places = reading.places(index)
+        sources = [r for r in places if reading.depends(r)]
+        if call.name in ("linear", "matmul", "einsum", "bmm", "conv1d", "conv2d", "mm"):
+            break
+        if call.name in ("layer_norm", "rms_norm", "group_norm"):
+            break
+        unit |= call.name in _UNIT
+        if call.name in _SCALES and len(sources) == 1:
+            number = _number(reading, index, places, sources[0])
+            if number is not None:
+                product *= 1 / number if "div" in call.name else number
+                line = call.line
+        if len(sources) > 1 and call.name in (*_SCALES, "div"):
+            before = {program.calls[i].name for r in sources[1:] for i in program.before(r)}
+            unit |= bool(before & {*_UNIT, "sum", "mean", "pow", "square"})
+        current = sources[0] if sources else None
+    return product, line, unit
+
+
+def _number(reading: Reading, index: int, places: list[int], data: int) -> float | None:
+    """The number that a call multiplies or divides by, if it is one and not learned."""
+    call = reading.program.calls[index]
+    for value in call.args:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    others = [r for r in places if r != data]
+    if len(others) != 1 or reading.is_learned(others[0]):
+        return None
+    tensor = reading.values[others[0]]
+    return float(tensor.reshape(-1)[0]) if tensor.numel() == 1 else None

@@ -1,0 +1,269 @@
+"""The softmax, and what happens to its weights before they meet the values."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from clearhead.checker.diagnosis.attention_step import RESHAPES, AttentionStep
+from clearhead.checker.diagnosis.judgement import Expectation, Judgement
+from clearhead.checker.diagnosis.program import Values
+from clearhead.checker.diagnosis.reading import (
+    Core,
+    Reading,
+    Unreadable,
+)
+from clearhead.checker.harness.weight_roles import role_of
+
+_SINK = "Each head has a sink: weights may go there instead of to a token."
+
+
+class WeightCheck(AttentionStep):
+    """The weights of each row."""
+
+    def softmax(self, keys: int, queries: int) -> bool:
+        """Whether the weights of a row sum to one along the keys."""
+        call = self.program.calls[self.core.softmax]
+        dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
+        scores = self.reading.values[self.core.scores]
+        weights = self.reading.values[self.core.weights]
+        if call.name in ("softmax", "log_softmax") and isinstance(dim, int):
+            axis: int | None = dim % scores.ndim
+        else:
+            sums = self.reading._sums_to_one
+            finite = weights.nan_to_num(0.0)
+            axis = next((i for i in (keys, *range(weights.ndim)) if sums(finite, i)), None)
+        if axis == keys:
+            if self._has_sink(keys):
+                self.verdict.notes.append(_SINK)
+            return True
+        if axis is None:
+            self.verdict.doubts.append("the axis of the softmax could not be told")
+            return False
+        text = self.reading.text_axis(self.core.scores)
+        if axis == queries and self._mixes_queries(keys):
+            evidence = (
+                f"The softmax runs over axis {axis} of {tuple(scores.shape)}, and the values are "
+                f"summed along axis {keys}, the queries."
+            )
+            self.verdict.add(
+                "weights-transposed", evidence, self.program.calls[self.core.mixing].line
+            )
+            return False
+        id = (
+            "softmax-over-queries" if axis == queries
+            else "softmax-over-batch" if axis == text
+            else "softmax-over-heads"
+        )  # fmt: skip
+        names = {"softmax-over-queries": "queries", "softmax-over-batch": "batch"}
+        evidence = (
+            f"The softmax runs over the {names.get(id, 'heads')}, axis {axis} of "
+            f"{tuple(scores.shape)}; the keys are axis {keys}."
+        )
+        self.verdict.add(id, evidence, call.line)
+        return False
+
+    def over_everything(self) -> bool:
+        """Whether one softmax runs over all pairs of tokens."""
+        call = self.program.calls[self.core.softmax]
+        scores = self.reading.values[self.core.scores]
+        dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
+        pairs = self.reading.size[0] * self.reading.size[-1]
+        if call.name != "softmax" or not isinstance(dim, int) or scores.shape[dim] % pairs:
+            return False
+        evidence = f"One softmax runs over {scores.shape[dim]} cells, and not over each row's keys."
+        self.verdict.add("softmax-over-everything", evidence, call.line)
+        return True
+
+    def without_softmax(self, order: tuple[int, int]) -> None:
+        """Name what stands in the place of a softmax."""
+        core, program = self.core, self.program
+        weights = torch.stack([core.canonical(v[core.mixed[1]], order) for v in self.runs])
+        sums = weights.sum(-1)
+        self.verdict.head_dim = core.head_dim
+        if bool((sums - 1).abs().max() < 1e-4):
+            raise Unreadable("the weights of a row sum to one, but are no softmax")
+        between = sorted(program.after(core.dots) & program.before(core.mixed[1]))
+        named = {program.calls[i].name: program.calls[i] for i in between}
+        evidence = (
+            f"The weights of a row sum to {float(sums.min()):.3g} to {float(sums.max()):.3g} "
+            "instead of 1."
+        )
+        divided = named.get("div") or named.get("true_divide") or named.get("__itruediv__")
+        if "exp" in named and "sum" in named and divided is not None:
+            total = weights.sum((-1, -2))
+            if bool((total - 1).abs().max() < 1e-4) or bool(
+                (weights.sum((1, 2, 3)) - 1).abs().max() < 1e-4
+            ):
+                self.verdict.add("softmax-over-everything", evidence, divided.line)
+            else:
+                self.verdict.add("softmax-no-keepdim", evidence, divided.line)
+            return
+        self.verdict.add("no-softmax", evidence, core.line)
+
+    def _has_sink(self, keys: int) -> bool:
+        sums = self.reading.values[self.core.weights].nan_to_num(0.0).sum(keys)
+        cut = self.program.calls[self.core.softmax].out[0] != self.core.weights
+        return cut and bool((sums < 1 - 1e-6).any())
+
+    def _mixes_queries(self, keys: int) -> bool:
+        """Whether the axis that the values are summed along belongs to the queries."""
+        axes = self.core.axes
+        place = axes.index(keys)
+        names = self.program.parameters
+        roles = []
+        for register in self.core.operands:
+            calls = self.program.before(register)
+            used = {role_of(names[r]) for i in calls for r in self.reading.places(i) if r in names}
+            roles.append(used & {"q", "k"})
+        if roles[place] and roles[place] != roles[1 - place]:
+            return roles[place] == {"q"}
+        return place == 0  # queries @ keys, as most people write it
+
+    def weights(
+        self, order: tuple[int, int], scores_order: tuple[int, int], over_keys: bool
+    ) -> None:
+        """What happens to the weights between the softmax and the values."""
+        core, verdict = self.core, self.verdict
+        start = torch.stack([core.canonical(v[core.weights], scores_order) for v in self.runs])
+        end = torch.stack([core.canonical(v[core.mixed[1]], order) for v in self.runs])
+        between = self.program.after(core.weights) & self.program.before(core.mixed[1])
+        names = {self.program.calls[i].name for i in between}
+        if core.softmax in between or names & {"softmax", "log_softmax"}:
+            line = next(
+                self.program.calls[i].line
+                for i in sorted(between)
+                if self.program.calls[i].name in ("softmax", "log_softmax")
+            )
+            verdict.add("softmax-twice", "A softmax runs on weights that are a softmax.", line)
+            return
+        if start.shape != end.shape:
+            verdict.doubts.append("the weights change their shape before they meet the values")
+            return
+        if not over_keys or torch.equal(start, end):
+            return
+        fine = start.isfinite() & end.isfinite() & (start > 1e-9)
+        ratio = (end / start)[fine]
+        line = self._lines(between)
+        if not ratio.numel():
+            return
+        kept = ratio[ratio.abs() > 1e-9]
+        constant = kept.numel() and float((kept - kept.median()).abs().max()) < 1e-6
+        cut = bool((ratio.abs() < 1e-9).any())
+        rows = end.sum(-1)
+        sums_to_one = bool((rows[rows.isfinite()] - 1).abs().max() < 1e-4)
+        if sums_to_one:
+            return
+        if not constant:
+            if self._learned(between) and self.talk(list(start), list(end)) is not None:
+                return
+            if self._to_sink(start, end):
+                verdict.notes.append(_SINK)
+                return
+            verdict.doubts.append("the weights pass a function that is not known")
+            return
+        gain = float(kept.median())
+        if cut:
+            evidence = (
+                "Weights are set to zero after the softmax, and the rows are not divided by what "
+                f"is left: they sum to {float(rows.min()):.2g} at the least."
+            )
+            verdict.add("mask-after-softmax", evidence, line)
+        if abs(gain - 1) > 1e-6:
+            root = core.head_dim**-0.5
+            evidence = f"The weights are multiplied by {gain:.4g} after the softmax."
+            after = abs(gain / root - 1) < 1e-4 or abs(gain * math.sqrt(self._width()) - 1) < 1e-4
+            rate = self.expected.dropout
+            twice = 0 < rate < 1 and abs(gain * (1 - rate) - 1) < 1e-4
+            id = "dropout-rescaled-twice" if twice else "wrong-gain"
+            verdict.add("scale-after-softmax" if after else id, evidence, line)
+
+    def _to_sink(self, start: Tensor, end: Tensor) -> bool:
+        """Whether each row of weights was multiplied by one number, less than one, and learned."""
+        reading, program = self.reading, self.program
+        read = [
+            {r for i in program.before(stage) for r in reading.places(i) if r in program.parameters}
+            for stage in (self.core.weights, self.core.mixed[1])
+        ]
+        if not read[1] - read[0]:
+            return False
+        share = end.sum(-1, keepdim=True)
+        inside = bool(((share > 0) & (share < 1)).all())
+        return inside and float((end - start * share).abs().max()) < self.close
+
+    def groups(self) -> None:
+        """Keys and values that several heads share must be shared by the same heads."""
+        reading, core = self.reading, self.core
+        shared = []
+        for register in (core.operands[0], core.operands[1], core.mixed[3]):
+            axis = reading.token_axis(register)
+            if axis is None:
+                return
+            tensor = reading.values[register]
+            heads = [
+                a
+                for a in range(tensor.ndim)
+                if tensor.shape[a] == self.verdict.heads
+                and a not in (axis, reading.text_axis(register))
+            ]
+            if len(heads) != 1 or self.verdict.heads == 1:
+                return
+            rows = tensor.movedim(heads[0], 0).flatten(1)
+            shared.append((rows[:, None] == rows[None]).all(-1))
+        queries, keys, values = shared
+        some = [m for m in (keys, values) if int(m.sum()) > len(m)]
+        if len(some) == 2 and not torch.equal(keys, values):
+            evidence = "Two heads that share their keys do not share their values."
+            self.verdict.add("kv-heads-do-not-match", evidence, None)
+        elif len(some) == 1 and int(queries.sum()) == len(queries):
+            what = "values" if some[0] is values else "keys"
+            other = "keys" if what == "values" else "values"
+            evidence = f"Some heads share their {what}, but none shares its {other}."
+            self.verdict.doubts.append(evidence)
+
+
+def judge_without_softmax(
+    reading: Reading, runs: list[Values], verdict: Judgement, expected: Expectation
+) -> None:
+    """Products of two tokens mix the values, and no softmax stands between.
+
+    Raises:
+        Unreadable: If it is no attention of this kind.
+    """
+    for index, call in enumerate(reading.program.calls):
+        if not reading.is_product(index):
+            continue
+        core = Core(reading, index, call.out[0], call.out[0])
+        try:
+            axes = core.weight_axes(core.axes)
+            summed, _ = core.mixes_along(axes)
+        except Unreadable:
+            continue
+        if summed is not None:
+            step = WeightCheck(reading, core, runs, verdict, expected)
+            step.without_softmax((axes[1 - summed], axes[summed]))
+            return
+    _judge_one_token(reading, verdict)
+
+
+def _judge_one_token(reading: Reading, verdict: Judgement) -> None:
+    """A softmax of products inside one token: its heads are compared, and no tokens meet."""
+    program = reading.program
+    for index, call in enumerate(program.calls):
+        if call.name != "softmax" or not reading.depends(call.out[0]):
+            continue
+        before = sorted(program.before(call.out[0]))
+        products = [
+            i
+            for i in before
+            if program.calls[i].name in ("matmul", "bmm", "einsum", "__matmul__")
+            and sum(reading.depends(r) for r in reading.places(i)) == 2
+        ]
+        splits = [program.calls[i] for i in before if program.calls[i].name in RESHAPES]
+        if products and splits and index in program.before(reading.output):
+            evidence = "The scores compare the heads of one token with each other: no tokens meet."
+            verdict.add("split-without-transpose", evidence, splits[-1].line)
+            return
+    raise Unreadable("no softmax over scores was found")
