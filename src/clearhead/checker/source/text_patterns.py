@@ -455,6 +455,17 @@ def _switched_off(info: ClassInfo) -> bool:
     )
 
 
+def raises_at(file: str, line: int) -> bool:
+    """Whether a line raises an error on purpose.
+
+    Examples:
+        >>> raises_at("assert mask.ndim == 5, mask.shape", 1)
+        True
+    """
+    raising = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.Raise | ast.Assert)]
+    return any(node.lineno <= line <= (node.end_lineno or 0) for node in raising)
+
+
 def literal_meant(file: str, line: int | None) -> str:
     r"""What was probably meant by a tiny number where a large one belongs; "" if there is none.
 
