@@ -71,7 +71,7 @@ class Text:
                 continue  # `mask is None` says nothing of the mask
             line = node.func.end_lineno if isinstance(node, ast.Call) else None
             for word in _words_in(node):
-                found.setdefault(word, []).append(line or getattr(node, "lineno", 0))
+                found.setdefault(word, []).append(line or int(getattr(node, "lineno", 0)))
         return found
 
     def uses(self, sought: str) -> bool:
