@@ -18,7 +18,7 @@ from clearhead.checker.classroom.marks_file import HEAD, Detail, Marks, Row, pac
 from clearhead.checker.classroom.policy import _KEYS as POLICY_KEYS
 from clearhead.checker.classroom.policy import Policy
 from clearhead.checker.report import Finding, Form, Report
-from clearhead.checker.source.notebooks import find_cell, read_notebook
+from clearhead.checker.source.notebooks import find_cell, parse_notebook
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -302,7 +302,7 @@ def test_cells_are_named_as_jupyter_numbers_them(tmp_path):
         ("b = 1\n\nc = 2\n", 1),
         ("d = 1", 1),
     )
-    text, cells = read_notebook(path)
+    text, cells = parse_notebook(path.read_bytes(), path.name)
     lines = text.split("\n")
     assert [cell.name for cell in cells] == ["In[3]", "code cell 2", "code cell 3", "code cell 4"]
     assert [lines[cell.first - 1] for cell in cells] == [

@@ -25,9 +25,9 @@ from clearhead.checker.sandbox.submission import (
     InProcess,
     Isolated,
     Output,
-    notebook_source,
 )
 from clearhead.checker.sandbox.worker import FRAME, MAGIC, MAX_JSON, MAX_TENSORS
+from clearhead.checker.source.notebooks import parse_notebook
 
 QUICK = Limits(seconds=15, memory_mib=900, processes=24, file_mib=1, output_kib=4)
 ROOT = os.geteuid() == 0
@@ -752,7 +752,7 @@ def test_a_notebook_becomes_python_with_its_lines_kept(tmp_path):
         ),
         encoding="utf-8",
     )
-    source = notebook_source(file)
+    source = parse_notebook(file.read_bytes(), file.name).text
     lines = source.splitlines()
     assert lines[0] == "# cell 1"
     assert lines[3] == "import math"
@@ -767,4 +767,4 @@ def test_what_is_no_notebook_is_said(tmp_path):
     for text in ("{", "[]", '{"cells": [1]}'):
         file.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=r"b\.ipynb: expected a Jupyter notebook"):
-            notebook_source(file)
+            parse_notebook(file.read_bytes(), file.name)

@@ -438,7 +438,10 @@ def test_a_mask_that_fits_in_no_usual_shape_is_wrong():
     assert (report.verdict, found.id) == ("wrong", "mask-branch-fails")
     assert "RuntimeError" in found.evidence
     heads = edited(takes, [("mask[..., 1:]", "mask.view(s.shape)")])  # one for each head
-    assert check(heads).findings == ()
+    refused = edited(takes, [("s = s.masked", "assert mask.ndim == 5; s = s.masked")])
+    other = edited(takes, [("mask=None", 'mask: "Mask" = None'), ("mask[..., 1:]", "mask.dense()")])
+    for right in (heads, refused, other):
+        assert check(right).findings == (), right
 
 
 def test_a_flag_that_is_called_a_mask_is_no_mask():

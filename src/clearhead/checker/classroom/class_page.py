@@ -60,7 +60,7 @@ def html(
 {lost}<details><summary>Every submission</summary><div class="files">{files}</div></details>
 """
     footer = f'<footer class="quiet">{parts.text(contained)}</footer>' if contained else ""
-    return parts.page(title, "", main, footer)
+    return parts.page(title, main, footer)
 
 
 def _tile(verdict: str, seen: Tally) -> str:

@@ -224,7 +224,7 @@ def html(file: str, reports: Sequence[Report], *, hint: bool = False) -> str:
             f'<section><h2 id="{id}"><code>{id}</code></h2>\n{parts.section(id)}</section>\n'
             for id in _described(reports)
         )
-    return parts.page(file, "", main)
+    return parts.page(file, main)
 
 
 def _section(report: Report, hint: bool) -> str:

@@ -21,17 +21,15 @@ def text(words: str) -> str:
     return html.escape(drawing.harmless(words.expandtabs(4)))
 
 
-def page(title: str, subtitle: str, main: str, footer: str = "") -> str:
+def page(title: str, main: str, footer: str = "") -> str:
     """A whole page: one file, without a network, without scripts.
 
     Args:
         title: Text.
-        subtitle: HTML below the title.
         main: HTML.
         footer: HTML.
     """
-    texts = {"title": text(title), "subtitle": subtitle, "main": main, "footer": footer}
-    return _assets().page(texts)
+    return _assets().page({"title": text(title), "main": main, "footer": footer})
 
 
 @cache

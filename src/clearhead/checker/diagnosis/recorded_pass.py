@@ -32,6 +32,7 @@ from clearhead.checker.harness.subject import (
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.answers import Leaf, Recording
 from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.text_patterns import raises_at
 
 # Where the texts and the tokens are: (axis of the texts, axes of the tokens).
 _AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {
@@ -334,11 +335,19 @@ def judge_mask(case: Case, subject: Subject) -> None:
 
 
 def _branch_fails(case: Case, subject: Subject) -> None:
-    """Whether every usual mask raises an error from the class's own lines."""
+    """Whether every usual mask raises an error from the class's own lines.
+
+    Not where it refuses them on purpose, or takes an object of another kind.
+    """
+    said = next(p.annotation for p in case.info.forward if p.name == subject.takes_mask)
+    if said and "Tensor" not in said:
+        return
     found: list[Failure] = []
     for mask in mask_ways(subject):
         got = call(case.session, subject, inputs_for(subject, subject.sizes.tokens), mask=mask)
         if not isinstance(got, Failure) or not got.raised or got.line is None:
+            return
+        if raises_at(case.text.file, got.line):
             return
         found.append(got)
     evidence = f"With every usual mask: {found[0].type}: {found[0].message}"[:300]

@@ -49,7 +49,6 @@ from clearhead.checker.sandbox.answers import (
 from clearhead.checker.sandbox.limits import Limits
 from clearhead.checker.sandbox.process import START_SECONDS, Process, choose_way, contained_by
 from clearhead.checker.sandbox.worker import Header, Known, Tensors, Worker, pack, plain_tensor
-from clearhead.checker.source.notebooks import notebook_source
 
 __all__ = [
     "Built",
@@ -62,7 +61,6 @@ __all__ = [
     "Parameter",
     "Recording",
     "Submission",
-    "notebook_source",
 ]
 
 RESTARTS = 3

@@ -9,7 +9,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 MAGIC = re.compile(r"^(\s*)(?:(\w[\w, ]*=)\s*)?([%!?].*|[\w.]+\?{1,2})$")
@@ -63,11 +62,6 @@ class Source(NamedTuple):
     cells: tuple[Cell, ...] = ()
 
 
-def read_notebook(path: str | Path) -> Source:
-    """The code of a notebook's file; see `parse_notebook`."""
-    return parse_notebook(Path(path).read_bytes(), Path(path).name)
-
-
 def parse_notebook(data: bytes, name: str) -> Source:
     """The code of a notebook as one Python source, each cell after a line `# cell N`.
 
@@ -100,11 +94,6 @@ def parse_notebook(data: bytes, name: str) -> Source:
         parts.append(part)
         line += size + 1
     return Source("".join(parts), tuple(cells))
-
-
-def notebook_source(path: str | Path) -> str:
-    """The code of a notebook as one Python source."""
-    return read_notebook(path).text
 
 
 def find_cell(cells: Sequence[Cell], line: int) -> tuple[str, int] | None:

@@ -71,7 +71,7 @@ class Text:
                 continue  # `mask is None` says nothing of the mask
             line = node.func.end_lineno if isinstance(node, ast.Call) else None
             for word in _words_in(node):
-                found.setdefault(word, []).append(line or getattr(node, "lineno", 0))
+                found.setdefault(word, []).append(line or int(getattr(node, "lineno", 0)))
         return found
 
     def uses(self, sought: str) -> bool:
@@ -453,6 +453,17 @@ def _switched_off(info: ClassInfo) -> bool:
         and p.default in (False, None)
         for p in (*info.init, *info.forward)
     )
+
+
+def raises_at(file: str, line: int) -> bool:
+    """Whether a line raises an error on purpose.
+
+    Examples:
+        >>> raises_at("assert mask.ndim == 5, mask.shape", 1)
+        True
+    """
+    raising = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.Raise | ast.Assert)]
+    return any(node.lineno <= line <= (node.end_lineno or 0) for node in raising)
 
 
 def literal_meant(file: str, line: int | None) -> str:
