@@ -77,7 +77,6 @@ weights = self.dropout(scores.softmax(dim=-1))
                 "nothing else."
             ),
             symptom="Outputs are too large by a factor that depends on the dropout rate.",
-            when="the weights are divided by 1 - p",
             section="""\
 ```py
 weights = self.dropout(weights) / (1 - self.p)

@@ -16,7 +16,6 @@ FAMILY = Family(
                 "underscore."
             ),
             symptom="A later token changes an earlier output, although there is a mask.",
-            when="nothing is masked",
             section="""\
 ```py
 scores.masked_fill(future, -torch.inf)
@@ -53,7 +52,6 @@ weights = scores.softmax(dim=-1)
             says="Nothing hides the future, so every token sees the tokens after it.",
             fix="Set the scores above the diagonal to -inf before the softmax.",
             symptom="A later token changes an earlier output.",
-            when="nothing is masked",
             section="""\
 ```py
 weights = (queries @ keys.transpose(-2, -1) / head_dim**0.5).softmax(dim=-1)
@@ -87,7 +85,6 @@ weights = (scores / head_dim**0.5).masked_fill(future, -torch.inf).softmax(dim=-
             says="Each token also sees the next token.",
             fix="Hide everything from the first diagonal above the main one: triu(diagonal=1).",
             symptom="The next token changes an output; the one after it does not.",
-            when="each token also sees the next one",
             section="""\
 ```py
 future = torch.ones(tokens, tokens).triu(diagonal=2).bool()
@@ -121,7 +118,6 @@ future = torch.ones(tokens, tokens).triu(diagonal=1).bool()
             ),
             fix="Keep the main diagonal visible: triu(diagonal=1) marks what to hide.",
             symptom="The first output is NaN.",
-            when="no token sees itself",
             section="""\
 ```py
 future = torch.ones(tokens, tokens).triu(diagonal=0).bool()
@@ -185,7 +181,6 @@ scores = scores.masked_fill(torch.ones(tokens, tokens).tril() == 0, -torch.inf)
                 "A later token changes an earlier output, and an earlier token does not change a "
                 "later one."
             ),
-            when="the past is hidden and the future is visible",
             section="""\
 ```py
 past = torch.ones(tokens, tokens).tril().bool()
@@ -222,7 +217,6 @@ scores = scores.masked_fill(~past, -torch.inf)
             ),
             fix="Pass ~mask: there, True means may attend.",
             symptom="An output depends on later tokens only.",
-            when="the past is hidden and the future is visible",
             section="""\
 ```py
 hide = torch.ones(tokens, tokens).triu(diagonal=1).bool()
@@ -317,7 +311,6 @@ scores = scores.masked_fill(mask == 0, -torch.inf)
             ),
             fix="Set the masked scores to -inf before the softmax.",
             symptom="The weights of a row sum to less than one, least in the first rows.",
-            when="the mask comes after the softmax",
             section="""\
 ```py
 weights = scores.softmax(dim=-1)

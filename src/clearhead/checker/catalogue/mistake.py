@@ -19,7 +19,6 @@ class Mistake:
         fix: What to write instead; "" where that depends on the case.
         symptom: What can be seen from outside, without the cause: a hint for a student. "" where
             the evidence is the hint.
-        when: What the code does, to complete "what you get when ..."; "" if it is not simulated.
         section: Its section of docs/mistakes.md, in Markdown, without the heading.
     """
 
@@ -28,7 +27,6 @@ class Mistake:
     says: str
     fix: str = ""
     symptom: str = ""
-    when: str = ""
     section: str = ""
 
 

@@ -14,7 +14,6 @@ FAMILY = Family(
             ),
             fix="Write queries @ keys.transpose(-2, -1).",
             symptom="It trains well, but weights from another implementation give another output.",
-            when="queries and keys are swapped",
             section="""\
 ```py
 scores = keys @ queries.transpose(-2, -1)
@@ -145,7 +144,6 @@ q, k, v = self.qkv(x).chunk(3, dim=-1)
             says="The keys are computed with W_query, and W_key is never used.",
             fix="Write keys = self.W_key(x).",
             symptom="One of your layers gets no gradient.",
-            when="the keys come from the query weights",
             section="""\
 ```py
 queries = self.W_query(x)
@@ -271,7 +269,6 @@ keys = self.W_key(x)
             says="The values are the keys, and W_value is never used.",
             fix="Write values = self.W_value(x).",
             symptom="One of your layers gets no gradient.",
-            when="the values are the keys",
             section="""\
 ```py
 context = weights @ keys
@@ -408,7 +405,6 @@ scores = self.W_query(x) @ self.W_key(x).transpose(-2, -1)
             says="The output projection is built and never called, so the heads are not mixed.",
             fix="Return self.out_proj(context_vec).",
             symptom="One of your layers gets no gradient.",
-            when="the output projection is left out",
             section="""\
 ```py
 context = self.out_proj(context)  # forgotten, or its result not kept
@@ -531,7 +527,6 @@ self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
             ),
             fix="Write F.normalize(q, dim=-1): without dim, axis 1 is used.",
             symptom="Heads or tokens depend on each other before the scores are computed.",
-            when="queries and keys are normalised over heads or tokens",
             section="""\
 ```py
 q, k = F.normalize(q), F.normalize(k)        # (batch, heads, tokens, head_dim)

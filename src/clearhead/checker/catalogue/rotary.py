@@ -18,7 +18,6 @@ FAMILY = Family(
                 "repeat_interleave(2) belongs to neighbouring pairs."
             ),
             symptom="The scores depend on where the text begins.",
-            when="the angles of one layout rotate the pairs of the other",
             section="""\
 ```py
 angles = angles.repeat_interleave(2, dim=-1)  # a a b b: for neighbouring pairs
@@ -56,7 +55,6 @@ q = q * angles.cos() + rotate_half(q) * angles.sin()
             ),
             fix="Rotate both queries and keys, by the same angles.",
             symptom="The scores depend on where the text begins.",
-            when="only queries or only keys are rotated",
             section="""\
 ```py
 queries = rotate(queries, cos, sin)
@@ -90,7 +88,6 @@ queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
             says="The values are rotated too, so what is mixed depends on its position.",
             fix="Rotate queries and keys only.",
             symptom="Equal tokens do not give their own value back.",
-            when="the values are rotated too",
             section="""\
 ```py
 queries, keys, values = (rotate(t, cos, sin) for t in (queries, keys, values))
@@ -119,7 +116,6 @@ queries, keys = (rotate(t, cos, sin) for t in (queries, keys))
             says="forward takes the angles of rotary positions and rotates nothing.",
             fix="Rotate queries and keys by the angles before computing the scores.",
             symptom="The output is the same with all angles.",
-            when="nothing is rotated",
             section="""\
 ```py
 def forward(self, x, cos, sin):

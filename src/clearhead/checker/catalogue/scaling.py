@@ -17,7 +17,6 @@ FAMILY = Family(
                 "The weights are too sharp: the scores that enter the softmax are larger than "
                 "expected."
             ),
-            when="the scores are not scaled",
             section="""\
 ```py
 weights = (queries @ keys.transpose(-2, -1)).softmax(dim=-1)
@@ -55,7 +54,6 @@ weights = (queries @ keys.transpose(-2, -1) / head_dim**0.5).softmax(dim=-1)
             ),
             fix="Divide by head_dim ** 0.5, the width of one head, not by d_out ** 0.5.",
             symptom="The weights are too flat, and more so the more heads there are.",
-            when="the scores are divided by √d_out",
             section="""\
 ```py
 weights = (scores / self.d_out**0.5).softmax(dim=-1)
@@ -90,7 +88,6 @@ weights = (scores / self.head_dim**0.5).softmax(dim=-1)
             ),
             fix="Write / head_dim ** 0.5, or * head_dim ** -0.5.",
             symptom="The weights are far too sharp: nearly all weight of a row is on one key.",
-            when="the scores are multiplied by √head_dim",
             section="""\
 ```py
 weights = (scores * self.head_dim**0.5).softmax(dim=-1)
@@ -121,7 +118,6 @@ weights = (scores * self.head_dim**-0.5).softmax(dim=-1)
             says="The scores are divided by √head_dim twice, so the softmax is too flat.",
             fix="Scale once: scaled_dot_product_attention already divides by head_dim ** 0.5.",
             symptom="The weights are too flat, even with one head.",
-            when="the scores are divided by √head_dim twice",
             section="""\
 ```py
 queries = queries * head_dim**-0.5
@@ -152,7 +148,6 @@ context = F.scaled_dot_product_attention(queries, keys, values)
             says="The weights are divided after the softmax, so rows do not sum to one.",
             fix="Divide the scores before the softmax, not the weights after it.",
             symptom="The weights of a row do not sum to one.",
-            when="the weights are divided by √head_dim after the softmax",
             section="""\
 ```py
 weights = scores.softmax(dim=-1) / head_dim**0.5

@@ -14,7 +14,6 @@ FAMILY = Family(
             ),
             fix="Use dim=-1: queries are rows, keys are columns.",
             symptom="The weights of a row do not sum to one; check what does.",
-            when="the softmax runs over the queries",
             section="""\
 ```py
 weights = scores.softmax(dim=-2)  # or dim=1 on (batch, queries, keys)
@@ -52,7 +51,6 @@ weights = scores.softmax(dim=-1)
             symptom=(
                 "The heads depend on each other: changing one head's weights changes another head."
             ),
-            when="the softmax runs over the heads",
             section="""\
 ```py
 weights = scores.softmax(dim=1)  # scores: (batch, heads, queries, keys)
@@ -179,7 +177,6 @@ weights = F.softmax(scores, dim=-1)
             ),
             fix="Keep the axis: e / e.sum(dim=-1, keepdim=True), or call softmax(dim=-1).",
             symptom="The weights of a row do not sum to one.",
-            when="each column is divided by the sum of another row",
             section="""\
 ```py
 e = torch.exp(scores - scores.max(-1, keepdim=True).values)

@@ -14,7 +14,6 @@ FAMILY = Family(
             ),
             fix="Write view(batch, tokens, heads, head_dim), then transpose(1, 2).",
             symptom="Right with one head, wrong with two: tokens are mixed where heads are split.",
-            when="view makes (batch, heads, tokens, head_dim) without a transpose",
             section="""\
 ```py
 queries = self.W_query(x).view(batch, heads, tokens, head_dim)
@@ -49,7 +48,6 @@ queries = self.W_query(x).view(batch, tokens, heads, head_dim).transpose(1, 2)
             ),
             fix="Write transpose(1, 2) first, then contiguous().view(batch, tokens, d_out).",
             symptom="Right with one head, wrong with two: tokens are mixed where heads are merged.",
-            when="the heads are merged without a transpose",
             section="""\
 ```py
 context = (weights @ values).reshape(batch, tokens, heads * head_dim)
@@ -82,7 +80,6 @@ context = (weights @ values).transpose(1, 2).reshape(batch, tokens, heads * head
             ),
             fix="Merge in the order (heads, head_dim): transpose(1, 2), then view.",
             symptom="It trains well, but weights from another implementation give another output.",
-            when="the heads are merged in the order (head_dim, heads)",
             section="""\
 ```py
 context = (weights @ values).permute(0, 2, 3, 1).reshape(batch, tokens, d_out)
@@ -120,7 +117,6 @@ context = (weights @ values).transpose(1, 2).reshape(batch, tokens, d_out)
                 "Right with one head, wrong with two: the numbers of one head are not kept "
                 "together."
             ),
-            when="view makes (batch * heads, tokens, head_dim) without a transpose",
             section="""\
 ```py
 queries = self.W_query(x).view(batch * heads, -1, head_dim)
@@ -159,7 +155,6 @@ queries = queries.reshape(batch * heads, tokens, head_dim)
                 "dim=-1)."
             ),
             symptom="Swapping two heads does not change the output.",
-            when="the heads are summed or averaged",
             section="""\
 ```py
 context = (weights @ values).sum(dim=1)  # or mean
@@ -188,7 +183,6 @@ context = (weights @ values).transpose(1, 2).flatten(2)
             says="The heads' outputs are concatenated along the token axis.",
             fix="Concatenate along the last axis: torch.cat(heads, dim=-1).",
             symptom="The output has more tokens than the input.",
-            when="the heads are concatenated along the tokens",
             section="""\
 ```py
 return torch.cat([head(x) for head in self.heads], dim=1)

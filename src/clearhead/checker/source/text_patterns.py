@@ -328,30 +328,6 @@ def _dropped(tree: ast.AST) -> int | None:
     return None
 
 
-def hints_of(text: Text) -> dict[str, float]:
-    """Which mistakes the source makes likely, to choose among equal explanations."""
-    found: dict[str, float] = {}
-    code = text.code
-    if re.search(
-        r"(view|reshape)\([^)\n]*\w*(head|\bh\b|nh)\w*\s*\*|(view|reshape)\([^)\n]*\*\s*(self\.)?(n_?|num_?)?(h\b|nh\b|n?_?heads?)",
-        code,
-    ):
-        merged = re.search(
-            r"(view|reshape)\(\s*(b|B|batch\w*|bs|bsz|N|x\.shape\[0\]|x\.size\(0\))\s*\*", code
-        )
-        found["heads-folded-into-batch"] = 3.0 if merged else 0.2
-    elif re.search(r"(view|reshape)\(", code):
-        found["heads-folded-into-batch"] = -1.0
-    if re.search(r"softmax\([^\n]*dim\s*=\s*(-2|1|0|2)\b|softmax\([^\n]*,\s*(-2|1|0|2)\)", code):
-        found["softmax-over-queries"] = 0.5
-        found["softmax-over-heads"] = 0.5
-    if re.search(r"tril|triu", code):
-        found["mask-inverted"] = 0.1
-    if summed_alone(text) is not None:
-        found["values-not-mixed"] = 3.0
-    return found
-
-
 def summed_alone(text: Text) -> int | None:
     """The line of an einsum in which an axis of one factor meets no other: it is only summed up.
 
