@@ -35,7 +35,6 @@ class Mistake:
             the evidence is the hint.
         shows: What else can be seen, and what the checker does about it.
         fix: What to write instead; "" where that depends on the case.
-        when: What the code does, to complete "what you get when ..."; "" if it is not simulated.
         at: What to look for in the source where no line is known; see `locate`.
         wrong: An example in Python.
         right: The same, fixed.
@@ -49,7 +48,6 @@ class Mistake:
     symptom: str = ""
     shows: str = ""
     fix: str = ""
-    when: str = ""
     at: tuple[str, ...] = ()
     wrong: str = ""
     right: str = ""

@@ -410,9 +410,11 @@ class Layout:
             evidence = f"The {which} are turned by their positions, and the {other} are not."
             verdict.add("rotary-on-one-side", evidence, None)
             return
+        if all(self._keeps_length(new, part.register) for part in self.parts[:2]):
+            return  # positions in two directions, or a prefix without positions
         evidence = (
-            "With equal tokens, the scores of pairs at one distance differ: the two numbers of a "
-            "pair are turned by different angles."
+            "With equal tokens, the scores of pairs at one distance differ, and so do the lengths "
+            "of their queries and keys: the two numbers of a pair are turned by different angles."
         )
         verdict.add("rotary-pairs-mixed", evidence, None)
 
@@ -423,6 +425,13 @@ class Layout:
             return False
         tensor = values[register]
         return bool(differs(tensor, tensor.narrow(axis, 0, 1).expand_as(tensor)).any())
+
+    def _keeps_length(self, values: dict[int, Tensor], register: int) -> bool:
+        """Whether equal vectors have one length at all positions, as after a rotation."""
+        axes = self._row_axes(register)
+        rows = values[register].movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
+        lengths = rows.norm(dim=-1)
+        return bool(((lengths / lengths[..., :1] - 1).abs() < 1e-4).all())
 
     @staticmethod
     def _of_distance(dots: Tensor) -> bool:

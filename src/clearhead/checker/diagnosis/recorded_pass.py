@@ -276,22 +276,25 @@ def _faithful(case: Case, subject: Subject, reading: Reading, verdict: Judgement
     if isinstance(out, Failure):
         verdict.doubts.append("it fails on other inputs of the same shape")
         return
-    if subject.axes in ONE_TEXT:
-        old, new, out = tuple(x[0] for x in recorded), tuple(x[0] for x in others), out[0]
+    if subject.axes in ONE_TEXT:  # texts that were given together must not change each other
+        old = tuple(x[0] for x in recorded)
+        pairs = [(tuple(x[row] for x in others), out[row]) for row in range(len(out))]
     else:
-        old, new = handed(subject, recorded), handed(subject, others)
-    given = dict(reading.program.given)
-    for name, tensor in reading.program.given.items():
-        for before, after in zip(old, new, strict=True):
-            if tensor.shape == before.shape and torch.equal(tensor, before):
-                given[name] = after
-    got = reading.program.run(given)[reading.output].to(torch.float64)
-    if subject.axes not in ONE_TEXT:
-        got = taken(got, subject.axes)
-    size = float(out.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1.0))
-    same = got.shape == out.shape and torch.equal(got.isnan(), out.isnan())
-    if not same or float((got - out).abs().nan_to_num(0.0).max()) > 1e-5 * size:
-        verdict.doubts.append("on other inputs it computes something else")
+        old, pairs = handed(subject, recorded), [(handed(subject, others), out)]
+    for new, wanted in pairs:
+        given = dict(reading.program.given)
+        for name, tensor in reading.program.given.items():
+            for before, after in zip(old, new, strict=True):
+                if tensor.shape == before.shape and torch.equal(tensor, before):
+                    given[name] = after
+        got = reading.program.run(given)[reading.output].to(torch.float64)
+        if subject.axes not in ONE_TEXT:
+            got = taken(got, subject.axes)
+        size = float(wanted.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1.0))
+        same = got.shape == wanted.shape and torch.equal(got.isnan(), wanted.isnan())
+        if not same or float((got - wanted).abs().nan_to_num(0.0).max()) > 1e-5 * size:
+            verdict.doubts.append("on other inputs it computes something else")
+            return
 
 
 def judge_mask(case: Case, subject: Subject) -> None:
