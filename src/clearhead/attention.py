@@ -5,6 +5,7 @@ In addition it supports fewer key heads than query heads (GQA, MQA), windows, ro
 normalised queries and keys, cross-attention, padding, and a cache for token-by-token decoding.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -314,6 +315,7 @@ class MultiHeadAttention(nn.Module):
             kernel=kernel,
         ).to(plain.W_query.weight)
         fast.load_state_dict(plain.state_dict())
+        _freeze_as(plain, fast, fast._widths(), packed=packed)
         return fast.train(plain.training)
 
     @classmethod
@@ -322,14 +324,22 @@ class MultiHeadAttention(nn.Module):
         module: nn.MultiheadAttention,
         context_length: int,
         *,
-        causal: bool = True,
+        causal: bool = False,
         packed: bool = False,
         kernel: Kernel = "auto",
     ) -> "MultiHeadAttention":
         """The self-attention of PyTorch's module, with its weights and mode.
 
-        The input is (batch, tokens, d_in), whatever the module's `batch_first` is. Causality is an
-        argument here because PyTorch's module gets it with each call.
+        The input is (batch, tokens, d_in), whatever the module's `batch_first` is. Frozen
+        parameters stay frozen.
+
+        Args:
+            module: PyTorch's module.
+            context_length: The maximum number of tokens. It costs no memory.
+            causal: Whether later tokens are hidden. PyTorch's module hides them only if each call
+                passes a mask; pass True if yours do.
+            packed: As in the constructor.
+            kernel: As in the constructor.
 
         Raises:
             ValueError: The module has an option that is not supported.
@@ -343,6 +353,13 @@ class MultiHeadAttention(nn.Module):
         ):
             if present:
                 raise ValueError(f"nn.MultiheadAttention with {option} is not supported: {reason}.")
+        if not module.batch_first:
+            warnings.warn(
+                "The nn.MultiheadAttention has batch_first=False and takes (tokens, batch, "
+                f"{module.embed_dim}); the converted module takes (batch, tokens, d_in).\n"
+                "  Pass x.transpose(0, 1), and transpose the output back.",
+                stacklevel=2,
+            )
         fast = cls(
             module.embed_dim,
             module.embed_dim,
@@ -357,6 +374,7 @@ class MultiHeadAttention(nn.Module):
         state = module.state_dict()
         state.setdefault("out_proj.bias", torch.zeros_like(fast.out_proj.bias))
         fast.load_state_dict(state)
+        _freeze_as(module, fast, fast._widths(), packed=packed)
         return fast.train(module.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
@@ -379,6 +397,7 @@ class MultiHeadAttention(nn.Module):
         bias = state.pop("qkv.bias", torch.zeros_like(module.in_proj_bias))
         state |= {"in_proj_weight": state.pop("qkv.weight"), "in_proj_bias": bias}
         module.load_state_dict(state)
+        _freeze_as(self, module, self._widths(), packed=True)
         return module.train(self.training)
 
     def to_ladder(self) -> ladder.MultiHeadAttention:
@@ -393,6 +412,7 @@ class MultiHeadAttention(nn.Module):
             qkv_bias=(self.qkv if self.packed else self.W_query).bias is not None,
         ).to(self.out_proj.weight)
         plain.load_state_dict(self.book_state_dict())
+        _freeze_as(self, plain, self._widths(), packed=False)
         return plain.train(self.training)
 
     def book_state_dict(self) -> dict[str, Tensor]:
@@ -516,6 +536,24 @@ def _packed_linear(layers: Sequence[nn.Linear]) -> nn.Linear:
         if has_bias:
             packed.bias.copy_(torch.cat([layer.bias for layer in layers]))
     return packed
+
+
+def _freeze_as(
+    source: nn.Module, target: nn.Module, widths: Sequence[int], *, packed: bool
+) -> None:
+    """Freeze in `target` what is frozen in `source`; of a packed matrix, all parts must be.
+
+    A bias that the source does not have is treated as its matrix.
+    """
+    trained: dict[str, Any] = {
+        name: torch.tensor(parameter.requires_grad, device="cpu").expand(parameter.shape)
+        for name, parameter in source.named_parameters()
+    }
+    checkpoint_keys.rename(trained, "", widths, packed=packed)
+    for name, parameter in target.named_parameters():
+        key = name.replace("in_proj_", "qkv.")  # the name in nn.MultiheadAttention
+        found = trained.get(key, trained[key.replace("bias", "weight")])
+        parameter.requires_grad_(bool(found.any()))
 
 
 def _any_weight(linear: nn.Module) -> Tensor | None:
