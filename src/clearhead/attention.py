@@ -20,7 +20,7 @@ from clearhead.embedding import Rope
 from clearhead.foreign_names import explained, no_attribute
 from clearhead.kernels import Choice, Kernel, attend, attend_with_lse, check_kernel, choose
 from clearhead.maps import AttentionMap
-from clearhead.masks import Mask, as_mask
+from clearhead.masks import Mask, as_mask, check_new_keys
 from clearhead.validation import (
     ShapeError,
     check_dropout,
@@ -469,6 +469,13 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, context: Tensor | None, mask: Mask | None, cache: KVCache | None
     ) -> None:
         check_vectors(x, self.d_in, self._projection_weight())
+        if cache is not None and not isinstance(cache, KVCache):
+            got = f"{cache}" if isinstance(cache, bool) else type(cache).__name__
+            raise TypeError(
+                f"cache: expected a KVCache or None, got {got}.\n"
+                f"  Create one, cache = attention.new_cache(batch={x.shape[0]}), and pass it to "
+                "each call, which fills it. Without a cache: cache=None."
+            )
         if cache is not None and (not self.causal or context is not None):
             raise ValueError(
                 "cache: only causal self-attention can be cached. Otherwise new tokens would "
@@ -502,7 +509,7 @@ class MultiHeadAttention(nn.Module):
                     f"context: expected the batch of x ({x.shape[0]}), got {context.shape[0]}."
                 )
         if mask is not None:
-            as_mask(mask)
+            check_new_keys(as_mask(mask), before)
 
     def _must_be_plain(self, who: str, *, causal: bool = True) -> None:
         extras = {
