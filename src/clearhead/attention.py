@@ -263,6 +263,7 @@ class MultiHeadAttention(nn.Module):
             return own if mask is None else mask
         return own & mask
 
+    @explained
     def new_cache(
         self, batch: int, capacity: int | None = None, *, static: bool = False
     ) -> KVCache:
@@ -304,6 +305,7 @@ class MultiHeadAttention(nn.Module):
         cls, plain: ladder.MultiHeadAttention, *, packed: bool = False, kernel: Kernel = "auto"
     ) -> "MultiHeadAttention":
         """The same function as the readable form, with its weights and mode."""
+        _check_source("from_ladder", plain, ladder.MultiHeadAttention)
         fast = cls(
             plain.d_in,
             plain.d_out,
@@ -319,6 +321,7 @@ class MultiHeadAttention(nn.Module):
         return fast.train(plain.training)
 
     @classmethod
+    @explained
     def from_torch(
         cls,
         module: nn.MultiheadAttention,
@@ -344,6 +347,7 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ValueError: The module has an option that is not supported.
         """
+        _check_source("from_torch", module, nn.MultiheadAttention)
         one_width = f"keys and values have the width of the queries here, {module.embed_dim}"
         for present, option, reason in (
             (module.kdim != module.embed_dim, f"kdim={module.kdim}", one_width),
@@ -358,7 +362,7 @@ class MultiHeadAttention(nn.Module):
                 "The nn.MultiheadAttention has batch_first=False and takes (tokens, batch, "
                 f"{module.embed_dim}); the converted module takes (batch, tokens, d_in).\n"
                 "  Pass x.transpose(0, 1), and transpose the output back.",
-                stacklevel=2,
+                stacklevel=3,  # the caller's line; `explained` is between
             )
         fast = cls(
             module.embed_dim,
@@ -543,6 +547,23 @@ def _packed_linear(layers: Sequence[nn.Linear]) -> nn.Linear:
         if has_bias:
             packed.bias.copy_(torch.cat([layer.bias for layer in layers]))
     return packed
+
+
+def _check_source(who: str, module: nn.Module, expected: type[nn.Module]) -> None:
+    """Raise a TypeError that names the right converter unless the module is of this class."""
+    if isinstance(module, expected):
+        return
+    hint = "Weights of the book's class? Build a module, and load_state_dict(module.state_dict())."
+    if isinstance(module, nn.MultiheadAttention):
+        hint = "Use MultiHeadAttention.from_torch(module, context_length)."
+    elif isinstance(module, ladder.MultiHeadAttention):
+        hint = "Use MultiHeadAttention.from_ladder(module)."
+    wanted = {
+        "from_torch": "an nn.MultiheadAttention",
+        "from_ladder": "a ladder.MultiHeadAttention",
+    }
+    got = type(module).__name__
+    raise TypeError(f"{who}: expected {wanted[who]}, got {got}.\n  {hint}")
 
 
 def _freeze_as(

@@ -247,7 +247,7 @@ def test_lengths_may_exceed_the_number_of_keys():
 @pytest.mark.parametrize("mask", [Mask.causal(), Mask.causal() | Mask.padding([2])], ids=repr)
 def test_inversion_is_explained(mask):
     with pytest.raises(TypeError, match=r"(?s)cannot be inverted.*Mask.custom\(~mask.dense"):
-        ~mask
+        _ = ~mask
     assert not (Mask.custom(~mask.dense(3)) & mask).dense(3).any()
 
 
