@@ -156,9 +156,7 @@ def test_pytorchs_and_hugging_faces_calls_of_attention(attention, x, arguments, 
 
 
 def test_a_new_cache_under_other_names(attention):
-    with pytest.raises(
-        TypeError, match=r"batch_size=3 is not an argument.\n  Here that is batch=3"
-    ):
+    with pytest.raises(TypeError, match=r"batch_size=3 is not.*\n  Here that is batch=3"):
         attention.new_cache(batch_size=3)
     with pytest.raises(TypeError, match=r"batch missing.\n  .*new_cache\(batch=x.shape\[0\]\)"):
         attention.new_cache()
@@ -169,13 +167,9 @@ def test_converting_the_wrong_kind_of_module(attention):
     plain = ladder.MultiHeadAttention(8, 8, 16, 0.0, num_heads=2)
     with pytest.raises(TypeError, match=r"(?s)context_length missing.*context_length=1024"):
         MultiHeadAttention.from_torch(theirs)  # type: ignore[call-arg]
-    with pytest.raises(
-        TypeError, match=r"(?s)^from_ladder: expected.*Use MultiHeadAttention.from_t"
-    ):
+    with pytest.raises(TypeError, match=r"(?s)^from_ladder: expected ladder.*Use .*from_torch"):
         MultiHeadAttention.from_ladder(theirs)  # type: ignore[arg-type]
-    with pytest.raises(
-        TypeError, match=r"(?s)^from_torch: expected.*Use MultiHeadAttention.from_l"
-    ):
+    with pytest.raises(TypeError, match=r"(?s)^from_torch: expected nn.*Use .*from_ladder"):
         MultiHeadAttention.from_torch(plain, 16)  # type: ignore[arg-type]
     for convert in (MultiHeadAttention.from_torch, MultiHeadAttention.from_ladder):
         arguments = [nn.Linear(8, 8), 16][: 2 if convert.__name__ == "from_torch" else 1]

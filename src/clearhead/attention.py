@@ -558,12 +558,10 @@ def _check_source(who: str, module: nn.Module, expected: type[nn.Module]) -> Non
         hint = "Use MultiHeadAttention.from_torch(module, context_length)."
     elif isinstance(module, ladder.MultiHeadAttention):
         hint = "Use MultiHeadAttention.from_ladder(module)."
-    wanted = {
-        "from_torch": "an nn.MultiheadAttention",
-        "from_ladder": "a ladder.MultiHeadAttention",
-    }
-    got = type(module).__name__
-    raise TypeError(f"{who}: expected {wanted[who]}, got {got}.\n  {hint}")
+    library = "nn" if expected is nn.MultiheadAttention else "ladder"
+    raise TypeError(
+        f"{who}: expected {library}.{expected.__name__}, got {type(module).__name__}.\n  {hint}"
+    )
 
 
 def _freeze_as(
