@@ -1,5 +1,7 @@
 """MultiHeadAttention(packed=True): the same function, one projection, every checkpoint loads."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -183,6 +185,46 @@ def test_a_module_that_takes_tokens_first_is_converted_with_a_warning():
     assert caught[0].filename == __file__
     given = x.transpose(0, 1)
     torch.testing.assert_close(ours(x), theirs(given, given, given)[0].transpose(0, 1))
+
+
+@pytest.mark.parametrize("source", ["torch", "book"])
+def test_training_resumes_with_the_optimizers_state(source):
+    """What docs/tour-engineer.md says: the form whose parameters have the same order."""
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    if source == "torch":
+        old: nn.Module = pytorchs_module()
+        new = MultiHeadAttention.from_torch(old, 16, packed=True)
+        inputs = (x, x, x)
+    else:
+        old = ladder.MultiHeadAttention(24, 24, 16, 0.0, num_heads=4, qkv_bias=True).double()
+        new = MultiHeadAttention.from_ladder(old)
+        inputs = (x,)
+    before, after = (torch.optim.AdamW(module.parameters()) for module in (old, new))
+
+    def train(module, optimizer, *inputs):
+        optimizer.zero_grad()
+        output = module(*inputs)
+        (output[0] if isinstance(output, tuple) else output).square().sum().backward()
+        optimizer.step()
+
+    train(old, before, *inputs)
+    new.load_state_dict(old.state_dict())
+    after.load_state_dict(copy.deepcopy(before.state_dict()))  # they would share it
+    train(old, before, *inputs)
+    train(new, after, x)
+    shapes = [[p.shape for p in module.parameters()] for module in (old, new)]
+    assert shapes[0] == shapes[1]
+    for theirs, ours in zip(old.parameters(), new.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_pytorchs_encoder_layer_does_not_take_another_attention():
+    layer = nn.TransformerEncoderLayer(24, 4, dropout=0.0, batch_first=True)
+    layer.self_attn = MultiHeadAttention.from_torch(layer.self_attn, 16)
+    with pytest.raises(TypeError, match="expected 2 arguments by position, got 3"):
+        layer(torch.randn(2, 7, 24))
+    with pytest.raises(AttributeError, match="always so: the batch is the first axis"):
+        layer.eval()(torch.randn(2, 7, 24))
 
 
 def frozen(module: nn.Module) -> set[str]:
