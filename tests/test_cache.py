@@ -1,6 +1,7 @@
 """The cache: static as dynamic, whatever the mask; its gradients, its dtypes, its limits."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -65,9 +66,60 @@ def test_static_equals_dynamic_with_masks_that_know_places(chunks, mask, window)
     """`Mask.window` was aligned to the end of the capacity, where no token was."""
     module = build(window=window)
     x = random_x(sum(chunks))
-    dynamic = in_parts(module, x, module.new_cache(BATCH), chunks, mask)
-    static = in_parts(module, x, module.new_cache(BATCH, static=True), chunks, mask)
-    assert_close(static, dynamic)
+    try:
+        dynamic = in_parts(module, x, module.new_cache(BATCH), chunks, mask)
+    except ShapeError as error:  # padding in front of the new tokens
+        with pytest.raises(ShapeError, match=re.escape(str(error))):
+            in_parts(module, x, module.new_cache(BATCH, static=True), chunks, mask)
+    else:
+        static = in_parts(module, x, module.new_cache(BATCH, static=True), chunks, mask)
+        assert_close(static, dynamic)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("lengths", [[3, 5], [4, 6], torch.tensor([5])], ids=str)
+def test_padding_in_front_of_new_tokens_is_refused(static, lengths):
+    """Padding on the right of a prompt, then one more token: its own key was hidden."""
+    module, x = build(), random_x()
+    cache = module.new_cache(BATCH, static=static)
+    module(x[:, :5], cache=cache, mask=Mask.padding([3, 5]))
+    message = r"length \d, but 5 tokens are cached.*side=\"left\".*Mask.custom"
+    for mask in (Mask.padding(lengths), Mask.window(3) & Mask.padding(lengths)):
+        with pytest.raises(ShapeError, match=f"(?s){message}"):
+            module(x[:, 5:6], cache=cache, mask=mask)
+    assert len(cache) == 5
+    module(x[:, 5:6], cache=cache, mask=Mask.padding(lengths) | Mask.window(1))
+
+
+def test_new_tokens_may_end_in_padding():
+    module, x = build(), random_x()
+    cache = module.new_cache(BATCH)
+    module(x[:, :4], cache=cache)
+    new = module(x[:, 4:], cache=cache, mask=Mask.padding([5, 7]))
+    assert_close(new[0, :1], module(x[:1, :5])[0, 4:])
+
+
+def test_lengths_that_only_a_device_knows_are_not_read(monkeypatch):
+    module, x = build(), random_x()
+    cache = module.new_cache(BATCH)
+    module(x[:, :5], cache=cache)
+    monkeypatch.setattr("clearhead.masks.mask.is_readable", lambda x: False)
+    module(x[:, 5:6], cache=cache, mask=Mask.padding([3, 5]))
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("options", [{}, {"rope": Rope(), "num_kv_heads": 1}], ids=str)
+def test_a_batch_padded_on_the_left_is_decoded_as_its_sequences_alone(static, options):
+    module, x, lengths = build(**options), random_x(), torch.tensor([3, 5])
+    cache = module.new_cache(BATCH, static=static)
+    parts = [module(x[:, :5], cache=cache, mask=Mask.padding(lengths, side="left"))]
+    for i in range(5, TOKENS):
+        lengths = lengths + 1
+        mask = Mask.padding(lengths, side="left")
+        parts.append(module(x[:, i : i + 1], cache=cache, mask=mask))
+    output = torch.cat(parts, 1)
+    assert_close(output[0, 2:], module(x[:1, 2:])[0])
+    assert_close(output[1], module(x[1:])[0])
 
 
 def test_a_static_cache_takes_matrices_as_wide_as_its_capacity():
@@ -174,6 +226,28 @@ def test_cached_under_autocast(static, options, grad):
         actual = in_parts(module, x, cache, [4, 1, 2])
         assert actual.dtype == torch.bfloat16
         assert_close(actual, module(x), rtol=0.02, atol=0.02)
+
+
+def test_a_cache_of_another_batch_or_module_names_both_sizes():
+    module = build()
+    with pytest.raises(ShapeError, match=r"cache: expected batch=3, got batch=2\.\n  A cache"):
+        module(random_x(), cache=module.new_cache(3))
+    other = build(num_kv_heads=1).new_cache(3)
+    with pytest.raises(ShapeError, match=r"expected batch=3, kv_heads=1, got batch=2, kv_heads=3"):
+        module(random_x(), cache=other)
+
+
+@pytest.mark.parametrize("cache", [True, (1, 2), "yes", {}], ids=str)
+def test_what_is_no_cache_is_explained(cache):
+    module = build()
+    with pytest.raises(TypeError, match=r"(?s)expected a KVCache.*new_cache\(batch=2\)"):
+        module(random_x(), cache=cache)
+
+
+def test_no_cache_is_none():
+    module = build()
+    with pytest.raises(TypeError, match=r"(?s)got False.*cache=None"):
+        module(random_x(), cache=False)
 
 
 def test_a_cache_of_another_dtype_is_refused():

@@ -5,10 +5,10 @@ import re
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import clearhead
-from clearhead import GPT2, Mask, MultiHeadAttention, foreign_names, watch
+from clearhead import GPT2, Mask, MultiHeadAttention, foreign_names, ladder, watch
 from clearhead.gpt2.transformer import Transformer
 from clearhead.tokenizers import BytePairTokenizer
 
@@ -105,6 +105,36 @@ def test_sizes_as_arguments_of_the_model():
         GPT2(n_layer=2)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [
+        ({"bias": False}, r"qkv_bias=False \(out_proj always has a bias\)"),
+        ({"attention_bias": True}, r"qkv_bias=True \(out_proj always has a bias\)"),
+        ({"out_bias": False}, r"out_proj always has a bias"),
+        ({"attn_implementation": "sdpa"}, r'kernel="sdpa"'),
+        ({"rope_scaling": {"factor": 8.0}}, r"not scaled.*Rope\(base="),
+        ({"rope_theta": 5e5}, r"rope=Rope\(base=500000.0\)"),
+    ],
+)
+def test_options_of_current_models(argument, meant):
+    with pytest.raises(TypeError, match=meant):
+        MultiHeadAttention(8, 8, 16, 0.0, num_heads=2, **argument)
+
+
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [
+        ({"theta": 5e5}, "base=500000.0"),
+        ({"rope_theta": 5e5}, "base=500000.0"),
+        ({"rope_scaling": {"factor": 8.0}}, "not scaled"),
+        ({"dim": 64}, "head_dim is read from"),
+    ],
+)
+def test_rotary_positions_under_other_names(argument, meant):
+    with pytest.raises(TypeError, match=f"^Rope: (?s:.*){meant}"):
+        clearhead.Rope(**argument)
+
+
 # Calls.
 
 
@@ -116,11 +146,35 @@ def test_sizes_as_arguments_of_the_model():
         ({"is_causal": True}, r"MultiHeadAttention\(..., causal=True\)"),
         ({"need_weights": True}, r"attention.with_map\(x\)"),
         ({"past_key_values": None}, r"attention.new_cache\(batch\)"),
+        ({"padding_mask": IDS.bool()}, r"mask=Mask.padding\(real\), with True at real tokens"),
+        ({"cache_position": IDS}, "positions count from the cache"),
     ],
 )
 def test_pytorchs_and_hugging_faces_calls_of_attention(attention, x, arguments, meant):
     with pytest.raises(TypeError, match=meant):
         attention(x, **arguments)
+
+
+def test_a_new_cache_under_other_names(attention):
+    with pytest.raises(TypeError, match=r"batch_size=3 is not.*\n  Here that is batch=3"):
+        attention.new_cache(batch_size=3)
+    with pytest.raises(TypeError, match=r"batch missing.\n  .*new_cache\(batch=x.shape\[0\]\)"):
+        attention.new_cache()
+
+
+def test_converting_the_wrong_kind_of_module(attention):
+    theirs = nn.MultiheadAttention(8, 2, batch_first=True)
+    plain = ladder.MultiHeadAttention(8, 8, 16, 0.0, num_heads=2)
+    with pytest.raises(TypeError, match=r"(?s)context_length missing.*context_length=1024"):
+        MultiHeadAttention.from_torch(theirs)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"(?s)^from_ladder: expected ladder.*Use .*from_torch"):
+        MultiHeadAttention.from_ladder(theirs)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"(?s)^from_torch: expected nn.*Use .*from_ladder"):
+        MultiHeadAttention.from_torch(plain, 16)  # type: ignore[arg-type]
+    for convert in (MultiHeadAttention.from_torch, MultiHeadAttention.from_ladder):
+        arguments = [nn.Linear(8, 8), 16][: 2 if convert.__name__ == "from_torch" else 1]
+        with pytest.raises(TypeError, match=r"got Linear.\n.*load_state_dict\(module.state_dict"):
+            convert(*arguments)
 
 
 def test_query_key_and_value(attention, x):
@@ -243,6 +297,8 @@ CALLABLES = {
     "MultiHeadAttention": MultiHeadAttention,
     "MultiHeadAttention.forward": MultiHeadAttention.forward,
     "MultiHeadAttention.with_map": MultiHeadAttention.with_map,
+    "MultiHeadAttention.new_cache": MultiHeadAttention.new_cache,
+    "MultiHeadAttention.from_torch": MultiHeadAttention.from_torch,
     "Transformer": Transformer,
     "Transformer.forward": Transformer.forward,
     "GPT2.generate": GPT2.generate,
@@ -266,7 +322,7 @@ CALLABLES = {
                 "SlidingWindowDataset",
                 "KVCache",
             ),
-            *("FeedForward", "TransformerBlock", "trace", "export", "Mask"),
+            *("FeedForward", "TransformerBlock", "trace", "export", "Mask", "Rope"),
         )
     },
 }

@@ -1,5 +1,7 @@
 """MultiHeadAttention(packed=True): the same function, one projection, every checkpoint loads."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -148,23 +150,117 @@ def test_a_mask_in_the_place_of_context_says_where_it_belongs():
         build(False)(torch.randn(1, 5, 10, dtype=torch.float64), Mask.causal())
 
 
+def pytorchs_module(**options) -> nn.MultiheadAttention:
+    theirs = nn.MultiheadAttention(24, 4, **{"batch_first": True, **options}).double().eval()
+    for bias in (theirs.in_proj_bias, theirs.out_proj.bias):
+        if bias is not None:  # zero by default, which would hide a mistake
+            nn.init.normal_(bias)
+    return theirs
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("batch_first", [False, True])
-def test_pytorchs_module_and_back(packed, bias, batch_first):
-    theirs = nn.MultiheadAttention(24, 4, bias=bias, batch_first=batch_first).double().eval()
-    if bias:  # zero by default, which would hide a mistake
-        nn.init.normal_(theirs.in_proj_bias)
-        nn.init.normal_(theirs.out_proj.bias)
-    ours = MultiHeadAttention.from_torch(theirs, 16, packed=packed)
+@pytest.mark.parametrize("causal", [False, True])
+def test_pytorchs_module_and_back(packed, bias, causal):
+    theirs = pytorchs_module(bias=bias)
+    ours = MultiHeadAttention.from_torch(theirs, 16, causal=causal, packed=packed)
     assert not ours.training
     x = torch.randn(2, 7, 24, dtype=torch.float64)
-    given = x if batch_first else x.transpose(0, 1)
-    mask = Mask.causal().to_nn_multihead(num_heads=4, queries=7)
-    expected = theirs(given, given, given, need_weights=False, **mask)[0]
-    torch.testing.assert_close(ours(x), expected if batch_first else expected.transpose(0, 1))
+    mask = Mask.causal().to_nn_multihead(num_heads=4, queries=7) if causal else {}
+    expected = theirs(x, x, x, need_weights=False, **mask)[0]
+    torch.testing.assert_close(ours(x), expected)
     back = ours.to_torch()
-    torch.testing.assert_close(back(x, x, x, need_weights=False, **mask)[0], ours(x))
+    torch.testing.assert_close(back(x, x, x, need_weights=False, **mask)[0], expected)
+
+
+def test_pytorchs_module_attends_to_later_tokens_unless_told_otherwise():
+    theirs, x = pytorchs_module(), torch.randn(2, 7, 24, dtype=torch.float64)
+    torch.testing.assert_close(MultiHeadAttention.from_torch(theirs, 16)(x), theirs(x, x, x)[0])
+
+
+def test_a_module_that_takes_tokens_first_is_converted_with_a_warning():
+    theirs, x = pytorchs_module(batch_first=False), torch.randn(2, 7, 24, dtype=torch.float64)
+    with pytest.warns(UserWarning, match=r"batch_first=False.*\(batch, tokens, d_in\)") as caught:
+        ours = MultiHeadAttention.from_torch(theirs, 16)
+    assert caught[0].filename == __file__
+    given = x.transpose(0, 1)
+    torch.testing.assert_close(ours(x), theirs(given, given, given)[0].transpose(0, 1))
+
+
+@pytest.mark.parametrize("source", ["torch", "book"])
+def test_training_resumes_with_the_optimizers_state(source):
+    """What docs/tour-engineer.md says: the form whose parameters have the same order."""
+    x = torch.randn(2, 7, 24, dtype=torch.float64)
+    if source == "torch":
+        old: nn.Module = pytorchs_module()
+        new = MultiHeadAttention.from_torch(old, 16, packed=True)
+        inputs = (x, x, x)
+    else:
+        old = ladder.MultiHeadAttention(24, 24, 16, 0.0, num_heads=4, qkv_bias=True).double()
+        new = MultiHeadAttention.from_ladder(old)
+        inputs = (x,)
+    before, after = (torch.optim.AdamW(module.parameters()) for module in (old, new))
+
+    def train(module, optimizer, *inputs):
+        optimizer.zero_grad()
+        output = module(*inputs)
+        (output[0] if isinstance(output, tuple) else output).square().sum().backward()
+        optimizer.step()
+
+    train(old, before, *inputs)
+    new.load_state_dict(old.state_dict())
+    after.load_state_dict(copy.deepcopy(before.state_dict()))  # they would share it
+    train(old, before, *inputs)
+    train(new, after, x)
+    shapes = [[p.shape for p in module.parameters()] for module in (old, new)]
+    assert shapes[0] == shapes[1]
+    for theirs, ours in zip(old.parameters(), new.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_pytorchs_encoder_layer_does_not_take_another_attention():
+    layer = nn.TransformerEncoderLayer(24, 4, dropout=0.0, batch_first=True)
+    layer.self_attn = MultiHeadAttention.from_torch(layer.self_attn, 16)
+    with pytest.raises(TypeError, match="expected 2 arguments by position, got 3"):
+        layer(torch.randn(2, 7, 24))
+    with pytest.raises(AttributeError, match="always so: the batch is the first axis"):
+        layer.eval()(torch.randn(2, 7, 24))
+
+
+def frozen(module: nn.Module) -> set[str]:
+    return {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_frozen_stays_frozen(packed):
+    theirs = pytorchs_module()
+    theirs.in_proj_weight.requires_grad_(False)
+    theirs.out_proj.bias.requires_grad_(False)
+    ours = MultiHeadAttention.from_torch(theirs, 16, causal=True, packed=packed)
+    matrices = ["qkv"] if packed else ["W_query", "W_key", "W_value"]
+    assert frozen(ours) == {*(f"{name}.weight" for name in matrices), "out_proj.bias"}
+    assert frozen(ours.to_torch()) == frozen(theirs)
+    plain = ours.to_ladder()
+    assert frozen(plain) == {"W_query.weight", "W_key.weight", "W_value.weight", "out_proj.bias"}
+    assert frozen(MultiHeadAttention.from_ladder(plain, packed=packed)) == frozen(ours)
+
+
+def test_a_matrix_is_frozen_when_all_its_parts_are():
+    plain = ladder.MultiHeadAttention(24, 24, 16, 0.0, num_heads=4)
+    plain.W_query.requires_grad_(False)
+    plain.W_key.requires_grad_(False)
+    ours = MultiHeadAttention.from_ladder(plain)
+    assert frozen(ours) == {"W_query.weight", "W_key.weight"}
+    assert frozen(MultiHeadAttention.from_ladder(plain, packed=True)) == set()
+    assert frozen(ours.to_torch()) == set()
+    assert frozen(ours.requires_grad_(False).to_torch()) == frozen(
+        nn.MultiheadAttention(24, 4).requires_grad_(False)
+    )
+
+
+def test_a_bias_that_is_added_is_frozen_as_its_matrix():
+    theirs = pytorchs_module(bias=False).requires_grad_(False)
+    assert len(frozen(MultiHeadAttention.from_torch(theirs, 16, packed=True))) == 3
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ In addition it supports fewer key heads than query heads (GQA, MQA), windows, ro
 normalised queries and keys, cross-attention, padding, and a cache for token-by-token decoding.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from clearhead.embedding import Rope
 from clearhead.foreign_names import explained, no_attribute
 from clearhead.kernels import Choice, Kernel, attend, attend_with_lse, check_kernel, choose
 from clearhead.maps import AttentionMap
-from clearhead.masks import Mask, as_mask
+from clearhead.masks import Mask, as_mask, check_new_keys
 from clearhead.validation import (
     ShapeError,
     check_dropout,
@@ -262,6 +263,7 @@ class MultiHeadAttention(nn.Module):
             return own if mask is None else mask
         return own & mask
 
+    @explained
     def new_cache(
         self, batch: int, capacity: int | None = None, *, static: bool = False
     ) -> KVCache:
@@ -303,6 +305,7 @@ class MultiHeadAttention(nn.Module):
         cls, plain: ladder.MultiHeadAttention, *, packed: bool = False, kernel: Kernel = "auto"
     ) -> "MultiHeadAttention":
         """The same function as the readable form, with its weights and mode."""
+        _check_source("from_ladder", plain, ladder.MultiHeadAttention)
         fast = cls(
             plain.d_in,
             plain.d_out,
@@ -314,26 +317,37 @@ class MultiHeadAttention(nn.Module):
             kernel=kernel,
         ).to(plain.W_query.weight)
         fast.load_state_dict(plain.state_dict())
+        _freeze_as(plain, fast, fast._widths(), packed=packed)
         return fast.train(plain.training)
 
     @classmethod
+    @explained
     def from_torch(
         cls,
         module: nn.MultiheadAttention,
         context_length: int,
         *,
-        causal: bool = True,
+        causal: bool = False,
         packed: bool = False,
         kernel: Kernel = "auto",
     ) -> "MultiHeadAttention":
         """The self-attention of PyTorch's module, with its weights and mode.
 
-        The input is (batch, tokens, d_in), whatever the module's `batch_first` is. Causality is an
-        argument here because PyTorch's module gets it with each call.
+        The input is (batch, tokens, d_in), whatever the module's `batch_first` is. Frozen
+        parameters stay frozen.
+
+        Args:
+            module: PyTorch's module.
+            context_length: The maximum number of tokens. It costs no memory.
+            causal: Whether later tokens are hidden. PyTorch's module hides them only if each call
+                passes a mask; pass True if yours do.
+            packed: As in the constructor.
+            kernel: As in the constructor.
 
         Raises:
             ValueError: The module has an option that is not supported.
         """
+        _check_source("from_torch", module, nn.MultiheadAttention)
         one_width = f"keys and values have the width of the queries here, {module.embed_dim}"
         for present, option, reason in (
             (module.kdim != module.embed_dim, f"kdim={module.kdim}", one_width),
@@ -343,6 +357,13 @@ class MultiHeadAttention(nn.Module):
         ):
             if present:
                 raise ValueError(f"nn.MultiheadAttention with {option} is not supported: {reason}.")
+        if not module.batch_first:
+            warnings.warn(
+                "The nn.MultiheadAttention has batch_first=False and takes (tokens, batch, "
+                f"{module.embed_dim}); the converted module takes (batch, tokens, d_in).\n"
+                "  Pass x.transpose(0, 1), and transpose the output back.",
+                stacklevel=3,  # the caller's line; `explained` is between
+            )
         fast = cls(
             module.embed_dim,
             module.embed_dim,
@@ -357,6 +378,7 @@ class MultiHeadAttention(nn.Module):
         state = module.state_dict()
         state.setdefault("out_proj.bias", torch.zeros_like(fast.out_proj.bias))
         fast.load_state_dict(state)
+        _freeze_as(module, fast, fast._widths(), packed=packed)
         return fast.train(module.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
@@ -379,6 +401,7 @@ class MultiHeadAttention(nn.Module):
         bias = state.pop("qkv.bias", torch.zeros_like(module.in_proj_bias))
         state |= {"in_proj_weight": state.pop("qkv.weight"), "in_proj_bias": bias}
         module.load_state_dict(state)
+        _freeze_as(self, module, self._widths(), packed=True)
         return module.train(self.training)
 
     def to_ladder(self) -> ladder.MultiHeadAttention:
@@ -393,6 +416,7 @@ class MultiHeadAttention(nn.Module):
             qkv_bias=(self.qkv if self.packed else self.W_query).bias is not None,
         ).to(self.out_proj.weight)
         plain.load_state_dict(self.book_state_dict())
+        _freeze_as(self, plain, self._widths(), packed=False)
         return plain.train(self.training)
 
     def book_state_dict(self) -> dict[str, Tensor]:
@@ -449,6 +473,13 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, context: Tensor | None, mask: Mask | None, cache: KVCache | None
     ) -> None:
         check_vectors(x, self.d_in, self._projection_weight())
+        if cache is not None and not isinstance(cache, KVCache):
+            got = f"{cache}" if isinstance(cache, bool) else type(cache).__name__
+            raise TypeError(
+                f"cache: expected a KVCache or None, got {got}.\n"
+                f"  Create one, cache = attention.new_cache(batch={x.shape[0]}), and pass it to "
+                "each call, which fills it. Without a cache: cache=None."
+            )
         if cache is not None and (not self.causal or context is not None):
             raise ValueError(
                 "cache: only causal self-attention can be cached. Otherwise new tokens would "
@@ -482,7 +513,7 @@ class MultiHeadAttention(nn.Module):
                     f"context: expected the batch of x ({x.shape[0]}), got {context.shape[0]}."
                 )
         if mask is not None:
-            as_mask(mask)
+            check_new_keys(as_mask(mask), before)
 
     def _must_be_plain(self, who: str, *, causal: bool = True) -> None:
         extras = {
@@ -516,6 +547,39 @@ def _packed_linear(layers: Sequence[nn.Linear]) -> nn.Linear:
         if has_bias:
             packed.bias.copy_(torch.cat([layer.bias for layer in layers]))
     return packed
+
+
+def _check_source(who: str, module: nn.Module, expected: type[nn.Module]) -> None:
+    """Raise a TypeError that names the right converter unless the module is of this class."""
+    if isinstance(module, expected):
+        return
+    hint = "Weights of the book's class? Build a module, and load_state_dict(module.state_dict())."
+    if isinstance(module, nn.MultiheadAttention):
+        hint = "Use MultiHeadAttention.from_torch(module, context_length)."
+    elif isinstance(module, ladder.MultiHeadAttention):
+        hint = "Use MultiHeadAttention.from_ladder(module)."
+    library = "nn" if expected is nn.MultiheadAttention else "ladder"
+    raise TypeError(
+        f"{who}: expected {library}.{expected.__name__}, got {type(module).__name__}.\n  {hint}"
+    )
+
+
+def _freeze_as(
+    source: nn.Module, target: nn.Module, widths: Sequence[int], *, packed: bool
+) -> None:
+    """Freeze in `target` what is frozen in `source`; of a packed matrix, all parts must be.
+
+    A bias that the source does not have is treated as its matrix.
+    """
+    trained: dict[str, Any] = {
+        name: torch.tensor(parameter.requires_grad, device="cpu").expand(parameter.shape)
+        for name, parameter in source.named_parameters()
+    }
+    checkpoint_keys.rename(trained, "", widths, packed=packed)
+    for name, parameter in target.named_parameters():
+        key = name.replace("in_proj_", "qkv.")  # the name in nn.MultiheadAttention
+        found = trained.get(key, trained[key.replace("bias", "weight")])
+        parameter.requires_grad_(bool(found.any()))
 
 
 def _any_weight(linear: nn.Module) -> Tensor | None:

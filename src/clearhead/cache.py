@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.foreign_names import explained
-from clearhead.validation import ShapeError, check_sizes, describe, dtype_name, is_readable
+from clearhead.validation import ShapeError, check_sizes, dtype_name, is_readable
 
 
 class KVCache:
@@ -135,10 +135,12 @@ class KVCache:
     def _check(self, keys: Tensor) -> None:
         mine, tokens = self.keys, keys.shape[2]
         if keys.shape[:2] + keys.shape[3:] != mine.shape[:2] + mine.shape[3:]:
-            batch, kv_heads, _, head_dim = mine.shape
+            sizes = zip(("batch", "kv_heads", "", "head_dim"), mine.shape, keys.shape, strict=True)
+            wrong = [(name, own, got) for name, own, got in sizes if name and own != got]
+            expected = ", ".join(f"{name}={own}" for name, own, _ in wrong)
             raise ShapeError(
-                f"cache: expected keys (batch={batch}, kv_heads={kv_heads}, tokens, "
-                f"head_dim={head_dim}), got {describe(keys)}.\n"
+                f"cache: expected {expected}, "
+                f"got {', '.join(f'{name}={got}' for name, _, got in wrong)}.\n"
                 "  A cache belongs to one module and one batch size: module.new_cache(batch)."
             )
         autocast = torch.is_autocast_enabled(keys.device.type)

@@ -173,14 +173,16 @@ class Rope:
                   [-0.3012,  1.3818]]]])
     """
 
-    base: float = 10000.0
+    base: float
 
-    def __post_init__(self) -> None:
-        if not 0 < self.base < math.inf:
+    @explained
+    def __init__(self, base: float = 10000.0) -> None:
+        if not 0 < base < math.inf:
             raise ValueError(
-                f"base: expected a positive number, got {self.base}.\n"
+                f"base: expected a positive number, got {base}.\n"
                 "  It is 10000.0 in most models, and 500000.0 in Llama 3."
             )
+        object.__setattr__(self, "base", base)  # the dataclass is frozen
 
     def rotate(
         self,

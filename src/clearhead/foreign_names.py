@@ -55,6 +55,7 @@ _CALL = {
     "mask=Mask.custom(may_attend); nn.MultiheadAttention hides where its bool mask is True: "
     "Mask.custom(~attn_mask). A mask of 0 and -inf: Mask.custom(attn_mask == 0)": "attn_mask",
     "mask=Mask.padding(~key_padding_mask), which is True at real tokens": "key_padding_mask",
+    "mask=Mask.padding(real), with True at real tokens": "padding_mask",
     "mask=Mask.padding(attention_mask.bool()) for 1 = real token": "attention_mask",
     "cache=attention.new_cache(batch), a KVCache that the call fills": "use_cache kv_cache "
     "past_key_value past_key_values layer_past",
@@ -64,8 +65,14 @@ _NO_CALL = {
     "Causality is a property of the module: MultiHeadAttention(..., causal={0}).": "is_causal",
     _MAP: "need_weights average_attn_weights output_attentions",
     "To switch heads off: with clearhead.ablate(model, {{layer: heads}}): ...": "head_mask",
-    "Rotary positions count from the cache: MultiHeadAttention(..., rope=Rope()).": "position_ids",
+    "Rotary positions count from the cache: MultiHeadAttention(..., rope=Rope()).": "position_ids "
+    "cache_position",
 }
+_CACHE = {
+    "batch={0}": "batch_size max_batch_size",
+    "capacity={0}": "max_length max_seq_len max_cache_len",
+}
+_NO_SCALING = {"Rotary positions are not scaled; Rope(base=...) sets their base.": "rope_scaling"}
 _NO_FILES = {
     "The kernel is chosen per call; attention.explain_kernel(x) says which.": "attn_implementation",
     f"Attention needs no option: {_WATCH}.": "output_attentions",
@@ -110,7 +117,8 @@ _NO_TEXT = {
 HERE: Mapping[str, Table] = {
     "MultiHeadAttention": {
         "d_in={0}, d_out={0}": "d_model " + SIZES["d_model"],
-        **_sizes("num_heads", "context_length", "dropout", "qkv_bias"),
+        **_sizes("num_heads", "context_length", "dropout"),
+        "qkv_bias={0} (out_proj always has a bias)": f"{SIZES['qkv_bias']} attention_bias",
         "num_kv_heads={0}": "num_key_value_heads n_kv_heads kv_heads",
         "causal={0}": "is_causal",
         "window={0}": "sliding_window",
@@ -118,6 +126,9 @@ HERE: Mapping[str, Table] = {
     },
     "MultiHeadAttention.forward": _CALL,
     "MultiHeadAttention.with_map": _CALL,
+    "MultiHeadAttention.new_cache": _CACHE,
+    "MultiHeadAttention.from_torch": {**_sizes("context_length"), "causal={0}": "is_causal"},
+    "Rope": {"base={0}": "theta rope_theta"},
     "Transformer.forward": {
         "ids={0}": "input_ids idx x",
         "lengths=attention_mask.sum(1), with padding on the left": "attention_mask",
@@ -145,11 +156,7 @@ HERE: Mapping[str, Table] = {
         "context_length={0}": "max_length block_size",
         "ids=tokenizer.encode(text)": "txt text",
     },
-    "KVCache": {
-        "batch={0}": "batch_size max_batch_size",
-        "kv_heads={0}": "num_heads num_kv_heads",
-        "capacity={0}": "max_length max_seq_len max_cache_len",
-    },
+    "KVCache": {**_CACHE, "kv_heads={0}": "num_heads num_kv_heads"},
     "FeedForward": _sizes("d_model", "dropout"),
     "WordTokenizer.encode": _TEXT,
     "BytePairTokenizer.encode": _TEXT,
@@ -164,10 +171,21 @@ ABSENT: Mapping[str, Table] = {
         "Not supported.": "add_bias_kv add_zero_attn",
         "It is d_out / num_heads.": "head_dim d_head",
         "Move the module: MultiHeadAttention(...).to({0}).": "device dtype",
+        "out_proj always has a bias. Set it to zero and freeze it to do without.": "out_bias",
+        'The kernel is chosen per call; kernel="sdpa" or kernel="eager" forces one.': (
+            "attn_implementation"
+        ),
+        **_NO_SCALING,
         "A module needs no number: watch finds layers by their names.": "layer_idx",
     },
     "MultiHeadAttention.forward": _NO_CALL,
     "MultiHeadAttention.with_map": _NO_CALL,
+    "Rope": {
+        **_NO_SCALING,
+        "Rope computes angles on request; head_dim is read from what it rotates.": (
+            "dim head_dim max_position_embeddings max_seq_len"
+        ),
+    },
     "Transformer": {
         "Sizes come as one dictionary: GPT2({{**GPT2_CONFIGS['gpt2-small'], 'num_layers': 2}}).": (
             " ".join([*SIZES, *SIZES.values()])
@@ -179,7 +197,7 @@ ABSENT: Mapping[str, Table] = {
         f"The fused kernel builds no weights. Use {_WATCH}.": "output_attentions",
         "model.hidden(ids) has the vectors that the head reads.": "output_hidden_states",
         "The logits are returned, as a tensor: leave it out.": "return_dict return_type",
-        "Positions follow from lengths= and caches=.": "position_ids",
+        "Positions follow from lengths= and caches=.": "position_ids cache_position",
     },
     "GPT2.generate": _NO_DRAWING,
     "GPT2.stream": _NO_DRAWING,
@@ -218,6 +236,9 @@ CALLS: Mapping[tuple[str, int], str] = {
     "attention(x, context), with causal=False.",
     ("MultiHeadAttention.with_map", 3): _QKV + "Self-attention is with_map(x); cross-attention is "
     "with_map(x, context), with causal=False.",
+    ("MultiHeadAttention.new_cache", 0): "The number of sequences: new_cache(batch=x.shape[0]).",
+    ("MultiHeadAttention.from_torch", 1): "PyTorch's module has no limit on tokens. Here one is "
+    "needed; it costs no memory: from_torch(module, context_length=1024).",
     ("Mask", 1): "Masks are built by name: Mask.causal(), Mask.window(back), Mask.padding(real), "
     "Mask.custom(may_attend).",
     ("watch", 2): f"The model is called inside the block: {_WATCH}.",

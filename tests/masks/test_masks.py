@@ -242,3 +242,15 @@ def test_lists_are_tensors():
 def test_lengths_may_exceed_the_number_of_keys():
     assert torch.equal(Mask.padding([5, 2]).dense(3), Mask.padding([3, 2]).dense(3))
     assert torch.equal(Mask.padding([5, 2], "left").dense(3), Mask.padding([3, 2], "left").dense(3))
+
+
+@pytest.mark.parametrize("mask", [Mask.causal(), Mask.causal() | Mask.padding([2])], ids=repr)
+def test_inversion_is_explained(mask):
+    with pytest.raises(TypeError, match=r"(?s)cannot be inverted.*Mask.custom\(~mask.dense"):
+        _ = ~mask
+    assert not (Mask.custom(~mask.dense(3)) & mask).dense(3).any()
+
+
+def test_the_order_of_arguments_of_an_additive_mask():
+    with pytest.raises(TypeError, match=r"(?s)dtype first, got 3.*to_additive\(torch.float32, q"):
+        Mask.causal().to_additive(3, 3, torch.float32)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import ast
 import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NoReturn
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -80,10 +80,12 @@ class Mask:
         """Hide the keys that only pad a sequence to the length of its batch.
 
         Args:
-            real: The number of real tokens of each sequence, or True where a token is real. While a
-                cache is still growing, the lengths of complete texts work too: one greater than
-                the number of keys hides nothing.
-            side: The side that is padded; used with lengths only.
+            real: The number of real tokens of each sequence, or True where a token is real. One
+                length, or one row, serves the whole batch. While a cache is still growing, the
+                lengths of complete texts work too: one greater than the number of keys hides
+                nothing.
+            side: The side that is padded; used with lengths only. To decode a batch with a cache,
+                pad on the left, and count the new tokens in the lengths of each call.
         """
         if side not in ("left", "right"):
             raise ValueError(f'side must be "left" or "right", got {side!r}.')
@@ -142,6 +144,13 @@ class Mask:
         return Either(self, as_mask(other))
 
     __rand__, __ror__ = __and__, __or__  # `tensor & mask` raises the TypeError of as_mask
+
+    def __invert__(self) -> NoReturn:
+        raise TypeError(
+            "~: a mask cannot be inverted, because it has no size until it is used.\n"
+            "  Invert the matrix: Mask.custom(~mask.dense(queries, keys)), or the tensor before it "
+            "becomes a mask: Mask.custom(~hidden), Mask.padding(~is_padding)."
+        )
 
     # Queries, used by the kernels and maps
 
@@ -272,6 +281,11 @@ class Mask:
         self, dtype: torch.dtype, queries: int, keys: int | None = None
     ) -> Float[Tensor, "#batch #heads queries keys"]:
         """For code that adds the mask to the scores: 0 = may attend, -inf = hidden."""
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(
+                f"to_additive: expected a dtype first, got {dtype!r}.\n"
+                "  The order: mask.to_additive(torch.float32, queries, keys)."
+            )
         visible = self.dense(queries, keys)
         return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, -torch.inf)
 
@@ -735,6 +749,27 @@ def _check_align(align: Align) -> None:
             f'align must be "start" or "end", got {align!r}.'
             + (size if isinstance(align, int) else "")
         )
+
+
+def check_new_keys(mask: Mask, cached: int) -> None:
+    """Raise `ShapeError` if padding on the right hides the new tokens of a sequence in a cache.
+
+    They would attend to the padding after the prompt, and not to themselves. Lengths on a GPU are
+    not read.
+    """
+    for part in mask.parts():
+        if not isinstance(part, Padding) or part.side == "left" or part.real.dtype == torch.bool:
+            continue
+        if not is_readable(part.real) or not part.real.numel() or not cached:
+            continue
+        shortest = int(part.real.min())
+        if shortest <= cached:
+            raise ShapeError(
+                f"padding mask: length {shortest}, but {cached} tokens are cached: the new tokens "
+                "of this sequence come after its padding, which would hide them.\n"
+                '  Pad prompts on the left: Mask.padding(lengths, side="left"), with lengths that '
+                "count the new tokens. Or pass Mask.custom(may_attend)."
+            )
 
 
 def as_mask(mask: object) -> Mask:
