@@ -98,7 +98,7 @@ def right_context(
     if not shared or heads % shared or rows[2].shape[-1] % shared:
         raise Unreadable("queries, keys and values do not fit together")
     q, k, v = (
-        t.to(torch.float64).unflatten(-1, (count, -1)).transpose(1, 2)
+        t.to(torch.float64).reshape(*t.shape[:-1], count, -1).transpose(1, 2)
         for t, count in zip(rows, (heads, shared, shared), strict=True)
     )
     k, v = (t.repeat_interleave(heads // shared, 1) for t in (k, v))
@@ -116,7 +116,7 @@ def find_whole(
 ) -> WholeAttention | None:
     """The attention of a pass that equals right attention; None if there is none."""
     try:
-        return next(_Search(reading, runs, expected).found(), None)
+        return next(iter(_Search(reading, runs, expected).found()), None)
     except (Unreadable, RuntimeError):
         return None
 

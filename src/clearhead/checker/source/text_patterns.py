@@ -352,30 +352,6 @@ def summed_alone(text: Text) -> int | None:
     return None
 
 
-def hints_of(text: Text) -> dict[str, float]:
-    """Which mistakes the source makes likely, to choose among equal explanations."""
-    found: dict[str, float] = {}
-    views = [n for n in ast.walk(text.tree) if isinstance(n, ast.Call)
-             and last_name(n.func) in ("view", "reshape")]  # fmt: skip
-    sizes = [[a for a in view.args if isinstance(a, ast.BinOp) and isinstance(a.op, ast.Mult)]
-             for view in views]  # fmt: skip
-    if any(sizes):
-        merged = any(view.args[0] in products for view, products in zip(views, sizes, strict=True))
-        found["heads-folded-into-batch"] = 3.0 if merged else 0.2
-    elif views:
-        found["heads-folded-into-batch"] = -1.0
-    calls = [n for n in ast.walk(text.tree) if isinstance(n, ast.Call)]
-    softmax = [call for call in calls if last_name(call.func) == "softmax"]
-    axes = [a for call in softmax for a in (*call.args[-1:], *(k.value for k in call.keywords))]
-    if {ast.unparse(axis) for axis in axes} & {"-2", "0", "1", "2"}:
-        found |= {"softmax-over-queries": 0.5, "softmax-over-heads": 0.5}
-    if text.uses("~tril ~triu"):
-        found["mask-inverted"] = 0.1
-    if summed_alone(text) is not None:
-        found["values-not-mixed"] = 3.0
-    return found
-
-
 # Words that say in a comment or a docstring that the future may be seen.
 _NOT_CAUSAL = r"(?i)bi-?directional|encoder|\bbert|\bvit\b|vision|image|patch|(not|non)[- ]causal"
 _SAID_CAUSAL = r"(?i)(causal|autoregressive)\b(?! or\b)"  # a docstring whose first word it is
