@@ -64,7 +64,7 @@ queries = queries.reshape(batch, self.num_heads, tokens, self.head_dim)
 
 # Texts of the fast module and the kernels.
 _SCALE = "scale = q.shape[-1] ** -0.5\n    queries, keys"
-_MERGE = "context_vec.transpose(1, 2).flatten(2)"
+_MERGED = "output: Tensor = self.out_proj(context_vec.transpose(1, 2).flatten(2))"
 
 PLANTS: dict[str, tuple[Plant, ...]] = {
     "missing-scale": (
@@ -167,13 +167,13 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("ladder", "context_vec.transpose(1, 2)  #", "context_vec  #"),
         Plant(
             "attention",
-            _MERGE,
-            "context_vec.reshape(len(context_vec), context_vec.shape[2], -1)",
+            _MERGED,
+            _MERGED.replace("transpose(1, 2).flatten(2)", "reshape(*x.shape[:2], -1)"),
         ),
     ),
     "heads-interleaved": (
         Plant("ladder", "context_vec.transpose(1, 2)  #", "context_vec.permute(0, 2, 3, 1)  #"),
-        Plant("attention", _MERGE, _MERGE.replace("transpose(1, 2)", "permute(0, 2, 3, 1)")),
+        Plant("attention", _MERGED, _MERGED.replace("transpose(1, 2)", "permute(0, 2, 3, 1)")),
     ),
     "concat-on-wrong-axis": (
         Plant("ladder", "for head in self.heads], dim=-1)", "for head in self.heads], dim=1)"),
@@ -197,7 +197,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "out-proj-unused": (
         Plant("ladder", "self.out_proj(context_vec)", "context_vec"),
-        Plant("attention", f"self.out_proj({_MERGE})", _MERGE),
+        Plant("attention", _MERGED, _MERGED.replace("self.out_proj", "")),
     ),
     "scores-detached": (
         Plant(
@@ -222,13 +222,13 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         ),
         Plant(
             "attention",
-            "return self.dropout.p if self.training else 0.0",
-            "return self.dropout.p",
+            "dropout=self.dropout.p if self.training else 0.0",
+            "dropout=self.dropout.p",
         ),
     ),
     "dropout-unused": (
         Plant("ladder", _DROP, "context_vec = "),
-        Plant("attention", "return self.dropout.p if self.training else 0.0", "return 0.0"),
+        Plant("attention", "dropout=self.dropout.p if self.training else 0.0", "dropout=0.0"),
         Plant("kernels.eager", "dropout > 0) @ v", "False) @ v"),
         Plant("kernels.sdpa", "attn_mask, dropout, is_causal", "attn_mask, 0.0, is_causal"),
         Plant("kernels.blocked", "    if kept is None:", "    if True:"),
