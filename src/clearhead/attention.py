@@ -20,7 +20,7 @@ from clearhead.embedding import Rope
 from clearhead.foreign_names import explained, no_attribute
 from clearhead.kernels import Choice, Kernel, attend, attend_with_lse, check_kernel, choose
 from clearhead.maps import AttentionMap
-from clearhead.masks import Mask, as_mask, check_new_keys
+from clearhead.masks import Mask, as_mask
 from clearhead.validation import (
     ShapeError,
     check_dropout,
@@ -513,7 +513,7 @@ class MultiHeadAttention(nn.Module):
                     f"context: expected the batch of x ({x.shape[0]}), got {context.shape[0]}."
                 )
         if mask is not None:
-            check_new_keys(as_mask(mask), before)
+            as_mask(mask)
 
     def _must_be_plain(self, who: str, *, causal: bool = True) -> None:
         extras = {

@@ -7,6 +7,6 @@ follow it in the same file. `kernel_form` turns a mask into the arguments of a f
 """
 
 from clearhead.masks.kernel_form import as_band
-from clearhead.masks.mask import Band, Mask, Padding, as_mask, check_new_keys
+from clearhead.masks.mask import Band, Mask, Padding, as_mask
 
-__all__ = ["Band", "Mask", "Padding", "as_band", "as_mask", "check_new_keys"]
+__all__ = ["Band", "Mask", "Padding", "as_band", "as_mask"]

@@ -751,27 +751,6 @@ def _check_align(align: Align) -> None:
         )
 
 
-def check_new_keys(mask: Mask, cached: int) -> None:
-    """Raise `ShapeError` if padding on the right hides the new tokens of a sequence in a cache.
-
-    They would attend to the padding after the prompt, and not to themselves. Lengths on a GPU are
-    not read.
-    """
-    for part in mask.parts():
-        if not isinstance(part, Padding) or part.side == "left" or part.real.dtype == torch.bool:
-            continue
-        if not is_readable(part.real) or not part.real.numel() or not cached:
-            continue
-        shortest = int(part.real.min())
-        if shortest <= cached:
-            raise ShapeError(
-                f"padding mask: length {shortest}, but {cached} tokens are cached: the new tokens "
-                "of this sequence come after its padding, which would hide them.\n"
-                '  Pad prompts on the left: Mask.padding(lengths, side="left"), with lengths that '
-                "count the new tokens. Or pass Mask.custom(may_attend)."
-            )
-
-
 def as_mask(mask: object) -> Mask:
     """Return the mask; raise a TypeError that explains what to write if it is not one."""
     if isinstance(mask, Mask):
