@@ -11,7 +11,7 @@ from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_choice import choose, choose_unnamed, left_out
-from clearhead.checker.source.text_patterns import Text
+from clearhead.checker.source.class_text import Text
 from clearhead.checker.source.wrapped_functions import wrapped
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn

@@ -11,8 +11,8 @@ from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import with_configs
 from clearhead.checker.harness.subject import Subject
 from clearhead.checker.sandbox.submission import Failure, Isolated
+from clearhead.checker.source.class_text import text_of
 from clearhead.checker.source.siblings import siblings_of
-from clearhead.checker.source.text_patterns import text_of
 
 CLASS = """
 class Attention(nn.Module):

@@ -8,7 +8,7 @@ from checker_here import Here
 from clearhead.checker.diagnosis.class_check import check_class
 from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.sandbox.limits import Limits
-from clearhead.checker.source.text_patterns import Text, dropped_mask, locate, used_by
+from clearhead.checker.source.class_text import Text, dropped_mask, locate, used_by
 
 HEADS = """\
 import torch

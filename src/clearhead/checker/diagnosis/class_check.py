@@ -48,7 +48,7 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Form, Report
 from clearhead.checker.sandbox.submission import ClassInfo, Failure, InProcess
 from clearhead.checker.source.class_choice import NO_ATTENTION, is_no_attention
-from clearhead.checker.source.text_patterns import Text, context_name, text_of
+from clearhead.checker.source.class_text import Text, context_name, text_of
 
 
 def check_object(subject: type | nn.Module) -> Report:

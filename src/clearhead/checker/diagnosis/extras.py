@@ -19,8 +19,8 @@ from clearhead.checker.harness.error_messages import translate
 from clearhead.checker.harness.subject import Subject, call
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.class_text import dropped_mask, made_without, may_make_on_cpu
 from clearhead.checker.source.crossed_arguments import dropout_makes_bias
-from clearhead.checker.source.text_patterns import dropped_mask, made_without, may_make_on_cpu
 
 Inputs = probes.Inputs
 

@@ -17,7 +17,7 @@ from clearhead.checker.source.class_choice import (
     left_out,
     owners_of,
 )
-from clearhead.checker.source.text_patterns import Text, text_of
+from clearhead.checker.source.class_text import Text, text_of
 from clearhead.checker.source.wrapped_functions import Wrapped, wrapped
 
 LIMITS = Limits()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import asks_for_causal, meaning_of
 from clearhead.checker.harness.subject import Subject
-from clearhead.checker.source.text_patterns import expects_causal
+from clearhead.checker.source.class_text import expects_causal
 
 SCALES = {"missing-scale", "wrong-scale", "scale-by-d-out", "scale-multiplied", "scale-twice"}
 _NO_SCALE = (

@@ -22,7 +22,7 @@ from clearhead.checker.harness.comparison import difference
 from clearhead.checker.harness.constructor_arguments import likely_meaning, meaning_for, meaning_of
 from clearhead.checker.harness.subject import Subject, call, inputs_for, renew
 from clearhead.checker.sandbox.submission import Failure
-from clearhead.checker.source.text_patterns import keeps_something
+from clearhead.checker.source.class_text import keeps_something
 
 LENGTHS = (1, 2, 3, 19, 67)  # one token, few, more than a usual block of 16, more than 64
 LONG = 1000

@@ -16,7 +16,7 @@ from clearhead.checker.harness.axis_orders import HEADS_READY
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
 from clearhead.checker.harness.subject import Subject, call, inputs_for
-from clearhead.checker.source.text_patterns import used_by
+from clearhead.checker.source.class_text import used_by
 
 _PIECES = r"for .*range\([^)]*,[^)]*,|\.split\(|chunk|block|tile"
 # The padding is said to stand at the end, and nowhere else.

@@ -17,7 +17,7 @@ from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
 from clearhead.checker.harness.subject import Subject, arguments_for, call, handed, ids_for, pick
 from clearhead.checker.sandbox.submission import Failure
-from clearhead.checker.source.text_patterns import Text, uses_sdpa
+from clearhead.checker.source.class_text import Text, uses_sdpa
 
 Inputs = probes.Inputs
 

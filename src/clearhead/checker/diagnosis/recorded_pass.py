@@ -32,7 +32,7 @@ from clearhead.checker.harness.subject import (
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.answers import Leaf, Recording
 from clearhead.checker.sandbox.submission import Failure
-from clearhead.checker.source.text_patterns import raises_at
+from clearhead.checker.source.class_text import raises_at
 
 # Where the texts and the tokens are: (axis of the texts, axes of the tokens).
 _AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {

@@ -8,7 +8,7 @@ from clearhead.checker.diagnosis import probes
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.subject import Subject, arguments_for, handed, renew
 from clearhead.checker.sandbox.submission import Failure, Output
-from clearhead.checker.source.text_patterns import keeps_something
+from clearhead.checker.source.class_text import keeps_something
 
 _POSITIONS = r"pos(ition)?(_?(emb\w*|enc\w*))?$|pos_?emb|pos_?enc"
 _CACHES = r"@\s*(functools\.|ft\.)?(lru_)?cache\b"

@@ -10,7 +10,7 @@ from clearhead.checker.harness.subject import Session
 from clearhead.checker.report import Finding, Form, Report, Step
 from clearhead.checker.sandbox.submission import ClassInfo
 from clearhead.checker.source.call_sites import Usage, usage_of
-from clearhead.checker.source.text_patterns import Text, literal_meant, locate
+from clearhead.checker.source.class_text import Text, literal_meant, locate
 
 TRIES, PATIENCE = 600, 6.0  # new ways to build and call a class, and the seconds for them
 

@@ -13,7 +13,7 @@ from clearhead.checker.harness.constructor_arguments import Sizes, meaning_for
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import ClassInfo, Failure
 from clearhead.checker.source.call_sites import class_node, fields_read, last_name, method, parsed
-from clearhead.checker.source.text_patterns import Text
+from clearhead.checker.source.class_text import Text
 
 _IN_PLACE = r"in-?place|leaf Variable that requires grad"
 SIZE_MISMATCH = r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)"

@@ -13,7 +13,7 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import ClassInfo
 from clearhead.checker.source.call_sites import class_node, last_name, usage_of
-from clearhead.checker.source.text_patterns import Text, text_of, used_by
+from clearhead.checker.source.class_text import Text, text_of, used_by
 
 _NAMED = r"att|mha|gqa|mqa|head|aten[cç]|aufmerk|k[oö]e?pf|cabe[zç]|t[eê]te|внима|注意"
 _OTHERS = (

@@ -9,7 +9,7 @@ from clearhead.checker.harness.constructor_arguments import meaning_for
 from clearhead.checker.harness.subject import Subject
 from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.call_sites import parsed
-from clearhead.checker.source.text_patterns import Text
+from clearhead.checker.source.class_text import Text
 
 
 def dropout_makes_bias(case: Case, subject: Subject, flag: str) -> bool:
