@@ -162,7 +162,7 @@ class Layout:
         new = self.reading.values[register].clone()
         view = new.movedim(axes, tuple(range(len(axes))))
         place = torch.unravel_index(torch.tensor(feature), view.shape[len(axes) :])
-        spot = view[(..., *place)]
+        spot = view[(slice(None),) * len(axes) + tuple(place)]
         noise = torch.randn(spot.shape, generator=torch.Generator().manual_seed(feature))
         spot.add_((noise.to(new.dtype) + 0.5) * new.abs().mean().clamp_min(0.1))
         return new

@@ -10,6 +10,7 @@ from torch import Tensor
 from clearhead.checker.diagnosis.attention_step import AttentionStep
 from clearhead.checker.diagnosis.reading import (
     HIDDEN,
+    Reading,
     Unreadable,
     fit,
 )
