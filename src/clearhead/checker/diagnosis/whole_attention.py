@@ -8,7 +8,7 @@ on random inputs, then the pieces are right, however they are written.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -107,7 +107,7 @@ def right_context(
     for pairs in (keep, visible):
         if pairs is not None:
             scores = scores.masked_fill(~pairs, -torch.inf)
-    context = scores.softmax(-1).nan_to_num(0.0) @ v
+    context: Tensor = scores.softmax(-1).nan_to_num(0.0) @ v
     return context.transpose(1, 2).flatten(2)
 
 
@@ -174,7 +174,7 @@ class _Search:
             register = source
         return False
 
-    def found(self) -> Iterable[WholeAttention]:
+    def found(self) -> Iterator[WholeAttention]:
         """Every choice that equals right attention on all runs."""
         masks = ("causal",) if self.expected.causal == "yes" else ("none", "causal")
         for parts in itertools.permutations(self.starts, 3):
