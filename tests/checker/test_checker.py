@@ -201,6 +201,20 @@ def test_a_file_that_cannot_run_says_so() -> None:
     assert report.findings[0].line is not None
 
 
+def test_an_adapter_that_fails_is_no_evidence():
+    """One adapter serves a whole course; a file may lack the class that it builds."""
+    adapter = (
+        "class Adapted(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.inner = NotInThisFile(14, 15, 11, 0.0, 3)\n"
+    )
+    (report,) = check_source(BOOK, "mine.py", adapter=adapter)
+    assert report.verdict == "error"
+    assert [found.id for found in report.findings] == ["cannot-run"]
+    assert "The adapter failed in its line 4: NameError" in report.findings[0].says
+
+
 def test_an_adapter_makes_a_strange_class_checkable() -> None:
     strange = BOOK.replace(
         "def forward(self, x):", "def forward(self, bundle):\n        x = bundle['x']"

@@ -60,6 +60,7 @@ def _check_file(
     siblings: Mapping[str, str],
     seed: int,
 ) -> list[Report]:
+    own_lines = source.count("\n") + 1
     if adapter is not None:
         source = f"{source}\n\n{adapter}\n"
     with Isolated(source, filename, limits=limits, siblings=siblings) as session:
@@ -87,7 +88,7 @@ def _check_file(
             adapted = check_class(
                 session, chosen[0], source, filename, given=True, text=text, seed=seed
             )
-            return [adapted]
+            return [_adapter_failed(adapted, own_lines) or adapted]
         reports = [check_class(session, info, source, filename, seed=seed) for info in chosen]
         named = {info.name for info in chosen}
         for place, report in enumerate(reports):
@@ -99,6 +100,17 @@ def _check_file(
                         if inside is not report:
                             break
         return left_out(reports, source)
+
+
+def _adapter_failed(report: Report, own_lines: int) -> Report | None:
+    """What to say where the adapter itself raises: that is no evidence about the submission."""
+    for found in report.findings:
+        if found.id == "crashes" and found.line is not None and found.line > own_lines:
+            says = f"The adapter failed in its line {found.line - own_lines - 1}: {found.evidence}"
+            fix = "Does the adapter name a class or an argument that this file does not have?"
+            failed = Finding("cannot-run", "wrong", says, "", fix, None)
+            return Report(report.file, report.cls, "error", (failed,))
+    return None
 
 
 def _none_found(filename: str, classes: Sequence[ClassInfo], only: str | None) -> Report:
