@@ -127,7 +127,8 @@ def test_explain_shows_the_trained_model(ok):
     assert re.findall(r"^head (\d)$", out, re.M) == ["0", "1", "2", "3"]
     assert max(map(len, out.splitlines())) <= 80
     first = ok("explain", SENTENCE, "--model", "grammar", "--layer", "0", "--steps")
-    assert "Layer 0 of the grammar model, with the model's own weights." in first
+    assert re.search(r"^Layer 0, head \d of the grammar model: ", first, re.M)
+    assert first.count("the grammar model") == 1
     full = json.loads(ok("explain", SENTENCE, "--model", "grammar", "--json"))
     assert (full["trained"], full["model"], full["seed"]) == (True, "grammar", None)
     assert full["gap"] < 1e-5
