@@ -380,11 +380,12 @@ def test_hostile_text(ok):
             "there is no such token.\n  The tokens are: 0 the",
         ),
         (["explain", SENTENCE, "--query", "the:3", "--untrained"], "'the' occurs 2 times."),
+        (["explain", SENTENCE, "--query", "mat:2", "--untrained"], "'mat' occurs once."),
         (["explain", SENTENCE, "--query", "6"], "there is no such token."),
         (["explain", SENTENCE, "--query", ""], "there is no such token."),
         (
             ["explain", "a", "--model", "grammar", "--step", "7"],
-            "has no such step.\n  Its steps are 1, 2, 3, 3b, 4a",
+            "this model has no such step.\n  Its steps are 1, 2, 3, 3b, 4a",
         ),
         (
             ["explain", "a b", "--untrained", "--step", "3b"],
@@ -672,5 +673,7 @@ def test_a_missing_extra_is_one_message(command_line, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, err = command_line("explain", "the cat sat", "-o", tmp_path / "cat.png")
     assert status == 2
-    assert "pip install 'clearhead[plot]'" in err
+    assert (
+        "pip install 'clearhead[plot]'. In a clone: pip install -c constraints.txt '.[plot]'" in err
+    )
     assert "Traceback" not in err

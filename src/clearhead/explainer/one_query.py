@@ -39,7 +39,8 @@ def find_query(tokens: Sequence[str], word: str) -> tuple[int, str | None]:
         return found[int(which) - 1], None
     if word.isdecimal() and int(word) < len(tokens):
         return int(word), None
-    problem = f"{stem!r} occurs {len(found)} times." if found else "there is no such token."
+    times = "once" if len(found) == 1 else f"{len(found)} times"
+    problem = f"{stem!r} occurs {times}." if found else "there is no such token."
     listed = "  ".join(f"{i} {drawing.shorten(token, 20)}" for i, token in enumerate(tokens[:40]))
     more = f"  and {len(tokens) - 40} more" if len(tokens) > 40 else ""
     raise ValueError(

@@ -83,7 +83,9 @@ def draw_header(example: Example, about: str) -> RenderableType:
 def which_head(example: Example) -> str:
     """Which head is shown first, what it does, and why it was chosen."""
     words = f"Layer {example.layer}, head {example.head} of {example.name}: {example.does}."
-    if example.chosen:
+    if len(example.trace.tokens) == 1:
+        words += " The text is one token, so there is nothing to compare: every head does."
+    elif example.chosen:
         words += " It has the clearest pattern in this text."
     return words
 
