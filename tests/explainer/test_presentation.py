@@ -4,6 +4,7 @@ import pytest
 
 from clearhead.drawing import number, plain
 from clearhead.explainer.examples import model_example, untrained_example
+from clearhead.explainer.one_query import draw_query
 from clearhead.explainer.presentation import draw_all, draw_chosen, draw_result, save, select
 
 TEXT = "the cat sat on the mat"
@@ -51,3 +52,17 @@ def test_steps_show_the_numbers_of_the_selected_head(head):
     first = example.trace["queries_split"][0, 0, shown, 0].item()
     assert f"queries_split[0, :2, {shown}, :6]\n     [{number(first)}," in split.replace("[ ", "[")
     assert "output[0, :3, :6]" in plain(draw_all(example), width=120)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_window_keeps_the_results_of_a_query(width):
+    example = model_example("The dog chased the cat because it was hungry", layer=4, head=7)
+    text = plain(draw_query(example.trace, 1, heads=[7]), width=width)
+    assert "…" not in text
+    scores = text[text.index("4a ATTENTION") : text.index("4b ATTENTION")]
+    weights = text[text.index("4c ATTENTION") : text.index("4d ATTENTION")]
+    first = example.trace["attn_scores"][0, 7, 1, 0].item()
+    assert f" {number(first)}\n" in scores
+    assert ("×" in scores) == (width > 40)
+    weight = example.trace["attn_weights"][0, 7, 1, 0].item()
+    assert f" {number(weight)}\n" in weights
