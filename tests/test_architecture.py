@@ -210,7 +210,7 @@ def test_drawing_knows_nothing_of_attention():
     assert files
     for file in files:
         used = {folder_of(module) for module in own_imports(file.read_text(encoding="utf-8"))}
-        assert used <= {"drawing", "atomic_files"}
+        assert used <= {"drawing", "atomic_files", "version"}
 
 
 def test_the_reader_of_imports_sees_all_kinds():

@@ -34,8 +34,8 @@ def large(folder):
 
 def shown(text):
     """The number that the page shows."""
-    text = text.replace(" × 10^", "e").replace("−", "-")  # the minus sign of the page
-    return float(text)
+    text = text.translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻−", "0123456789--"))
+    return float(text.replace(" × 10-", "e-"))
 
 
 def state(page):
@@ -151,7 +151,7 @@ def test_keyboard_only(visit, sentence):
     assert state(page)["head"] == "1"
 
     tab_to("canvas.over")
-    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):
+    for key in ("Home", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):
         press(key)
     status = page.inner_text("#status")
     assert re.match(r"mat attends to cat: 0\.\d+", status), status
@@ -515,3 +515,9 @@ def test_a_phone_shows_whole_words_and_all_weights(visit, sentence):
     assert set(words) == {1}
     edge = page.locator(".keys tbody tr").first.locator("td").last.bounding_box()
     assert edge["x"] + edge["width"] <= 390
+
+
+def test_the_matrix_starts_at_the_strongest_key(visit, sentence):
+    seen = visit(sentence, "view=matrix&head=1&query=4")
+    strongest = seen.page.locator("#panel-matrix .rank").first
+    assert strongest.get_attribute("aria-current") == "true"

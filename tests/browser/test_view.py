@@ -79,7 +79,8 @@ def test_every_number_under_the_pointer_is_the_weight(visit, viewer):
         else:
             weight = float(m[0, 2, query, key])
             assert number == pytest.approx(weight, rel=1e-5)
-            shown = float(words.splitlines()[0].replace(" × 10^", "e"))
+            first = words.splitlines()[0].translate(str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-"))
+            shown = float(first.replace(" × 10-", "e-"))
             assert shown == pytest.approx(weight, rel=1e-3)
     assert len(seen) == 6
 

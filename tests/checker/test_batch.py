@@ -82,6 +82,8 @@ def test_a_folder_gives_a_row_a_file(classroom, tmp_path, capsys):
     shown = html.read_text(encoding="utf-8")
     assert "<dt>Where</dt><dd>line 1: <code># wrong missing-scale</code></dd>" in shown
     assert "<dt>Evidence</dt><dd>It shows.</dd>" in shown
+    wrong_line = "<dt>Wrong line, from a submission</dt><dd><code># wrong missing-scale</code>"
+    assert 0 < shown.index(wrong_line) < shown.index("<dt>Fix</dt>")
     assert rows["bo.py"]["places"] == "line 1"
 
 

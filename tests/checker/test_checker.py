@@ -167,6 +167,17 @@ def test_our_own_attention_is_right(cls: type) -> None:
     assert not report.findings
 
 
+@pytest.mark.parametrize("subject", ["file.py", lambda x: x, None])
+def test_what_is_neither_a_class_nor_a_module_is_refused(subject: object) -> None:
+    with pytest.raises(TypeError, match=r"expected a class or a module, got .*\n.*check FILE"):
+        clearhead.check(subject)  # type: ignore[arg-type]
+
+
+def test_a_report_has_a_short_repr() -> None:
+    shown = repr(check_object(ladder.CausalAttention))
+    assert shown == "Report(CausalAttention: correct; no findings): print it"
+
+
 def test_a_module_that_is_built_is_checked_as_it_is() -> None:
     module = ladder.MultiHeadAttention(10, 12, 9, 0.1, num_heads=4)
     before = {name: value.clone() for name, value in module.state_dict().items()}
@@ -194,7 +205,9 @@ def test_a_file_that_cannot_run_says_so() -> None:
     assert "nothing_of_this_name" in report.findings[0].says
     (report,) = check_source("x = 1\n", "mine.py")
     assert report.verdict == "error"
-    assert "no attention class" in report.findings[0].says
+    assert "no attention class; its classes: none. The checker looks for" in report.findings[0].says
+    (report,) = check_source("def f(:\n", "mine.py")
+    assert report.findings[0].says.startswith("Python could not read the file: SyntaxError: ")
     (report,) = check(edited(BOOK, [("b, tokens, d_in = x.shape", "b, n, d_in, more = x.shape")]))
     assert report.verdict == "error"
     assert ids(report) == {"cannot-run"}

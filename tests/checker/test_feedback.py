@@ -72,6 +72,16 @@ def test_the_feedback_as_a_page():
     assert "script-src 'none'" in text
 
 
+def test_the_caret_of_a_syntax_error_stands_below_its_character():
+    snippet = 'File "a.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax'
+    found = Finding("cannot-run", "wrong", "Python could not read the file.", snippet, "", 3)
+    report = Report("a.py", "", "error", (found,))
+    page = feedback.html("a.py", [report])
+    assert f"<pre>{snippet.replace(chr(34), '&quot;')}</pre>" in page
+    assert f"```text\n{snippet}\n```" in feedback.markdown("a.py", [report])
+    assert "what this verdict means</a>" in page
+
+
 def test_a_hint_gives_neither_name_nor_fix():
     known = next(mistake for mistake in MISTAKES if mistake.id == "softmax-over-queries")
     for text in (
@@ -91,7 +101,7 @@ def test_text_from_outside_is_only_shown():
         page = feedback.html(EVIL, [report], hint=hint)
         assert "<img" not in page
         text = feedback.markdown(EVIL, [report], hint=hint)
-        outside = re.sub(r"^```py\n.*?^```$", "", text, flags=re.M | re.S)
+        outside = re.sub(r"^```(?:py|text)\n.*?^```$", "", text, flags=re.M | re.S)
         assert "```" not in outside
         outside = re.sub(r"(?<!\\)`[^`\n]*`", "", outside)  # code, which is shown as it is
         assert not re.search(r"(?<!\\)<img|(?<!\\)!\[|^# Correct|http://", outside, re.M)

@@ -127,7 +127,8 @@ def test_explain_shows_the_trained_model(ok):
     assert re.findall(r"^head (\d)$", out, re.M) == ["0", "1", "2", "3"]
     assert max(map(len, out.splitlines())) <= 80
     first = ok("explain", SENTENCE, "--model", "grammar", "--layer", "0", "--steps")
-    assert "Layer 0 of the grammar model, with the model's own weights." in first
+    assert re.search(r"^Layer 0, head \d of the grammar model: ", first, re.M)
+    assert first.count("the grammar model") == 1
     full = json.loads(ok("explain", SENTENCE, "--model", "grammar", "--json"))
     assert (full["trained"], full["model"], full["seed"]) == (True, "grammar", None)
     assert full["gap"] < 1e-5
@@ -379,11 +380,12 @@ def test_hostile_text(ok):
             "there is no such token.\n  The tokens are: 0 the",
         ),
         (["explain", SENTENCE, "--query", "the:3", "--untrained"], "'the' occurs 2 times."),
+        (["explain", SENTENCE, "--query", "mat:2", "--untrained"], "'mat' occurs once."),
         (["explain", SENTENCE, "--query", "6"], "there is no such token."),
         (["explain", SENTENCE, "--query", ""], "there is no such token."),
         (
             ["explain", "a", "--model", "grammar", "--step", "7"],
-            "has no such step.\n  Its steps are 1, 2, 3, 3b, 4a",
+            "this model has no such step.\n  Its steps are 1, 2, 3, 3b, 4a",
         ),
         (
             ["explain", "a b", "--untrained", "--step", "3b"],
@@ -671,5 +673,7 @@ def test_a_missing_extra_is_one_message(command_line, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, err = command_line("explain", "the cat sat", "-o", tmp_path / "cat.png")
     assert status == 2
-    assert "pip install 'clearhead[plot]'" in err
+    assert (
+        "pip install 'clearhead[plot]'. In a clone: pip install -c constraints.txt '.[plot]'" in err
+    )
     assert "Traceback" not in err

@@ -174,7 +174,13 @@ def test_a_misspelled_model_is_corrected_without_a_network(run, monkeypatch, com
         raise AssertionError("the hub was asked")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
-    for name, meant in (("grammer", "grammar"), ("English", "english"), ("engish", "english")):
+    for name, meant in (
+        ("grammer", "grammar"),
+        ("English", "english"),
+        ("engish", "english"),
+        ("gpt2-smal", "gpt2-small"),
+        ("gpt2_medium", "gpt2-medium"),
+    ):
         status, out, err = run(command, "a", "--model", name)
         assert (status, out) == (2, "")
         assert err == (

@@ -527,6 +527,7 @@ def test_page_shows_other_machines_for_claims_about_time():
     ("arguments", "message"),
     [
         (["gradient-vanish"], "unknown claim 'gradient-vanish'. Did you mean gradients"),
+        (["nonsense"], "unknown claim 'nonsense'.\n  All ids: clearhead claims --list"),
         (["--out", "no/such/a.json"], "--out no/such/a.json: there is no folder no/such."),
         (["--resume"], "--resume continues the results in --out FILE"),
         (["--resume", "--out", "no.json"], "give an existing file"),

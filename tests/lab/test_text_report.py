@@ -65,7 +65,9 @@ def test_the_report_as_text(report):
 
 def test_the_command_without_a_text(folder, command_line):
     status, out, err = command_line("heads", "--model", folder, "--json")
-    assert (status, err) == (0, "")
+    assert status == 0
+    assert err.startswith("Measuring 6 heads of little, each removed once: ")
+    assert err.count("\n") == 1
     found = json.loads(out)
     assert (found["schema"], found["model"], len(found["heads"])) == (1, "little", 6)
     assert {pair["kind"] for pair in found["pairs"]} >= {"agreement", "reflexive, number"}

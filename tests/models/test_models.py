@@ -137,7 +137,8 @@ def test_explain_shows_a_layer(folder, run):
     status, out, _ = run("explain", "--model", folder, TEXT, "--query", "mat")
     assert status == 0
     flat = " ".join(out.split())
-    assert re.search(r"Layer \d of small, with the model's own weights\.", flat)
+    assert flat.count("of small") == 1
+    assert "x is the input to this layer's attention: " in flat
 
 
 def test_explain_as_json(worded, run):

@@ -1200,7 +1200,7 @@ def test_what_a_head_does_in_words():
     even = heads_of(torch.full((8, 8), 1 / 8)).rows[0]
     assert even.looks_at == "spreads over about 8 tokens, 3 positions away"
     own = heads_of(eye).rows[0]
-    assert own.looks_at == "spreads over about 1 token, 0 positions away"
+    assert own.looks_at == "attends to itself"
     ids = torch.tensor([[1, 2, 3, 4, 1, 2, 3, 4]])
     copying = eye.roll(-4, 1)
     assert heads_of(copying, ids).rows[0].looks_at == "same token 1.00"

@@ -43,6 +43,7 @@ MEANS = {
     "compat": "compat: only loaded weights break",
     "edge": "edge: only in some situations",
 }
+NO_MISTAKES = ("cannot-run", "unsure")  # findings that give the reason for a verdict
 _LONGEST = 4000  # characters of one text: a submission's message may be endless
 _MOST_STEPS = 400
 _NARROWEST = 20  # columns for code beside shapes
@@ -231,7 +232,7 @@ class Finding:
         return cls(**{**known, "cell": data["cell"] or "", "code": data["code"] or ""})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What was found in one class.
 
@@ -420,6 +421,10 @@ class Report:
 
     def __str__(self) -> str:
         return drawing.plain(self.draw())
+
+    def __repr__(self) -> str:
+        ids = ", ".join(finding.id for finding in self.findings) or "no findings"
+        return f"Report({self.cls or self.file}: {self.headline}; {ids}): print it"
 
     def _repr_html_(self) -> str:
         return drawing.html(self.draw(steps=bool(self.steps)))

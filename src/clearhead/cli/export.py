@@ -11,6 +11,7 @@ import typer
 
 from clearhead.atomic_files import check_place
 from clearhead.cli.shared import JsonOption, ModelOption, out_option
+from clearhead.version import install
 
 EXAMPLE = "clearhead export model.onnx"
 
@@ -72,9 +73,7 @@ def export(
     out_screen.print(f"  in    {_list(written.inputs)}", markup=False)
     out_screen.print(f"  out   {_list(written.outputs)}", markup=False)
     if written.gap is None:
-        out_screen.print(
-            "  not compared with the model: pip install 'clearhead[onnx]'", markup=False
-        )
+        out_screen.print(f"  not compared with the model: {install('onnx')}", markup=False)
         return
     lengths = ", ".join(
         f"{tokens} + {past}" if past else f"{tokens}" for _, tokens, past in written.sizes

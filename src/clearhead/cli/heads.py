@@ -127,6 +127,13 @@ def _own_sentences(
     from clearhead import drawing
     from clearhead.lab.text_report import measure_text
 
+    config = loaded.gpt2.config
+    count = config["num_layers"] * config["num_heads"]
+    print(
+        f"Measuring {count} heads of {loaded.name}, each removed once: a minute or two for the "
+        "English model, longer for larger ones. With a TEXT it takes seconds.",
+        file=sys.stderr,
+    )
     with progress_bar() as progress:
         task = progress.add_task("Measuring its heads", total=1.0)
 

@@ -152,13 +152,13 @@ def report_truncation(tokens: int, used: int) -> None:
 
 
 def progress_bar() -> Progress:
-    """Description, bar, count and elapsed time, on stderr if that is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    """Description, bar, share and elapsed time, on stderr if that is a terminal."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     from clearhead import drawing
 
     err = drawing.console(sys.stderr)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), TaskProgressColumn())
     return Progress(
         *columns, TimeElapsedColumn(), console=err, transient=True, disable=not err.is_terminal
     )

@@ -8,6 +8,7 @@ The terminal takes arrays of torch or numpy and imports neither; pages and figur
 from clearhead.drawing.palette import shade, text_on
 from clearhead.drawing.terminal import (
     Drawn,
+    FirstThatFits,
     FittingTable,
     Flow,
     Indent,
@@ -34,6 +35,7 @@ __all__ = [
     "HIDDEN",
     "Axis",
     "Drawn",
+    "FirstThatFits",
     "FittingTable",
     "Flow",
     "Indent",

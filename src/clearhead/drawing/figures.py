@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from clearhead.atomic_files import beside, check_place
 from clearhead.drawing.palette import DECADES, MANY_ROWS, VIRIDIS, text_on
 from clearhead.drawing.text_format import Axis, escaped, number, shorten, visible
+from clearhead.version import install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -283,7 +284,7 @@ def need_matplotlib() -> None:
     except ImportError:
         raise ImportError(
             "Figures need matplotlib, which is not installed.\n"
-            "  Install it with: pip install 'clearhead[plot]'"
+            f"  Install it with: {install('plot')}"
         ) from None
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import io
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group
+from rich.measure import Measurement
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
@@ -292,6 +294,27 @@ class FittingTable:
 
 def _cut(cell: str, width: int) -> str:
     return cell if cell_len(cell) <= width else set_cell_size(cell, width - 1) + "…"
+
+
+class FirstThatFits:
+    """The first of several forms that is not wider than the window; the last one if none fits.
+
+    Examples:
+        >>> print(plain(FirstThatFits([Text("1 + 2 + 3 = 6"), Text("... = 6")]), width=9))
+        ... = 6
+    """
+
+    def __init__(self, forms: Sequence[RenderableType]) -> None:
+        self._forms = forms
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """One of the forms."""
+        unlimited = options.update_width(sys.maxsize)
+        for form in self._forms[:-1]:
+            if Measurement.get(console, unlimited, form).maximum <= options.max_width:
+                yield form
+                return
+        yield self._forms[-1]
 
 
 class Indent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -172,8 +172,14 @@ def vector(values: Iterable[float], *, limit: int = 6) -> str:
     return "[" + ", ".join(cells[:limit] + ["..."] * (len(cells) > limit)) + "]"
 
 
-def excerpt(name: str, array: Array, *, rows: int = 3) -> str:
+def excerpt(name: str, array: Array, *, rows: int = 3, at: Mapping[int, int] | None = None) -> str:
     """The first few numbers of an array of any rank, with the index that selects them.
+
+    Args:
+        name: What the array is called.
+        array: The numbers.
+        rows: The largest number of rows.
+        at: The index to take on some axes, by axis; at least two axes must remain.
 
     Examples:
         >>> import numpy
@@ -182,6 +188,10 @@ def excerpt(name: str, array: Array, *, rows: int = 3) -> str:
           [1.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000, ...]
           [0.0000, 1.0000, 0.0000, 0.0000, 0.0000, 0.0000, ...]
           ...
+        >>> print(excerpt("split", numpy.arange(8).reshape(2, 2, 2), at={1: 1}))
+        split[:, 1, :]
+          [2, 3]
+          [6, 7]
     """
     columns = 6
     shape = tuple(array.shape)
@@ -190,14 +200,16 @@ def excerpt(name: str, array: Array, *, rows: int = 3) -> str:
         return f"{name}\n  {number(values)}"
     if 0 in shape:
         return f"{name}\n  (empty)"
-    index = ["0"] * (len(shape) - 2)
-    for _ in index:
-        values = values[0]
+    at = at or {}
+    shown = [axis for axis in range(len(shape)) if axis not in at][-2:]
+    index = [str(at.get(axis, 0)) for axis in range(len(shape))]
+    for axis, most in zip(reversed(shown), (columns, rows), strict=False):
+        index[axis] = f":{most}" if shape[axis] > most else ":"
+    values = _taken(
+        values, [None if axis in shown else at.get(axis, 0) for axis in range(len(shape))]
+    )
     if len(shape) == 1:
         values = [values]
-    else:
-        index.append(f":{rows}" if shape[-2] > rows else ":")
-    index.append(f":{columns}" if shape[-1] > columns else ":")
 
     cells = [[number(value) for value in row[:columns]] for row in values[:rows]]
     width = max(len(cell) for row in cells for cell in row)
@@ -206,3 +218,12 @@ def excerpt(name: str, array: Array, *, rows: int = 3) -> str:
     lines += ["  [" + ", ".join([cell.rjust(width) for cell in row] + more) + "]" for row in cells]
     lines += ["  ..."] * (len(values) > rows)
     return "\n".join(lines)
+
+
+def _taken(values: Any, index: Sequence[int | None]) -> Any:
+    """Nested lists without the axes that have an index; None keeps an axis."""
+    if not index:
+        return values
+    if index[0] is None:
+        return [_taken(value, index[1:]) for value in values]
+    return _taken(values[index[0]], index[1:])

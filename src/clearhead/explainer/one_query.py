@@ -39,7 +39,8 @@ def find_query(tokens: Sequence[str], word: str) -> tuple[int, str | None]:
         return found[int(which) - 1], None
     if word.isdecimal() and int(word) < len(tokens):
         return int(word), None
-    problem = f"{stem!r} occurs {len(found)} times." if found else "there is no such token."
+    times = "once" if len(found) == 1 else f"{len(found)} times"
+    problem = f"{stem!r} occurs {times}." if found else "there is no such token."
     listed = "  ".join(f"{i} {drawing.shorten(token, 20)}" for i, token in enumerate(tokens[:40]))
     more = f"  and {len(tokens) - 40} more" if len(tokens) > 40 else ""
     raise ValueError(
@@ -158,20 +159,23 @@ def _dot_products(seen: Trace, index: int, limit: int, heads: Sequence[int]) -> 
         query = queries[head, index].tolist()
         start = f"head {head}: " if len(queries) > 1 else ""
         parts.append(Text(f"{start}query {drawing.vector(query, limit=4)} with each key"))
-        rows = []
-        for j, label in enumerate(_key_labels(seen, limit)):
-            key = keys[head, j].tolist()
-            score = drawing.number(scores[head, index, j].item())
-            rows.append([label, f"{_product(query, key)} =", score])
-        parts += [drawing.table(["key", "", "score"], rows), *_rest(seen, limit)]
+        tables = []
+        for terms in range(4, -1, -1):
+            rows = []
+            for j, label in enumerate(_key_labels(seen, limit)):
+                score = drawing.number(scores[head, index, j].item())
+                rows.append([label, _product(query, keys[head, j].tolist(), terms), score])
+            tables.append(drawing.table(["key", "", "score"], rows))
+        parts += [drawing.FirstThatFits(tables), *_rest(seen, limit)]
     return Group(*parts)
 
 
-def _product(query: list[float], key: list[float]) -> str:
+def _product(query: list[float], key: list[float], most: int) -> str:
+    """The first terms of a dot product, followed by an equals sign; nothing without terms."""
     terms = [
         f"{drawing.number(a, 2)}×{drawing.number(b, 2)}" for a, b in zip(query, key, strict=True)
     ]
-    return " + ".join(terms[:4] + ["..."] * (len(terms) > 4))
+    return f"{' + '.join(terms[:most] + ['...'] * (len(terms) > most))} =" if most else ""
 
 
 def _masked(seen: Trace, index: int, limit: int) -> RenderableType:
@@ -217,7 +221,9 @@ def _softmax(seen: Trace, index: int, limit: int, heads: Sequence[int]) -> Rende
         power = f"e^({name} {sign} {abs(shift):.4g})" if shift else f"e^{name}"
         columns = ["score", *([f"÷ √{width} = scaled"] if scaled else []), power, "÷ sum = weight"]
         parts += [Text(f"head {head}")] if len(weights) > 1 else []
-        parts += [drawing.table(["key", *columns], rows), *_rest(seen, limit)]
+        # A narrow window drops the powers first, and keeps the weights.
+        drop = [3, 2, 1] if scaled else [2, 1]
+        parts += [drawing.FittingTable(["key", *columns], rows, drop=drop), *_rest(seen, limit)]
     return Group(*parts)
 
 
@@ -228,12 +234,16 @@ def _weighted_sum(seen: Trace, index: int, limit: int, heads: Sequence[int]) -> 
     parts: list[RenderableType] = []
     for head in heads:
         hidden = _hidden_row(seen, head, index)
-        rows = []
-        for j, label in enumerate(_key_labels(seen, limit)):
-            weight = drawing.number(weights[head, index, j].item())
-            value = drawing.vector(values[head, j].tolist(), limit=4)
-            rows.append([label, drawing.HIDDEN if hidden[j] else f"{weight} × {value}"])
-        rows.append(["sum", f"       = {drawing.vector(context[head, index].tolist(), limit=4)}"])
+        tables = []
+        for terms in range(4, 0, -1):
+            rows = []
+            for j, label in enumerate(_key_labels(seen, limit)):
+                weight = drawing.number(weights[head, index, j].item())
+                value = drawing.vector(values[head, j].tolist(), limit=terms)
+                rows.append([label, drawing.HIDDEN if hidden[j] else f"{weight} × {value}"])
+            total = drawing.vector(context[head, index].tolist(), limit=terms)
+            rows.append(["sum", f"       = {total}"])
+            tables.append(drawing.table(["key", "weight × value"], rows, left=2))
         parts += [Text(f"head {head}")] if len(weights) > 1 else []
-        parts += [drawing.table(["key", "weight × value"], rows, left=2), *_rest(seen, limit)]
+        parts += [drawing.FirstThatFits(tables), *_rest(seen, limit)]
     return Group(*parts)

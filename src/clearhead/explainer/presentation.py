@@ -6,19 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from clearhead import drawing
-from clearhead.drawing import file_formats
+from clearhead.drawing import figures, file_formats
 from clearhead.drawing.html_page import Page
 from clearhead.explainer import one_query
 from clearhead.explainer.examples import Example
 from clearhead.explainer.head_choice import HeadSummary
 from clearhead.explainer.steps import Step
 from clearhead.models.text_readers import Reading
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHOWN = 16  # rows and columns of a table
 SHOWN_HEADS = 4  # tables; of a layer with more heads, one is shown
@@ -31,10 +34,8 @@ def select(example: Example, number: str) -> list[Step]:
     chosen = [step for step in steps if number in (step.number, step.number.rstrip("abcd"))]
     if not chosen:
         numbers = ", ".join(step.number for step in steps)
-        raise ValueError(
-            f"--step {number}: the variant {example.variant} has no such step.\n"
-            f"  Its steps are {numbers}."
-        )
+        whose = "this model" if example.model is not None else f"the variant {example.variant}"
+        raise ValueError(f"--step {number}: {whose} has no such step.\n  Its steps are {numbers}.")
     return chosen
 
 
@@ -45,8 +46,8 @@ def whose_weights(example: Example) -> str:
         if example.layer:
             stream = f"the residual stream after layer {example.layer - 1}"
         return (
-            f"Layer {example.layer} of {example.name}, with the model's own weights. x is the "
-            f"input to this layer's attention: {stream}, layer-normalised."
+            f"{which_head(example)} x is the input to this layer's attention: {stream}, "
+            "layer-normalised."
         )
     if example.variant == "simplified" and example.ids is None:
         return "Untrained: this form has no weights, and the vectors are the book's."
@@ -82,7 +83,9 @@ def draw_header(example: Example, about: str) -> RenderableType:
 def which_head(example: Example) -> str:
     """Which head is shown first, what it does, and why it was chosen."""
     words = f"Layer {example.layer}, head {example.head} of {example.name}: {example.does}."
-    if example.chosen:
+    if len(example.trace.tokens) == 1:
+        words += " The text is one token, so there is nothing to compare: every head does."
+    elif example.chosen:
         words += " It has the clearest pattern in this text."
     return words
 
@@ -154,11 +157,8 @@ def draw_chosen(example: Example, chosen: Sequence[Step]) -> RenderableType:
 
 def draw_query(example: Example, index: int, remark: str | None) -> RenderableType:
     """The header, one query followed through all steps, and the result."""
-    about = whose_weights(example)
-    if example.head is not None:
-        about = f"{which_head(example)} {about}"
     return Group(
-        draw_header(example, about),
+        draw_header(example, whose_weights(example)),
         *([Text(f"Note: {remark}")] if remark else []),
         Text(),
         one_query.draw_query(example.trace, index, limit=SHOWN, heads=_shown_heads(example)),
@@ -204,7 +204,7 @@ def _who_attends(example: Example) -> list[RenderableType]:
 def _draw_steps(example: Example, steps: Sequence[Step]) -> RenderableType:
     parts: list[RenderableType] = [draw_header(example, whose_weights(example)), Text()]
     for step in steps:
-        parts += [step, Text()]
+        parts += [step.draw(head=example.head or 0), Text()]
     return Group(*parts)
 
 
@@ -292,9 +292,7 @@ def save(
     steps = example.trace.steps if chosen is None else chosen
 
     def page() -> Page:
-        notes = [whose_weights(example)]
-        notes += [] if example.head is None else [which_head(example)]
-        made = example.trace.page(title=example.text, notes=notes)
+        made = example.trace.page(title=example.text, notes=[whose_weights(example)])
         given: dict[str, str | int | None] = {"query": query, "head": example.head}
         if chosen is not None:
             given |= {"view": "steps", "step": chosen[0].number}
@@ -304,7 +302,33 @@ def save(
         start = {name: value for name, value in given.items() if value is not None}
         return replace(made, start=start)
 
-    file_formats.save(path, page, data=lambda: to_json(example, steps, query))
+    file_formats.save(
+        path,
+        page,
+        data=lambda: to_json(example, steps, query),
+        figure=lambda: _figure(example),
+    )
+
+
+def _figure(example: Example) -> Figure:
+    """The weights of the traced layer; of one head if the user selected it."""
+    (layer,) = example.trace.page().layers
+    if example.model is None:
+        return figures.layer_figure(layer)
+    title = f"{example.name}, layer {example.layer}"
+    if example.chosen:
+        return figures.layer_figure(layer, title=title)
+    assert example.head is not None
+    only = slice(example.head, example.head + 1)
+    layer = replace(
+        layer,
+        weights=layer.weights[only],
+        hidden=None if layer.hidden is None else layer.hidden[only],
+        patterns=layer.patterns[only],
+        scores={},
+        numbers=(example.head,),
+    )
+    return figures.layer_figure(layer, title=f"{title}, head {example.head}")
 
 
 def _with_all_layers(page: Page, example: Example) -> Page:

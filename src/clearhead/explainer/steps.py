@@ -109,7 +109,15 @@ class Step(drawing.Drawn):
         return next(iter(self.dims.values()))
 
     def __rich__(self) -> RenderableType:
-        """Title, operation, formula, shapes, and the first few numbers."""
+        return self.draw()
+
+    def draw(self, *, head: int | None = None) -> RenderableType:
+        """Title, operation, formula, shapes, and the first few numbers.
+
+        Args:
+            head: The head whose numbers are shown, where the tensors have heads. By default, the
+                first numbers of each tensor.
+        """
         facts = [
             ("operation", self.operation),
             ("formula", self.formula),
@@ -120,13 +128,17 @@ class Step(drawing.Drawn):
             Text.assemble((f"{name:<11}", "dim"), drawing.visible(fact)) for name, fact in facts
         )
         rows = 3 if len(self.tensors) == 1 else 2
-        numbers = "\n".join(
-            drawing.excerpt(name, tensor, rows=rows) for name, tensor in self.tensors.items()
-        )
+        numbers, heading = [], f"{self.number} {self.title}"
+        for name, tensor in self.tensors.items():
+            axes = [dim for dim, _ in self.dims[name]]
+            at = {} if head is None or "heads" not in axes else {axes.index("heads"): head}
+            numbers.append(drawing.excerpt(name, tensor, rows=rows, at=at))
+            if at:
+                heading = f"{self.number} {self.title}, head {head}"
         note = [Text(self.note)] if self.note else []
         return Group(
-            Text(f"{self.number} {self.title}", style="bold"),
-            drawing.Indent(Group(*note, lines, Text(numbers))),
+            Text(heading, style="bold"),
+            drawing.Indent(Group(*note, lines, Text("\n".join(numbers)))),
         )
 
 

@@ -26,7 +26,7 @@ from clearhead.atomic_files import beside, check_place
 from clearhead.exporter.graph import Graph, What, graph
 from clearhead.foreign_names import explained
 from clearhead.gpt2 import GPT2
-from clearhead.version import __version__
+from clearhead.version import __version__, install
 
 TOLERANCE = 1e-5  # relative to the largest output, or to 1 if that is larger
 _NOISY_LOGGERS = ("torch", "onnxscript", "onnx_ir")
@@ -117,7 +117,7 @@ def export(
         if missing:
             raise ModuleNotFoundError(
                 f"export to ONNX needs {' and '.join(missing)}.\n"
-                "  Install them with: pip install 'clearhead[onnx]'"
+                f"  Install them with: {install('onnx')}"
             )
     say = say or (lambda text: None)
     with beside(path) as draft:

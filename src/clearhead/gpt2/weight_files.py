@@ -23,6 +23,7 @@ from torch import Tensor
 
 from clearhead.configs import GPT2_CONFIGS
 from clearhead.gpt2.pickle_guard import check_pickle, more_than_tensors
+from clearhead.version import install
 
 PICKLES = (".bin", ".pth", ".pt")
 SUFFIXES = (".safetensors", *PICKLES)
@@ -299,7 +300,7 @@ def from_hub(name: str, *, also: Sequence[str] = ()) -> Path:
     except ImportError:
         raise ValueError(
             f"{unknown}; downloading from the Hugging Face hub needs huggingface_hub.\n"
-            "  Install it: pip install 'clearhead[hub]'"
+            f"  Install it: {install('hub')}"
         ) from None
     wanted = ["config.json", "model*.safetensors", "model.safetensors.index.json", *also]
     try:

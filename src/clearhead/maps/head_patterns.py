@@ -76,12 +76,15 @@ class HeadMeans:
         ]
 
 
-def pattern_name(scores: Mapping[str, float | None], *, brief: bool = False) -> str:
+def pattern_name(
+    scores: Mapping[str, float | None], *, brief: bool = False, way: str = "away"
+) -> str:
     """The name of a head's pattern.
 
     Args:
         scores: The mean scores of the head, as returned by `HeadMeans.per_head`.
         brief: A shorter form, for a column of a table.
+        way: Where its keys are: "away" on both sides of the query, "back" in a causal model.
 
     Examples:
         >>> pattern_name({"previous": 0.93, "sink": 0.02, "entropy": 0.3, "distance": 1.2})
@@ -90,6 +93,8 @@ def pattern_name(scores: Mapping[str, float | None], *, brief: bool = False) -> 
         'spreads over about 5 tokens, 3 positions away'
         >>> pattern_name({"entropy": 1.6, "distance": 3.3}, brief=True)
         'about 5 tokens, 3 away'
+        >>> pattern_name({"entropy": 0.1, "distance": 0.2})
+        'attends to itself'
     """
     best, share = _strongest(scores)
     if share >= _NAMED:
@@ -97,14 +102,19 @@ def pattern_name(scores: Mapping[str, float | None], *, brief: bool = False) -> 
     entropy, distance = scores.get("entropy"), scores.get("distance")
     if entropy is None:
         return "nothing" if brief else "attends to nothing"
-    name = f"{'' if brief else 'spreads over '}about {_count(math.exp(entropy), 'token')}"
+    one = round(math.exp(entropy)) == 1
+    if one and distance is not None and round(distance) == 0:
+        return "itself" if brief else "attends to itself"
+    name = "one token" if one else f"about {_count(math.exp(entropy), 'token')}"
+    if not brief:
+        name = f"{'attends to' if one else 'spreads over'} {name}"
     if distance is None:
         return name
-    return f"{name}, {f'{distance:.0f}' if brief else _count(distance, 'position')} away"
+    return f"{name}, {f'{distance:.0f}' if brief else _count(distance, 'position')} {way}"
 
 
 def pattern_sentence(scores: Mapping[str, float | None], chance: Mapping[str, float | None]) -> str:
-    """What a head does, as the end of a sentence that begins with the head.
+    """What a head of a causal model does, as the end of a sentence that begins with the head.
 
     Args:
         scores: The mean scores of the head, as returned by `HeadMeans.per_head`.
@@ -116,7 +126,9 @@ def pattern_sentence(scores: Mapping[str, float | None], chance: Mapping[str, fl
         >>> pattern_sentence(scores, {"previous": 0.2})
         'attends to the previous token (0.93 of its weight)'
         >>> pattern_sentence({"sink": 0.45, "entropy": 1.6, "distance": 3.3}, {"sink": 0.41})
-        'spreads over about 5 tokens, 3 positions away'
+        'spreads over about 5 tokens, 3 positions back'
+        >>> pattern_sentence({"entropy": 0.2, "distance": 4.1}, {})
+        'attends to one token, 4 positions back'
     """
     above = {
         name: score
@@ -126,7 +138,7 @@ def pattern_sentence(scores: Mapping[str, float | None], chance: Mapping[str, fl
     best, share = _strongest(above)
     if share >= _NAMED:
         return f"attends to {_PHRASES[best]} ({share:.2f} of its weight)"
-    return pattern_name({**scores, **dict.fromkeys(_PATTERNS)})
+    return pattern_name({**scores, **dict.fromkeys(_PATTERNS)}, way="back")
 
 
 def _strongest(scores: Mapping[str, float | None]) -> tuple[str, float]:

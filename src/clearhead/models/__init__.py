@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from clearhead.configs import GPT2_CONFIGS
 from clearhead.foreign_names import explained
 from clearhead.gpt2.model import GPT2
 from clearhead.gpt2.weight_files import read_json
@@ -117,8 +118,9 @@ def _naming_the_shipped(model: str | Path) -> Iterator[None]:
     if Path(model).exists():
         yield
         return
-    close = difflib.get_close_matches(str(model).lower(), SHIPPED, n=1, cutoff=0.7)
-    if close:  # do not ask the hub
+    known = (*SHIPPED, "gpt2", *GPT2_CONFIGS)
+    close = difflib.get_close_matches(str(model).lower(), known, n=1, cutoff=0.7)
+    if close and str(model) not in known and "/" not in str(model):  # do not ask the hub
         raise ValueError(
             f"{model}: no such file or folder. Did you mean {close[0]}?\n"
             f"  {' and '.join(SHIPPED)} come with Clearhead."

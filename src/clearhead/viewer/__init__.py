@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from clearhead.foreign_names import explained
+from clearhead.version import install
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +60,7 @@ def view(
     except ImportError as error:
         raise ImportError(
             f"The viewer needs starlette and uvicorn ({error}).\n"
-            "  Install them with: pip install 'clearhead[view]'"
+            f"  Install them with: {install('view')}"
         ) from None
     from clearhead.maps import AttentionMap
     from clearhead.maps.axis_labels import check_labels

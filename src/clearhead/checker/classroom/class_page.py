@@ -86,7 +86,7 @@ def _counted(found: Sequence[Counted], total: int, details: Sequence[Detail], hi
         items.append(
             f"<li><h3><code>{parts.text(each.name)}</code>{kind}: {share}</h3>{bar}"
             f"<p>{parts.text(known.says)}</p>"
-            + parts.facts([("Fix", parts.text(known.fix)), *_examples(examples)])
+            + parts.facts([*_examples(examples), ("Fix", parts.text(known.fix))])
             + f"{more}</li>"
         )
     return "".join(items)
@@ -101,8 +101,9 @@ def _distinct(details: Sequence[Detail]) -> list[Detail]:
 def _examples(details: Sequence[Detail]) -> Iterator[tuple[str, str]]:
     """Lines of code with this mistake, each with its evidence, from different submissions."""
     for detail in _distinct(details)[:_EXAMPLES]:
-        yield "For example", f"<code>{parts.text(detail.code)}</code>" if detail.code else ""
-        yield "Evidence", parts.text(detail.evidence)
+        code = f"<code>{parts.text(detail.code)}</code>" if detail.code else ""
+        yield "Wrong line, from a submission", code
+        yield "Evidence", parts.evidence(detail.evidence)
 
 
 def _file(row: Row, hint: bool) -> str:
@@ -136,7 +137,7 @@ def _found_in(row: Row, hint: bool) -> str:
         named = f" ({parts.text(kind)})" if kind else ""
         items.append(
             f"<li><h3><code>{parts.text(id)}</code>{named}</h3>"
-            + parts.facts([("Where", where), ("Evidence", parts.text(detail.evidence))])
+            + parts.facts([("Where", where), ("Evidence", parts.evidence(detail.evidence))])
             + "</li>"
         )
     return "".join(items)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from clearhead import drawing
 from clearhead.checker.catalogue import words_of
 from clearhead.checker.classroom.marks_file import Row
-from clearhead.checker.report import MEANS, in_words
+from clearhead.checker.report import MEANS, NO_MISTAKES, in_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,7 +38,6 @@ class Counted:
 
 
 FAIL = ("wrong",)
-_NO_MISTAKES = {"cannot-run", "unsure"}  # the verdict says it
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def tally(rows: Sequence[Row], fail: Sequence[str] = FAIL, *, hint: bool = False
 def findings_of(row: Row) -> Iterator[tuple[str, str]]:
     """Each finding's id with its severity, "-" where nothing could be judged."""
     for id, kind in zip_longest(row.findings.split(), row.severities.split(), fillvalue="-"):
-        if id not in (*_NO_MISTAKES, "-"):
+        if id not in (*NO_MISTAKES, "-"):
             yield id, kind
 
 

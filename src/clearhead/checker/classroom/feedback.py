@@ -145,7 +145,16 @@ def _finding(report: Report, finding: Finding) -> Iterator[str]:
     kind = report.kind_of(finding)
     yield f"### {escape(finding.id)}" + (f" ({kind})" if kind else "")
     yield from ("", escape(finding.says), "")
-    if finding.evidence:
+    if "\n" in finding.evidence:  # spaces count: a caret stands below its character
+        yield from (
+            "**Evidence.**",
+            "",
+            "```text",
+            *_fenced(finding.evidence[:_LONGEST]),
+            "```",
+            "",
+        )
+    elif finding.evidence:
         yield from (f"**Evidence.** {escape(finding.evidence)}", "")
     yield from _location(finding)
     if finding.fix:

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from clearhead import drawing
 from clearhead.checker.catalogue import words_of
-from clearhead.checker.report import Finding, Step
+from clearhead.checker.report import NO_MISTAKES, Finding, Step
 from clearhead.drawing.page_assets import PageAssets
 
 _LONGEST = 4000  # characters of one text
@@ -64,6 +64,11 @@ def location(place: str, code: str) -> str:
     return f"{text(place)}: {shown}" if place and shown else text(place) or shown
 
 
+def evidence(words: str) -> str:
+    """Evidence; several lines keep their spaces, so that a caret stands below its character."""
+    return f"<pre>{text(words)}</pre>" if "\n" in words else text(words)
+
+
 def finding(found: Finding, kind: str, *, link: bool) -> str:
     """One finding with its evidence, its line and its fix.
 
@@ -73,12 +78,13 @@ def finding(found: Finding, kind: str, *, link: bool) -> str:
         link: Whether the page has the section of this mistake.
     """
     named = f" ({text(kind)})" if kind else ""
-    more = f'<a href="#{text(found.id)}">what this mistake is</a>' if link else ""
+    what = "what this verdict means" if found.id in NO_MISTAKES else "what this mistake is"
+    more = f'<a href="#{text(found.id)}">{what}</a>' if link else ""
     return (
         f"<li><h3><code>{text(found.id)}</code>{named}</h3><p>{text(found.says)}</p>"
         + facts(
             [
-                ("Evidence", text(found.evidence)),
+                ("Evidence", evidence(found.evidence)),
                 _where(found),
                 ("Fix", text(found.fix)),
                 ("More", more),

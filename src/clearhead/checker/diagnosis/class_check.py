@@ -54,6 +54,11 @@ from clearhead.checker.source.class_text import Text, context_name, text_of
 def check_object(subject: type | nn.Module) -> Report:
     """Check a class, or a module that is built, in this process."""
     cls = subject if isinstance(subject, type) else type(subject)
+    if not isinstance(subject, type | nn.Module):
+        raise TypeError(
+            f"subject: expected a class or a module, got {subject!r}.\n"
+            "  For a file, use the command: clearhead check FILE."
+        )
     session = InProcess(subject)
     classes = session.classes()
     assert not isinstance(classes, Failure)

@@ -115,8 +115,13 @@ def _adapter_failed(report: Report, own_lines: int) -> Report | None:
 
 def _none_found(filename: str, classes: Sequence[ClassInfo], only: str | None) -> Report:
     names = ", ".join(info.name for info in classes) or "none"
-    missing = f"no class {only!r}" if only else "no attention class"
-    says = f"The file has {missing}; its classes: {names}."
+    says = f"The file has no class {only!r}; its classes: {names}."
+    if only is None:
+        says = (
+            f"The file has no attention class; its classes: {names}. The checker looks for a "
+            "subclass of nn.Module whose name says attention or head, or that computes a softmax "
+            "and a matrix product."
+        )
     return Report(filename, only or "", "error", (Finding("unsure", "wrong", says, "", "", None),))
 
 

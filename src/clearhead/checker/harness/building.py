@@ -92,6 +92,8 @@ def could_not_run(filename: str, name: str, failure: Failure, stage: str, how: s
     """
     said = f"{failure.type}: {failure.message}" if failure.type else failure.message
     text = f"It failed at {stage}, {failure.kind}: {said}"
+    if stage == "import" and failure.type in ("SyntaxError", "IndentationError", "TabError"):
+        text = f"Python could not read the file: {said}"
     evidence = (failure.traceback or "").strip()[-600:]
     fix = "" if stage == "import" or failure.kind != "exception" else ADAPTER
     fix = f"The checker chose this call: {how}. {fix}" if how and fix else fix

@@ -50,7 +50,8 @@ function exact(value) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "not a number" : value < 0 ? "-inf" : "inf";
   if (value !== 0 && Math.abs(value) < 1e-4) {
     const [digits, power] = value.toExponential(3).split("e");
-    return `${Number(digits)} \u00d7 10^${power}`;
+    const raised = power.replace(/./g, (c) => (c === "-" ? "\u207b" : "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"[c]));
+    return `${Number(digits)} \u00d7 10${raised}`;
   }
   return String(Number(value.toPrecision(5)));
 }

@@ -45,6 +45,7 @@ async function start() {
     byId("flow").append(diagram);
   }
   await layer().load();
+  selectStrongestKey();
   if (walk) await walk.load();
   byId("message").remove();
   update({ view: state.view });

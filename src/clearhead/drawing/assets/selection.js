@@ -81,3 +81,10 @@ function read() {
   for (const reader of readers) reader(params);
   settle();
 }
+
+/** Unless the URL selects a key, select the one that the query attends to most. */
+function selectStrongestKey() {
+  if (new URLSearchParams(location.hash.slice(1)).has("key")) return;
+  const row = layer().row(state.head, state.query);
+  state.key = row.reduce((best, weight, key) => (weight > (row[best] || 0) ? key : best), 0);
+}

@@ -65,6 +65,7 @@ function follow() {
 
 /** Show an answer of the worker. */
 function show(found) {
+  for (const id of ["flow", "changes", "main"]) byId(id).classList.toggle("outdated", Boolean(found.empty));
   if (found.error || found.empty) {
     byId("reading").textContent = found.error ? `The model failed: ${found.error}` : "Type a sentence.";
     return;
@@ -135,6 +136,8 @@ start.read = () => {
   const given = new URLSearchParams(location.hash.slice(1));
   read();
   if (!given.has("layer") && !given.has("head")) Object.assign(state, clearest());
+  settle();
+  selectStrongestKey();
 };
 
 start.build = () => {

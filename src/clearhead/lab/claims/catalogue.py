@@ -46,7 +46,7 @@ def find(names: Iterable[str]) -> list[Claim[...]]:
     found = []
     for name in names:
         if name not in CLAIMS:
-            close = difflib.get_close_matches(name, CLAIMS, n=1, cutoff=0.4)
+            close = difflib.get_close_matches(name, CLAIMS, n=1)
             hint = f" Did you mean {close[0]}?" if close else ""
             raise ValueError(f"unknown claim {name!r}.{hint}\n  All ids: clearhead claims --list")
         found.append(CLAIMS[name])
