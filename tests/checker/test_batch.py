@@ -380,9 +380,9 @@ def test_the_docs_show_the_policy_with_all_its_keys(tmp_path):
     (shown,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert shown == (docs / "examples" / "policy.toml").read_text(encoding="utf-8")
     assert policy(tmp_path, shown) == Policy("MultiHead*", True, True, ("wrong", "compat"))
-    table = re.findall(r"^\| `(\w+)` \|", text[text.index("## What counts") :], re.MULTILINE)
+    table = re.findall(r"^\| `(\w+)` \|", text[text.index("### The policy") :], re.MULTILINE)
     assert table == list(POLICY_KEYS)
-    columns = text[text.index("The columns of the CSV") : text.index("## What counts")]
+    columns = text[text.index("### The CSV") : text.index("### The policy")]
     assert set(re.findall(r"`(\w+)`", columns)) >= set(HEAD)
 
 
