@@ -110,6 +110,7 @@ def wide(case: Case, subject: Subject) -> None:
             steps = None
         new = [] if steps is None or not steps.wrong else steps.findings
         new = [one for one in new if one.severity != "edge" and not _known(case, one.id)]
+        new = [one for one in new if one.id not in _ROLES]
         for found in new[:1]:
             heads, width = trial.sizes.heads, trial.sizes.head_dim
             evidence = (
@@ -119,6 +120,14 @@ def wide(case: Case, subject: Subject) -> None:
             )
             case.add("breaks-with-size", evidence, found.line)
     renew(case.session, subject)
+
+
+# Whose weights feed what does not change with the size: another reading is no evidence.
+_ROLES = {
+    f"{one}-from-{other}"
+    for one in ("query", "key", "value")
+    for other in ("query-weights", "key-weights", "value-weights", "keys", "queries")
+}
 
 
 def _known(case: Case, id: str) -> bool:

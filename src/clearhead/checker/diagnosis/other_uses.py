@@ -145,7 +145,11 @@ def _padding_of(
             continue
         if difference(got[~real], out[~real]) < 1e-5 and not (idle and _MASK.search(name.lower())):
             continue
-        moved = _seen_padding(case, subject, inputs, name, real if got is keeps else ~real, real)
+        marks = real if got is keeps else ~real
+        turned = with_mask(case, subject, inputs, name, marks, keys_first=True)
+        if turned is not None and difference(turned[real], right[real]) < 1e-5:
+            return True  # its scores are (keys, queries), and so are its masks
+        moved = _seen_padding(case, subject, inputs, name, marks, real)
         if moved > 1e-3:
             zeros = bool((got[~real] == 0).all())
             only = "no output is" if idle else "only the outputs at the padding itself are"
@@ -215,15 +219,30 @@ def _padding_in_ids(case: Case, subject: Subject, inputs: Inputs, reference: Ref
 
 
 def with_mask(
-    case: Case, subject: Subject, inputs: Inputs, name: str, marks: Tensor
+    case: Case,
+    subject: Subject,
+    inputs: Inputs,
+    name: str,
+    marks: Tensor,
+    *,
+    keys_first: bool = False,
 ) -> Tensor | None:
-    """The output when one argument marks tokens: as (batch, tokens), or with more axes."""
+    """The output when one argument marks tokens: as (batch, tokens), or with more axes.
+
+    Args:
+        case: The class.
+        subject: How it is called.
+        inputs: Its inputs.
+        name: The argument.
+        marks: The marked tokens, (batch, tokens).
+        keys_first: Mark the keys as in scores of (keys, queries).
+    """
     q, k, v = handed(subject, inputs)
     marks = marks[:1] if subject.axes in HEADS_READY else marks  # what is a batch here are heads
     positional, keywords = arguments_for(subject, (q, k, v), None)
     names = [parameter.name for parameter in case.info.forward]
     place = names.index(name)
-    shaped = [marks, marks[:, None, None, :]]
+    shaped = [marks[:, None, :, None]] if keys_first else [marks, marks[:, None, None, :]]
     if subject.axes == "first":
         shaped.append(marks.T.contiguous())
     for shape in shaped:

@@ -16,7 +16,7 @@ from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable, is_
 from clearhead.checker.diagnosis.step_checks import judge, judge_whole
 from clearhead.checker.diagnosis.whole_attention import WholeAttention, find_whole
 from clearhead.checker.harness.alternatives import mask_ways
-from clearhead.checker.harness.axis_orders import taken
+from clearhead.checker.harness.axis_orders import HEADS_READY, taken
 from clearhead.checker.harness.building import head_counts
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.forward_arguments import POLARITIES
@@ -343,8 +343,8 @@ def _branch_fails(case: Case, subject: Subject) -> None:
     Not where it refuses them on purpose, or takes an object of another kind.
     """
     said = next(p.annotation for p in case.info.forward if p.name == subject.takes_mask)
-    if said and "Tensor" not in said:
-        return
+    if (said and "Tensor" not in said) or subject.axes in HEADS_READY:
+        return  # another kind of mask, or what is a batch here are heads
     found: list[Failure] = []
     for mask in mask_ways(subject):
         got = call(case.session, subject, inputs_for(subject, subject.sizes.tokens), mask=mask)
