@@ -259,7 +259,7 @@ def test_what_is_not_known_is_called_unsure() -> None:
     (report,) = check(UNSURE)
     assert report.verdict == "unsure", report
     assert "unsure" in ids(report)
-    assert "the scores pass a function that is not known" in report.findings[0].evidence
+    assert "a cap on the scores of another kind" in report.findings[0].evidence
 
 
 def test_a_mistake_in_no_list_is_wrong_with_the_property_that_fails() -> None:

@@ -110,5 +110,8 @@ def judge_whole(whole: WholeAttention) -> Judgement:
     unused_weights(reading, verdict, angles_given=False)
     applied_twice(reading, verdict)
     beside(reading, [whole.context], verdict)
+    (rows,) = reading.follow(whole.context, whole.axes[-1], reading.output)
+    if whole.context != reading.output and rows not in reading.sources[0].axes:
+        verdict.doubts.append("the tokens' axis is lost after the values are mixed")
     whole_output(reading, verdict)
     return verdict
