@@ -379,7 +379,7 @@ def test_a_mask_for_another_batch_is_refused_by_every_kernel(kernel, batch):
     )
     with pytest.raises(ShapeError, match=message):
         attend(q, k, v, Mask.custom(torch.ones(1, 4, 7, 7, dtype=torch.bool)), kernel=kernel)
-    with pytest.raises(TypeError, match=r"expected a clearhead.Mask, got Tensor"):
+    with pytest.raises(TypeError, match=r"expected a clearhead.Mask, got a tensor"):
         attend(q, k, v, real[0], kernel=kernel)
 
 

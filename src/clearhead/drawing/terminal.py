@@ -300,8 +300,8 @@ class FirstThatFits:
     """The first of several forms that is not wider than the window; the last one if none fits.
 
     Examples:
-        >>> print(plain(FirstThatFits([Text("1 + 2 + 3 = 6"), Text("... = 6")]), width=9))
-        ... = 6
+        >>> print(plain(FirstThatFits([Text("1 + 2 + 3 = 6"), Text("sum: 6")]), width=9))
+        sum: 6
     """
 
     def __init__(self, forms: Sequence[RenderableType]) -> None:
