@@ -1,4 +1,4 @@
-"""A hundred and eighty-four files that strangers might have written: half are right, half wrong.
+"""A hundred and eighty-four files as users might write them: half are right, half wrong.
 
 They were written without looking at how the checker works, in as many styles as there are files;
 the right ones were compared with PyTorch's own attention. The first line of each says what a good
@@ -19,9 +19,9 @@ correct and did not understand 2; of the 10 wrong ones it found 8 and named 7, t
 and did not understand 1. Of the engineers' 10 right ones it called 3 correct and did not understand
 7 (3 could not be run); of the 10 wrong ones it found 3 and named 2, took 4 for correct and did not
 understand 3; and it raised 1 false alarm, on a norm inside one of them that it took for attention.
-The method was mended after each of these sets, so the figures below are no longer blind.
+The checker was improved after each of these sets, so the figures below are no longer blind.
 
-    python tests/test_strangers.py     prints the table
+    python tests/checker/test_submissions.py     prints the table
 """
 
 import re
@@ -131,7 +131,7 @@ def test_no_two_files_share_more_than_a_few_lines():
 
 
 @pytest.mark.slow
-def test_strangers_are_judged_rightly(capsys):
+def test_submissions_are_judged_rightly(capsys):
     answers = [ask(file) for file in FILES]
     with capsys.disabled():
         print(f"\n{table(answers)}")
