@@ -471,7 +471,7 @@ def test_many_fields_are_no_token(client):
 
 def test_requests_that_never_end_do_not_keep_the_owner_out(client, monkeypatch):
     """A few hundred of them used up all connections."""
-    monkeypatch.setattr(server, "_MOST_SECONDS", 0.5)
+    monkeypatch.setattr(server, "_MOST_SECONDS", 2.0)  # a busy machine is slow to connect
     address = ("127.0.0.1", client.page.port)
     held = [socket.create_connection(address, timeout=10) for _ in range(300)]
     try:
