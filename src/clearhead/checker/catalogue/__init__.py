@@ -16,7 +16,7 @@ from clearhead.checker.report import Finding
 
 _FILES = (
     *("scaling", "softmax", "masking", "padding_masks", "splitting", "projections", "dropout"),
-    *("gradients", "rotary", "calling", "verdicts"),
+    *("gradients", "positions", "calling", "verdicts"),
 )
 
 

@@ -168,15 +168,21 @@ def _run_twice(
         return subject, out
     evidence = f"In evaluation, two runs on the same input differ by {gap:.2g}."
     calm = without_dropout(case, subject)
+    id = "dropout-in-eval" if case.text.has(r"[Dd]ropout") else "random-in-eval"
     if calm is not None:
         out, again = (call(case.session, calm, inputs, seed=seed) for seed in (0, 1))
         if isinstance(out, Tensor) and isinstance(again, Tensor) and difference(out, again) == 0:
             case.add("dropout-in-eval", evidence)
             return calm, out
-    id = "dropout-in-eval" if case.text.has(r"[Dd]ropout") else "random-in-eval"
+        id = "random-in-eval" if _takes_dropout(case) else id
     case.add(id, evidence)
     case.notes.append("Nothing else was checked: fix this first, then check again.")
     return case.report()
+
+
+def _takes_dropout(case: Case) -> bool:
+    """Whether the dropout can be set from outside."""
+    return any(meaning_for(p) == "p" for p in case.info.init)
 
 
 def _read(

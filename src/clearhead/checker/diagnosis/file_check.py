@@ -4,8 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis.class_check import check_class
 from clearhead.checker.harness.building import could_not_run
+from clearhead.checker.harness.error_messages import own_fault
 from clearhead.checker.harness.subject import Session
 from clearhead.checker.report import Finding, Report
 from clearhead.checker.sandbox.limits import Limits
@@ -66,7 +68,7 @@ def _check_file(
     with Isolated(source, filename, limits=limits, siblings=siblings) as session:
         classes = session.classes()
         if isinstance(classes, Failure):
-            return [could_not_run(filename, only or "", classes, "import")]
+            return [_not_imported(source, filename, only or "", classes)]
         if adapter is not None and only is None and classes:
             only = max(classes, key=lambda info: info.line).name
         chosen = choose(classes, source, only)
@@ -100,6 +102,15 @@ def _check_file(
                         if inside is not report:
                             break
         return left_out(reports, source)
+
+
+def _not_imported(source: str, filename: str, name: str, failure: Failure) -> Report:
+    """A file that cannot be imported; wrong if that is its own fault."""
+    own = own_fault(failure, source, ClassInfo(name, 0, 0, False, (), (), (), ()), ())
+    if not own:
+        return could_not_run(filename, name, failure, "import")
+    found = finding("crashes", f"When the file is imported: {own}", failure.line)
+    return Report(filename, name, "wrong", (found,))
 
 
 def _adapter_failed(report: Report, own_lines: int) -> Report | None:

@@ -16,12 +16,12 @@ from clearhead.checker.diagnosis.program import MOST_NUMBERS
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_steps
 from clearhead.checker.diagnosis.reference import Reference
-from clearhead.checker.harness.axis_orders import PICTURES
+from clearhead.checker.harness.axis_orders import PICTURES, STATES
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
 from clearhead.checker.harness.constructor_arguments import likely_meaning, meaning_for, meaning_of
 from clearhead.checker.harness.subject import Subject, call, inputs_for, renew
-from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.sandbox.submission import Failure, Parameter
 from clearhead.checker.source.class_text import keeps_something
 
 LENGTHS = (1, 2, 3, 19, 67)  # one token, few, more than a usual block of 16, more than 64
@@ -36,16 +36,22 @@ SPARSE = r"(?i)window|local|sliding|sparse|dilat|stride|\bband|yarn|ntk|\blog\(|
 
 def longest(case: Case, subject: Subject) -> int:
     """The longest text that the class has promised to take."""
-    names = {meaning_for(p) for p in case.info.init}
+    names = {meaning_for(p) for p in case.info.init if not _may_be_block(p)}
     read = {meaning_of(name.rpartition(".")[2]) for name, _ in case.info.fields}
     limited = "context" in names or ("config" in names and "context" in read)
     return subject.sizes.context if limited and not case.given else LONG
 
 
+def _may_be_block(parameter: Parameter) -> bool:
+    """Whether a block_size is perhaps that of blocks of keys, and not the longest text."""
+    return parameter.has_default and bool({"block", "chunk"} & {*parameter.name.split("_")})
+
+
 def of_one_length(subject: Subject) -> bool:
     """Whether it wants this length or a multiple of it, or as many tokens as a window of pixels."""
     whole = subject.sizes.tokens % subject.sizes.context == 0
-    return whole or subject.axes == "single" or subject.sizes.window is not None
+    alone = subject.axes in ("single", *STATES)
+    return whole or alone or subject.sizes.window is not None
 
 
 def lengths(case: Case, subject: Subject, right: Reference) -> Reference | None:
@@ -122,7 +128,16 @@ def _property_lost(
     leak = probes.batch_leak(case.session, subject, inputs, got)
     if leak > DRIFT:
         return f"changing one sentence changed the output of another by {leak:.2g}"
-    if right.mask != "causal" or subject.axes in PICTURES:
+    if subject.axes in PICTURES:
+        return ""
+    gap = _stretched(case, subject, right, inputs[0].shape[1])
+    if gap > BREAKS:
+        return (
+            "in which each token stands several times, the output is another one than for the text "
+            f"with each token once, and the weights must be the same; it differs by {gap:.2g} of "
+            "its size"
+        )
+    if right.mask != "causal":
         return ""
     future = probes.future_leak(case.session, subject, inputs, got)
     if future.size > DRIFT:
@@ -139,6 +154,33 @@ def _property_lost(
                     f"differ by {gap:.2g} of their size"
                 )
     return ""
+
+
+def _stretched(case: Case, subject: Subject, right: Reference, tokens: int) -> float:
+    """How far a long text is from the short one whose tokens it repeats; 0 if that tells nothing.
+
+    If each token stands r times in a row, its last copy sees every visible token r times, so that
+    the weights, and the output, are those of the short text. That holds with and without a causal
+    mask, as long as positions take no part: whether they do, a text of few tokens tells.
+    """
+    if right.mask not in ("none", "causal") or subject.polarity or subject.marks:
+        return 0.0
+
+    def gap(few: int, times: int) -> float | None:
+        short = inputs_for(subject, few)
+        made = {id(t): t.repeat_interleave(times, 1) for t in short}
+        q, k, v = (made[id(t)] for t in short)
+        one, many = call(case.session, subject, short), call(case.session, subject, (q, k, v))
+        if isinstance(one, Failure) or isinstance(many, Failure):
+            return None
+        last = many[:, times - 1 :: times]
+        return difference(last, one) if last.shape == one.shape else None
+
+    few = subject.sizes.tokens
+    placeless = gap(3, 2)
+    if placeless is None or placeless > 1e-6:
+        return 0.0
+    return gap(few, -(-tokens // few)) or 0.0
 
 
 def _first(inputs: Inputs, tokens: int) -> Inputs:

@@ -23,6 +23,7 @@ class MaskCheck(AttentionStep):
         elif summed == 0:
             a, b = a.transpose(-1, -2), b.transpose(-1, -2)
         rows, columns = b.shape[-2:]
+        last = True  # whether the tokens are the last keys
         learned = self._learned(self._between())
         weights = self._used_weights(summed)
         hidden = (b < HIDDEN) | b.isnan()
@@ -33,11 +34,15 @@ class MaskCheck(AttentionStep):
         near = 10 * self.close
         odd = ~hidden & ((b.abs() > near) | ((a - usual).abs() > near * usual.abs()))
         if rows != columns:
-            verdict.mask = "none" if not gone.any() else "other"
-            if gone.any() and not self.expected.given_mask:
-                verdict.doubts.append("a mask between texts of different lengths")
-            return
-        future = torch.ones(rows, columns, dtype=torch.bool).triu(1)
+            places = self.reading.tokens_at(core.operands[summed])
+            if not gone.any() or places is None or len(places) != rows:
+                verdict.mask = "none" if not gone.any() else "other"
+                if gone.any() and not self.expected.given_mask:
+                    verdict.doubts.append("a mask between texts of different lengths")
+                return
+            a, b, gone, odd = (tensor[..., places] for tensor in (a, b, gone, odd))
+            last = places == list(range(columns - rows, columns))
+        future = torch.ones(rows, rows, dtype=torch.bool).triu(1)
         if not (gone == gone[:1]).all():
             verdict.mask = "other"
             verdict.doubts.append("different heads or texts hide different tokens")
@@ -52,6 +57,8 @@ class MaskCheck(AttentionStep):
             if verdict.findings or verdict.doubts:
                 return
         self.pattern(pattern, future, line)
+        if not last and verdict.mask != "none":
+            verdict.mask = "other"
 
     def by_shape(self, b: Tensor) -> None:
         """The mask where no axis is the tokens any more: rows and columns of the scores."""
@@ -98,7 +105,11 @@ class MaskCheck(AttentionStep):
             verdict.notes.append("A bias of relative positions is added to the scores.")
             last = b[..., -1, :].masked_fill(b[..., -1, :] < HIDDEN, 0.0)
             if bool((last.diff(dim=-1) < -1e-6).all(-1).any()):
-                verdict.doubts.append("the bias grows with the distance, and ALiBi's falls")
+                evidence = (
+                    f"The last token adds {float(last[0, 0]):.3g} to the score of the first token "
+                    f"and {float(last[0, -1]):.3g} to its own."
+                )
+                verdict.add("bias-favours-distant", evidence, line)
             return
         verdict.doubts.append("a bias that could not be judged is added to the scores")
 
@@ -111,6 +122,11 @@ class MaskCheck(AttentionStep):
             self._whole_table(values)
         elif window is None and self._of_distance(b):
             verdict.notes.append("A bias of relative positions is added to the scores.")
+            seen = b.masked_fill(b <= HIDDEN, torch.nan).flatten(1)
+            level = seen.nanmean(1, keepdim=True)
+            if bool(((seen - level).abs().nan_to_num(0.0) < 1e-9).all()):
+                evidence = "Every visible pair of tokens gets the same bias, whatever its distance."
+                verdict.add("bias-ignores-distance", evidence, self._bias_line())
         elif self._pair_table(b.shape[-1]):
             verdict.notes.append("A bias for each pair of positions is added to the scores.")
         else:

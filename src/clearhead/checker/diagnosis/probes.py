@@ -216,7 +216,7 @@ def backward(
 ) -> tuple[Gradients, Tensor] | Failure:
     """The gradients of the output's product with random numbers, and those numbers."""
     q, k, v = handed(subject, inputs)
-    out = axes.given(out, subject.axes)
+    out = axes.given(out, subject.axes if subject.axes not in axes.STATES else "single")
     positional, keywords = arguments_for(subject, (q, k, v), None)
     noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     got = session.backward(positional, keywords, cotangent=noise.to(subject.dtype))
@@ -242,7 +242,7 @@ def gradient_gap(
     place = place_of_queries(subject)
     if place is None or place >= len(gradients) or subject.dtype != torch.float64:
         return 0.0
-    if subject.axes in ("single", "packed", *axes.HEADS_READY):
+    if subject.axes in (*axes.ONE_TEXT, *axes.HEADS_READY):
         return 0.0
     noise = torch.Generator().manual_seed(6)
     direction = torch.randn(inputs[0].shape, generator=noise, dtype=torch.float64)

@@ -185,7 +185,7 @@ class Program:
     recording: Recording
     weights: dict[str, Tensor]
     given: dict[str, Tensor]
-    deadline: float = field(default_factory=lambda: time.process_time() + MOST_SECONDS)
+    deadline: float = field(default_factory=lambda: time.thread_time() + MOST_SECONDS)
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -311,7 +311,7 @@ class Program:
 
         The bound is generous: the product of all sizes and whole numbers that the call mentions.
         """
-        if time.process_time() > self.deadline:
+        if time.thread_time() > self.deadline:
             raise NotRunnable("it takes too long")
         call = self.calls[i]
         tensors = [values[register] for register in self.sources[i]]

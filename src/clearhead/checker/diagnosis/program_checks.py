@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from clearhead.checker.diagnosis.attention_step import RESHAPES
@@ -12,6 +14,37 @@ from clearhead.checker.diagnosis.reading import (
     differs,
 )
 from clearhead.checker.harness.weight_roles import role_of
+
+_NORMS = {"normalize", "norm", "vector_norm", "layer_norm", "rms_norm"}
+_SUMS = {"mean", "sum", "var", "std"}
+
+
+def normed_over_tokens(reading: Reading, verdict: Judgement) -> bool:
+    """Whether queries or keys are divided by a length that is taken over all tokens."""
+    program = reading.program
+    softmaxes = {i for i, call in enumerate(program.calls) if call.name == "softmax"}
+    for index in sorted(program.before(reading.output)):
+        call = program.calls[index]
+        out, sources = call.out[0], [r for r in program.sources[index] if r in reading.tokens]
+        if out not in reading.tokens or out in reading.tokenwise or len(sources) != 1:
+            continue
+        if sources[0] not in reading.tokenwise or not program.after(out) & softmaxes:
+            return False
+        later = [program.calls[i].name for i in sorted(program.after(out))[:3]]
+        rooted = call.name in _SUMS and {"rsqrt", "sqrt"} & {*later}
+        parts = program.before(sources[0])
+        squared = rooted and {program.calls[i].name for i in parts} & {"pow", "square", "mul"}
+        projected = any(r in program.parameters for i in parts for r in program.sources[i])
+        if projected and (call.name in _NORMS or squared):
+            shape, axis = tuple(reading.values[sources[0]].shape), reading.token_axis(sources[0])
+            evidence = (
+                f"{call.name} on {shape} runs over axis {axis}, the tokens: every token changes "
+                "the queries or keys of the others."
+            )
+            verdict.add("norm-over-wrong-axis", evidence, call.line)
+            return True
+        return False
+    return False
 
 
 def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) -> None:
@@ -83,6 +116,8 @@ def beside(reading: Reading, contexts: list[int], verdict: Judgement) -> None:
     frozen = {context: reading.values[context] for context in contexts}
     axes = reading.sources[0].axes
     if reading.output in frozen or output.ndim <= max(axes):
+        return
+    if math.prod(output.shape[axis] for axis in axes) != reading.size[0]:
         return
     source = reading.sources[0]
     for token in range(reading.size[0]):

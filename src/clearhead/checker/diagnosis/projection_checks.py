@@ -399,11 +399,14 @@ class Layout:
             verdict.add("rotary-on-values", evidence, None)
             return
         if not turned["q"] and not turned["k"]:
+            self._turned_in_place(verdict)
             return
         first, second = core.dot_axes
         assert first is not None
         assert second is not None
         dots = core.canonical(new[core.dots], (first, second))
+        if dots.shape[-1] != dots.shape[-2]:
+            return  # keys of its own stand beside the tokens'
         verdict.rotary = True
         if self._of_distance(dots):
             return
@@ -420,12 +423,31 @@ class Layout:
         )
         verdict.add("rotary-pairs-mixed", evidence, None)
 
+    def _turned_in_place(self, verdict: Judgement) -> None:
+        """Queries are multiplied by cosines and sines, which are the same for every token."""
+        program, register = self.program, self.parts[0].register
+        for index in sorted(program.before(register), reverse=True):
+            call = program.calls[index]
+            if call.name not in ("mul", "mul_", "__imul__", "multiply"):
+                continue
+            for factor in self.reading.places(index):
+                made = {program.calls[i].name for i in program.before(factor)}
+                tokens = not self.reading.depends(factor)
+                if tokens and {"cos", "sin", "polar"} & made and {"arange", "outer"} & made:
+                    shape = tuple(self.reading.values[factor].shape)
+                    evidence = (
+                        f"Equal tokens get equal queries at every position: the cosines and sines, "
+                        f"{shape}, are laid along another axis than the tokens."
+                    )
+                    verdict.add("rotary-ignores-position", evidence, call.line)
+                    return
+
     def _varies(self, values: dict[int, Tensor], register: int) -> bool:
         """Whether a part differs from token to token."""
-        axis = self.reading.token_axis(register)
-        if axis is None:
+        axis, places = self.reading.token_axis(register), self.reading.tokens_at(register)
+        if axis is None or not places:
             return False
-        tensor = values[register]
+        tensor = values[register].index_select(axis, torch.tensor(places))
         return bool(differs(tensor, tensor.narrow(axis, 0, 1).expand_as(tensor)).any())
 
     def _keeps_length(self, values: dict[int, Tensor], register: int) -> bool:

@@ -99,6 +99,23 @@ def axis_of(moves: Tensor, skip: tuple[int, ...] = ()) -> int | None:
     return found
 
 
+def joined_axis_of(moves: Tensor) -> int | None:
+    """The axis on which each change moves one index of its own, among others that do not move.
+
+    So the tokens stand in a tensor that they were joined into: with keys of their own, say.
+    """
+    found = None
+    for axis in range(moves.ndim - 1):
+        if moves.shape[axis + 1] <= len(moves):
+            continue
+        by = moves.movedim(axis + 1, 1).flatten(2).any(-1)  # (changes, index)
+        if bool((by.sum(1) == 1).all()) and bool((by.sum(0) <= 1).all()):
+            if found is not None:
+                return None
+            found = axis
+    return found
+
+
 def _most(moves: Tensor) -> int:
     """How many changes move one number, at the most."""
     return int(moves.sum(0).max()) if moves.numel() else 0
@@ -262,9 +279,19 @@ class Reading:
         for count in self.size:
             moves = self.tokens[register][first : first + count]
             if moves.any():
-                found.add(axis_of(moves))
+                axis = axis_of(moves)
+                found.add(joined_axis_of(moves) if axis is None else axis)
             first += count
         return found.pop() if len(found) == 1 else None
+
+    def tokens_at(self, register: int) -> list[int] | None:
+        """Where the tokens stand on their axis, if they are those of one input."""
+        axis = self.token_axis(register)
+        moves = [one for one in torch.split(self.tokens[register], self.size) if one.any()]
+        if axis is None or len(moves) != 1:
+            return None
+        by = moves[0].movedim(axis + 1, 1).flatten(2).any(-1)  # (tokens, index)
+        return [int(row.nonzero()[0]) for row in by if row.any()]
 
     def text_axis(self, register: int) -> int | None:
         """The axis of the texts in a register."""

@@ -12,11 +12,12 @@ from clearhead.checker.diagnosis.inlining import inlined
 from clearhead.checker.diagnosis.intent import fused_order, is_causal, unscaled_on_purpose
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values, registers_in
+from clearhead.checker.diagnosis.program_checks import normed_over_tokens
 from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable, is_same
 from clearhead.checker.diagnosis.step_checks import judge, judge_whole
 from clearhead.checker.diagnosis.whole_attention import WholeAttention, find_whole
 from clearhead.checker.harness.alternatives import mask_ways
-from clearhead.checker.harness.axis_orders import HEADS_READY, taken
+from clearhead.checker.harness.axis_orders import HEADS_READY, ONE_TEXT, STATES, taken
 from clearhead.checker.harness.building import head_counts
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.forward_arguments import POLARITIES
@@ -27,7 +28,8 @@ from clearhead.checker.harness.subject import (
     handed,
     ids_for,
     inputs_for,
-    pick,
+    one_text,
+    result_in,
 )
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.answers import Leaf, Recording
@@ -46,10 +48,14 @@ _AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {
     "columns": (0, (1,)),
     "pixels": (0, (1, 2)),
     "frames": (0, (1,)),
+    "state": (None, (0,)),
+    "states": (None, (1,)),
+    "column": (None, (0,)),
+    "each": (None, (1,)),
+    "each-first": (None, (0,)),
     "heads": (1, (2,)),
     "spread": (2, (1,)),
 }
-ONE_TEXT = ("single", "packed")  # the first text is recorded alone
 RUNS = 6
 EMBEDDED = "the embedded tokens"
 
@@ -104,13 +110,12 @@ def recorded(
     """
     if subject.axes not in _AXES:
         raise Unreadable("its inputs are of an unusual form")
-    unique = {id(tensor): tensor for tensor in inputs}
     if subject.axes in ONE_TEXT:
         subject = replace(subject, texts=1)
-        given = {key: tensor[0] for key, tensor in unique.items()}
+        shaped = one_text(subject, inputs, 0)
     else:
         shaped = handed(subject, inputs)
-        given = {id(tensor): new for tensor, new in zip(inputs, shaped, strict=True)}
+    given = {id(tensor): new for tensor, new in zip(inputs, shaped, strict=True)}
     q, k, v = (given[id(tensor)] for tensor in inputs)
     ids = ids_for(case.session, subject, q) if subject.ids else q
     if isinstance(ids, Failure):
@@ -123,7 +128,7 @@ def recorded(
     recording, sent = got
     if subject.ids:
         recording, sent = _embedded(recording, subject.ids), {**sent, EMBEDDED: q}
-    chosen = pick(recording.output, q.shape)
+    chosen = result_in(subject, recording.output, q.shape)
     if chosen is None:
         raise Unreadable("it returns no tensor")
     weights = {name: weight.to(subject.dtype) for name, weight in subject.weights.items()}
@@ -230,6 +235,9 @@ def _judged(
 ) -> tuple[Judgement, WholeAttention | None]:
     """The judgement of each step, or of the attention as one piece if that is right."""
     problem = ""
+    steps = Judgement()
+    if normed_over_tokens(reading, steps):
+        return steps, None
     try:
         steps = judge(reading, runs, expected)
     except (NotRunnable, Unreadable, RuntimeError, TypeError, IndexError, KeyError) as error:
@@ -277,8 +285,8 @@ def _faithful(case: Case, subject: Subject, reading: Reading, verdict: Judgement
         verdict.doubts.append("it fails on other inputs of the same shape")
         return
     if subject.axes in ONE_TEXT:  # texts that were given together must not change each other
-        old = tuple(x[0] for x in recorded)
-        pairs = [(tuple(x[row] for x in others), out[row]) for row in range(len(out))]
+        old = one_text(subject, recorded, 0)
+        pairs = [(one_text(subject, others, row), out[row]) for row in range(len(out))]
     else:
         old, pairs = handed(subject, recorded), [(handed(subject, others), out)]
     for new, wanted in pairs:
@@ -288,7 +296,9 @@ def _faithful(case: Case, subject: Subject, reading: Reading, verdict: Judgement
                 if tensor.shape == before.shape and torch.equal(tensor, before):
                     given[name] = after
         got = reading.program.run(given)[reading.output].to(torch.float64)
-        if subject.axes not in ONE_TEXT:
+        if subject.axes in STATES:
+            got = got.reshape(wanted.shape) if got.numel() == wanted.numel() else got
+        elif subject.axes not in ONE_TEXT:
             got = taken(got, subject.axes)
         size = float(wanted.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1.0))
         same = got.shape == wanted.shape and torch.equal(got.isnan(), wanted.isnan())

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
 from clearhead.checker.diagnosis.reading import HIDDEN, Core, Unreadable, closeness
-from clearhead.checker.diagnosis.recorded_pass import ONE_TEXT, Examined, recorded
+from clearhead.checker.diagnosis.recorded_pass import Examined, recorded
 from clearhead.checker.diagnosis.whole_attention import (
     SAME_NUMBERS,
     visible_pairs,
 )
-from clearhead.checker.harness.axis_orders import taken
+from clearhead.checker.harness.axis_orders import ONE_TEXT, taken
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.subject import Subject
 
@@ -174,7 +174,8 @@ class Reference:
         except (Unreadable, NotRunnable, RuntimeError, TypeError, IndexError, KeyError):
             return None
         if self.subject.axes in ONE_TEXT:
-            return torch.stack(outs).to(torch.float64)
+            rows = [out.reshape(len(inputs[0][0]), -1) for out in outs]
+            return torch.stack(rows).to(torch.float64)
         return taken(outs[0].to(torch.float64), self.subject.axes)
 
     def _one(self, inputs: Inputs, mask: str, visible: Tensor | None) -> Tensor:

@@ -58,6 +58,8 @@ class ScoreCheck(AttentionStep):
         names = {self.program.calls[i].name for i in self._between()}
         if not linear:
             found = self.sums() or (self.capped() if "tanh" in names else self.mixed_heads())
+            if found is None and not verdict.findings:
+                found = self.with_positions()
             if found is not None:
                 return found
             if verdict.findings:
@@ -157,6 +159,81 @@ class ScoreCheck(AttentionStep):
         self.judge_scale(usual)
         return a, b
 
+    def with_positions(self) -> tuple[Tensor, Tensor] | None:
+        """Scores a * q.k + r, where r is a term of positions that queries or keys take part in.
+
+        Queries and keys are changed, each alone and both together: what only both together change
+        is a * q.k, whatever else is added.
+        """
+        core, reading = self.core, self.reading
+        first, second = core.dot_axes
+        if first is None or second is None or core.operands[0] == core.operands[1]:
+            return None
+        base = reading.values
+        crossed: list[tuple[Tensor, Tensor]] = []
+        for seed in range(3):
+            generator = torch.Generator().manual_seed(seed)
+            q, k = (
+                base[r] + torch.randn(base[r].shape, generator=generator).to(base[r].dtype)
+                for r in core.operands
+            )
+            one, other = core.operands
+            passes = [base] + [
+                {**base, **self.program.again(base, changed)}
+                for changed in ({one: q, other: k}, {one: q}, {other: k})
+            ]
+            dots, scores = (
+                [core.canonical(values[r], axes).to(torch.float64) for values in passes]
+                for r, axes in ((core.dots, (first, second)), (core.scores, core.axes))
+            )
+            if dots[0].shape != scores[0].shape:
+                return None
+            crossed.append(
+                (
+                    dots[0] + dots[1] - dots[2] - dots[3],
+                    scores[0] + scores[1] - scores[2] - scores[3],
+                )
+            )
+        own = core.canonical(base[core.scores], core.axes).to(torch.float64)
+        hidden = own < HIDDEN
+        a = sum((x * y for x, y in crossed), torch.zeros_like(own))
+        a = a / sum((x * x for x, _ in crossed), torch.zeros_like(own))
+        usual = float(a[~hidden].median())
+        rest = max(float((y - usual * x)[~hidden].abs().max()) for x, y in crossed)
+        if not rest < 100 * self.close or abs(usual) < 1e-9:
+            return None
+        if not self._by_distance(usual, hidden):
+            self.verdict.doubts.append("a term of positions that depends on more than the distance")
+            return None
+        self.verdict.notes.append("A term of relative positions is added to the scores.")
+        self.judge_scale(usual, learned=False)
+        zero = torch.zeros_like(own).masked_fill(hidden, -torch.inf)
+        return torch.full_like(own, usual), zero
+
+    def _by_distance(self, a: float, hidden: Tensor) -> bool:
+        """Whether, with equal tokens, what is added to a * q.k depends on the distance alone."""
+        core, reading = self.core, self.reading
+        first, second = core.dot_axes
+        assert first is not None
+        assert second is not None
+        equal = {}
+        for source in reading.sources:
+            x = reading.values[source.register]
+            for axis in source.axes:
+                x = x.narrow(axis, 0, 1).expand_as(reading.values[source.register])
+            equal[source.register] = x.contiguous()
+        new = {**reading.values, **self.program.again(reading.values, equal)}
+        dots = core.canonical(new[core.dots], (first, second))
+        added = core.canonical(new[core.scores], core.axes) - a * dots
+        size = float(added[~hidden].abs().max()) + 1.0
+        for offset in range(1 - added.shape[-2], added.shape[-1]):
+            line = added.diagonal(offset, -2, -1)
+            seen = ~hidden.diagonal(offset, -2, -1)
+            for row, fine in zip(line, seen, strict=True):
+                if fine.any() and float((row[fine] - row[fine][0]).abs().max()) > 1e-5 * size:
+                    return False
+        return True
+
     def mixed_heads(self) -> tuple[Tensor, Tensor] | None:
         """Scores whose heads are mixed by a learned matrix: a and b as if they were not."""
         core = self.core
@@ -238,10 +315,10 @@ class ScoreCheck(AttentionStep):
             wide = [
                 a for a in range(tensor.ndim) if tensor.shape[a] == self.core.head_dim and a != axis
             ]
-            if any(self._unit_along(tensor, a) for a in wide):
+            if any(self._unit_along(register, a) for a in wide or [tensor.ndim - 1]):
                 continue
             others = [
-                a for a in range(tensor.ndim) if a not in wide and self._unit_along(tensor, a)
+                a for a in range(tensor.ndim) if a not in wide and self._unit_along(register, a)
             ]
             if others:
                 evidence = (
@@ -249,14 +326,24 @@ class ScoreCheck(AttentionStep):
                     f"the products sum over axis {wide[0] if wide else -1}, the width of a head."
                 )
                 self.verdict.add("norm-over-wrong-axis", evidence, self._norm_line(register))
-            else:
+            elif not self._learned(self.program.before(register)):
                 self.verdict.doubts.append("queries or keys are normed in an unusual way")
             return
 
-    @staticmethod
-    def _unit_along(tensor: Tensor, axis: int) -> bool:
-        lengths = tensor.norm(dim=axis)
-        return tensor.shape[axis] > 1 and float((lengths / lengths.mean() - 1).abs().max()) < 1e-3
+    def _unit_along(self, register: int, axis: int) -> bool:
+        """Whether vectors along an axis have one length, up to a learned gain of each number."""
+        tensors = torch.stack([values[register] for values in self.runs]).to(torch.float64)
+        squares = tensors.movedim(axis + 1, -1).flatten(0, -2) ** 2
+        if tensors.shape[axis + 1] < 2 or not squares.isfinite().all():
+            return False
+        lengths = squares.sum(-1).sqrt()
+        if float((lengths / lengths.mean() - 1).abs().max()) < 1e-3:
+            return True
+        if len(squares) < 2 * squares.shape[-1]:
+            return False  # too few to tell the gains
+        gains = torch.linalg.lstsq(squares, torch.ones(len(squares), 1, dtype=torch.float64))
+        rest = squares @ gains.solution - 1
+        return float(rest.abs().max()) < 1e-3
 
     def _norm_line(self, register: int) -> int | None:
         calls = [self.program.calls[i] for i in sorted(self.program.before(register))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from torch import Tensor
 
 from clearhead.checker.diagnosis.judgement import Judgement
@@ -49,8 +51,9 @@ class _Names:
         self._sizes[verdict.head_dim] = "head_dim"
         self._tokens: dict[int, int] = {}
         self._pairs: dict[int, tuple[int, int]] = {}
-        for core in reading.cores:
-            self._scores(core)
+        with suppress(Unreadable):  # something is wrong before the scores
+            for core in reading.cores:
+                self._scores(core)
 
     def _scores(self, core: Core) -> None:
         program = self._reading.program

@@ -5,6 +5,7 @@ import re
 import torch
 
 from clearhead.checker.diagnosis import probes
+from clearhead.checker.harness.axis_orders import STATES
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.subject import Subject, arguments_for, handed, renew
 from clearhead.checker.sandbox.submission import Failure, Output
@@ -17,7 +18,7 @@ _STATE = r"self\.\w*(cache|past|memory|mems?\b|state)"
 
 def changed_inputs(case: Case, subject: Subject, inputs: probes.Inputs) -> None:
     """Whether the caller's tensors are others after the call; also with positions given."""
-    if subject.ids or subject.axes == "single":
+    if subject.ids or subject.axes in ("single", *STATES):
         return
     names = [p.name for p in case.info.forward if p.has_default and p.default is None]
     fed = {name for name, _ in subject.feed}

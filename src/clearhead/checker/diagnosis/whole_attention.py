@@ -74,8 +74,11 @@ class WholeAttention:
 
 
 def visible_pairs(mask: str, queries: int, keys: int) -> Tensor | None:
-    """Which pairs of tokens a mask leaves visible; None if it hides nothing."""
-    row, column = torch.arange(queries)[:, None], torch.arange(keys)
+    """Which pairs of tokens a mask leaves visible; None if it hides nothing.
+
+    Where there are more keys than queries, the queries belong to the last ones.
+    """
+    row, column = torch.arange(keys - queries, keys)[:, None], torch.arange(keys)
     if mask.startswith("window"):
         return (column <= row) & (column > row - int(mask.removeprefix("window")))
     if mask.startswith("band"):

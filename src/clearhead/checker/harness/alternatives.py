@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from clearhead.checker.harness.axis_orders import ONE_TEXT
 from clearhead.checker.harness.building import settle
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import (
@@ -134,7 +135,7 @@ def mask_ways(subject: Subject) -> Iterator[Tensor]:
     """
     batch, tokens, heads = subject.sizes.batch, subject.sizes.tokens, subject.sizes.heads
     for polarity in POLARITIES:
-        for shape in MASK_SHAPES if subject.axes != "single" else MASK_SHAPES[:1]:
+        for shape in MASK_SHAPES if subject.axes not in ONE_TEXT else MASK_SHAPES[:1]:
             yield shaped_mask(polarity, shape, batch, tokens, subject.dtype)
         whole = causal_mask(polarity, tokens, subject.dtype).expand(batch, heads, -1, -1)
         padding = whole[:, :, -1:]  # the last token sees all

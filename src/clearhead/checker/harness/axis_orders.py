@@ -12,6 +12,15 @@
 "spread"     (batch, tokens, heads, width), likewise
 "single"     (tokens, width), one text at a time
 "packed"     (batch * tokens, width), all texts in one row
+
+A decoder of a translator asks with one vector per text, its state. Such a class gets the queries of
+one text as if each belonged to a text of its own, which has the same memory:
+
+"state"      (queries, width)
+"states"     (1, queries, width), as a recurrent layer returns it
+"column"     (queries, 1, width)
+"each"       (queries, tokens, width), the memory, once for each query
+"each-first" (tokens, queries, width), likewise
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +31,9 @@ CHANNELS_FIRST = ("channels", "picture")
 PICTURES = ("picture", "pixels")
 TABLES = ("rows", "columns")
 HEADS_READY = ("heads", "spread")
+STATES = ("state", "states", "column")
+MEMORIES = ("each", "each-first")
+ONE_TEXT = ("single", "packed", *STATES)  # a text is taken alone
 
 
 def height_of(tokens: int) -> int:
@@ -54,16 +66,21 @@ _WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
     "spread": (lambda x: x.transpose(0, 1)[None], lambda out: out[0].transpose(0, 1)),
     "single": (lambda x: x[0], lambda out: out),
     "packed": (lambda x: x.flatten(0, 1), lambda out: out),
+    "state": (lambda x: x[0], lambda out: out),
+    "states": (lambda x: x[:1], lambda out: out),
+    "column": (lambda x: x[0][:, None], lambda out: out),
+    "each": (lambda x: x[:1].expand(x.shape[1], -1, -1), lambda out: out),
+    "each-first": (lambda x: x[0][:, None].expand(-1, x.shape[1], -1), lambda out: out),
 }
 
 
 def given(x: Tensor, axes: str) -> Tensor:
-    """An input (batch, tokens, width) as the submission wants it; "single" gives the first text."""
+    """An input (batch, tokens, width) as the submission wants it; of one text, if it takes one."""
     return _WAYS[axes][0](x).contiguous()
 
 
 def taken(out: Tensor, axes: str) -> Tensor:
-    """The submission's output as (batch, tokens, width); not for "single" and "packed"."""
+    """The submission's output as (batch, tokens, width); not for those of one text."""
     return _WAYS[axes][1](out)
 
 

@@ -36,6 +36,7 @@ from clearhead.checker.harness.constructor_arguments import (
 )
 from clearhead.checker.harness.descriptions import description
 from clearhead.checker.harness.error_messages import (
+    ALWAYS_OWN,
     SIZE_MISMATCH,
     objects_wanted,
     only_with_equal_widths,
@@ -157,7 +158,8 @@ def prepare(case: Case) -> Subject | Report:
     if first.id is not None:
         case.add(first.id, f"{failure.type}: {failure.message}"[:400], failure.line)
         return case.report()
-    own = own_fault(failure, case.text.file, case.info, case.session.missing) if same else ""
+    always = same or failure.type in ALWAYS_OWN
+    own = own_fault(failure, case.text.file, case.info, case.session.missing) if always else ""
     if own:
         case.how = first.how
         case.add("crashes", own, failure.line)
@@ -503,7 +505,8 @@ def _in_one_line(case: Case, subject: Subject, inputs: probes.Inputs, out: Tenso
 def _with_whole_context(case: Case, subject: Subject, failure: Failure) -> Subject | None:
     """The class with as many tokens as its context, if it takes no fewer: a mistake."""
     plain = subject.axes == "batch" and not subject.polarity
-    if not plain or not re.search(SIZE_MISMATCH, failure.message):
+    fixed = re.search(r"shape '\[[\d, -]+\]' is invalid for input", failure.message)
+    if not plain or not (fixed or re.search(SIZE_MISMATCH, failure.message)):
         return None
     full = replace(subject, sizes=replace(subject.sizes, tokens=subject.sizes.context))
     if isinstance(call(case.session, full, inputs_for(full, full.sizes.tokens)), Failure):
@@ -512,7 +515,7 @@ def _with_whole_context(case: Case, subject: Subject, failure: Failure) -> Subje
         f"{subject.sizes.tokens} tokens with a context of {full.sizes.tokens}: {failure.message}; "
         f"{full.sizes.tokens} tokens work."
     )
-    case.add("mask-not-sliced", evidence, failure.line)
+    case.add("fails-at-some-lengths" if fixed else "mask-not-sliced", evidence, failure.line)
     return full
 
 

@@ -173,7 +173,13 @@ def meaning_of(name: str) -> str:
 
 def meaning_for(parameter: Parameter) -> str:
     """What a constructor's parameter stands for; "config" where `with_configs` has found so."""
-    return "config" if parameter.annotation == _CONFIG else meaning_of(parameter.name)
+    if parameter.annotation == _CONFIG:
+        return "config"
+    known = meaning_of(parameter.name)
+    if known or parameter.has_default:
+        return known
+    likely = likely_meaning(parameter.name)  # dropout_probability, number_of_attention_heads
+    return likely if likely in ("p", "heads", "head_dim", "kv_heads") else ""
 
 
 def likely_meaning(name: str) -> str:

@@ -15,6 +15,7 @@ _SHAPES = {
     "pixels": "(batch, height, breadth, width)", "frames": "(batch, tokens, width, 1, 1)",
     "heads": "(batch, heads, tokens, width)", "spread": "(batch, tokens, heads, width)",
     "rows": "(batch, 1, tokens, width)", "columns": "(batch, tokens, 1, width)",
+    "state": "(batch, width)", "states": "(1, batch, width)", "column": "(batch, 1, width)",
     "single": "(tokens, width)", "packed": "(all tokens, width)", "first": "(tokens, batch, width)",
 }  # fmt: skip
 

@@ -125,10 +125,17 @@ def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[
         return _no_attribute(file, attribute, line, missing, said)
     if name is not None and name[1] not in _defined(file):
         return f"{said}. Nothing in the file defines {name[1]}.{_meant(name[1], _defined(file))}"
+    if failure.type == "UnboundLocalError":
+        return f"{said}. On this path nothing is assigned to it before."
+    if "as child module" in message:
+        return f"{said}. The name belongs to a layer already."
     call = _WRONG_CALL.match(message)
     if call is not None and not _may_be_ours(file, info, line):
         return f"{said}. The call is your own."
     return ""
+
+
+ALWAYS_OWN = ("NameError", "UnboundLocalError")  # whatever is passed in
 
 
 def _no_attribute(
@@ -167,19 +174,26 @@ def _no_attribute(
 def _defined(file: str) -> set[str]:
     """The names that a file may define or import; every name, after a star import."""
     found = set(dir(builtins))
-    for node in ast.walk(parsed(file)):
+    tree = parsed(file)
+    top = [node for node in tree.body if not _is_main(node)]
+    for node in (inner for one in top for inner in ast.walk(one)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = {(one.asname or one.name).partition(".")[0] for one in node.names}
             if "*" in names:
-                return {n.id for n in ast.walk(parsed(file)) if isinstance(n, ast.Name)}
+                return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
             found |= names
-    for node in parsed(file).body:
+    for node in top:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             found.add(node.name)
         else:
             stored = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
             found |= {n.id for n in stored if isinstance(n.ctx, ast.Store)}
     return found
+
+
+def _is_main(node: ast.stmt) -> bool:
+    """Whether a statement runs only where the file is run as a script."""
+    return isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
 
 
 def _may_be_ours(file: str, info: ClassInfo, line: int) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, given, taken
+from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES, given, taken
 from clearhead.checker.harness.constructor_arguments import Sizes, meaning_of
 from clearhead.checker.harness.forward_arguments import (
     ANGLE_ROLES,
@@ -166,11 +166,10 @@ def call(
     grad: Tensor | None = None,
 ) -> Tensor | Failure:
     """The class's output for inputs (batch, tokens, d_in), brought to (batch, tokens, d)."""
-    if subject.axes == "single":
+    if subject.axes in ("single", *STATES):
         rows = []
-        for row in zip(*inputs, strict=True):
-            q, k, v = row
-            got = _one(session, subject, (q, k, v), train, seed, mask)
+        for row in range(len(inputs[0])):
+            got = _one(session, subject, one_text(subject, inputs, row), train, seed, mask)
             if isinstance(got, Failure):
                 return got
             rows.append(got)
@@ -192,6 +191,16 @@ def handed(
     return given(q, subject.axes), given(k, memory), given(v, memory)
 
 
+def one_text(
+    subject: Subject, inputs: tuple[Tensor, Tensor, Tensor], row: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One text of a batch as the class wants it; what was one tensor stays one."""
+    made = {id(tensor): tensor[row : row + 1] for tensor in inputs}
+    q, k, v = (made[id(tensor)] for tensor in inputs)
+    shaped = dict(zip(map(id, (q, k, v)), handed(subject, (q, k, v)), strict=True))
+    return shaped[id(q)], shaped[id(k)], shaped[id(v)]
+
+
 def renew(session: Session, subject: Subject) -> bool:
     """Build it anew, with the same weights; whether that worked."""
     built = session.build(subject.info.name, subject.arguments, subject.keywords)
@@ -205,7 +214,7 @@ def length_of(x: Tensor, axes: str) -> int:
         return x[0, 0].numel()
     if axes in ("pixels", "frames"):
         return x.shape[1] * (x.shape[2] if axes == "pixels" else 1)
-    return x.shape[{"first": 0, "spread": 1, "columns": 1}.get(axes, -2)]
+    return x.shape[{"first": 0, "spread": 1, "columns": 1, "each-first": 0}.get(axes, -2)]
 
 
 def arguments_for(
@@ -215,7 +224,7 @@ def arguments_for(
     q, k, v = inputs
     length = length_of(k, subject.memory or subject.axes)
     single = subject.axes == "single"
-    batch = 1 if single else q.shape[1 if subject.axes == "first" else 0]
+    batch = 1 if single else q.shape[1 if subject.axes in ("first", "states") else 0]
     if mask is None and subject.polarity:
         shape = subject.mask_shape
         mask = shaped_mask(subject.polarity, shape, batch, length, subject.dtype)
@@ -271,10 +280,15 @@ def _one(
     output = session.forward(positional, keywords, train=train, seed=seed)
     if isinstance(output, Failure):
         return output
-    chosen = pick(output, shape)
+    chosen = result_in(subject, output, shape)
     if chosen is None:
         return Failure("exception", "NoTensor", "forward returned no tensor")
     result = output.tensors[chosen]
+    if subject.axes in STATES:
+        rows = max(shape[:2])
+        if [n for n in result.shape if n != 1][:1] != [rows]:
+            return Failure("exception", "ShapeError", "forward returned no vector for each state")
+        return result.reshape(rows, -1).to(torch.float64)
     if result.ndim != len(shape) or not result.is_floating_point():
         shapes = f"{tuple(result.shape)} for inputs {tuple(shape)}"
         if result.ndim == 2 and len(shape) == 3 and len(result) == shape[0]:
@@ -304,6 +318,16 @@ def ids_for(
         table[padding] = flat[-1].to(table)
     failed = session.load({subject.ids: table.to(subject.dtype)})
     return failed or torch.arange(first, len(table)).view(x.shape[:-1])
+
+
+def result_in(subject: Subject, output: Output, shape: Sequence[int]) -> int | None:
+    """Which of the returned tensors is the result, for inputs of this shape."""
+    if subject.axes in STATES:
+        rows = max(shape[:2])  # as many as tokens, so that weights are square
+        sizes = [[n for n in tensor.shape if n != 1] for tensor in output.tensors]
+        fits = [i for i, one in enumerate(sizes) if one[:1] == [rows] and one != [rows, rows]]
+        return fits[0] if fits else 0 if output.tensors else None
+    return pick(output, shape)
 
 
 def pick(output: Output, shape: Sequence[int]) -> int | None:
