@@ -54,13 +54,13 @@ def test_what_else_is_wrong_beside_a_bias_is_not_called_correct(old, new, verdic
     assert (report.verdict, id in ids(report) or not id) == (verdict, True)
 
 
-def test_a_slope_that_rewards_distance_is_a_question():
+def test_a_slope_that_rewards_distance_is_wrong():
     """ALiBi with the wrong sign: far tokens get more."""
     falls = " - self.slope * (i[:, None] - i).abs()"
     slope = ("self.max_len = max_len", "self.max_len, self.slope = max_len, 0.3")
     assert check(edited(BIASED, [slope, (_BIAS, falls)])).verdict == "correct"
     report = check(edited(BIASED, [slope, (_BIAS, falls.replace("- ", "+ ", 1))]))
-    assert report.verdict == "unsure"
+    assert (report.verdict, ids(report)) == ("wrong", {"bias-favours-distant"})
 
 
 COSINE = edited(

@@ -307,7 +307,7 @@ def test_a_cache_that_cannot_be_driven_is_said() -> None:
     source = edited(
         _PASSED,
         [("if past_kv is not None:\n            k, v = torch.cat([past_kv[0], k], dim=2), torch.cat([past_kv[1], v], dim=2)",
-          "if past_kv is not None:\n            k, v = past_kv.update(k, v)"), ("self.W_o(y), (k, v)", "self.W_o(y)")],
+          "if past_kv is not None:\n            k, v = past_kv.store(k, v)"), ("self.W_o(y), (k, v)", "self.W_o(y)")],
     )  # fmt: skip
     report = check(source)
     assert report.verdict == "correct", report

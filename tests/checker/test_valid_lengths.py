@@ -56,3 +56,17 @@ def test_a_literal_that_looks_like_a_typing_error_is_quoted():
     report = check(source)
     (found,) = (one for one in report.findings if one.id == "mask-fill-not-inf")
     assert found.evidence.endswith("You wrote -1e-9; -1e9 was probably meant.")
+
+
+def test_lengths_are_known_by_what_they_do():
+    source = SOURCE.replace("lengths", "real")
+    assert check(source).verdict == "correct"
+    assert "padding-not-hidden" in ids(check(source.replace("[None] < real", "[None] <= real")))
+
+
+def test_lengths_that_are_kept_for_the_next_call_are_found():
+    kept = "self.last = lengths = self.last if lengths is None else lengths\n        if lengths is"
+    source = SOURCE.replace("if lengths is", kept)
+    source = source.replace("self.h = num_heads", "self.h, self.last = num_heads, None")
+    report = check(source)
+    assert (report.verdict, ids(report)) == ("wrong", {"depends-on-earlier-call"})

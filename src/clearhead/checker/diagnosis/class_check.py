@@ -20,6 +20,7 @@ from clearhead.checker.diagnosis import extras, learning, probes
 from clearhead.checker.diagnosis.intent import SCALES, is_causal, scale_set_by, unscaled_on_purpose
 from clearhead.checker.diagnosis.judgement import Judgement, StepFinding
 from clearhead.checker.diagnosis.properties import judge_properties
+from clearhead.checker.diagnosis.randomness import run_twice
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import (
     Examined,
@@ -32,14 +33,11 @@ from clearhead.checker.diagnosis.shown_steps import shown_steps
 from clearhead.checker.harness.alternatives import alternatives
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST
 from clearhead.checker.harness.building import (
-    could_not_run,
     mark_ways,
     prepare,
     rotary_ways,
-    without_dropout,
 )
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.comparison import difference
 from clearhead.checker.harness.constructor_arguments import meaning_for, with_configs
 from clearhead.checker.harness.error_messages import misspelled
 from clearhead.checker.harness.forward_arguments import POLARITIES
@@ -124,7 +122,7 @@ def _examine(case: Case, subject: Subject) -> Report:
     case.how = subject.how
     case.asked_from = len(case.session.unanswered)
     inputs = inputs_for(subject, subject.sizes.tokens)
-    ran = _run_twice(case, subject, inputs)
+    ran = run_twice(case, subject, inputs)
     if isinstance(ran, Report):
         return ran
     subject, out = ran
@@ -149,40 +147,6 @@ def _examine(case: Case, subject: Subject) -> Report:
     if reference is None or not of_scale:
         return _wrong(case, subject, inputs, out, read.steps)
     return _right(case, subject, inputs, out, read.steps, reference)
-
-
-def _run_twice(
-    case: Case, subject: Subject, inputs: probes.Inputs
-) -> tuple[Subject, Tensor] | Report:
-    """The output, which must be the same in a second run; without dropout if it is not."""
-    out = call(case.session, subject, inputs)
-    began = time.monotonic()
-    again = call(case.session, subject, inputs, seed=1)
-    case.session.set_pace(time.monotonic() - began)
-    if isinstance(out, Failure) or isinstance(again, Failure):
-        failure = out if isinstance(out, Failure) else again
-        assert isinstance(failure, Failure)
-        return could_not_run(case.filename, case.info.name, failure, "forward")
-    gap = float((out - again).abs().nan_to_num(0.0).max())
-    if out.shape != again.shape or gap <= 1e-9:
-        return subject, out
-    evidence = f"In evaluation, two runs on the same input differ by {gap:.2g}."
-    calm = without_dropout(case, subject)
-    id = "dropout-in-eval" if case.text.has(r"[Dd]ropout") else "random-in-eval"
-    if calm is not None:
-        out, again = (call(case.session, calm, inputs, seed=seed) for seed in (0, 1))
-        if isinstance(out, Tensor) and isinstance(again, Tensor) and difference(out, again) == 0:
-            case.add("dropout-in-eval", evidence)
-            return calm, out
-        id = "random-in-eval" if _takes_dropout(case) else id
-    case.add(id, evidence)
-    case.notes.append("Nothing else was checked: fix this first, then check again.")
-    return case.report()
-
-
-def _takes_dropout(case: Case) -> bool:
-    """Whether the dropout can be set from outside."""
-    return any(meaning_for(p) == "p" for p in case.info.init)
 
 
 def _read(

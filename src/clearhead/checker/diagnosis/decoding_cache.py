@@ -1,53 +1,113 @@
-"""A cache of past keys and values: token by token must give what the whole text gives."""
+"""A cache of past keys and values: decoding with it must give what the whole text gives.
 
+How a class wants its cache is not told. It is decoded token by token in each way that its arguments
+allow. A way that was only guessed counts if the tokens of one call have an effect in later ones.
+"""
+
+import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.probes import Inputs
 from clearhead.checker.diagnosis.reference import Reference
+from clearhead.checker.harness.cache_arguments import caches
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
+from clearhead.checker.harness.forward_arguments import ANGLE_ROLES
 from clearhead.checker.harness.subject import Subject, arguments_for, call, inputs_for, pick, renew
 from clearhead.checker.sandbox.submission import Failure, Output, Parameter
 
 _WORDS = r"cache|past|kv_state|prev_k|incremental|decod"
-_PLACES = r"start_pos|start|offset|pos|position|past_len(gth)?|cur_pos|step|input_pos"
+_PAST = r"cache|past|kv_state|state|prev|mems?$"
+_PLACES = (
+    r"(start|offset|pos|position|past_len(gth)?|cur_pos|step|input_pos)|"
+    r"\w*(start_pos|positions?|position_ids|pos_ids|pos_idx|indices|index_pos)"
+)
+_PLACED = ("number", "row", "rows")  # a position: of the first token, of each, of each in each text
+_APART = 1e-4
+MOST_WAYS = 100
+PIECES = "in two pieces"
 
 
 @dataclass(frozen=True)
-class Ways:
-    """How a class is asked to use its cache.
+class Way:
+    """One way to decode with a cache.
 
     Args:
         flags: Arguments that switch it on.
-        past: The argument that takes what was returned before, or "".
-        place: The argument that takes the number of past tokens, or "".
+        past: The argument that takes the cache, or "".
+        first: What it gets at first; None means that the class returns what comes next.
+        whole: Whether all that the class returns beside its output is given back, as it is.
+        places: Arguments that take positions, and how: one of `_PLACED`.
     """
 
-    flags: tuple[str, ...]
-    past: str
-    place: str
+    flags: tuple[str, ...] = ()
+    past: str = ""
+    first: object = None
+    whole: bool = False
+    places: tuple[tuple[str, str], ...] = ()
 
 
-def ways_of(case: Case) -> Ways | None:
-    """How the cache is used, as far as names tell; None if there is no cache."""
+def ways_of(case: Case, subject: Subject) -> Iterator[Way]:
+    """Ways to use the cache, as far as names tell; none if there is no cache."""
+    forward = case.info.forward
     held = case.text.has(rf"self\.\w*({_WORDS})\w*")
-    switches = [p for p in case.info.forward if p.has_default and p.default is False]
+    switches = [p for p in forward if p.has_default and p.default is False]
     flags = tuple(p.name for p in switches if re.search(_WORDS, p.name.lower()))
-    pasts = [p for p in case.info.forward if _takes_past(p)]
-    places = [p.name for p in case.info.forward if re.fullmatch(_PLACES, p.name.lower())]
-    if not (pasts or (held and (flags or places))):
-        return None
-    return Ways(flags, pasts[0].name if pasts else "", places[0] if places else "")
+    pasts = [p for p in forward if _takes_past(p)]
+    positions = [p for p in forward if re.fullmatch(_PLACES, p.name.lower())]
+    if not (pasts or (held and (flags or positions))):
+        return
+    own = [Way(flags)] if held and (flags or positions) and not pasts else []
+    given = (
+        Way(flags, past.name, first, whole)
+        for past in pasts
+        for first in caches(case, subject, past)
+        for whole in ((False, True) if first is None else (False,))
+    )
+    for way in (*own, *given):
+        for kinds in itertools.product(*(_kinds(p) for p in positions)):
+            names = [(p.name, kind) for p, kind in zip(positions, kinds, strict=True) if kind]
+            yield replace(way, places=tuple(names))
 
 
 def _takes_past(parameter: Parameter) -> bool:
-    named = re.search(r"cache|past|kv_state|state", parameter.name.lower())
-    return bool(named) and parameter.has_default and parameter.default is None
+    """Whether an argument of forward takes a cache."""
+    may = parameter.default is None and not parameter.kind.startswith("VAR")
+    lists = re.fullmatch(_PLACES, parameter.name.lower())
+    return may and not lists and re.search(_PAST, parameter.name.lower()) is not None
+
+
+def _kinds(parameter: Parameter) -> tuple[str, ...]:
+    """How positions may be given, and "" for not at all."""
+    likely = _PLACED if parameter.default == 0 or "int" in parameter.annotation else _PLACED[::-1]
+    return (*likely, "") if parameter.has_default else likely
+
+
+@dataclass
+class _Decoded:
+    """What one way gave.
+
+    Args:
+        way: How it was decoded.
+        gaps: For each plan, how far it is from the whole text.
+        seen: For each plan, the outputs.
+        remembers: Whether the tokens of the first call have an effect on later outputs.
+    """
+
+    way: Way
+    gaps: dict[str, float]
+    seen: dict[str, Tensor]
+    remembers: bool
+
+    @property
+    def bad(self) -> list[str]:
+        """The plans that give something else."""
+        return [name for name in self.gaps if self.gaps[name] > _APART]
 
 
 def decoding(
@@ -58,7 +118,7 @@ def decoding(
     reference: Reference,
     longer: Reference | None,
 ) -> None:
-    """Decode with the cache, and hold it against the whole text.
+    """Decode with the cache, and compare with the whole text.
 
     Args:
         case: The class.
@@ -68,67 +128,143 @@ def decoding(
         reference: Right attention of its form.
         longer: The same with the window that longer texts have shown, if they have.
     """
-    ways = ways_of(case)
-    if ways is None or case.given or any(f.severity == "wrong" for f in case.findings):
+    ways = list(ways_of(case, subject))
+    if not ways or case.given or any(f.severity == "wrong" for f in case.findings):
         return
-    drivable = subject.axes == "batch" and not (subject.separate or subject.polarity or subject.ids)
-    gaps: dict[str, float] = {}
-    tokens = inputs[0].shape[1]
-    plans = {
-        "after a start of 4 tokens": [4, *[1] * (tokens - 4)],
-        "token by token": [1] * tokens,
-        "in two pieces": [4, tokens - 4],
-    }
-    seen: dict[str, Tensor] = {}
-    if drivable and reference.mask == "causal":
-        for name, sizes in plans.items():
-            got = _drive(case, subject, inputs[0], ways, sizes)
-            if got is not None and got.shape == out.shape:
-                gaps[name], seen[name] = difference(got, out), got
-    if not gaps:
+    wanted = _wanted(subject, inputs, out, reference)
+    best = None if wanted is None else _best(case, subject, inputs[0], wanted, reference, ways)
+    if best is None:
         case.notes.append("There is a cache, and it was not checked: it could not be driven.")
+    elif not renew(case.session, subject):
         return
-    bad = [name for name in gaps if gaps[name] > 1e-4]
-    steps = [name for name in gaps if name != "in two pieces"]
-    if not bad:
-        _beyond_window(case, subject, ways, longer)
-        return
+    elif best.bad:
+        _report(case, inputs, reference, best)
+    else:
+        _beyond_window(case, subject, best.way, longer)
+
+
+def _wanted(subject: Subject, inputs: Inputs, out: Tensor, reference: Reference) -> Tensor | None:
+    """What decoding must give; None if that is not known."""
+    if subject.axes != "batch" or subject.separate or subject.ids:
+        return None
+    if reference.mask == "causal" or reference.mask.startswith("window"):
+        return out
+    tokens = inputs[0].shape[1]
+    past = torch.ones(tokens, tokens).tril().bool()  # a token that is decoded sees the past alone
+    right = reference.output(inputs, past) if reference.mask == "none" else None
+    return right if right is not None and right.shape == out.shape else None
+
+
+def _best(
+    case: Case,
+    subject: Subject,
+    x: Tensor,
+    wanted: Tensor,
+    reference: Reference,
+    ways: Sequence[Way],
+) -> _Decoded | None:
+    """The way that comes closest to the whole text; None if none of them runs."""
+    found: list[_Decoded] = []
+    plans = _plans(x.shape[1], reference.mask)
+    for way in ways[:MOST_WAYS]:
+        got = _decoded(case, subject, x, wanted, way, plans)
+        if got is None:
+            continue
+        if not got.bad:
+            relied = _as_called(case, way)
+            again = None if relied == way else _decoded(case, subject, x, wanted, relied, plans)
+            return again if again is not None and again.bad else got
+        found.append(got)
+    return min(found, key=lambda one: (not one.remembers, len(one.bad)), default=None)
+
+
+def _plans(tokens: int, mask: str) -> dict[str, list[int]]:
+    """How many tokens each call gets."""
+    plans = {"token by token": [1] * tokens}
+    if mask == "none":
+        return plans
+    starts = {f"after a start of {n} tokens": [n, *[1] * (tokens - n)] for n in (4, tokens - 2)}
+    return {**starts, **plans, PIECES: [4, tokens - 4]}
+
+
+def _decoded(
+    case: Case,
+    subject: Subject,
+    x: Tensor,
+    wanted: Tensor,
+    way: Way,
+    plans: Mapping[str, Sequence[int]],
+) -> _Decoded | None:
+    """What one way gives for each plan; None if it does not run."""
+    gaps: dict[str, float] = {}
+    seen: dict[str, Tensor] = {}
+    for name, sizes in plans.items():
+        got = _drive(case, subject, x, way, sizes)
+        if got is not None and got.shape == wanted.shape:
+            gaps[name], seen[name] = difference(got, wanted), got
+        elif not gaps:
+            return None
+    if not any(gap > _APART for gap in gaps.values()):
+        return _Decoded(way, gaps, seen, True)
+    name, changed = next(iter(seen)), x.clone()
+    first = plans[name][0]  # tokens in the first call
+    changed[:, :first] = x[:, :first].flip(-1)
+    other = _drive(case, subject, changed, way, plans[name])
+    remembers = other is not None and difference(other[:, first:], seen[name][:, first:]) > 1e-6
+    return _Decoded(way, gaps, seen, remembers) if remembers or way.first is None else None
+
+
+def _as_called(case: Case, way: Way) -> Way:
+    """The way without positions that the file's own calls with a cache leave out."""
+    sites = [site for site in case.usage.called if way.past in site]
+    places = [(n, kind) for n, kind in way.places if all(n in site for site in sites)]
+    return replace(way, places=tuple(places))
+
+
+def _report(case: Case, inputs: Inputs, reference: Reference, best: _Decoded) -> None:
+    """Say what differs."""
+    plans = _plans(inputs[0].shape[1], reference.mask)
+    bad, name = best.bad, best.bad[0]
     evidence = (
-        f"With the cache, {bad[0]}, the output differs from that of the whole text by "
-        f"{gaps[bad[0]]:.2g} of its size"
+        f"With the cache, {name}, the output differs from that of the whole text by "
+        f"{best.gaps[name]:.2g} of its size"
     )
-    misaligned = _misaligned(reference, inputs, plans[bad[0]])
-    if misaligned is not None and difference(seen[bad[0]], misaligned) < 1e-4:
+    misaligned = _misaligned(reference, inputs, plans[name])
+    if misaligned is not None and difference(best.seen[name], misaligned) < _APART:
         evidence += "; it equals what you get when a new token sees only the first keys"
         id = "cached-mask-misaligned"
     else:
         id = "cache-differs"
-    fine = [name for name in gaps if name not in bad]
+    fine = [name for name in best.gaps if name not in bad]
     evidence += f"; {' and '.join(fine)} it is right." if fine else "."
-    only_edge = any(name in fine for name in steps) and not _promises_pieces(case)
+    only_edge = bad == [PIECES] and not _promises_pieces(case)
     case.add(id, evidence, severity="edge" if only_edge else "")
 
 
-def _beyond_window(case: Case, subject: Subject, ways: Ways, longer: Reference | None) -> None:
+def _beyond_window(case: Case, subject: Subject, way: Way, longer: Reference | None) -> None:
     """Decode a text that is longer than the window: what the cache has let go must not matter."""
     mask = "" if longer is None else longer.mask
-    if not mask.startswith("window") or not renew(case.session, subject):
+    if not mask.startswith("window"):
         return
-    tokens = int(mask.removeprefix("window")) + 6
+    window = int(mask.removeprefix("window"))
+    tokens = window + 6
     inputs = inputs_for(subject, tokens)
     out = call(case.session, subject, inputs)
-    got = _drive(case, subject, inputs[0], ways, [4, *[1] * (tokens - 4)])
-    if isinstance(out, Failure) or got is None or got.shape != out.shape:
-        return
-    parts = (got - out).abs().amax((0, 2)) > 1e-4 * float(out.abs().max())
-    if parts.any():
-        first = int(parts.nonzero()[0])
-        evidence = (
-            f"With the cache, the outputs of a text of {tokens} tokens are right up to token "
-            f"{first - 1}; from token {first} on they differ from those of the whole text, by "
-            f"{difference(got, out):.2g} of their size. The window is {tokens - 6} tokens."
-        )
-        case.add("cache-differs", evidence)
+    for start in (4, window + 2):
+        got = _drive(case, subject, inputs[0], way, [start, *[1] * (tokens - start)])
+        if isinstance(out, Failure) or got is None or got.shape != out.shape:
+            return
+        parts = (got - out).abs().amax((0, 2)) > _APART * float(out.abs().max())
+        if parts.any():
+            first = int(parts.nonzero()[0])
+            evidence = (
+                f"With the cache, the outputs of a text of {tokens} tokens, {start} of them at "
+                f"once, are right up to token {first - 1}; from token {first} on they differ from "
+                f"those of the whole text, by {difference(got, out):.2g} of their size. The window "
+                f"is {window} tokens."
+            )
+            case.add("cache-differs", evidence)
+            return
 
 
 def _promises_pieces(case: Case) -> bool:
@@ -148,49 +284,64 @@ def _misaligned(reference: Reference, inputs: Inputs, sizes: Sequence[int]) -> T
 
 
 def _drive(
-    case: Case, subject: Subject, x: Tensor, ways: Ways, sizes: Sequence[int]
+    case: Case, subject: Subject, x: Tensor, way: Way, sizes: Sequence[int]
 ) -> Tensor | None:
     """The outputs of one piece after the other, with a new object; None if it cannot be done."""
-    got = _driven(case, subject, x, ways, sizes, whole=False)
-    if got is None and ways.past:
-        got = _driven(case, subject, x, ways, sizes, whole=True)
-    return got
-
-
-def _driven(
-    case: Case, subject: Subject, x: Tensor, ways: Ways, sizes: Sequence[int], *, whole: bool
-) -> Tensor | None:
-    """The same, with the keys and values given back, or with the whole last thing returned."""
+    if way.first is not None:  # tensors that a cache makes are in float32
+        subject = replace(subject, dtype=torch.float32)
     if not renew(case.session, subject):
         return None
     pieces: list[Tensor] = []
-    past: object = None
+    past = way.first
     start = 0
+    x = x.to(subject.dtype)
     for size in sizes:
-        piece = x[:, start : start + size].contiguous()
-        positional, keywords = arguments_for(subject, (piece, piece, piece), None)
-        keywords |= dict.fromkeys(ways.flags, True)
-        if ways.past and past is not None:
-            keywords[ways.past] = past
-        if ways.place:
-            keywords[ways.place] = start
-        output = case.session.forward(positional, keywords)
+        given = _arguments(case, subject, x, way, start, start + size)
+        if way.past and (past is not None or start == 0):
+            given[way.past] = past
+        output = case.session.forward([], given)
         if isinstance(output, Failure):
             return None
-        chosen = pick(output, piece.shape)
-        if chosen is None or output.tensors[chosen].shape[:2] != piece.shape[:2]:
+        shape = (len(x), size, x.shape[-1])
+        chosen = pick(output, shape)
+        if chosen is None or output.tensors[chosen].shape[:2] != shape[:2]:
             return None
         pieces.append(output.tensors[chosen].to(torch.float64))
         start += size
-        if ways.past:
+        if way.past and way.first is None:
             several = output.structure in ("tuple", "list") and len(output.tensors) > 1
-            if whole:
-                past = {"__returned__": -1} if several else None
-            else:
-                past = _past_in(output, chosen, start)
+            whole = {"__returned__": -1} if several else None
+            past = whole if way.whole else _past_in(output, chosen, start)
             if past is None:
                 return None
     return torch.cat(pieces, dim=1)
+
+
+def _arguments(
+    case: Case, subject: Subject, x: Tensor, way: Way, start: int, stop: int
+) -> dict[str, object]:
+    """Forward's arguments for the tokens from `start` to `stop`, by name."""
+    positional, keywords = arguments_for(subject, (x, x, x), None)
+    names = [p.name for p in case.info.forward]
+    given = {**dict(zip(names, positional, strict=False)), **keywords}
+    for name, role in subject.feed:
+        value = given.get(name)
+        if role in ("x", "q"):
+            given[name] = x[:, start:stop].contiguous()
+        elif role in ANGLE_ROLES:
+            both = value if isinstance(value, tuple) else (value,)
+            cut = tuple(one[..., start:stop, :] for one in both if isinstance(one, Tensor))
+            given[name] = cut if isinstance(value, tuple) else cut[0] if cut else None
+        elif isinstance(value, Tensor) and role == "mask":
+            rows = value[..., start:stop, :] if subject.mask_shape.endswith("nn") else value
+            given[name] = rows[..., :stop].contiguous()
+        elif isinstance(value, Tensor) and role == "marks":
+            given[name] = value[..., :stop].contiguous()
+    for name, kind in way.places:
+        row = torch.arange(start, stop)
+        ways = {"number": start, "row": row, "rows": row.expand(len(x), -1)}
+        given[name] = ways[kind]
+    return given | dict.fromkeys(way.flags, True)
 
 
 def _past_in(output: Output, chosen: int, seen: int) -> object:

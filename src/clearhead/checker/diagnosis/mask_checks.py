@@ -124,9 +124,10 @@ class MaskCheck(AttentionStep):
             verdict.notes.append("A bias of relative positions is added to the scores.")
             seen = b.masked_fill(b <= HIDDEN, torch.nan).flatten(1)
             level = seen.nanmean(1, keepdim=True)
-            if bool(((seen - level).abs().nan_to_num(0.0) < 1e-9).all()):
+            constant = bool(((seen - level).abs().nan_to_num(0.0) < 1e-9).all())
+            if constant and self._table_line() is not None:
                 evidence = "Every visible pair of tokens gets the same bias, whatever its distance."
-                verdict.add("bias-ignores-distance", evidence, self._bias_line())
+                verdict.add("bias-ignores-distance", evidence, self._table_line())
         elif self._pair_table(b.shape[-1]):
             verdict.notes.append("A bias for each pair of positions is added to the scores.")
         else:
@@ -163,17 +164,18 @@ class MaskCheck(AttentionStep):
                 f"only {distinct} of them are used, so that different offsets share a bias. Is the "
                 "index (rows) * (2 * width - 1) + columns?"
             )
-            self.verdict.add("unexplained", evidence, self._bias_line())
+            self.verdict.add("unexplained", evidence, self._table_line() or self._mask_line())
 
-    def _bias_line(self) -> int | None:
-        """The line that looks the bias up."""
+    def _table_line(self) -> int | None:
+        """The line that looks the bias up in a table; None if there is none."""
         for i in sorted(self.program.before(self.core.scores), reverse=True):
             call = self.program.calls[i]
             if call.name in ("__getitem__", "embedding", "index_select", "gather") and any(
-                r in self.program.parameters for r in self.program.sources[i]
+                r in self.program.parameters and self.reading.values[r].ndim > 1
+                for r in self.program.sources[i]
             ):
                 return call.line
-        return self._mask_line()
+        return None
 
     @staticmethod
     def _of_distance(b: Tensor) -> bool:

@@ -60,6 +60,32 @@ class Config(dict[str, Any]):
         self[name] = value
 
 
+class KeysAndValues:
+    """A cache such as models of Hugging Face pass to their layers, of past keys and values."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int = 0, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Add keys and values, (.., tokens, head_dim), and return all of them."""
+        layer = layer if isinstance(layer, int) else 0
+        if layer in self.layers:
+            keys, values = (
+                torch.cat(pair, -2) for pair in zip(self.layers[layer], (keys, values), strict=True)
+            )
+        self.layers[layer] = keys, values
+        return keys, values
+
+    def get_seq_length(self, layer: int | None = 0) -> int:
+        """How many tokens it holds."""
+        return self.layers[layer or 0][0].shape[-2] if (layer or 0) in self.layers else 0
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
 def cast(module: Module, dtype: torch.dtype) -> None:
     """Cast a module's fractions; complex buffers, as of rotary angles, stay complex numbers."""
     complex_ones = [

@@ -40,6 +40,7 @@ from clearhead.checker.sandbox.missing_parts import (
 from clearhead.checker.sandbox.object_contents import (
     LETTERS,
     Config,
+    KeysAndValues,
     Leaves,
     cast,
     flatten,
@@ -61,6 +62,7 @@ FRAMES = 12
 
 Header = dict[str, Any]
 Tensors = dict[str, Tensor]
+NOTHING: Header = {}
 
 _getpid, _read, _write, _exit = os.getpid, os.read, os.write, os._exit
 _seed = torch.default_generator.manual_seed
@@ -71,20 +73,25 @@ _stdout, _stderr = sys.stdout, sys.stderr
 _set_timer: Any = getattr(signal, "setitimer", None)  # missing on Windows, as is the sandbox
 
 
-def revive(value: Any, tensors: Tensors, returned: Any = None) -> Any:
+def revive(value: Any, tensors: Tensors, held: Header = NOTHING) -> Any:
     """JSON to arguments: `{"__config__": {..}}`, `{"__tensor__": name}` become objects.
 
-    `{"__returned__": place}` is a part of what the last forward pass returned.
+    `{"__returned__": place}` is a part of what the last forward pass returned, and
+    `{"__kept__": ..}` is made once, so that later passes get the same object.
     """
     if isinstance(value, list):
-        return [revive(item, tensors, returned) for item in value]
+        return [revive(item, tensors, held) for item in value]
     if isinstance(value, dict):
         if set(value) == {"__tensor__"}:
             return tensors[value["__tensor__"]]
         if set(value) == {"__complex__"}:
             return _view_as_complex(tensors[value["__complex__"]])
         if set(value) == {"__returned__"}:
-            return returned[value["__returned__"]]
+            return held["returned"][value["__returned__"]]
+        if set(value) == {"__kept__"}:
+            if "kept" not in held:
+                held["kept"] = revive(value["__kept__"], tensors)
+            return held["kept"]
         if set(value) == {"__object__", "arguments", "keywords"}:
             given, named = (revive(value[part], tensors) for part in ("arguments", "keywords"))
             return callable_named(value["__object__"])(*given, **named)
@@ -92,14 +99,21 @@ def revive(value: Any, tensors: Tensors, returned: Any = None) -> Any:
             return callable_named(value["__callable__"]) or callable_named(value["else"])
         if set(value) == {"__config__"}:
             return Config(revive(value["__config__"], tensors))
-        return {name: revive(item, tensors, returned) for name, item in value.items()}
+        return {name: revive(item, tensors, held) for name, item in value.items()}
     return value
 
 
 def callable_named(name: str) -> Any:
-    """A class or function of the submission, or a layer of torch; None if there is none."""
+    """A class or function of the submission, or a layer of torch; None if there is none.
+
+    A method of a class is `Name.method`.
+    """
+    if name == KeysAndValues.__name__:
+        return KeysAndValues
+    home, _, part = name.partition(".")
     homes = (sys.modules.get("submission"), nn, nn.functional)
-    found = (getattr(home, name, None) for home in homes)
+    found = (getattr(one, home, None) for one in homes)
+    found = (getattr(one, part, None) if part else one for one in found)
     return next((one for one in found if callable(one)), None)
 
 
@@ -206,7 +220,7 @@ class Worker:
         self.built: object = None
         self.arrays = False  # it computes with numpy
         self.as_array: Callable[[Tensor], object] = Tensor.numpy
-        self.returned: object = None  # by the last forward pass
+        self.held: Header = {}  # "returned" by the last forward pass, and "kept" between them
         self.on_cpu = False  # it has asked for a GPU
         self.space: dict[str, Any] = {}  # the file's names
         self.stood_in: set[str] = set()  # names of missing modules that have got a value
@@ -321,7 +335,7 @@ class Worker:
             raise NameError(f"there is no class {name!r}; there are: {', '.join(self.known)}")
         _seed(0)
         Config.homes = tuple(k.cls for k in self.known.values() if not issubclass(k.cls, Module))
-        self.built = self.returned = None
+        self.built, self.held = None, {}
         self.built = self.known[name].make(
             *revive(arguments, tensors), **{key: revive(v, tensors) for key, v in keywords.items()}
         )
@@ -391,10 +405,10 @@ class Worker:
     ) -> tuple[Header, Tensors]:
         """The output for these inputs, without gradients; which inputs it has changed in place."""
         before = {name: tensor.clone() for name, tensor in tensors.items()}
-        positional, named = (revive(given, tensors, self.returned) for given in (inputs, keywords))
+        positional, named = (revive(given, tensors, self.held) for given in (inputs, keywords))
         with _no_grad():
-            self.returned = self.call(positional, named, train, seed)
-        header, found = self.output(self.returned)
+            self.held["returned"] = self.call(positional, named, train, seed)
+        header, found = self.output(self.held["returned"])
         with _plain_torch():
             changed = [name for name, old in before.items() if not _equal(old, tensors[name])]
         return header | {"changed": changed}, found
@@ -408,15 +422,13 @@ class Worker:
         named = {("input", name): tensor for name, tensor in tensors.items()}
         named |= {("parameter", name): tensor for name, tensor in leaves.parameters.items()}
         recorder = Recorder(named, self.own)
-        positional, by_name = (
-            revive(given, tensors, self.returned) for given in (inputs, keywords)
-        )
+        positional, by_name = (revive(given, tensors, self.held) for given in (inputs, keywords))
         with _no_grad(), recorder, self.recorded_arrays(leaves):
-            self.returned = self.call(positional, by_name, train, seed)
+            self.held["returned"] = self.call(positional, by_name, train, seed)
         if recorder.problem:
             raise ValueError(f"the pass could not be recorded: {recorder.problem}")
-        header, found = self.output(self.returned)
-        _, results = flatten(self.returned)
+        header, found = self.output(self.held["returned"])
+        _, results = flatten(self.held["returned"])
         outputs = [recorder.register(one) for one in results]
         header |= {"calls": recorder.calls, "leaves": recorder.leaves, "outputs": outputs}
         return header, found | recorder.constants

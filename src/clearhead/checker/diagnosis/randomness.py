@@ -1,0 +1,101 @@
+"""In evaluation the same input must give the same output.
+
+The recorded pass tells which call is random. Dropout is left out when a pass is read, so whatever
+else is wrong is found beside it.
+"""
+
+import time
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.checker.diagnosis import probes
+from clearhead.checker.diagnosis.reading import Unreadable
+from clearhead.checker.diagnosis.recorded_pass import Examined, judge_steps
+from clearhead.checker.harness.building import could_not_run, without_dropout
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.comparison import difference
+from clearhead.checker.harness.subject import Subject, arguments_for, call, handed
+from clearhead.checker.report import Report
+from clearhead.checker.sandbox.answers import Call
+from clearhead.checker.sandbox.submission import Failure
+
+# Where the rate of dropout and the switch for training stand among the arguments.
+_DROPOUTS: dict[str, tuple[int, int | None]] = {
+    **dict.fromkeys(("dropout", "dropout_", "dropout1d", "dropout2d", "alpha_dropout"), (1, 2)),
+    "scaled_dot_product_attention": (4, None),
+    "multi_head_attention_forward": (10, 13),
+}
+
+
+def run_twice(
+    case: Case, subject: Subject, inputs: probes.Inputs
+) -> tuple[Subject, Tensor] | Report:
+    """The output, which must be the same in a second run; without dropout if it is not."""
+    out = call(case.session, subject, inputs)
+    began = time.monotonic()
+    again = call(case.session, subject, inputs, seed=1)
+    case.session.set_pace(time.monotonic() - began)
+    if isinstance(out, Failure) or isinstance(again, Failure):
+        failure = out if isinstance(out, Failure) else again
+        assert isinstance(failure, Failure)
+        return could_not_run(case.filename, case.info.name, failure, "forward")
+    gap = float((out - again).abs().nan_to_num(0.0).max())
+    if out.shape != again.shape or gap <= 1e-9:
+        return subject, out
+    dropped = _dropouts(case, subject, inputs)
+    line = dropped[0].line if dropped else None
+    evidence = f"In evaluation, two runs on the same input differ by {gap:.2g}."
+    case.add("dropout-in-eval" if dropped else "random-in-eval", evidence, line)
+    read: Examined | None = None
+    if dropped:
+        try:
+            read = judge_steps(case, subject)
+        except Unreadable:
+            read = None
+        if read is not None:
+            _before_softmax(case, read)
+    calm = without_dropout(case, subject)
+    if calm is not None:
+        out, again = (call(case.session, calm, inputs, seed=seed) for seed in (0, 1))
+        if isinstance(out, Tensor) and isinstance(again, Tensor) and difference(out, again) == 0:
+            return calm, out
+    if read is None:
+        case.notes.append("Nothing else was checked: fix this first, then check again.")
+    for found in read.steps.findings if read is not None else ():
+        case.add(found.id, found.evidence, found.line, found.severity)
+    return case.report()
+
+
+def _dropouts(case: Case, subject: Subject, inputs: probes.Inputs) -> list[Call]:
+    """The calls of a recorded pass that drop something in evaluation."""
+    positional, keywords = arguments_for(subject, handed(subject, inputs), None)
+    got = case.session.record(positional, keywords)
+    return [] if isinstance(got, Failure) else [c for c in got[0].calls if _drops(c)]
+
+
+def _drops(call: Call) -> bool:
+    if call.name not in _DROPOUTS:
+        return False
+    rate, training = _DROPOUTS[call.name]
+    on = training is None or _argument(call, training, "training", True)
+    default = 0.5 if training == 2 else 0.0
+    name = "p" if training == 2 else "dropout_p"
+    return bool(on) and _argument(call, rate, name, default) != 0
+
+
+def _argument(call: Call, place: int, name: str, default: object) -> Any:
+    return call.args[place] if len(call.args) > place else call.kwargs.get(name, default)
+
+
+def _before_softmax(case: Case, read: Examined) -> None:
+    """Whether it is the scores that are dropped, and not the weights."""
+    program = read.reading.program
+    for core in read.reading.cores:
+        between = program.after(core.dots) & program.before(core.weights)
+        for index in sorted(between):
+            dropped = program.calls[index]
+            if _drops(dropped):
+                evidence = "The scores are dropped, before the softmax, and not the weights."
+                case.add("dropout-before-softmax", evidence, dropped.line)
+                return
