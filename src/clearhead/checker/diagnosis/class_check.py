@@ -19,6 +19,7 @@ from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import extras, learning, probes
 from clearhead.checker.diagnosis.intent import SCALES, is_causal, scale_set_by, unscaled_on_purpose
 from clearhead.checker.diagnosis.judgement import Judgement, StepFinding
+from clearhead.checker.diagnosis.plain_form import PlainForm, plain_form
 from clearhead.checker.diagnosis.properties import judge_properties
 from clearhead.checker.diagnosis.randomness import run_twice
 from clearhead.checker.diagnosis.reading import Unreadable
@@ -132,7 +133,7 @@ def _examine(case: Case, subject: Subject) -> Report:
     subject, out, read = _read(case, subject, inputs, out)
     judge_default(case, subject)
     if isinstance(read, str):
-        return judge_properties(case, subject, inputs, out, read)
+        return _unread(case, subject, inputs, out, read)
     case.steps = shown_steps(read.reading, read.steps)
     case.form = _form(subject, read.steps)
     try:
@@ -142,11 +143,22 @@ def _examine(case: Case, subject: Subject) -> Report:
             read.steps.doubts.append(str(reason))
         reference = None
     if read.steps.doubts:
-        return judge_properties(case, subject, inputs, out, "; ".join(read.steps.doubts))
+        return _unread(case, subject, inputs, out, "; ".join(read.steps.doubts))
     of_scale = {found.id for found in read.steps.findings if found.is_wrong} <= SCALES
     if reference is None or not of_scale:
         return _wrong(case, subject, inputs, out, read.steps)
     return _right(case, subject, inputs, out, read.steps, reference)
+
+
+def _unread(
+    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, reason: str
+) -> Report:
+    """Its steps could not be judged: compare it with the usual form, or test its properties."""
+    plain = plain_form(case, subject, inputs, out)
+    if plain is None:
+        return judge_properties(case, subject, inputs, out, reason)
+    case.form = _form(subject, plain.steps)
+    return _right(case, subject, inputs, out, plain.steps, plain)
 
 
 def _read(
@@ -216,7 +228,7 @@ def _right(
     inputs: probes.Inputs,
     out: Tensor,
     steps: Judgement,
-    reference: Reference,
+    reference: Reference | PlainForm,
 ) -> Report:
     """Every step of the recorded pass is right, and the class computes what was recorded."""
     for name, rows in probes.idle_rows(case.session, subject, inputs, out).items():
@@ -233,9 +245,8 @@ def _right(
     if steps.mask == "none" and is_causal(case, subject) == "maybe":
         _ask_for_causality(case, subject, inputs, out)
     extras.examine(case, subject, inputs, out, reference)
-    case.tested = (
-        "tested step by step, at other lengths, with gradients, in training and evaluation"
-    )
+    how = "step by step" if isinstance(reference, Reference) else "against the formula"
+    case.tested = f"tested {how}, at other lengths, with gradients, in training and evaluation"
     return case.report()
 
 

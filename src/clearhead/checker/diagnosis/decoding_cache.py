@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.probes import Inputs
-from clearhead.checker.diagnosis.reference import Reference
+from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.cache_arguments import caches
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
@@ -115,8 +115,8 @@ def decoding(
     subject: Subject,
     inputs: Inputs,
     out: Tensor,
-    reference: Reference,
-    longer: Reference | None,
+    reference: AnyReference,
+    longer: AnyReference | None,
 ) -> None:
     """Decode with the cache, and compare with the whole text.
 
@@ -143,7 +143,9 @@ def decoding(
         _beyond_window(case, subject, best.way, longer)
 
 
-def _wanted(subject: Subject, inputs: Inputs, out: Tensor, reference: Reference) -> Tensor | None:
+def _wanted(
+    subject: Subject, inputs: Inputs, out: Tensor, reference: AnyReference
+) -> Tensor | None:
     """What decoding must give; None if that is not known."""
     if subject.axes != "batch" or subject.separate or subject.ids:
         return None
@@ -160,7 +162,7 @@ def _best(
     subject: Subject,
     x: Tensor,
     wanted: Tensor,
-    reference: Reference,
+    reference: AnyReference,
     ways: Sequence[Way],
 ) -> _Decoded | None:
     """The way that comes closest to the whole text; None if none of them runs."""
@@ -221,7 +223,7 @@ def _as_called(case: Case, way: Way) -> Way:
     return replace(way, places=tuple(places))
 
 
-def _report(case: Case, inputs: Inputs, reference: Reference, best: _Decoded) -> None:
+def _report(case: Case, inputs: Inputs, reference: AnyReference, best: _Decoded) -> None:
     """Say what differs."""
     plans = _plans(inputs[0].shape[1], reference.mask)
     bad, name = best.bad, best.bad[0]
@@ -241,7 +243,7 @@ def _report(case: Case, inputs: Inputs, reference: Reference, best: _Decoded) ->
     case.add(id, evidence, severity="edge" if only_edge else "")
 
 
-def _beyond_window(case: Case, subject: Subject, way: Way, longer: Reference | None) -> None:
+def _beyond_window(case: Case, subject: Subject, way: Way, longer: AnyReference | None) -> None:
     """Decode a text that is longer than the window: what the cache has let go must not matter."""
     mask = "" if longer is None else longer.mask
     if not mask.startswith("window"):
@@ -276,7 +278,7 @@ def _promises_pieces(case: Case) -> bool:
     return re.search(said, case.text.source) is not None
 
 
-def _misaligned(reference: Reference, inputs: Inputs, sizes: Sequence[int]) -> Tensor | None:
+def _misaligned(reference: AnyReference, inputs: Inputs, sizes: Sequence[int]) -> Tensor | None:
     """The output if the mask of each piece starts at the first key."""
     place = torch.cat([torch.arange(size) for size in sizes])
     visible = torch.arange(len(place)) <= place[:, None]

@@ -9,7 +9,7 @@ from clearhead.checker.diagnosis import decoding_cache as cached
 from clearhead.checker.diagnosis import learning, lengths, long_padding, other_sizes, probes
 from clearhead.checker.diagnosis import other_uses as uses
 from clearhead.checker.diagnosis import side_effects as effects
-from clearhead.checker.diagnosis.reference import Reference
+from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.diagnosis.valid_lengths import valid_lengths
 from clearhead.checker.harness.building import without_dropout
 from clearhead.checker.harness.case import Case
@@ -26,7 +26,7 @@ Inputs = probes.Inputs
 
 
 def examine(
-    case: Case, subject: Subject, inputs: Inputs, out: Tensor, reference: Reference
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, reference: AnyReference
 ) -> None:
     """Everything that the plain run could not show."""
     _stray(case, subject)
@@ -140,7 +140,7 @@ def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_
         case.add("dropout-before-softmax", evidence)
 
 
-def _large_scores(case: Case, subject: Subject, inputs: Inputs, reference: Reference) -> None:
+def _large_scores(case: Case, subject: Subject, inputs: Inputs, reference: AnyReference) -> None:
     if reference.mask != "causal" or subject.polarity or subject.dtype != torch.float64:
         return
     leak = probes.large_score_leak(case.session, subject, inputs)
@@ -256,7 +256,7 @@ def _bias_flag(case: Case, subject: Subject) -> None:
 
 
 def _mask_argument(
-    case: Case, subject: Subject, inputs: Inputs, out: Tensor, reference: Reference
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, reference: AnyReference
 ) -> None:
     """Forward takes a mask: any polarity is right, as long as it hides what it marks."""
     batch, tokens = inputs[0].shape[:2]

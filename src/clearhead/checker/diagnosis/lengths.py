@@ -15,7 +15,7 @@ from clearhead.checker.diagnosis.probes import Inputs
 from clearhead.checker.diagnosis.program import MOST_NUMBERS
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_steps
-from clearhead.checker.diagnosis.reference import Reference
+from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.axis_orders import PICTURES, STATES
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
@@ -54,7 +54,7 @@ def of_one_length(subject: Subject) -> bool:
     return whole or alone or subject.sizes.window is not None
 
 
-def lengths(case: Case, subject: Subject, right: Reference) -> Reference | None:
+def lengths(case: Case, subject: Subject, right: AnyReference) -> AnyReference | None:
     """Whether it runs at other lengths, and is the same attention there.
 
     Returns:
@@ -99,7 +99,7 @@ def lengths(case: Case, subject: Subject, right: Reference) -> Reference | None:
     return right
 
 
-def _reads(case: Case, subject: Subject, right: Reference, inputs: Inputs, got: Tensor) -> bool:
+def _reads(case: Case, subject: Subject, right: AnyReference, inputs: Inputs, got: Tensor) -> bool:
     """At this length other code runs than was read before: whether it is right too."""
     tokens = inputs[0].shape[1]
     if tokens <= READ:
@@ -122,7 +122,7 @@ def _reads(case: Case, subject: Subject, right: Reference, inputs: Inputs, got: 
 
 
 def _property_lost(
-    case: Case, subject: Subject, right: Reference, inputs: Inputs, got: Tensor
+    case: Case, subject: Subject, right: AnyReference, inputs: Inputs, got: Tensor
 ) -> str:
     """What every attention has and this one has not, at this length; "" if nothing was seen."""
     leak = probes.batch_leak(case.session, subject, inputs, got)
@@ -156,7 +156,7 @@ def _property_lost(
     return ""
 
 
-def _stretched(case: Case, subject: Subject, right: Reference, tokens: int) -> float:
+def _stretched(case: Case, subject: Subject, right: AnyReference, tokens: int) -> float:
     """How far a long text is from the short one whose tokens it repeats; 0 if that tells nothing.
 
     If each token stands r times in a row, its last copy sees every visible token r times, so that
@@ -191,7 +191,7 @@ def _first(inputs: Inputs, tokens: int) -> Inputs:
 
 
 def _is_new(
-    case: Case, subject: Subject, right: Reference, tokens: int, got: Tensor | Failure
+    case: Case, subject: Subject, right: AnyReference, tokens: int, got: Tensor | Failure
 ) -> bool:
     """Whether a new object is right at this length, so that an earlier text is to blame."""
     before = [n for n in {*LENGTHS, subject.sizes.context} if n < tokens]
@@ -242,7 +242,7 @@ def after_another(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> 
     case.add("depends-on-earlier-call", f"After a text of 1 token, one of {tokens} tokens {what}.")
 
 
-def long_texts(case: Case, subject: Subject, right: Reference) -> None:
+def long_texts(case: Case, subject: Subject, right: AnyReference) -> None:
     """The same attention in a text of about a thousand tokens, longer than the usual blocks?
 
     The text gets shorter where the class is slow, or has many heads.
@@ -262,12 +262,13 @@ def long_texts(case: Case, subject: Subject, right: Reference) -> None:
         with case.session.optional() as unanswered:
             got = call(case.session, roomy, inputs)
             wanted = right.output(inputs) if isinstance(got, Tensor) else None
+            lost = ""
+            if isinstance(got, Tensor) and wanted is None:
+                lost = _property_lost(case, roomy, right, inputs, got)
         if unanswered:
             case.notes.append(f"Not tested beyond {max(LENGTHS)} tokens: it did not answer.")
-        if isinstance(got, Tensor) and wanted is None:
-            lost = _property_lost(case, roomy, right, inputs, got)
-            if lost:
-                case.add("breaks-with-length", f"With {tokens} tokens {lost}.")
+        if lost:
+            case.add("breaks-with-length", f"With {tokens} tokens {lost}.")
         elif isinstance(got, Tensor) and wanted is not None:
             breaks = wanted.shape == got.shape and difference(got, wanted) > BREAKS
             if breaks and _windowed(case, roomy, right, tokens, got) is None:
@@ -316,15 +317,15 @@ def _longer(name: str, value: object, subject: Subject) -> object:
     return LONG + 8 if is_context else value
 
 
-def _parts(right: Reference, inputs: Inputs, got: Tensor) -> float:
+def _parts(right: AnyReference, inputs: Inputs, got: Tensor) -> float:
     """How far the output for these inputs is from right attention."""
     wanted = right.output(inputs)
     return difference(got, wanted) if wanted is not None and wanted.shape == got.shape else 0.0
 
 
 def _windowed(
-    case: Case, subject: Subject, right: Reference, tokens: int, got: Tensor
-) -> Reference | None:
+    case: Case, subject: Subject, right: AnyReference, tokens: int, got: Tensor
+) -> AnyReference | None:
     """The same form with a window too wide for the plain run, where the source has a window."""
     kinds = {"causal": "window", "none": "band"}
     if right.mask not in kinds:
@@ -344,7 +345,7 @@ def _windowed(
     return None
 
 
-def _name_length(case: Case, subject: Subject, right: Reference, tokens: int) -> None:
+def _name_length(case: Case, subject: Subject, right: AnyReference, tokens: int) -> None:
     """Say from which length on it breaks."""
     fine = subject.sizes.tokens
     low, high = min(fine, tokens), max(fine, tokens)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis.lengths import LEAST, PATIENCE, longest, of_one_length
 from clearhead.checker.diagnosis.other_uses import with_mask
-from clearhead.checker.diagnosis.reference import Reference
+from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.axis_orders import HEADS_READY
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
@@ -24,7 +24,7 @@ _RIGHT_ONLY = r"(?is)\A(?!.*\bleft\b).*(right[- ]pad|pad\w* (only )?(on|at|to) t
 SHORT = 9
 
 
-def long_padding(case: Case, subject: Subject, reference: Reference, known: set[str]) -> None:
+def long_padding(case: Case, subject: Subject, reference: AnyReference, known: set[str]) -> None:
     """Whether real tokens stay numbers after padding that is longer than a piece.
 
     Args:
@@ -65,7 +65,7 @@ def long_padding(case: Case, subject: Subject, reference: Reference, known: set[
 
 
 def _lost(
-    case: Case, subject: Subject, reference: Reference, name: str, tokens: int, hides: bool
+    case: Case, subject: Subject, reference: AnyReference, name: str, tokens: int, hides: bool
 ) -> int | None:
     """How many real tokens give NaN; None if the marks do not mean this, or it does not run.
 

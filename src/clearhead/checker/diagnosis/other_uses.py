@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis import probes
-from clearhead.checker.diagnosis.reference import Reference
+from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.axis_orders import HEADS_READY, taken
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
@@ -71,7 +71,7 @@ _NO_MASK = r"cache|past|state|pos|layer|return|need|output|use|train|context|mem
 
 
 def padding(
-    case: Case, subject: Subject, inputs: Inputs, out: Tensor, reference: Reference
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, reference: AnyReference
 ) -> set[str]:
     """A (batch, tokens) argument that marks the padding, or the real tokens: is it hidden?
 
@@ -106,7 +106,7 @@ def _padding_of(
     subject: Subject,
     inputs: Inputs,
     out: Tensor,
-    reference: Reference,
+    reference: AnyReference,
     name: str,
 ) -> bool:
     """Whether the argument is a mask of tokens, which is judged then."""
@@ -182,7 +182,7 @@ def _hides_in_others(
     return False
 
 
-def _padding_in_ids(case: Case, subject: Subject, inputs: Inputs, reference: Reference) -> None:
+def _padding_in_ids(case: Case, subject: Subject, inputs: Inputs, reference: AnyReference) -> None:
     """Token ids with padding among them: is it hidden, or is only the padding seen?"""
     told = [v for n, v in subject.built.plain.items() if "pad" in n.lower() and type(v) is int]
     if not told and not case.text.has(r"padding_idx\s*=\s*0|[!=]=\s*0"):

@@ -99,6 +99,11 @@ def axis_of(moves: Tensor, skip: tuple[int, ...] = ()) -> int | None:
     return found
 
 
+def _by_index(moves: Tensor, axis: int) -> Tensor:
+    """Which change moves which index of an axis: (changes, index)."""
+    return moves.movedim(axis + 1, 1).reshape(len(moves), moves.shape[axis + 1], -1).any(-1)
+
+
 def joined_axis_of(moves: Tensor) -> int | None:
     """The axis on which each change moves one index of its own, among others that do not move.
 
@@ -108,7 +113,7 @@ def joined_axis_of(moves: Tensor) -> int | None:
     for axis in range(moves.ndim - 1):
         if moves.shape[axis + 1] <= len(moves):
             continue
-        by = moves.movedim(axis + 1, 1).flatten(2).any(-1)  # (changes, index)
+        by = _by_index(moves, axis)
         if bool((by.sum(1) == 1).all()) and bool((by.sum(0) <= 1).all()):
             if found is not None:
                 return None
@@ -290,7 +295,7 @@ class Reading:
         moves = [one for one in torch.split(self.tokens[register], self.size) if one.any()]
         if axis is None or len(moves) != 1:
             return None
-        by = moves[0].movedim(axis + 1, 1).flatten(2).any(-1)  # (tokens, index)
+        by = _by_index(moves[0], axis)
         return [int(row.nonzero()[0]) for row in by if row.any()]
 
     def text_axis(self, register: int) -> int | None:

@@ -13,6 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from clearhead.checker.diagnosis.plain_form import PlainForm
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
 from clearhead.checker.diagnosis.reading import HIDDEN, Core, Unreadable, closeness
 from clearhead.checker.diagnosis.recorded_pass import Examined, recorded
@@ -270,3 +271,6 @@ def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
 def _rows_first(core: Core, summed: int) -> tuple[int, int]:
     """The axes of queries and keys."""
     return core.axes[1 - summed], core.axes[summed]
+
+
+AnyReference = Reference | PlainForm
