@@ -32,7 +32,7 @@ from clearhead.checker.diagnosis.recorded_pass import (
 from clearhead.checker.diagnosis.reference import Reference
 from clearhead.checker.diagnosis.shown_steps import shown_steps
 from clearhead.checker.harness.alternatives import alternatives
-from clearhead.checker.harness.axis_orders import CHANNELS_FIRST
+from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES
 from clearhead.checker.harness.building import (
     mark_ways,
     prepare,
@@ -265,6 +265,8 @@ def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFind
         if one.id == "missing-scale":
             if unscaled_on_purpose(case):
                 question = "The source says that this is on purpose."
+            elif subject.axes in STATES:
+                question = "Luong's attention has none, on purpose: is it that?"
             elif subject.axes in CHANNELS_FIRST and steps.heads == 1:
                 question = "SAGAN and non-local blocks have none, on purpose: is it one of them?"
             elif not subject.built.parameters and "scaled" not in case.info.name.lower():

@@ -442,6 +442,10 @@ class Reading:
         return register in self.tokens and _most(self.tokens[register]) >= 2
 
 
+# Queries and keys are added, or laid side by side: a small network makes a score of each pair.
+_ADDS = {"add", "__add__", "__radd__", "add_", "__iadd__", "sub", "cat", "concat", "concatenate"}
+
+
 class Core:
     """One attention: one product of queries and keys, one softmax, one product with values.
 
@@ -458,7 +462,10 @@ class Core:
         self.scores = scores
         self.weights = weights
         self.products = self._first_pairs()
-        self.product = self.products[0]
+        self.product = self._joining(self.products[0])
+        self.additive = reading.program.calls[self.product].name in _ADDS
+        if self.additive:
+            self.products = [self.product]
         self.dots = self._summed(self.product, scores)
         operands = [r for r in reading.places(self.product) if reading.depends(r)]
         self.operands = tuple(operands[:2])
@@ -476,6 +483,16 @@ class Core:
             raise Unreadable("the scores depend on one token each")
         return found
 
+    def _joining(self, index: int) -> int:
+        """The call itself, or the one that laid queries and keys side by side for it."""
+        reading = self.reading
+        for _ in range(4):
+            operands = [r for r in reading.places(index) if reading.depends(r)]
+            if len(operands) != 1 or operands[0] not in reading.program.maker:
+                return index
+            index = reading.program.maker[operands[0]]
+        return index
+
     def all_dots(self, index: int) -> int:
         """The scores that one of the products makes."""
         return self._summed(index, self.scores)
@@ -488,14 +505,22 @@ class Core:
         return tuple(dict.fromkeys(r for r in registers if reading.depends(r)))
 
     def _summed(self, index: int, end: int) -> int:
-        """The result of a product; where it is written as q * k, the sum that follows."""
+        """The result of a product; where it is written as q * k, the sum that follows.
+
+        Of additive attention it is the first result with one number for each pair.
+        """
         program = self.reading.program
         out = program.calls[index].out[0]
+        if self.additive and end >= 0:
+            count = self.reading.values[end].numel()
+            later = [program.calls[i].out[0] for i in program.after(out) & program.before(end)]
+            ahead = [out, *sorted(later, key=lambda r: program.maker[r]), end]
+            return next(r for r in ahead if self.reading.values[r].numel() <= count)
         if program.calls[index].name not in ("mul", "multiply"):
             return out
-        for later in sorted(program.after(out)):
-            if program.calls[later].name == "sum" and (later in program.before(end) or end < 0):
-                return program.calls[later].out[0]
+        for i in sorted(program.after(out)):
+            if program.calls[i].name == "sum" and (i in program.before(end) or end < 0):
+                return program.calls[i].out[0]
         raise Unreadable("the scores are products that are not summed")
 
     @cached_property

@@ -44,18 +44,23 @@ class ScoreCheck(AttentionStep):
             evidence = "Cells of the mask get +inf instead of -inf, and all the weight."
             verdict.add("mask-fill-not-inf", evidence, None)
             return None, None
-        if dots.shape != scores.shape:
+        fitted = fit(list(dots), list(scores))
+        if fitted is not None:
+            a, b, linear = *fitted, True
+        else:  # heads that share keys, or other axes
+            a, b, linear = dots[0], dots[0], False
             try:
                 measured = core.scale(self.runs)
             except Unreadable as reason:
-                verdict.doubts.append(str(reason))
-                return None, None
-            a, b, linear = measured.a, measured.b, measured.linear
-        else:
-            fitted = fit(list(dots), list(scores))
-            linear = fitted is not None
-            a, b = fitted or (dots[0], dots[0])
+                if dots.shape != scores.shape:
+                    verdict.doubts.append(str(reason))
+                    return None, None
+            else:
+                if measured.linear or dots.shape != scores.shape:
+                    a, b, linear = measured.a, measured.b, measured.linear
         names = {self.program.calls[i].name for i in self._between()}
+        if linear and core.additive:
+            return self.added(a, b)
         if not linear:
             found = self.sums() or (self.capped() if "tanh" in names else self.mixed_heads())
             if found is None and not verdict.findings:
@@ -91,11 +96,39 @@ class ScoreCheck(AttentionStep):
                 verdict.doubts.append("scores are scaled by different numbers")
             return a, b
         self.judge_scale(usual)
-        if dots.shape == scores.shape:  # what is added, without the error of each quotient
+        if fitted is not None:  # what is added, without the error of each quotient
             exact = (scores.to(torch.float64) - usual * dots.to(torch.float64)).mean(0)
             scaled = seen & ((a - usual).abs() <= 10 * self.close * abs(usual))
             b = torch.where(scaled & exact.isfinite(), exact, b)
         return a, b
+
+    def added(self, a: Tensor, b: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Additive attention: any function of a pair is fine, if the query has an effect."""
+        core, base = self.core, self.reading.values
+        self.verdict.notes.append("Additive attention: a small network scores each pair.")
+        queries = core.operands[core.axes.index(self._query_axis())]
+        for source in self.reading.sources[:-1]:  # the decoder's own, before it is repeated
+            if queries in self.program.again(base, {source.register: base[source.register] + 1}):
+                queries = source.register
+        noise = torch.randn(base[queries].shape, generator=torch.Generator().manual_seed(11))
+        new = self.program.again(base, {queries: noise.to(base[queries].dtype)})
+        moved = new.get(core.weights, base[core.weights]) - base[core.weights]
+        if float(moved.abs().nan_to_num(0.0).max()) < self.close:
+            evidence = (
+                "Other queries give the same weights: what a query adds is the same for all keys, "
+                "and the softmax cancels it. Is a tanh missing?"
+            )
+            self.verdict.add("unexplained", evidence, core.line)
+            return None, None
+        return a, b
+
+    def _query_axis(self) -> int:
+        """The axis of the queries in the scores."""
+        core = self.core
+        summed, _ = core.mixes_along(core.weight_axes(core.axes))
+        if summed is None:
+            raise Unreadable("how the weights meet the values could not be read")
+        return core.axes[1 - summed]
 
     def capped(self) -> tuple[Tensor, Tensor] | None:
         """Scores c * tanh(scores / c): a and b without the cap, if they have one."""

@@ -14,7 +14,9 @@ from clearhead.checker.diagnosis import probes
 from clearhead.checker.harness.axis_orders import (
     CHANNELS_FIRST,
     HEADS_READY,
+    MEMORIES,
     PICTURES,
+    STATES,
     TABLES,
     height_of,
     order_named,
@@ -58,6 +60,7 @@ from clearhead.checker.harness.subject import (
     call,
     head_width,
     inputs_for,
+    joined_widths,
     random_weights,
     width_in,
     width_of_memory,
@@ -260,8 +263,11 @@ def _unregistered(built: Built) -> list[str]:
 def settle(case: Case, subject: Subject) -> Subject | Failure:
     """Give it random weights and find how it is called."""
     session = case.session
-    d_in = width_in(subject.built, subject.sizes, subject.keywords)
-    subject = replace(subject, d_in=d_in, d_kv=width_of_memory(subject.built, d_in))
+    d_in, d_kv = joined_widths(subject.built, subject.sizes, subject.keywords)
+    if not (d_in and subject.separate):
+        d_in = width_in(subject.built, subject.sizes, subject.keywords)
+        d_kv = width_of_memory(subject.built, d_in)
+    subject = replace(subject, d_in=d_in, d_kv=d_kv)
     if any("Lazy" in kind for kind in subject.built.modules.values()):
         calm = replace(subject, dtype=torch.float32)
         call(session, calm, inputs_for(calm, subject.sizes.tokens))
@@ -390,6 +396,8 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     apart = [(axes, "batch") for axes in orders if axes in CHANNELS_FIRST and subject.separate]
     tables = [n for n, role in subject.feed if role == "kv" and case.usage.ranks.get(n) == 4]
     apart += [("batch", "rows")] if tables else []
+    if subject.separate and "k" not in roles:  # a decoder's state reads the encoder's outputs
+        apart += itertools.product(STATES, MEMORIES)
     tries = [*((axes, "") for axes in orders), *apart]
     for axes, memory in tries:  # grows while it is walked
         trial = replace(subject, axes=axes, memory=memory)
@@ -482,7 +490,9 @@ def _fits(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> b
         return False  # all tokens are hidden: the marks mean the padding
     if axes in HEADS_READY and probes.batch_leak(case.session, subject, inputs, out) > 1e-9:
         return False  # the axes stand in another order
-    if axes in TABLES:
+    if axes == "batch" and subject.separate and len(inputs[0]) not in out.shape[:2]:
+        return False  # what was given as texts became something else
+    if axes in (*TABLES, *STATES):
         return probes.sees_others(case.session, subject, inputs, out)
     if axes not in (*CHANNELS_FIRST, *PICTURES):
         return True

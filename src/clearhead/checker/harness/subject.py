@@ -4,6 +4,7 @@ Nothing is told to us, so names are read ("n_embd", "block_size", "p"), sizes wi
 are chosen, and where the class answers with an error, other sizes and other calls are tried.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -136,6 +137,22 @@ def width_in(built: Built, sizes: Sizes, given: Mapping[str, object]) -> int:
         if takes_last(built.modules.get(name.rpartition(".")[0], "")):
             return shape[1]
     return sizes.d_out if sizes.d_in not in {n for s in shapes.values() for n in s} else sizes.d_in
+
+
+def joined_widths(built: Built, sizes: Sizes, given: Mapping[str, object]) -> tuple[int, int]:
+    """The widths of a query and of a key that one layer takes side by side; 0 if none does.
+
+    The keys may be those of an encoder in two directions, which are twice as wide.
+    """
+    width = sizes.d_out
+    if width not in given.values():
+        return 0, 0
+    for name, shape in built.parameters.items():
+        layer = takes_last(built.modules.get(name.rpartition(".")[0], "")) and len(shape) == 2
+        single = role_of(name) in ("q", "k", "v", "qkv", "kv")
+        if layer and not single and shape[1] in (2 * width, 3 * width):
+            return width, shape[1] - width
+    return 0, 0
 
 
 def width_of_memory(built: Built, d_in: int) -> int:
@@ -285,7 +302,7 @@ def _one(
         return Failure("exception", "NoTensor", "forward returned no tensor")
     result = output.tensors[chosen]
     if subject.axes in STATES:
-        rows = max(shape[:2])
+        rows = math.prod(shape[:-1])
         if [n for n in result.shape if n != 1][:1] != [rows]:
             return Failure("exception", "ShapeError", "forward returned no vector for each state")
         return result.reshape(rows, -1).to(torch.float64)
@@ -323,7 +340,7 @@ def ids_for(
 def result_in(subject: Subject, output: Output, shape: Sequence[int]) -> int | None:
     """Which of the returned tensors is the result, for inputs of this shape."""
     if subject.axes in STATES:
-        rows = max(shape[:2])  # as many as tokens, so that weights are square
+        rows = math.prod(shape[:-1])  # as many as tokens, so that weights are square
         sizes = [[n for n in tensor.shape if n != 1] for tensor in output.tensors]
         fits = [i for i, one in enumerate(sizes) if one[:1] == [rows] and one != [rows, rows]]
         return fits[0] if fits else 0 if output.tensors else None
