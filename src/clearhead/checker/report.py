@@ -35,7 +35,7 @@ VERDICTS = ("correct", "wrong", "error", "unsure")
 
 _COLOURS = {"correct": "green", "wrong": "red", "error": "red", "unsure": "yellow"}
 _BUT = {
-    "compat": "weights from elsewhere give another result",
+    "compat": "weights from elsewhere give a different result",
     "edge": "it fails in some situations",
 }
 MEANS = {

@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.checker.diagnosis.probes import Inputs
 from clearhead.checker.diagnosis.reference import Reference
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.comparison import difference
+from clearhead.checker.harness.comparison import difference, percent
 from clearhead.checker.harness.subject import Subject, arguments_for, call, inputs_for, pick, renew
 from clearhead.checker.sandbox.submission import Failure, Output, Parameter
 
@@ -86,7 +86,7 @@ def decoding(
             if got is not None and got.shape == out.shape:
                 gaps[name], seen[name] = difference(got, out), got
     if not gaps:
-        case.notes.append("There is a cache, and it was not checked: it could not be driven.")
+        case.notes.append("The cache was not checked: the checker could not operate it.")
         return
     bad = [name for name in gaps if gaps[name] > 1e-4]
     steps = [name for name in gaps if name != "in two pieces"]
@@ -94,12 +94,12 @@ def decoding(
         _beyond_window(case, subject, ways, longer)
         return
     evidence = (
-        f"With the cache, {bad[0]}, the output differs from that of the whole text by "
-        f"{gaps[bad[0]]:.2g} of its size"
+        f"With the cache, {bad[0]}, the output differs from that of the whole sequence by "
+        f"{percent(gaps[bad[0]])}"
     )
     misaligned = _misaligned(reference, inputs, plans[bad[0]])
     if misaligned is not None and difference(seen[bad[0]], misaligned) < 1e-4:
-        evidence += "; it equals what you get when a new token sees only the first keys"
+        evidence += "; it is what you get when a new token sees only the first keys"
         id = "cached-mask-misaligned"
     else:
         id = "cache-differs"
@@ -124,9 +124,9 @@ def _beyond_window(case: Case, subject: Subject, ways: Ways, longer: Reference |
     if parts.any():
         first = int(parts.nonzero()[0])
         evidence = (
-            f"With the cache, the outputs of a text of {tokens} tokens are right up to token "
-            f"{first - 1}; from token {first} on they differ from those of the whole text, by "
-            f"{difference(got, out):.2g} of their size. The window is {tokens - 6} tokens."
+            f"With the cache, the outputs for {tokens} tokens are right up to token "
+            f"{first - 1}; from token {first} on they differ from those of the whole sequence by "
+            f"{percent(difference(got, out))}. The window is {tokens - 6} tokens."
         )
         case.add("cache-differs", evidence)
 

@@ -86,8 +86,8 @@ class Case:
         unanswered = self.session.unanswered[self.asked_from :]
         if verdict == "correct" and unanswered:
             more = len(unanswered) - 1
-            rest = f", and to {more} more questions" if more else ""
-            evidence = f"It did not answer when it was asked for {unanswered[0]}{rest}."
+            rest = f", nor to {more} other question{'s' if more > 1 else ''}" if more else ""
+            evidence = f"It gave no answer when asked for {unanswered[0]}{rest}."
             ranked.insert(0, finding("unsure", evidence, None, "edge"))
             verdict = "unsure"
         return Report(

@@ -6,17 +6,17 @@ _MOST = 6  # arguments that are named
 _GIVEN = {
     "mask": "", "none": "None", "zero": "0", "one": "1", "false": "False", "true": "True",
     "length": "the number of tokens", "lengths": "full lengths", "positions": "positions 0, 1, ...",
-    "marks": "marks of the real tokens", "grid": "the grid's size",
+    "marks": "a mask of the real tokens", "grid": "the grid size",
     "rows": "its height", "columns": "its width", "cumulative": "cumulative lengths",
     "cos": "rotary angles", "sin": "", "cos+sin": "rotary angles", "turns": "rotary angles",
 }  # fmt: skip
 _SHAPES = {
-    "channels": "(batch, width, tokens)", "picture": "(batch, width, height, breadth)",
-    "pixels": "(batch, height, breadth, width)", "frames": "(batch, tokens, width, 1, 1)",
+    "channels": "(batch, channels, tokens)", "picture": "(batch, channels, height, width)",
+    "pixels": "(batch, height, width, channels)", "frames": "(batch, tokens, width, 1, 1)",
     "heads": "(batch, heads, tokens, width)", "spread": "(batch, tokens, heads, width)",
     "rows": "(batch, 1, tokens, width)", "columns": "(batch, tokens, 1, width)",
     "state": "(batch, width)", "states": "(1, batch, width)", "column": "(batch, 1, width)",
-    "single": "(tokens, width)", "packed": "(all tokens, width)", "first": "(tokens, batch, width)",
+    "single": "(tokens, width)", "packed": "(total tokens, width)", "first": "(tokens, batch, width)",
 }  # fmt: skip
 
 
