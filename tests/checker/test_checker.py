@@ -326,7 +326,10 @@ def test_where_it_cannot_be_known_whether_it_is_causal_there_is_a_question() -> 
     assert report.verdict == "correct"
     (finding,) = report.findings
     assert (finding.id, finding.severity) == ("no-causal-mask", "edge")
-    assert "meant for a language model, as block_size suggests, the mask is missing" in finding.evidence
+    assert (
+        "meant for a language model, as block_size suggests, the mask is missing"
+        in finding.evidence
+    )
     (report,) = check(MAYBE_CAUSAL + "\n\nclass TinyGPT(nn.Module):\n    pass\n", "SelfAttn")
     assert (report.verdict, ids(report)) == ("wrong", {"no-causal-mask"})
 

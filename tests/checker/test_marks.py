@@ -238,17 +238,28 @@ def test_what_fails_and_what_does_not_are_apart():
     assert "only in some situations" in whole
 
 
-def test_files_that_could_not_be_judged_are_named_with_the_reason():
+def test_files_that_could_not_be_judged_have_their_reason():
     text = drawing.plain(draw(ROWS), width=120)
     assert "Could not be run:\n  c.py: SyntaxError: invalid syntax\n" in text
     assert text.endswith("Unsure:\n  d.py: No known form gives this output.")
     whole = page.html(ROWS)
-    start = whole.index("<details><summary>1 could not be run")  # names are folded away
-    below = whole[start : whole.index("Every submission")]
-    assert "c.py" in below
+    below = whole[whole.index("<h2>Could not be run: 1</h2>") :]
     assert "SyntaxError: invalid syntax" in below
     assert "No known form gives this output." in below
-    assert "could not be run" not in page.html(ROWS[:2])
+    assert "Could not be run" not in page.html(ROWS[:2])
+
+
+def test_the_page_names_nobody():
+    """It is projected; a traceback and an error of reading begin with the name of the file."""
+    seen = 'File "anna.py", line 3, in forward\nTypeError: anna.py is odd'
+    details = pack([Detail("crashes", "line 3", "x()", seen)])
+    lost = row("zoe/hw.py", "error", note="hw.py: expected a file, got a link. It was not read.")
+    wrong = replace(row("anna.py", "wrong", "crashes", "wrong"), details=details)
+    for hint in (False, True):
+        whole = page.html([wrong, lost, replace(lost, file="ben/hw.py")], hint=hint)
+        assert not re.search(r"anna|zoe|ben|hw\.py", whole)
+        assert "the file: expected a file, got a link. It was not read. (2 files)" in whole
+    assert "in forward" in page.html([wrong])
 
 
 def test_a_reason_from_outside_cannot_act():
@@ -263,10 +274,8 @@ def test_correct_with_a_remark_reads_so_on_the_page(subs, tmp_path):
     marks, file = tmp_path / "marks.csv", tmp_path / "class.html"
     mark(subs, csv=marks, html=file)
     text = file.read_text(encoding="utf-8")
-    assert '<span class="verdict correct">correct, but it fails in some situations</span>' in text
-    assert '<span class="verdict correct">correct</span>' in text
     assert "<strong>2</strong>correct, 1 with a remark</li>" in text
-    assert '<span class="verdict error">could not be run</span>' in text
+    assert "<h2>Could not be run: 1</h2>" in text
     assert [line.split(",")[3] for line in marks.read_text(encoding="utf-8").splitlines()[1:]] == [
         "wrong", "correct", "error", "correct"
     ]  # fmt: skip

@@ -128,7 +128,9 @@ def test_a_loop_at_the_top_of_a_file_is_named():
     (found,) = report.findings
     assert (report.verdict, found.line in (3, 4), found.evidence) == ("error", True, "")
     assert "at import, timeout: it was still running after 1.8 s" in found.says
-    assert found.says.endswith("Code at the top level of the file may be training, or waiting for something.")
+    assert found.says.endswith(
+        "Code at the top level of the file may be training, or waiting for something."
+    )
     assert 'if __name__ == "__main__":' in found.fix
 
 
@@ -136,5 +138,7 @@ def test_a_question_at_the_top_of_a_file_is_named():
     (report,) = check_source("n = int(input('heads? '))\n", "asks.py")
     (found,) = report.findings
     assert (report.verdict, found.line, found.evidence) == ("error", 1, "")  # the note says it
-    assert found.says.endswith("EOFError: EOF when reading a line. Nothing is typed at input() here.")
+    assert found.says.endswith(
+        "EOFError: EOF when reading a line. Nothing is typed at input() here."
+    )
     assert 'if __name__ == "__main__":' in found.fix

@@ -16,7 +16,8 @@ _SHAPES = {
     "heads": "(batch, heads, tokens, width)", "spread": "(batch, tokens, heads, width)",
     "rows": "(batch, 1, tokens, width)", "columns": "(batch, tokens, 1, width)",
     "state": "(batch, width)", "states": "(1, batch, width)", "column": "(batch, 1, width)",
-    "single": "(tokens, width)", "packed": "(total tokens, width)", "first": "(tokens, batch, width)",
+    "single": "(tokens, width)", "first": "(tokens, batch, width)",
+    "packed": "(total tokens, width)",
 }  # fmt: skip
 
 
