@@ -397,7 +397,7 @@ def test_without_a_policy_nothing_changes():
     [
         ("clas = 1", "unknown key clas.\n  Known are class, causal, multi_head, fail, adapter."),
         ("causal = 1", "causal: expected bool, got 1."),
-        ('fail = ["bad"]', r"fail: expected some of wrong, compat, edge, got \['bad'\]."),
+        ('fail = ["bad"]', r"fail: expected some of wrong, compat, edge, error, got \['bad'\]."),
         ("fail = []", "fail: expected some of"),
         ("causal =", "not TOML"),
         ('adapter = "no.py"', "adapter .*No such file"),

@@ -12,6 +12,7 @@ from batch_stubs import mark
 from clearhead import drawing
 from clearhead.checker.catalogue import MISTAKES
 from clearhead.checker.classroom import class_page as page
+from clearhead.checker.classroom.batch import row_of
 from clearhead.checker.classroom.class_summary import Counted, draw, tally
 from clearhead.checker.classroom.marks_file import (
     OLD_HEAD,
@@ -282,6 +283,26 @@ def test_correct_with_a_remark_reads_so_on_the_page(subs, tmp_path):
 
 
 # The columns
+
+
+def test_a_policy_can_fail_what_cannot_be_run(subs, tmp_path):
+    marks, rules = tmp_path / "marks.csv", tmp_path / "policy.toml"
+    for fail, passed in (('["wrong"]', "unclear"), ('["wrong", "error"]', "no")):
+        rules.write_text(f"fail = {fail}\n", encoding="utf-8")
+        assert mark(subs, csv=marks, policy=rules) == 1
+        with marks.open(encoding="utf-8", newline="") as file:
+            rows = {row["file"]: row for row in csv.DictReader(file)}
+        assert (rows["cleo.py"]["passed"], rows["cleo.py"]["verdict"]) == (passed, "error")
+        assert rows["anna.py"]["passed"] == "no"
+        assert rows["dan.py"]["passed"] == "yes"
+
+
+def test_the_notes_of_a_judged_file_are_in_its_row():
+    """A file that ran only in part, for want of a network, looked like any other."""
+    notes = ("Line 5 failed (URLError).", "It is slow.")
+    report = Report("a.py", "A", "correct", notes=notes)
+    row, _ = row_of("a.py", "", {"reports": [report.to_json()] * 2}, 1.0, Policy())
+    assert row.note == "Line 5 failed (URLError). It is slow."
 
 
 def test_the_columns_that_a_teacher_reads_are_first(subs, tmp_path):

@@ -270,7 +270,9 @@ def _right(
         _ask_for_causality(case, subject, inputs, out)
     extras.examine(case, subject, inputs, out, reference)
     case.tested = (
-        "tested step by step, at other lengths, with gradients, in training and in evaluation"
+        "tested step by step and at other lengths; numpy has no gradients and no training mode"
+        if subject.built.arrays
+        else "tested step by step, at other lengths, with gradients, in training and in evaluation"
     )
     return case.report()
 

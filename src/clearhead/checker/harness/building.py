@@ -81,6 +81,9 @@ AT_ONCE = (
 )
 
 
+_ENDED = {"timeout": "timed out", "memory": "ran out of memory", "died": "was ended"}
+
+
 def could_not_run(filename: str, name: str, failure: Failure, stage: str, how: str = "") -> Report:
     """A report that says why there is nothing to judge.
 
@@ -92,7 +95,7 @@ def could_not_run(filename: str, name: str, failure: Failure, stage: str, how: s
         how: How it was built and called, if the checker chose that.
     """
     said = f"{failure.type}: {failure.message}" if failure.type else failure.message
-    text = f"It failed at {stage}, {failure.kind}: {said}"
+    text = f"It {_ENDED.get(failure.kind, 'failed')} at {stage}: {said}"
     if stage == "import" and failure.type in ("SyntaxError", "IndentationError", "TabError"):
         text = f"Python could not read the file: {said}"
     evidence = (failure.traceback or "").strip()[-600:]

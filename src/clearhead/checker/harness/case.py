@@ -2,7 +2,7 @@
 
 import functools
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clearhead.checker.catalogue import finding
 from clearhead.checker.harness.constructor_arguments import Attempts, attempts_for
@@ -87,8 +87,9 @@ class Case:
         if verdict == "correct" and unanswered:
             more = len(unanswered) - 1
             rest = f", nor to {more} other question{'s' if more > 1 else ''}" if more else ""
-            evidence = f"It gave no answer when asked for {unanswered[0]}{rest}."
-            ranked.insert(0, finding("unsure", evidence, None, "edge"))
+            asked, line = unanswered[0]
+            evidence = f"It gave no answer when asked for {asked}{rest}."
+            ranked.insert(0, replace(finding("unsure", evidence, line, "edge"), fix=""))
             verdict = "unsure"
         return Report(
             self.filename,

@@ -1,6 +1,7 @@
 """One line on how a class was built and called, for the report."""
 
 from clearhead.checker.harness.subject import Subject
+from clearhead.checker.source.wrapped_functions import WRAPPER
 
 _MOST = 6  # arguments that are named
 _GIVEN = {
@@ -26,9 +27,14 @@ def description(subject: Subject) -> str:
 
     A line such as "built with d_model=15, num_heads=3; called with x and a causal mask".
     """
-    values = [f"{name}={_value(subject, value)}" for name, value in subject.keywords.items()]
+    function = subject.info.name.startswith(WRAPPER)
+    values = [
+        f"{name}={_value(subject, value)}"
+        for name, value in subject.keywords.items()
+        if not (function and name == "width")  # the wrapper's own
+    ]
     more = [f"{len(values) - _MOST} more"] if len(values) > _MOST else []
-    built = _listed([*map(str, subject.arguments), *values[:_MOST], *more])
+    given = [*map(str, subject.arguments), *values[:_MOST], *more]
     inputs = [name for name, role in subject.feed if role in ("x", "q", "k", "v", "kv")]
     optional = {p.name for p in subject.info.forward if p.has_default}
     others = [
@@ -41,8 +47,11 @@ def description(subject: Subject) -> str:
         every = subject.mask_shape in ("bn", "b11n")
         others.append("a mask that hides nothing" if every else "a causal mask")
     shape = _SHAPES.get(subject.axes, "")
-    called = _listed([*inputs, *others]) + (f", as {shape}" if shape else "")
-    return f"{f'built with {built}' if built else 'built'}; called with {called}"
+    as_shape = f", as {shape}" if shape else ""
+    if function:
+        return f"called with {_listed([*inputs, *others, *given])}{as_shape}"
+    called = _listed([*inputs, *others]) + as_shape
+    return f"{f'built with {_listed(given)}' if given else 'built'}; called with {called}"
 
 
 _LETTERS = {
