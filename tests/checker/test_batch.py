@@ -81,7 +81,7 @@ def test_a_folder_gives_a_row_a_file(classroom, tmp_path, capsys):
     assert "missing-scale</code>: 2 of 7</h3>" in html.read_text(encoding="utf-8")
     shown = html.read_text(encoding="utf-8")
     assert "<dt>Evidence</dt><dd>It shows.</dd>" in shown
-    wrong_line = "<dt>Wrong line, from a submission</dt><dd><code># wrong missing-scale</code>"
+    wrong_line = "<dt>Wrong line</dt><dd><code># wrong missing-scale</code>"
     assert 0 < shown.index(wrong_line) < shown.index("<dt>Fix</dt>")
     assert rows["bo.py"]["places"] == "line 1"
 

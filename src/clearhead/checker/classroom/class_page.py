@@ -82,7 +82,7 @@ def _examples(details: Sequence[Detail]) -> Iterator[Fact]:
     """Different lines of code with this mistake, each with its evidence; those with code first."""
     by_code = {detail.code: detail for detail in reversed(details)}
     for detail in sorted(by_code.values(), key=lambda detail: not detail.code)[:_EXAMPLES]:
-        yield Fact("Wrong line, from a submission", "", detail.code)
+        yield Fact("Wrong line", "", detail.code)
         yield Fact("Evidence", detail.evidence)
 
 

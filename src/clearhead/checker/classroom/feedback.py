@@ -136,7 +136,8 @@ def _found(block: Found) -> Iterator[str]:
     yield from ("", escape(block.says), "")
     for label, text, code in block.facts:
         fenced = code or (text if "\n" in text else "")  # a caret stands below its character
-        yield from (f"**{label}.**" + ("" if fenced == text else f" {escape(text)}"), "")
+        shown = "" if fenced == text else f" {escape(text)}"
+        yield from (f"**{label}{shown}.**" if code else f"**{label}.**{shown}", "")
         if fenced:
             shown = drawing.harmless(fenced[:_LONGEST]).replace("```", "'''")
             yield from (f"```{'py' if code else 'text'}", shown, "```", "")
