@@ -3,7 +3,9 @@
 python tests/browser/screenshots.py [FOLDER]     (docs/images by default)
 """
 
+import contextlib
 import io
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import chromium
 import clearhead
+from clearhead.checker.classroom import check_command as runner
 from clearhead.explainer.examples import model_example
 from clearhead.explainer.play_page import play_html
 from clearhead.explainer.presentation import save
@@ -22,6 +25,7 @@ from clearhead.models import find_model
 from clearhead.watcher.one_text import see
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
+TOUR = Path(__file__).parents[2] / "docs" / "tour-teacher.md"
 PICTURES = {
     "page-steps.png": ("view=steps&query=4&key=1&step=4c", "light", (1280, 900)),
     "page-matrix.png": ("view=matrix&query=5&key=2", "dark", (1280, 800)),
@@ -139,6 +143,20 @@ def take_viewer(browser: Browser, folder: Path) -> None:
         page.close()
 
 
+def take_class_page(browser: Browser, folder: Path) -> None:
+    """Write the screenshot of the class page, for the submissions of the teacher tour."""
+    folder.mkdir(parents=True, exist_ok=True)
+    blocks = re.findall(r"^```python\n(.*?)^```", TOUR.read_text("utf-8"), re.M | re.S)
+    with tempfile.TemporaryDirectory() as parent, contextlib.chdir(parent):
+        exec("\n".join(blocks[:2]), {})  # the submissions and the policy
+        outputs = {"csv": Path("marks.csv"), "html": Path("class.html")}
+        runner.check("submissions", runner.Options(policy=Path("policy.toml"), seed=0, **outputs))
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, device_scale_factor=1)
+        page.goto(f"{Path('class.html').absolute().as_uri()}#theme=light")
+        page.screenshot(path=folder / "class-page.png")
+        page.close()
+
+
 if __name__ == "__main__":
     chosen = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     with sync_playwright() as playwright:
@@ -147,4 +165,5 @@ if __name__ == "__main__":
         take_play(opened, chosen)
         take_film(opened, chosen)
         take_viewer(opened, chosen)
+        take_class_page(opened, chosen)
         opened.close()

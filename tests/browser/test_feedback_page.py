@@ -63,6 +63,16 @@ def test_feedback_is_readable_in_the_dark(visit, pages):
     assert light != dark
 
 
+@pytest.mark.parametrize("wanted", ["light", "dark"])
+@pytest.mark.parametrize("dark", [False, True], ids=["on a light system", "on a dark system"])
+def test_the_address_chooses_the_theme_as_on_other_pages(visit, pages, wanted, dark):
+    back = "() => getComputedStyle(document.documentElement).backgroundColor"
+    expected = visit(pages["whole"], dark=wanted == "dark").page.evaluate(back)
+    page = visit(pages["whole"], f"theme={wanted}", dark=dark).page
+    assert page.evaluate(back) == expected
+    assert page.evaluate("() => scrollY") == 0
+
+
 def test_the_link_of_a_finding_leads_to_its_section(visit, pages):
     page = visit(pages["whole"]).page
     page.get_by_role("link", name="what this mistake is").first.click()

@@ -259,7 +259,7 @@ def test_what_is_not_known_is_called_unsure() -> None:
     (report,) = check(UNSURE)
     assert report.verdict == "unsure", report
     assert "unsure" in ids(report)
-    assert "a cap on the scores of another kind" in report.findings[0].evidence
+    assert "the scores are capped in an unknown way" in report.findings[0].evidence
 
 
 def test_a_mistake_in_no_list_is_wrong_with_the_property_that_fails() -> None:
@@ -267,7 +267,7 @@ def test_a_mistake_in_no_list_is_wrong_with_the_property_that_fails() -> None:
     (report,) = check(mixed)
     assert report.verdict == "wrong"
     assert ids(report) == {"unexplained"}
-    assert "changing one sentence changed the output of another" in report.findings[0].evidence
+    assert "changing one sequence changed the output of another" in report.findings[0].evidence
     # The mean of the future is taken away from the values.
     leaking = edited(
         BOOK, [("values = self.W_value(x)", "values = self.W_value(x - x.mean(1, keepdim=True))")]
@@ -326,7 +326,10 @@ def test_where_it_cannot_be_known_whether_it_is_causal_there_is_a_question() -> 
     assert report.verdict == "correct"
     (finding,) = report.findings
     assert (finding.id, finding.severity) == ("no-causal-mask", "edge")
-    assert "meant for a language model, as block_size lets us think?" in finding.evidence
+    assert (
+        "meant for a language model, as block_size suggests, the mask is missing"
+        in finding.evidence
+    )
     (report,) = check(MAYBE_CAUSAL + "\n\nclass TinyGPT(nn.Module):\n    pass\n", "SelfAttn")
     assert (report.verdict, ids(report)) == ("wrong", {"no-causal-mask"})
 
@@ -358,11 +361,11 @@ def test_a_scale_that_is_set_on_purpose_is_not_called_wrong() -> None:
     )
     (report,) = check(given)
     assert (report.verdict, ids(report)) == ("correct", set()), report
-    assert report.notes == ("The scale is an argument, and what was given is used.",)
+    assert report.notes == ("The scale is an argument, and the value passed is used.",)
     (report,) = check(edited(given, [("self.scale = scale", "self.scale = 1.0")]))
     assert report.verdict == "correct"
     assert [(f.id, f.severity) for f in report.findings] == [("missing-scale", "edge")]
-    assert "on purpose, as in T5?" in report.findings[0].evidence
+    assert "If that is intended, as in T5," in report.findings[0].evidence
 
 
 def test_signs_of_causality_that_mean_nothing_are_not_taken_for_signs() -> None:

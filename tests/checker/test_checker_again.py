@@ -48,7 +48,7 @@ def test_what_an_earlier_text_has_left_is_named(style: int) -> None:
     """It was an edge: "fails at some lengths", or nothing at all."""
     report = check(EARLIER[style])
     assert (report.verdict, ids(report)) == ("wrong", {"depends-on-earlier-call"}), report
-    start = "After a text of 1 token" if style == 1 else "After texts of up to 7 tokens, one of"
+    start = "After an input of 1 token" if style == 1 else "After inputs of up to 7 tokens, one of"
     assert report.findings[0].evidence.startswith(start)
     assert report.findings[0].line is not None
 
@@ -102,7 +102,7 @@ def test_blocks_longer_than_a_short_text(right: str, wrong: tuple[str, str], las
     assert (report.verdict, report.findings) == ("correct", ()), report
     report = check(edited(right, [wrong]))
     assert (report.verdict, ids(report)) == ("wrong", {"breaks-with-length"}), report
-    start = f"With {last} tokens the output is that of attention; from {last + 1} tokens on"
+    start = f"With {last} tokens, the output is that of attention; from {last + 1} tokens on"
     assert report.findings[0].evidence.startswith(start)
 
 
@@ -113,7 +113,7 @@ def test_a_window_that_only_a_long_text_shows() -> None:
     )  # fmt: skip
     report = check(source)
     assert (report.verdict, report.findings) == ("correct", ()), report
-    assert report.notes == ("In longer texts it sees a window of 100 tokens.",)
+    assert report.notes == ("In longer sequences, each token sees a window of 100 tokens.",)
 
 
 def _starting(source: str, before: str, *names: str) -> str:

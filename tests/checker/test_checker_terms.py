@@ -35,7 +35,7 @@ _BIAS = " + self.table[:, i[None] - i[:, None] + self.max_len - 1]"
 def test_a_bias_of_distances_is_right_and_is_said():
     report = check(BIASED)
     assert (report.verdict, ids(report)) == ("correct", set())
-    assert "A bias of relative positions is added to the scores." in report.notes
+    assert "A relative position bias is added to the scores." in report.notes
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ CAPPED = edited(
 def test_capped_scores_are_right_and_do_not_hide_a_mistake():
     report = check(CAPPED)
     assert report.verdict == "correct"
-    assert "Scores are held below 4 by a tanh." in report.notes
+    assert "The scores are capped at 4 by a tanh." in report.notes
     assert ids(check(edited(CAPPED, [(" / self.hd**0.5", "")]))) == {"missing-scale"}
 
 
@@ -190,4 +190,4 @@ def test_a_width_that_was_asked_for_is_no_break_at_longer_texts(hidden):
     )  # fmt: skip
     report = check(narrow)
     assert (report.verdict, ids(report)) == ("correct", set())
-    assert "In longer texts it sees a window of 11 tokens." in report.notes
+    assert "In longer sequences, each token sees a window of 11 tokens." in report.notes

@@ -251,7 +251,7 @@ def test_a_mistake_in_use_is_named(id: str, style: int) -> None:
 def test_the_length_is_named() -> None:
     """A block of 16 was called correct: no text longer than 11 tokens was tried."""
     report = check(WRONG["breaks-with-length"][0])
-    assert "With 8 tokens the output is that of attention; from 9" in report.findings[0].evidence
+    assert "With 8 tokens, the output is that of attention; from 9" in report.findings[0].evidence
 
 
 def test_a_window_is_no_mistake_at_longer_texts() -> None:
@@ -273,7 +273,7 @@ def test_a_window_wider_than_the_plain_run_is_found() -> None:
     )
     report = check(source)
     assert (report.verdict, found(report)) == ("correct", {}), report
-    assert report.notes == ("In longer texts it sees a window of 13 tokens.",)
+    assert report.notes == ("In longer sequences, each token sees a window of 13 tokens.",)
 
 
 def test_tokens_first_is_a_question_where_nothing_says_so() -> None:
@@ -283,7 +283,7 @@ def test_tokens_first_is_a_question_where_nothing_says_so() -> None:
     report = check(silent)
     assert report.verdict == "correct", report
     assert found(report) == {"attends-across-batch": "edge"}
-    assert "meant to be (tokens, batch, d)?" in report.findings[0].evidence
+    assert "meant to be (tokens, batch, d), it is right" in report.findings[0].evidence
     # What another class says of its own input is no sign against this one.
     report = check(silent + "\n\nclass Model(nn.Module):\n    # (batch, tokens, dim)\n    pass\n")
     assert found(report) == {"attends-across-batch": "edge"}
@@ -311,7 +311,7 @@ def test_a_cache_that_cannot_be_driven_is_said() -> None:
     )  # fmt: skip
     report = check(source)
     assert report.verdict == "correct", report
-    assert report.notes == ("There is a cache, and it was not checked: it could not be driven.",)
+    assert report.notes == ("The cache was not checked: the checker could not operate it.",)
 
 
 _SETTINGS = (

@@ -281,7 +281,7 @@ def test_missing_base_classes_and_registries_do_no_harm():
         ("self.h = num_heads", "self.h = heads", "Nothing in the file defines heads.", 6),
         ("self.h, -1", "self.heads, -1", "Nothing sets self.heads.", 10),
         (".softmax(-1)", ".sofmax(-1)", "Did you mean softmax?", 14),
-        ("self.h = num_heads", "self.h = nn.Linear(num_heads)", "The call is your own.", 6),
+        ("self.h = num_heads", "self.h = nn.Linear(num_heads)", "The call is in your own code.", 6),
         ("self.h = num_heads", "self.h = self.n; self.n = 1", "It is set later", 6),
     ],
 )

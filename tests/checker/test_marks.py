@@ -12,6 +12,7 @@ from batch_stubs import mark
 from clearhead import drawing
 from clearhead.checker.catalogue import MISTAKES
 from clearhead.checker.classroom import class_page as page
+from clearhead.checker.classroom.batch import row_of
 from clearhead.checker.classroom.class_summary import Counted, draw, tally
 from clearhead.checker.classroom.marks_file import (
     OLD_HEAD,
@@ -238,17 +239,28 @@ def test_what_fails_and_what_does_not_are_apart():
     assert "only in some situations" in whole
 
 
-def test_files_that_could_not_be_judged_are_named_with_the_reason():
+def test_files_that_could_not_be_judged_have_their_reason():
     text = drawing.plain(draw(ROWS), width=120)
     assert "Could not be run:\n  c.py: SyntaxError: invalid syntax\n" in text
     assert text.endswith("Unsure:\n  d.py: No known form gives this output.")
     whole = page.html(ROWS)
-    start = whole.index("<details><summary>1 could not be run")  # names are folded away
-    below = whole[start : whole.index("Every submission")]
-    assert "c.py" in below
+    below = whole[whole.index("<h2>Could not be run: 1</h2>") :]
     assert "SyntaxError: invalid syntax" in below
     assert "No known form gives this output." in below
-    assert "could not be run" not in page.html(ROWS[:2])
+    assert "Could not be run" not in page.html(ROWS[:2])
+
+
+def test_the_page_names_nobody():
+    """It is projected; a traceback and an error of reading begin with the name of the file."""
+    seen = 'File "anna.py", line 3, in forward\nTypeError: anna.py is odd'
+    details = pack([Detail("crashes", "line 3", "x()", seen)])
+    lost = row("zoe/hw.py", "error", note="hw.py: expected a file, got a link. It was not read.")
+    wrong = replace(row("anna.py", "wrong", "crashes", "wrong"), details=details)
+    for hint in (False, True):
+        whole = page.html([wrong, lost, replace(lost, file="ben/hw.py")], hint=hint)
+        assert not re.search(r"anna|zoe|ben|hw\.py", whole)
+        assert "the file: expected a file, got a link. It was not read. (2 files)" in whole
+    assert "in forward" in page.html([wrong])
 
 
 def test_a_reason_from_outside_cannot_act():
@@ -263,16 +275,34 @@ def test_correct_with_a_remark_reads_so_on_the_page(subs, tmp_path):
     marks, file = tmp_path / "marks.csv", tmp_path / "class.html"
     mark(subs, csv=marks, html=file)
     text = file.read_text(encoding="utf-8")
-    assert '<span class="verdict correct">correct, but it fails in some situations</span>' in text
-    assert '<span class="verdict correct">correct</span>' in text
     assert "<strong>2</strong>correct, 1 with a remark</li>" in text
-    assert '<span class="verdict error">could not be run</span>' in text
+    assert "<h2>Could not be run: 1</h2>" in text
     assert [line.split(",")[3] for line in marks.read_text(encoding="utf-8").splitlines()[1:]] == [
         "wrong", "correct", "error", "correct"
     ]  # fmt: skip
 
 
 # The columns
+
+
+def test_a_policy_can_fail_what_cannot_be_run(subs, tmp_path):
+    marks, rules = tmp_path / "marks.csv", tmp_path / "policy.toml"
+    for fail, passed in (('["wrong"]', "unclear"), ('["wrong", "error"]', "no")):
+        rules.write_text(f"fail = {fail}\n", encoding="utf-8")
+        assert mark(subs, csv=marks, policy=rules) == 1
+        with marks.open(encoding="utf-8", newline="") as file:
+            rows = {row["file"]: row for row in csv.DictReader(file)}
+        assert (rows["cleo.py"]["passed"], rows["cleo.py"]["verdict"]) == (passed, "error")
+        assert rows["anna.py"]["passed"] == "no"
+        assert rows["dan.py"]["passed"] == "yes"
+
+
+def test_the_notes_of_a_judged_file_are_in_its_row():
+    """A file that ran only in part, for want of a network, looked like any other."""
+    notes = ("Line 5 failed (URLError).", "It is slow.")
+    report = Report("a.py", "A", "correct", notes=notes)
+    row, _ = row_of("a.py", "", {"reports": [report.to_json()] * 2}, 1.0, Policy())
+    assert row.note == "Line 5 failed (URLError). It is slow."
 
 
 def test_the_columns_that_a_teacher_reads_are_first(subs, tmp_path):

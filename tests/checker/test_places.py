@@ -127,14 +127,45 @@ def test_a_loop_at_the_top_of_a_file_is_named():
     (report,) = check_source(source, "loop.py", limits=Limits(seconds=2))
     (found,) = report.findings
     assert (report.verdict, found.line in (3, 4), found.evidence) == ("error", True, "")
-    assert "at import, timeout: it was still running after 1.8 s" in found.says
-    assert found.says.endswith("A loop at the top of the file, perhaps: training, or a game.")
+    assert "It timed out at import: it was still running after 1.8 s" in found.says
+    assert found.says.endswith(
+        "Code at the top level of the file may be training, or waiting for something."
+    )
     assert 'if __name__ == "__main__":' in found.fix
+
+
+HANGS = """
+import time
+from torch import nn
+
+class Attention(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+
+    def forward(self, x):
+        while len(x) > 0:
+            time.sleep(0.1)
+        scores = self.q(x) @ self.k(x).transpose(1, 2) / x.shape[-1] ** 0.5
+        return scores.softmax(-1) @ self.v(x)
+"""
+
+
+@pytest.mark.parametrize(("most", "verdict"), [(0, "error"), (6, "unsure")])
+def test_the_line_of_a_pass_that_hangs_is_named(most, verdict):
+    source = HANGS.replace("> 0", f"> {most}")
+    (report,) = check_source(source, "hangs.py", limits=Limits(seconds=3))
+    assert report.verdict == verdict
+    assert report.findings[0].line in (11, 12)
+    if verdict == "error":
+        assert "It timed out at forward: it was still running after 2.7 s" in str(report)
 
 
 def test_a_question_at_the_top_of_a_file_is_named():
     (report,) = check_source("n = int(input('heads? '))\n", "asks.py")
     (found,) = report.findings
     assert (report.verdict, found.line, found.evidence) == ("error", 1, "")  # the note says it
-    assert found.says.endswith("EOFError: EOF when reading a line. Nobody answers input() here.")
+    assert found.says.endswith(
+        "EOFError: EOF when reading a line. Nothing is typed at input() here."
+    )
     assert 'if __name__ == "__main__":' in found.fix

@@ -79,12 +79,12 @@ def test_a_hint_never_gives_the_fix_away():
     ("verdict", "findings", "headline", "status"),
     [
         ("correct", (), "correct", 0),
-        ("correct", (ORDER,), "correct, but weights from elsewhere give another result", 0),
+        ("correct", (ORDER,), "correct, but weights from elsewhere give a different result", 0),
         ("correct", (HALF,), "correct, but it fails in some situations", 0),
         (
             "correct",
             (ORDER, HALF),
-            "correct, but weights from elsewhere give another result and it fails in some "
+            "correct, but weights from elsewhere give a different result and it fails in some "
             "situations",
             0,
         ),

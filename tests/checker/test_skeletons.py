@@ -8,9 +8,14 @@ from checker_here import Here
 
 from clearhead.checker.diagnosis.class_check import check_class
 from clearhead.checker.diagnosis.file_check import inner_text
-from clearhead.checker.harness.adapter_templates import Skeleton, adapter_for
+from clearhead.checker.harness.adapter_templates import (
+    Skeleton,
+    adapter_for,
+    adapter_for_function,
+)
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import ClassInfo, Failure
+from clearhead.checker.source.wrapped_functions import likely_functions
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
 
@@ -94,6 +99,97 @@ class Mine:
 
     def forward(self, x, memory, start_pos, mood, attn_mask=None, **rest):
         return {"out": x, "mood": mood}
+"""
+
+
+FUNCTIONS = {
+    "weights as arguments": """
+import torch
+
+def attention(x, w_q, w_k, w_v):
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    return (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1) @ v
+""",
+    "queries, keys, values": """
+import torch
+
+def attention(q, k, v, mask=None):
+    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, float("-inf"))
+    return scores.softmax(-1) @ v
+""",
+    "numpy": """
+import numpy as np
+
+def attention(x, w_q, w_k, w_v):
+    q, k, v = x @ w_q, x @ w_k, x @ w_v
+    s = np.exp(q @ k.swapaxes(-2, -1) / np.sqrt(q.shape[-1]))
+    return s / s.sum(-1, keepdims=True) @ v
+""",
+}
+
+
+@pytest.mark.parametrize("source", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_function_has_an_adapter_too(source: str) -> None:
+    """There was no class in the file, and so no adapter."""
+    (node,) = likely_functions(source)
+    made = adapter_for_function(node, source)
+    assert not made.open, made.text
+    assert judged(source, made.text).verdict == "correct", made.text
+
+
+def test_a_function_whose_arguments_say_nothing_is_marked() -> None:
+    source = "def attention(x, thing):\n    return (x @ x.mT).softmax(-1) @ x * thing\n"
+    made = adapter_for_function(likely_functions(source)[0], source)
+    assert "            thing=None,  # change this: what is thing?" in made.text
+    assert made.open
+
+
+def test_an_adapter_for_numpy_is_judged_step_by_step() -> None:
+    """The adapter was a torch module, and the checker missed gradients that numpy cannot have."""
+    made = written(NUMPY)
+    assert "torch" not in made.text
+    report = judged(NUMPY, made.text)
+    assert report.verdict == "correct", report
+    assert "numpy has no gradients" in report.tested
+    report = judged(NUMPY.replace("axis=-1", "axis=-2"), made.text)
+    assert {finding.id for finding in report.findings} == {"softmax-over-queries"}
+
+
+def test_numpy_behind_a_torch_adapter_has_no_detached_scores() -> None:
+    report = judged(NUMPY, TORCH_AROUND_NUMPY)
+    assert (report.verdict, [finding.id for finding in report.findings]) == ("unsure", ["unsure"])
+    assert "gradients were not tested" in report.notes[-1]
+
+
+NUMPY = """
+import numpy as np
+
+class Attention:
+    def __init__(self, d_in, d_out):
+        self.W_q, self.W_k, self.W_v = (np.random.randn(d_in, d_out) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = x @ self.W_q, x @ self.W_k, x @ self.W_v
+        s = np.exp(q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1]))
+        return s / s.sum(axis=-1, keepdims=True) @ v
+"""
+TORCH_AROUND_NUMPY = """
+import torch
+from torch import nn
+
+class Adapted(nn.Module):
+    def __init__(self, d_in, d_out):
+        super().__init__()
+        self.inner = Attention(d_in, d_out)
+        for name, array in vars(self.inner).items():
+            setattr(self, name, nn.Parameter(torch.from_numpy(array)))
+
+    def forward(self, x):
+        for name in vars(self.inner):
+            setattr(self.inner, name, getattr(self, name).detach().numpy())
+        return torch.from_numpy(self.inner.forward(x.detach().numpy()))
 """
 
 

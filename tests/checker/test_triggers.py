@@ -87,7 +87,7 @@ def test_no_answer_is_not_called_correct(when):
     """It is no evidence either: the verdict is unsure, and says what was asked."""
     report = _checked(SILENT_WHEN[when], 0, seconds=3.0)
     assert report.verdict == "unsure", report
-    assert "did not answer when it was asked for" in str(report).replace("\n", " ")
+    assert "gave no answer when asked for" in str(report).replace("\n", " ")
 
 
 def test_a_slow_class_is_not_called_wrong():

@@ -13,10 +13,10 @@ Wrong: mine.py:Attention
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Group
@@ -35,7 +35,7 @@ VERDICTS = ("correct", "wrong", "error", "unsure")
 
 _COLOURS = {"correct": "green", "wrong": "red", "error": "red", "unsure": "yellow"}
 _BUT = {
-    "compat": "weights from elsewhere give another result",
+    "compat": "weights from elsewhere give a different result",
     "edge": "it fails in some situations",
 }
 MEANS = {
@@ -232,6 +232,52 @@ class Finding:
         return cls(**{**known, "cell": data["cell"] or "", "code": data["code"] or ""})
 
 
+class Fact(NamedTuple):
+    """A labelled line of a finding.
+
+    Attributes:
+        label: "Evidence", "Line", "Cell" or "Fix".
+        text: What is known.
+        code: The line of the submission, if this is about one.
+    """
+
+    label: str
+    text: str
+    code: str = ""
+
+
+class Found(NamedTuple):
+    """A finding as it is shown.
+
+    Attributes:
+        title: Its id, or "Hint 1".
+        kind: Its severity in words; "" where the verdict says it all.
+        says: What happens, in one sentence.
+        facts: The labelled lines below.
+        id: The section of docs/mistakes.md; "" in a hint.
+    """
+
+    title: str
+    kind: str
+    says: str
+    facts: tuple[Fact, ...]
+    id: str = ""
+
+
+class Pass(NamedTuple):
+    """The forward pass as it is shown.
+
+    Attributes:
+        groups: The steps of each line of code.
+        left_out: How many steps there are beyond these.
+        remarks: Whether to show what is wrong with a step.
+    """
+
+    groups: tuple[tuple[Step, ...], ...]
+    left_out: int
+    remarks: bool
+
+
 @dataclass(frozen=True, repr=False)
 class Report:
     """What was found in one class.
@@ -273,6 +319,16 @@ class Report:
         if self.verdict == "error" and any(finding.id == "unsure" for finding in self.findings):
             return "unsure"
         return in_words(self.verdict, (finding.severity for finding in self.findings))
+
+    @property
+    def title(self) -> str:
+        """The headline with a capital letter."""
+        return self.headline[0].upper() + self.headline[1:]
+
+    @property
+    def judged(self) -> str:
+        """The verdict that the headline gives."""
+        return "unsure" if self.headline == "unsure" else self.verdict
 
     @property
     def status(self) -> int:
@@ -355,52 +411,51 @@ class Report:
             if line
         )
 
-    def draw(self, *, hint: bool = False, steps: bool = False) -> RenderableType:
-        """The report for a terminal.
+    def blocks(self, *, hint: bool = False, steps: bool = True) -> Iterator[Found | str | Pass]:
+        """What is shown below the headline, in order; a text is a note.
 
         Args:
             hint: Show the symptoms and the locations, without the causes and the fixes.
-            steps: Show the forward pass, step by step.
+            steps: Show the forward pass, if it was recorded.
         """
+        for number, each in enumerate(self.findings, start=1):
+            label = "Cell" if each.cell else "Line"
+            place = each.place if each.cell else "" if each.line is None else str(each.line)
+            where = Fact(label, place, each.code if place else "")
+            if hint:
+                facts, title, kind, says, id = [where], f"Hint {number}", "", each.hint, ""
+            else:
+                facts = [Fact("Evidence", each.evidence), where, Fact("Fix", each.fix)]
+                title, kind, says, id = each.id, self.kind_of(each), each.says, each.id
+            yield Found(title, kind, says, tuple(fact for fact in facts if fact.text), id)
+        yield from self.notes
+        if steps and self.steps:
+            shown = self.steps[:_MOST_STEPS]
+            lines = groupby(shown, key=lambda step: (step.cell, step.line, step.code))
+            groups = tuple(tuple(group) for _, group in lines)
+            yield Pass(groups, len(self.steps) - len(shown), remarks=not hint)
+
+    def draw(self, *, hint: bool = False, steps: bool = False) -> RenderableType:
+        """The report for a terminal; see `blocks`."""
         name = drawing.shorten(f"{self.file}:{self.cls}" if self.cls else self.file, 300)
-        colour = _COLOURS["unsure" if self.headline == "unsure" else self.verdict]
-        headline = self.headline[0].upper() + self.headline[1:]
-        parts: list[RenderableType] = [Text.assemble((headline, f"bold {colour}"), f": {name}")]
-        parts += [drawing.Indent(Text(_shown(line), style="dim"), 2) for line in self.about]
-        for number, finding in enumerate(self.findings, start=1):
-            parts.append(Text())
-            parts += self._hint(number, finding) if hint else self._finding(finding)
-        if self.notes:
-            parts.append(Text())
-        parts += [drawing.Indent(_Labelled("Note", note), 2) for note in self.notes]
-        if steps:
-            parts += [Text(), drawing.Indent(self._steps(hint), 2)]
+        title = Text.assemble((self.title, f"bold {_COLOURS[self.judged]}"), f": {name}")
+        parts: list[RenderableType] = [title]
+        parts += [drawing.Indent(Text(limited(line), style="dim"), 2) for line in self.about]
+        before: object = None
+        for block in self.blocks(hint=hint, steps=steps):
+            if not (isinstance(block, str) and isinstance(before, str)):
+                parts.append(Text())
+            before = block
+            if isinstance(block, Found):
+                parts += _found(block)
+            elif isinstance(block, str):
+                parts.append(drawing.Indent(_Labelled("Note", block), 2))
+            else:
+                parts.append(drawing.Indent(_StepTable(block), 2))
+        if steps and not self.steps:
+            unknown = Text("The forward pass was not recorded.", style="dim")
+            parts += [Text(), drawing.Indent(unknown, 2)]
         return Group(*parts)
-
-    def _steps(self, hint: bool) -> RenderableType:
-        """The forward pass as a table; with a hint, without the remarks, which name the cause."""
-        if not self.steps:
-            return Text("The forward pass was not recorded.", style="dim")
-        shown = self.steps[:_MOST_STEPS]
-        lines: list[RenderableType] = [_StepTable(shown, remarks=not hint)]
-        if len(self.steps) > len(shown):
-            lines.append(Text(f"... and {len(self.steps) - len(shown):,} more", style="dim"))
-        return Group(*lines)
-
-    def _finding(self, finding: Finding) -> list[RenderableType]:
-        kind = self.kind_of(finding)
-        title = Text.assemble(
-            (drawing.shorten(finding.id, 80), "bold"),
-            f" ({drawing.shorten(kind, 80)})" if kind else "",
-        )
-        lines: list[RenderableType] = [Text(_shown(finding.says))]
-        if finding.evidence:
-            lines.append(_Labelled("Evidence", finding.evidence))
-        lines += _place(finding)
-        if finding.fix:
-            lines.append(_Labelled("Fix", finding.fix))
-        lines.append(_Labelled("More", finding.page))
-        return [drawing.Indent(title, 2), *(drawing.Indent(line, 4) for line in lines)]
 
     def kind_of(self, finding: Finding) -> str:
         """The severity of one of its findings in words; "" where the verdict says it all."""
@@ -409,11 +464,6 @@ class Report:
         if self.verdict == "error":
             return "not judged"
         return MEANS.get(finding.severity, finding.severity)
-
-    def _hint(self, number: int, finding: Finding) -> list[RenderableType]:
-        lines = [Text(_shown(finding.hint)), *_place(finding)]
-        title = Text(f"Hint {number}", style="bold")
-        return [drawing.Indent(title, 2), *(drawing.Indent(line, 4) for line in lines)]
 
     def __rich__(self) -> RenderableType:
         """The report for `rich.print` and for a console."""
@@ -456,12 +506,17 @@ def exit_status(reports: Iterable[Report]) -> int:
     return 1 if 1 in statuses else max(statuses)
 
 
-def _place(finding: Finding) -> list[RenderableType]:
-    """The line's number, with the cell in a notebook, and the line itself where it is known."""
-    if finding.line is None:
-        return []
-    label, place = ("Cell", finding.place) if finding.cell else ("Line", str(finding.line))
-    return [_Labelled(label, f"{place}: {finding.code}" if finding.code else place)]
+def _found(block: Found) -> list[RenderableType]:
+    """A finding for a terminal."""
+    title = Text(drawing.shorten(block.title, 80), style="bold")
+    if block.kind:
+        title.append(f" ({drawing.shorten(block.kind, 80)})", style="not bold")
+    lines: list[RenderableType] = [Text(limited(block.says))]
+    for label, text, code in block.facts:
+        lines.append(_Labelled(label, f"{text}: {code}" if code else text))
+    if block.id:
+        lines.append(_Labelled("More", f"docs/mistakes.md#{block.id}"))
+    return [drawing.Indent(title, 2), *(drawing.Indent(line, 4) for line in lines)]
 
 
 def _in_cells(text: str, source: Source) -> str:
@@ -477,8 +532,8 @@ def _in_cells(text: str, source: Source) -> str:
     return re.sub(r'File "[^"\n]*\.ipynb", line (\d+)', named, text)
 
 
-def _shown(text: str) -> str:
-    """A text of any length and origin, in characters that do nothing but stand there."""
+def limited(text: str) -> str:
+    """A text of any length and origin, shortened, in characters that cannot act."""
     text = text.expandtabs(4).strip("\n")
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} ... ({len(text) - _LONGEST:,} characters more)"
@@ -489,7 +544,7 @@ class _Labelled:
     """A dim label, and a text beside it that wraps under itself."""
 
     def __init__(self, label: str, text: str) -> None:
-        self._label, self._text = label, _shown(text)
+        self._label, self._text = label, limited(text)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The lines, without spaces at their ends."""
@@ -506,38 +561,34 @@ class _Labelled:
 class _StepTable:
     """The forward pass: each line of code, and the shape of each result that it computes."""
 
-    def __init__(self, steps: Iterable[Step], *, remarks: bool) -> None:
-        self._steps, self._remarks = tuple(steps), remarks
+    def __init__(self, steps: Pass) -> None:
+        self._pass = steps
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Code on the left and shapes on the right; below each other where that is too wide."""
-        places = [drawing.shorten(step.place, 16) for step in self._steps]
-        first = max(len("line"), *map(cell_len, places)) + 2
+        steps = [step for group in self._pass.groups for step in group]
+        first = max(len("line"), *(cell_len(drawing.shorten(s.place, 16)) for s in steps)) + 2
         width = max(1, options.max_width - first)
-        shapes = [drawing.shorten(step.shape_text, width) for step in self._steps]
-        left = width - max(map(cell_len, shapes)) - 2
+        left = width - max(cell_len(drawing.shorten(s.shape_text, width)) for s in steps) - 2
         if left < _NARROWEST:
             left = 0  # every shape is on a line of its own
         title = f"{'line':<{first}}" + (f"{'code':<{left}}  shape" if left else "code and shape")
         yield Text(title, style="dim", no_wrap=True)
-        begin = 0
-        for _, group in groupby(self._steps, key=lambda step: (step.cell, step.line, step.code)):
-            steps = list(group)
-            rows = zip(steps, shapes[begin : begin + len(steps)], strict=True)
-            code = drawing.shorten(steps[0].code, width)
-            alone = len(steps) == 1 and cell_len(code) <= left
-            place = places[begin].ljust(first)
-            begin += len(steps)
+        for group in self._pass.groups:
+            code = drawing.shorten(group[0].code, width)
+            place = drawing.shorten(group[0].place, 16).ljust(first)
+            alone = len(group) == 1 and cell_len(code) <= left
             if not alone:
                 yield Text(place + code, no_wrap=True)
-            for step, shape in rows:
+            for step in group:
                 name = code if alone else f"  {drawing.shorten(step.operation, max(1, left - 2))}"
-                start = place if alone else " " * first
-                marked = bool(step.remark) and self._remarks
-                line = Text(start, no_wrap=True)
+                line = Text(place if alone else " " * first, no_wrap=True)
                 line.append(name + " " * max(0, left - cell_len(name)) + "  " if left else "  ")
-                line.append(shape, style="bold" if marked else "")
+                remark = step.remark if self._pass.remarks else ""
+                line.append(drawing.shorten(step.shape_text, width), style="bold" if remark else "")
                 yield line
-                if marked:
-                    remark = Text(f"<- {_shown(step.remark)}", style="bold red", overflow="fold")
-                    yield drawing.Indent(remark, first + 2)
+                if remark:
+                    text = Text(f"<- {limited(remark)}", style="bold red", overflow="fold")
+                    yield drawing.Indent(text, first + 2)
+        if self._pass.left_out:
+            yield Text(f"... and {self._pass.left_out:,} more", style="dim")

@@ -94,7 +94,10 @@ def css() -> str:
     return (
         rule(":root", 0)
         + f"@media (prefers-color-scheme: dark) {{\n{rule(':root:not([data-theme])', 1)}}}\n"
-        + rule(':root[data-theme="dark"]', 1)
+        # Pages with scripts set `data-theme`. Where there is none, `#theme=dark` is the id of the
+        # root element and `#theme=light` that of its body.
+        + rule(':root[data-theme="dark"], :root:target', 1)
+        + rule(":root:has(> body:target)", 0)
     )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.checker.classroom.data_folder import Data
-from clearhead.checker.classroom.marks_file import PASSED, Detail, Row, pack
+from clearhead.checker.classroom.marks_file import Detail, Row, pack
 from clearhead.checker.classroom.policy import Policy
 from clearhead.checker.classroom.regular_files import read_bytes
 from clearhead.checker.report import Report
@@ -273,7 +273,9 @@ def row_of(
         lost = [r for r in reports if r.verdict in ("error", "unsure")]
         # Of a traceback the last line: what happened; `places` says where.
         texts = [(f.evidence or f.says).strip().split("\n")[-1] for r in lost for f in r.findings]
-        note = texts[0][:NOTE] if texts else "" if reports else "no attention class was found"
+        texts += [] if reports else ["no attention class was found"]
+        noted = dict.fromkeys(note for report in reports for note in report.notes)
+        note = (texts[0] if texts else " ".join(noted))[:NOTE]
     findings = [finding for report in reports for finding in report.findings]
     severities = [
         "-" if report.verdict in ("error", "unsure") else finding.severity
@@ -283,7 +285,7 @@ def row_of(
     row = Row(
         file=name,
         cls=" ".join(report.cls for report in reports),
-        passed=PASSED.get(verdict, "unclear"),
+        passed=policy.passed(verdict),
         verdict=verdict,
         mistakes=", ".join(
             dict.fromkeys(

@@ -193,10 +193,10 @@ def _warn() -> str:
 
 
 def write_adapter(target: str, file: Path) -> None:
-    """Write a skeleton of an adapter for a class.
+    """Write an adapter for a class or a function, to be completed where it says so.
 
     Raises:
-        ValueError: If the file is there already, or no class is found.
+        ValueError: If the file is there already, or there is nothing to adapt.
     """
     path, only = split_target(target)
     if path.is_dir():
@@ -206,20 +206,28 @@ def write_adapter(target: str, file: Path) -> None:
     source = batch.read_source(path)
     if only is not None:
         _check_class(path, source, only)
-    from clearhead.checker.harness.adapter_templates import adapter_for
+    from clearhead.checker.harness.adapter_templates import adapter_for, adapter_for_function
     from clearhead.checker.sandbox.submission import Failure, Isolated
     from clearhead.checker.source.class_choice import choose, choose_unnamed
+    from clearhead.checker.source.wrapped_functions import likely_functions
 
     _warn()
     with Isolated(source.text, path.name) as session:
         classes = session.classes()
     if isinstance(classes, Failure):
         raise ValueError(f"{path}: it cannot be imported. {classes.type}: {classes.message}")
-    chosen = choose(classes, source.text, only) or choose_unnamed(classes, source.text) or classes
-    if not chosen:
-        raise ValueError(f"{path}: there is no class in it.")
+    text = source.text
     with _patient(path), batch.not_too_deep(str(path)):
-        made = adapter_for(chosen[0], source.text)
+        chosen = choose(classes, text, only)
+        functions = likely_functions(text) or likely_functions(text, named=False)
+        functions = [node for node in functions if only in (None, node.name)]
+        if functions and not chosen:
+            made = adapter_for_function(functions[0], text)
+        else:
+            chosen = chosen or choose_unnamed(classes, text) or list(classes)
+            if not chosen:
+                raise ValueError(f"{path}: it has neither a class nor a function for attention.")
+            made = adapter_for(chosen[0], text)
     write(file, made.text.encode())
     todo = f"Complete {file} where it says so, then" if made.open else f"Wrote {file}. Now"
     print(f"{todo}: clearhead check {target} --adapter {file}", file=sys.stderr)

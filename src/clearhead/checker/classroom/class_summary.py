@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from clearhead import drawing
 from clearhead.checker.catalogue import words_of
 from clearhead.checker.classroom.marks_file import Row
-from clearhead.checker.report import MEANS, NO_MISTAKES, in_words
+from clearhead.checker.report import MEANS, NO_MISTAKES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -72,7 +72,7 @@ def tally(rows: Sequence[Row], fail: Sequence[str] = FAIL, *, hint: bool = False
     fails: dict[tuple[str, str], set[str]] = {}
     remarks: dict[tuple[str, str], set[str]] = {}
     for row in rows:
-        for id, severity in findings_of(row):
+        for id, severity in _findings_of(row):
             name = words_of(id).hint if hint else id
             if severity in fail:
                 fails.setdefault((name, ""), set()).add(row.file)
@@ -95,16 +95,11 @@ def tally(rows: Sequence[Row], fail: Sequence[str] = FAIL, *, hint: bool = False
     )
 
 
-def findings_of(row: Row) -> Iterator[tuple[str, str]]:
+def _findings_of(row: Row) -> Iterator[tuple[str, str]]:
     """Each finding's id with its severity, "-" where nothing could be judged."""
     for id, kind in zip_longest(row.findings.split(), row.severities.split(), fillvalue="-"):
         if id not in (*NO_MISTAKES, "-"):
             yield id, kind
-
-
-def verdict_of(row: Row) -> str:
-    """A row's verdict as people say it: "correct, but it fails in some situations"."""
-    return in_words(row.verdict, row.severities.split() if row.findings else ())
 
 
 def _ranked(counter: Counter[str]) -> Counts:

@@ -13,14 +13,14 @@ from clearhead.atomic_files import disk_errors
 from clearhead.checker.catalogue import words_of
 from clearhead.checker.classroom import html_parts as parts
 from clearhead.checker.classroom.marks_file import Row
-from clearhead.checker.report import Finding, Report, Step
+from clearhead.checker.report import Found, Pass, Report, limited
 
 ENDINGS = (".md", ".html")
 _LONGEST_NAME = 120  # characters
-_LONGEST = 4000  # characters of one text
+_LONGEST = 4000  # characters of code
 # Windows reserves these names, with any ending.
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")
-_MOST_STEPS = 400
+STEPS = "The forward pass, step by step"
 
 
 class Folder:
@@ -110,88 +110,51 @@ def _replace(path: Path, data: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-# Markdown
-
-
 def markdown(file: str, reports: Sequence[Report], *, hint: bool = False) -> str:
     """The feedback as Markdown; text from outside cannot add markup."""
     lines = [f"# {escape(file)}", ""]
     for report in reports:
-        lines += _report(report, hint)
-    if not hint:
-        for id in _described(reports):
-            lines += [f"## {id}", "", words_of(id).section.rstrip(), ""]
+        lines += [
+            f"## {report.title}: {escape(report.cls)}" if report.cls else f"## {report.title}"
+        ]
+        lines += ["", *(f"{escape(line).rstrip('.')}.  " for line in report.about)]
+        lines += [""] if report.about else []
+        for block in report.blocks(hint=hint):
+            if isinstance(block, Found):
+                lines += _found(block)
+            elif isinstance(block, str):
+                lines += [f"Note: {escape(block)}", ""]
+            else:
+                lines += [f"### {STEPS}", "", *_table(block), ""]
+    for id in _described(reports, hint):
+        lines += [f"## {id}", "", words_of(id).section.rstrip(), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _report(report: Report, hint: bool) -> Iterator[str]:
-    headline = report.headline[0].upper() + report.headline[1:]
-    yield f"## {headline}: {escape(report.cls)}" if report.cls else f"## {headline}"
-    yield ""
-    if report.about:
-        yield from (f"{escape(line).rstrip('.')}.  " for line in report.about)
-        yield ""
-    for number, finding in enumerate(report.findings, start=1):
-        yield from _hint(number, finding) if hint else _finding(report, finding)
-    for note in report.notes:
-        yield from (f"Note: {escape(note)}", "")
-    if report.steps:
-        yield from ("### The forward pass, step by step", "")
-        yield from _steps(report.steps[:_MOST_STEPS], remarks=not hint)
-        yield ""
+def _found(block: Found) -> Iterator[str]:
+    yield f"### {escape(block.title)}" + (f" ({block.kind})" if block.kind else "")
+    yield from ("", escape(block.says), "")
+    for label, text, code in block.facts:
+        fenced = code or (text if "\n" in text else "")  # a caret stands below its character
+        shown = "" if fenced == text else f" {escape(text)}"
+        yield from (f"**{label}{shown}.**" if code else f"**{label}.**{shown}", "")
+        if fenced:
+            shown = drawing.harmless(fenced[:_LONGEST]).replace("```", "'''")
+            yield from (f"```{'py' if code else 'text'}", shown, "```", "")
+    if words_of(block.id).id:
+        yield from (f"More: [{block.id}](#{block.id}), below.", "")
 
 
-def _finding(report: Report, finding: Finding) -> Iterator[str]:
-    kind = report.kind_of(finding)
-    yield f"### {escape(finding.id)}" + (f" ({kind})" if kind else "")
-    yield from ("", escape(finding.says), "")
-    if "\n" in finding.evidence:  # spaces count: a caret stands below its character
-        yield from (
-            "**Evidence.**",
-            "",
-            "```text",
-            *_fenced(finding.evidence[:_LONGEST]),
-            "```",
-            "",
-        )
-    elif finding.evidence:
-        yield from (f"**Evidence.** {escape(finding.evidence)}", "")
-    yield from _location(finding)
-    if finding.fix:
-        yield from (f"**Fix.** {escape(finding.fix)}", "")
-    if words_of(finding.id).id:
-        yield from (f"More: [{finding.id}](#{finding.id}), below.", "")
-
-
-def _hint(number: int, finding: Finding) -> Iterator[str]:
-    yield from (f"### Hint {number}", "", escape(finding.hint), "")
-    yield from _location(finding)
-
-
-def _location(finding: Finding) -> Iterator[str]:
-    if finding.place:
-        place = finding.place[0].upper() + finding.place[1:]
-        yield from (f"{escape(place)}:" if finding.code else f"{escape(place)}.", "")
-    if finding.code:
-        yield from ("```py", *_fenced(finding.code), "```", "")
-
-
-def _fenced(code: str) -> list[str]:
-    """Code for inside a fence, which it cannot end."""
-    return [line.replace("```", "'''") for line in drawing.harmless(code).split("\n")]
-
-
-def _steps(steps: Sequence[Step], *, remarks: bool) -> Iterator[str]:
-    yield "| line | code | operation | shape |" + (" remark |" if remarks else "")
-    yield "|---|---|---|---|" + ("---|" if remarks else "")
-    before: tuple[str, str] | None = None
-    for step in steps:
-        here = (step.place, step.code)
-        place, code = ("", "") if here == before else here
-        before = here
-        cells = [escape(place), _code(code), _code(step.operation), _code(step.shape_text)]
-        cells += [escape(step.remark)] if remarks else []
-        yield f"| {' | '.join(cell.replace(chr(10), ' ') for cell in cells)} |"
+def _table(steps: Pass) -> Iterator[str]:
+    """The forward pass, a row for each operation."""
+    yield "| line | code | operation | shape |" + (" remark |" if steps.remarks else "")
+    yield "|---|---|---|---|" + ("---|" if steps.remarks else "")
+    for group in steps.groups:
+        for index, step in enumerate(group):
+            first = ["", ""] if index else [escape(step.place), _code(step.code)]
+            cells = [*first, _code(step.operation), _code(step.shape_text)]
+            cells += [escape(step.remark)] if steps.remarks else []
+            yield f"| {' | '.join(cell.replace(chr(10), ' ') for cell in cells)} |"
 
 
 def _code(words: str) -> str:
@@ -207,56 +170,40 @@ def escape(words: str) -> str:
         >>> escape("a_b <img> [x](y) | *z*")
         'a\\_b \\<img\\> \\[x\\](y) \\| \\*z\\*'
     """
-    if len(words) > _LONGEST:
-        words = f"{words[:_LONGEST]} ... ({len(words) - _LONGEST:,} characters more)"
-    words = drawing.harmless(words.expandtabs(4)).strip()
-    words = re.sub(r"([\\`*_<>\[\]|#~&$!])", r"\\\1", words)
+    words = re.sub(r"([\\`*_<>\[\]|#~&$!])", r"\\\1", limited(words).strip())
     words = re.sub(r"://", r":&#47;/", words)  # no links that a viewer makes by itself
     words = re.sub(r"(?m)^(\s*)(\d+)([.)])", r"\1\2\\\3", words)
     return re.sub(r"(?m)^(\s*)([-+=])", r"\1\\\2", words).replace("\n", "  \n")
 
 
-def _described(reports: Iterable[Report]) -> list[str]:
-    """The ids that the catalogue describes, each once."""
-    found = (finding.id for report in reports for finding in report.findings)
+def _described(reports: Iterable[Report], hint: bool) -> list[str]:
+    """The ids to describe at the end: those in the catalogue, each once; none with hints."""
+    found = (finding.id for report in reports for finding in report.findings if not hint)
     return [id for id in dict.fromkeys(found) if words_of(id).id]
-
-
-# HTML
 
 
 def html(file: str, reports: Sequence[Report], *, hint: bool = False) -> str:
     """The feedback as a page: one file, no network, text from outside escaped."""
     main = "\n".join(_section(report, hint) for report in reports)
-    if not hint:
-        main += "".join(
-            f'<section><h2 id="{id}"><code>{id}</code></h2>\n{parts.section(id)}</section>\n'
-            for id in _described(reports)
-        )
+    main += "".join(
+        f'<section><h2 id="{id}"><code>{id}</code></h2>\n{parts.section(id)}</section>\n'
+        for id in _described(reports, hint)
+    )
     return parts.page(file, main)
 
 
 def _section(report: Report, hint: bool) -> str:
     """One class."""
-    kind = "unsure" if report.headline == "unsure" else report.verdict
-    headline = parts.text(report.headline[0].upper() + report.headline[1:])
-    name = f": {parts.text(report.cls)}" if report.cls else ""
-    about = "".join(
-        f'<p class="quiet">{parts.text(line).rstrip(".")}.</p>' for line in report.about
-    )
-    found = "".join(
-        parts.hint(number, finding)
-        if hint
-        else parts.finding(finding, report.kind_of(finding), link=bool(words_of(finding.id).id))
-        for number, finding in enumerate(report.findings, start=1)
-    )
-    notes = "".join(f"<p>Note: {parts.text(note)}</p>" for note in report.notes)
-    steps = ""
-    if report.steps:
-        listed = parts.steps_list(report.steps[:_MOST_STEPS], remarks=not hint)
-        steps = f"<h3>The forward pass, step by step</h3>{listed}"
-    return (
-        f'<section><h2><span class="verdict {kind}">{headline}</span>{name}</h2>{about}'
-        + (f'<ol class="found">{found}</ol>' if found else "")
-        + f"{notes}{steps}</section>"
-    )
+    found, rest = "", ""
+    for block in report.blocks(hint=hint):
+        if isinstance(block, Found):
+            found += parts.found(block, link=True)
+        elif isinstance(block, str):
+            rest += f"<p>Note: {parts.text(block)}</p>"
+        else:
+            rest += f"<h3>{STEPS}</h3>{parts.steps_list(block)}"
+    about = (f'<p class="quiet">{parts.text(line).rstrip(".")}.</p>' for line in report.about)
+    title = f'<span class="verdict {report.judged}">{parts.text(report.title)}</span>'
+    title += f": {parts.text(report.cls)}" if report.cls else ""
+    above = f"<h2>{title}</h2>{''.join(about)}"
+    return f"<section>{above}{parts.found_list(found)}{rest}</section>"

@@ -2,23 +2,16 @@
 
 import html
 import re
-from collections.abc import Sequence
 from functools import cache
-from itertools import groupby
 
-from clearhead import drawing
 from clearhead.checker.catalogue import words_of
-from clearhead.checker.report import NO_MISTAKES, Finding, Step
+from clearhead.checker.report import NO_MISTAKES, Fact, Found, Pass, limited
 from clearhead.drawing.page_assets import PageAssets
-
-_LONGEST = 4000  # characters of one text
 
 
 def text(words: str) -> str:
     """Any text as HTML: escaped, control characters visible, limited in length."""
-    if len(words) > _LONGEST:
-        words = f"{words[:_LONGEST]} ... ({len(words) - _LONGEST:,} characters more)"
-    return html.escape(drawing.harmless(words.expandtabs(4)))
+    return html.escape(limited(words))
 
 
 def page(title: str, main: str, footer: str = "") -> str:
@@ -52,77 +45,57 @@ def share_bar(count: int, total: int) -> str:
     )
 
 
-def facts(rows: Sequence[tuple[str, str]]) -> str:
-    """Labels with HTML beside them, as a list of terms; empty ones are left out."""
-    items = "".join(f"<dt>{label}</dt><dd>{value}</dd>" for label, value in rows if value)
-    return f"<dl>{items}</dl>" if items else ""
-
-
-def location(place: str, code: str) -> str:
-    """A line of a submission: where it is, and what it says."""
-    shown = f"<code>{text(code)}</code>" if code else ""
-    return f"{text(place)}: {shown}" if place and shown else text(place) or shown
-
-
-def evidence(words: str) -> str:
-    """Evidence; several lines keep their spaces, so that a caret stands below its character."""
-    return f"<pre>{text(words)}</pre>" if "\n" in words else text(words)
-
-
-def finding(found: Finding, kind: str, *, link: bool) -> str:
+def found(
+    block: Found, *, link: bool = False, share: tuple[int, int] | None = None, more: str = ""
+) -> str:
     """One finding with its evidence, its line and its fix.
 
     Args:
-        found: The finding.
-        kind: Its severity in words.
+        block: The finding.
         link: Whether the page has the section of this mistake.
+        share: How many submissions have it, and how many there are.
+        more: HTML for the end.
     """
-    named = f" ({text(kind)})" if kind else ""
-    what = "what this verdict means" if found.id in NO_MISTAKES else "what this mistake is"
-    more = f'<a href="#{text(found.id)}">{what}</a>' if link else ""
-    return (
-        f"<li><h3><code>{text(found.id)}</code>{named}</h3><p>{text(found.says)}</p>"
-        + facts(
-            [
-                ("Evidence", evidence(found.evidence)),
-                _where(found),
-                ("Fix", text(found.fix)),
-                ("More", more),
-            ]
-        )
-        + "</li>"
-    )
+    title = f"<code>{text(block.title)}</code>" if block.id else text(block.title)
+    named = f" ({text(block.kind)})" if block.kind else ""
+    rows = "".join(f"<dt>{fact.label}</dt><dd>{_value(fact)}</dd>" for fact in block.facts)
+    if link and words_of(block.id).id:
+        what = "what this verdict means" if block.id in NO_MISTAKES else "what this mistake is"
+        rows += f'<dt>More</dt><dd><a href="#{text(block.id)}">{what}</a></dd>'
+    facts = f"<dl>{rows}</dl>" if rows else ""
+    of, bar = ("", "") if share is None else (f": {share[0]} of {share[1]}", share_bar(*share))
+    says = f"<p>{text(block.says)}</p>"
+    return f"<li><h3>{title}{named}{of}</h3>{bar}{says}{facts}{more}</li>"
 
 
-def _where(found: Finding) -> tuple[str, str]:
-    """The label and the text for the line of a finding."""
-    if found.cell:
-        return "Cell", location(found.place, found.code)
-    return "Line", location("" if found.line is None else str(found.line), found.code)
+def found_list(items: str) -> str:
+    """Several findings, if there are any."""
+    return f'<ol class="found">{items}</ol>' if items else ""
 
 
-def hint(number: int, found: Finding) -> str:
-    """One finding without its name, its cause and its fix."""
-    where = facts([_where(found)])
-    return f"<li><h3>Hint {number}</h3><p>{text(found.hint)}</p>{where}</li>"
+def _value(fact: Fact) -> str:
+    if fact.code:
+        place = f"{text(fact.text)}: " if fact.text else ""
+        return f"{place}<code>{text(fact.code)}</code>"
+    # Several lines keep their spaces, so that a caret stands below its character.
+    return f"<pre>{text(fact.text)}</pre>" if "\n" in fact.text else text(fact.text)
 
 
-def steps_list(steps: Sequence[Step], *, remarks: bool) -> str:
+def steps_list(steps: Pass) -> str:
     """The forward pass: each line of code, and below it the shape of each result."""
     items = []
-    for _, group in groupby(steps, key=lambda step: (step.cell, step.line, step.code)):
-        same = list(group)
+    for group in steps.groups:
         results = []
-        for step in same:
-            noted = remarks and bool(step.remark)
+        for step in group:
+            noted = steps.remarks and bool(step.remark)
             remark = f'<p class="remark">{text(step.remark)}</p>' if noted else ""
             results.append(
                 f"<li{' class=marked' if noted else ''}><span>{text(step.operation)}</span> "
                 f"<code>{text(step.shape_text)}</code>{remark}</li>"
             )
         items.append(
-            f'<li><span class="number">{text(same[0].place)}</span>'
-            f"<code>{text(same[0].code)}</code><ul>{''.join(results)}</ul></li>"
+            f'<li><span class="number">{text(group[0].place)}</span>'
+            f"<code>{text(group[0].code)}</code><ul>{''.join(results)}</ul></li>"
         )
     return f'<ol class="steps">{"".join(items)}</ol>'
 

@@ -28,7 +28,7 @@ class Row:
         severities: A severity for each of them; "-" where nothing could be judged.
         places: The line for each of them, "; " between: "line 25", "In[4], line 7" in a notebook;
             "-" where it is not known.
-        note: What happened, where it could not be judged.
+        note: Why it could not be judged; else the notes of the reports.
         seconds: How long it took.
         sha256: Of the file's bytes: the same file is not run again under the same rules.
         rules: Of the policy, the adapter and this package's version; see `Policy.digest`.

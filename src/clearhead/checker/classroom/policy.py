@@ -1,9 +1,9 @@
 """What counts in an assignment: a small TOML file.
 
-class = "MultiHead*"          # this class must be there; others are not looked at
-causal = true                 # the form that is asked for
+class = "MultiHead*"          # this class must exist; others are ignored
+causal = true                 # the required form
 multi_head = true
-fail = ["wrong", "compat"]    # which findings fail; without it: wrong only
+fail = ["wrong", "compat"]    # which findings fail; the default is "wrong" only
 adapter = "adapter.py"        # one adapter for the whole class, beside the policy
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
+from clearhead.checker.classroom.marks_file import PASSED
 from clearhead.checker.classroom.regular_files import read_text
 from clearhead.checker.report import SEVERITIES, Finding, Report
 from clearhead.version import __version__
@@ -25,6 +26,7 @@ _KEYS: dict[str, type] = {
     "fail": list,
     "adapter": str,
 }
+FAILS = (*SEVERITIES, "error")  # the last one: a submission that cannot be run
 PARTS = ("the version", "the policy", "the adapter")  # of a digest, "-" between
 
 
@@ -36,7 +38,7 @@ class Policy:
         cls: A pattern for the name of the class that must be there; None takes all classes.
         causal: Whether it must be causal; None takes both.
         multi_head: Whether it must have several heads; None takes both.
-        fail: The severities that fail.
+        fail: The severities that fail; with "error", also what cannot be run.
         adapter: The text of an adapter, or None.
     """
 
@@ -45,6 +47,17 @@ class Policy:
     multi_head: bool | None = None
     fail: tuple[str, ...] = ("wrong",)
     adapter: str | None = None
+
+    def passed(self, verdict: str) -> str:
+        """Whether this verdict passes: "yes", "no", or "unclear" if nothing could be judged.
+
+        Examples:
+            >>> Policy().passed("error"), Policy(fail=("wrong", "error")).passed("error")
+            ('unclear', 'no')
+        """
+        if verdict == "error" and "error" in self.fail:
+            return "no"
+        return PASSED.get(verdict, "unclear")
 
     @property
     def digest(self) -> str:
@@ -84,9 +97,9 @@ class Policy:
                     f"--policy {path}: {key}: expected {_KEYS[key].__name__}, got {value!r}."
                 )
         fail = data.get("fail", ["wrong"])
-        if not fail or not all(one in SEVERITIES for one in fail):
+        if not fail or not all(one in FAILS for one in fail):
             raise ValueError(
-                f"--policy {path}: fail: expected some of {', '.join(SEVERITIES)}, got {fail!r}."
+                f"--policy {path}: fail: expected some of {', '.join(FAILS)}, got {fail!r}."
             )
         adapter = None
         if "adapter" in data:
@@ -119,7 +132,7 @@ class Policy:
         """A finding for each requirement on the form that is not met; unknown forms pass."""
         form = report.form
         if self.causal is not None and form.hides_future == (not self.causal):
-            asked = "causal attention" if self.causal else "attention that sees the whole text"
+            asked = "causal attention" if self.causal else "attention that is not causal"
             yield _not_asked(asked, f"causal = {str(self.causal).lower()}", str(form))
         if self.multi_head is not None and form.multi_head == (not self.multi_head):
             asked = "several heads" if self.multi_head else "one head"

@@ -102,7 +102,7 @@ def check_class(
         id, name = wrong_name
         name = name.removeprefix(f"_{info.name}")  # Python mangles __init
         line = case.text.line(rf"def {re.escape(name)}\b")
-        case.add(id, f"The class has a method {name!r}.", line)
+        case.add(id, f"The class has a method named {name!r}.", line)
         return case.report()
     try:
         subject = prepare(case)
@@ -112,7 +112,7 @@ def check_class(
         return _otherwise(case, subject, report) or report
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError) as error:
         # Answers may be forged, or of a form that no one has thought of: that is no verdict.
-        evidence = f"The checker itself failed on it: {type(error).__name__}: {error}"[:300]
+        evidence = f"The checker itself failed: {type(error).__name__}: {error}"[:300]
         case.findings.append(finding("unsure", evidence, None, "edge"))
         wrong = any(found.severity == "wrong" for found in case.findings)
         return case.report("wrong" if wrong else "unsure")
@@ -206,7 +206,7 @@ def _wrong(
     case.notes += steps.notes
     ids = {found.id for found in steps.findings}
     if subject.marks and any(re.match("mask|no-causal|sdpa|padding", id) for id in ids):
-        unknown = "An argument must be given that may be a mask, and its meaning is not known."
+        unknown = "A required argument may be a mask, and its meaning could not be determined."
         case.findings.append(finding("unsure", unknown, None, "edge"))
         return case.report("unsure")
     leak = probes.future_leak(case.session, subject, inputs, out)
@@ -246,7 +246,11 @@ def _right(
         _ask_for_causality(case, subject, inputs, out)
     extras.examine(case, subject, inputs, out, reference)
     how = "step by step" if isinstance(reference, Reference) else "against the formula"
-    case.tested = f"tested {how}, at other lengths, with gradients, in training and evaluation"
+    case.tested = (
+        f"tested {how} and at other lengths; numpy has no gradients and no training mode"
+        if subject.built.arrays
+        else f"tested {how}, at other lengths, with gradients, in training and in evaluation"
+    )
     return case.report()
 
 
@@ -258,21 +262,21 @@ def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFind
         if one.id in SCALES:
             set_by = scale_set_by(case, subject, steps.scale)
             if set_by == "an argument":
-                case.notes.append("The scale is an argument, and what was given is used.")
+                case.notes.append("The scale is an argument, and the value passed is used.")
                 continue
             if set_by == "a constant":
-                question = "A constant sets it so: on purpose, as in T5? Then it is right."
+                question = "A constant sets this scale. If that is intended, as in T5, it is right."
         if one.id == "missing-scale":
             if unscaled_on_purpose(case):
-                question = "The source says that this is on purpose."
+                question = "The source says that this is intended."
             elif subject.axes in STATES:
-                question = "Luong's attention has none, on purpose: is it that?"
+                question = "It is right in Luong's attention, which has no scale."
             elif subject.axes in CHANNELS_FIRST and steps.heads == 1:
-                question = "SAGAN and non-local blocks have none, on purpose: is it one of them?"
+                question = "It is right in SAGAN and in non-local blocks, which have no scale."
             elif not subject.built.parameters and "scaled" not in case.info.name.lower():
                 question = (
-                    "Does the caller scale the queries, or is it Luong's attention, which has no "
-                    "scale? Then it is right."
+                    "It is right if the caller scales the queries, or if this is Luong's "
+                    "attention, which has no scale."
                 )
         if question:
             one = replace(one, evidence=f"{evidence} {question}", severity="edge")
@@ -290,7 +294,7 @@ def _heads(case: Case, subject: Subject, steps: Judgement) -> None:
         case.add("heads-share-projection", evidence)
     asked = [p.name for p in case.info.init if meaning_for(p) == "heads" and not case.given]
     if asked and subject.sizes.heads > steps.heads == 1 and asked[0] in subject.keywords:
-        case.add("heads-ignored", f"With {asked[0]}={subject.sizes.heads} there is one head.")
+        case.add("heads-ignored", f"With {asked[0]}={subject.sizes.heads} there is still one head.")
 
 
 def _ask_for_causality(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
@@ -298,18 +302,18 @@ def _ask_for_causality(case: Case, subject: Subject, inputs: probes.Inputs, out:
     leak = probes.future_leak(case.session, subject, inputs, out)
     name = context_name(case.text, case.info)
     evidence = (
-        f"Changing token {leak.changed} changed output {leak.moved} by {leak.size:.2g}. Is it "
-        f"meant for a language model, as {name} lets us think? Then the mask is missing. In an "
-        "encoder it is right."
+        f"Changing token {leak.changed} changed output {leak.moved} by {leak.size:.2g}. "
+        f"If it is meant for a language model, as {name} suggests, the mask is missing. In an "
+        "encoder, it is right."
     )
     case.add("no-causal-mask", evidence, severity="edge")
 
 
 _AXES = {
-    "single": "one sentence without a batch axis",
+    "single": "one sequence without a batch axis",
     "first": "tokens before batch",
     "channels": "channels before tokens",
-    "picture": "pictures",
+    "picture": "images",
 }
 
 
@@ -348,7 +352,7 @@ def _otherwise(case: Case, subject: Subject, report: Report) -> Report | None:
         again = replace(case, findings=[], notes=list(case.session.notes), steps=())
         other = _examine(again, trial)
         if other.verdict == "correct":
-            note = f"It is right when it is {trial.how}."
+            note = f"It is right when {trial.how}."
             return replace(other, notes=(*other.notes, note))
     renew(case.session, subject)
     return None

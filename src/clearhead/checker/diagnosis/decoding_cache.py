@@ -16,7 +16,7 @@ from clearhead.checker.diagnosis.probes import Inputs
 from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.cache_arguments import caches
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.comparison import difference
+from clearhead.checker.harness.comparison import difference, percent
 from clearhead.checker.harness.forward_arguments import ANGLE_ROLES
 from clearhead.checker.harness.subject import Subject, arguments_for, call, inputs_for, pick, renew
 from clearhead.checker.sandbox.submission import Failure, Output, Parameter
@@ -134,7 +134,7 @@ def decoding(
     wanted = _wanted(subject, inputs, out, reference)
     best = None if wanted is None else _best(case, subject, inputs[0], wanted, reference, ways)
     if best is None:
-        case.notes.append("There is a cache, and it was not checked: it could not be driven.")
+        case.notes.append("The cache was not checked: the checker could not operate it.")
     elif not renew(case.session, subject):
         return
     elif best.bad:
@@ -228,12 +228,12 @@ def _report(case: Case, inputs: Inputs, reference: AnyReference, best: _Decoded)
     plans = _plans(inputs[0].shape[1], reference.mask)
     bad, name = best.bad, best.bad[0]
     evidence = (
-        f"With the cache, {name}, the output differs from that of the whole text by "
-        f"{best.gaps[name]:.2g} of its size"
+        f"With the cache, {name}, the output differs from that of the whole sequence by "
+        f"{percent(best.gaps[name])}"
     )
     misaligned = _misaligned(reference, inputs, plans[name])
     if misaligned is not None and difference(best.seen[name], misaligned) < _APART:
-        evidence += "; it equals what you get when a new token sees only the first keys"
+        evidence += "; it is what you get when a new token sees only the first keys"
         id = "cached-mask-misaligned"
     else:
         id = "cache-differs"
@@ -260,9 +260,9 @@ def _beyond_window(case: Case, subject: Subject, way: Way, longer: AnyReference 
         if parts.any():
             first = int(parts.nonzero()[0])
             evidence = (
-                f"With the cache, the outputs of a text of {tokens} tokens, {start} of them at "
+                f"With the cache, the outputs of a sequence of {tokens} tokens, {start} of them at "
                 f"once, are right up to token {first - 1}; from token {first} on they differ from "
-                f"those of the whole text, by {difference(got, out):.2g} of their size. The window "
+                f"those of the whole sequence, by {percent(difference(got, out))}. The window "
                 f"is {window} tokens."
             )
             case.add("cache-differs", evidence)

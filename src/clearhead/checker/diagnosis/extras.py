@@ -13,7 +13,7 @@ from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.diagnosis.valid_lengths import valid_lengths
 from clearhead.checker.harness.building import without_dropout
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.comparison import difference
+from clearhead.checker.harness.comparison import difference, percent
 from clearhead.checker.harness.constructor_arguments import meaning_for
 from clearhead.checker.harness.error_messages import translate
 from clearhead.checker.harness.subject import Subject, call
@@ -91,8 +91,8 @@ def _gradients(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
     gap = probes.gradient_gap(case.session, subject, inputs, got[1], got[2])
     if gap > 1e-2:
         evidence = (
-            "The gradient that reaches the input is another one than the change of the output "
-            f"that a change of the input makes; they differ by {gap:.2g} of its size."
+            "The gradient at the input does not match how the output changes with the input: "
+            f"they differ by {percent(gap)}."
         )
         case.add("scores-detached", evidence)
 
@@ -120,22 +120,22 @@ def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_
             case.add("training-differs", f"In training: {seen.message}"[:300], seen.line)
         return
     if not seen.varies:
-        evidence = f"With dropout {subject.sizes.p}, training gives the same output as evaluation."
+        evidence = f"With dropout {subject.sizes.p}, training and evaluation give the same output."
         case.add("dropout-unused", evidence)
     elif seen.breaks:
         evidence = (
-            "In training some outputs are NaN or infinite, in evaluation none: a hidden score of "
-            "-inf was dropped, and 0 times infinity is NaN."
+            "Some outputs are NaN or infinite in training, and none in evaluation: a hidden score "
+            "of -inf was dropped, and 0 times infinity is NaN."
         )
         case.add("dropout-before-softmax", evidence)
     elif seen.only_outputs:
         if len(layers) > 1 and any("att" in path for path in layers):
-            evidence = "In training whole outputs are dropped, but no attention weights."
+            evidence = "In training, whole outputs are dropped, but no attention weights."
             case.add("dropout-unused", evidence)
     elif not seen.varies_same and over_keys:
         evidence = (
-            "In training the output varies, but not when all tokens are equal: every row still "
-            "sums to one, so the scores were dropped and not the weights."
+            "In training, the output varies, but not if all tokens are equal: every row still "
+            "sums to one, so the scores were dropped, not the weights."
         )
         case.add("dropout-before-softmax", evidence)
 
@@ -193,12 +193,12 @@ def _alone(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
     if isinstance(got, Failure):
         if not got.raised:
             return
-        evidence = f"With one sentence: {got.type}: {got.message}"[:300]
+        evidence = f"With a batch of one sequence: {got.type}: {got.message}"[:300]
         line = None if case.text.has("squeeze") else got.line
         case.add("fails-with-one-sentence", evidence, line)
     elif got is not None:
         gap = difference(got, out[:1])
-        evidence = f"Alone in its batch, a sentence gives another output: it differs by {gap:.2g}."
+        evidence = f"Alone in its batch, a sequence gives an output that differs by {gap:.2g}."
         case.add("fails-with-one-sentence", evidence)
 
 
@@ -228,7 +228,7 @@ def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
         return  # there is dropout, with a rate of its own
     gap = difference(trained, still)
     if gap > 1e-6:
-        evidence = f"Without dropout, training and evaluation differ by {gap:.2g} of their size."
+        evidence = f"Without dropout, training and evaluation differ by {percent(gap)}."
         case.add("training-differs", evidence)
 
 
@@ -279,9 +279,9 @@ def _mask_argument(
     if ran and all(difference(got, out) < 1e-9 for got in ran):
         line = dropped_mask(case.text)
         id = "mask-ignored" if line is None else "mask-result-dropped"
-        case.add(id, "A mask that hides 40 % of the cells changes nothing.", line)
+        case.add(id, "A mask that hides 40 % of the entries changes nothing.", line)
     elif ran:
-        case.notes.append("Forward takes a mask; no usual meaning of it reproduces the output.")
+        case.notes.append("forward takes a mask, but no usual meaning of it explains the output.")
 
 
 def _polarities(keep: Tensor, dtype: torch.dtype) -> list[Tensor]:

@@ -199,6 +199,10 @@ def check_functions(
 def inner_text(source: str, classes: Sequence[ClassInfo], adapted: ClassInfo) -> Text:
     """The source of the class that an adapter builds; the adapter's own where it builds none."""
     outer = text_of(source, adapted)
-    named = [info for info in classes if outer.has(rf"\b{re.escape(info.name)}\(")]
+    named = [
+        info
+        for info in classes
+        if outer.has(rf"\b{re.escape(info.name)}\(") or info.name in adapted.bases
+    ]
     inner = [info for info in named if info.name != adapted.name and info.line < adapted.line]
     return text_of(source, inner[-1]) if inner else outer

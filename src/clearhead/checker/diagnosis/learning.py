@@ -55,8 +55,8 @@ def from_its_start(case: Case, subject: Subject, inputs: probes.Inputs, out: Ten
     if stuck:
         names = ", ".join(stuck[:4])
         evidence = (
-            f"In {STEPS} steps of training from the values that __init__ gives, {names} got no "
-            "gradient at all; with random values they get one."
+            f"In {STEPS} training steps from the values that __init__ sets, {names} got no "
+            "gradient; with random values, they get one."
         )
         case.add("never-learns", evidence)
 
@@ -135,8 +135,8 @@ def out_of_reach(case: Case, subject: Subject, inputs: probes.Inputs, out: Tenso
     if found:
         _load(case, subject, subject.weights)
         evidence = (
-            f"No gradient reaches {', '.join(found[:4])}, though the output depends on them: on "
-            "the way they become plain numbers."
+            f"No gradient reaches {', '.join(found[:4])}, though the output depends on them: "
+            "they are converted to plain numbers on the way."
         )
         line = case.text.line(r"float\(|\.item\(\)|math\.\w+\(.*self\.|no_grad|tolist\(|numpy\(")
         case.add("never-learns", evidence, line)

@@ -18,7 +18,7 @@ from clearhead.checker.diagnosis.recorded_pass import judge_steps
 from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.axis_orders import PICTURES, STATES
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.comparison import difference
+from clearhead.checker.harness.comparison import difference, percent
 from clearhead.checker.harness.constructor_arguments import likely_meaning, meaning_for, meaning_of
 from clearhead.checker.harness.subject import Subject, call, inputs_for, renew
 from clearhead.checker.sandbox.submission import Failure, Parameter
@@ -110,7 +110,7 @@ def _reads(case: Case, subject: Subject, right: AnyReference, inputs: Inputs, go
             steps = None
         if steps is not None and steps.wrong:
             found = next(one for one in steps.findings if one.is_wrong)
-            evidence = f"With {tokens} tokens it takes another way. {found.evidence}"
+            evidence = f"With {tokens} tokens it takes a different path. {found.evidence}"
             case.add("breaks-with-length", evidence, found.line)
             return False
         if steps is not None and not steps.doubts:
@@ -127,15 +127,14 @@ def _property_lost(
     """What every attention has and this one has not, at this length; "" if nothing was seen."""
     leak = probes.batch_leak(case.session, subject, inputs, got)
     if leak > DRIFT:
-        return f"changing one sentence changed the output of another by {leak:.2g}"
+        return f"changing one sequence changed the output of another by {leak:.2g}"
     if subject.axes in PICTURES:
         return ""
     gap = _stretched(case, subject, right, inputs[0].shape[1])
     if gap > BREAKS:
         return (
-            "in which each token stands several times, the output is another one than for the text "
-            f"with each token once, and the weights must be the same; it differs by {gap:.2g} of "
-            "its size"
+            "where each token is repeated several times, the output differs by "
+            f"{percent(gap)} from the output for each token once, which must be the same"
         )
     if right.mask != "causal":
         return ""
@@ -150,8 +149,8 @@ def _property_lost(
             gap = difference(got[:, :few], wanted)
             if gap > BREAKS:
                 return (
-                    f"the first {few} outputs are others than without the tokens after them; they "
-                    f"differ by {gap:.2g} of their size"
+                    f"the first {few} outputs differ by {percent(gap)} from those "
+                    "without the tokens after them"
                 )
     return ""
 
@@ -204,13 +203,13 @@ def _is_new(
     call(case.session, subject, inputs_for(subject, subject.sizes.tokens))  # as it was
     if isinstance(fresh, Failure) or _parts(right, inputs, fresh) > BREAKS:
         return False
-    start = f"After texts of up to {seen} tokens, one of {tokens} tokens"
+    start = f"After inputs of up to {seen} tokens, one of {tokens} tokens"
     if isinstance(got, Failure):
-        evidence = f"{start} fails: {got.type}: {got.message}"[:300] + ". A new object takes it."
+        evidence = f"{start} fails: {got.type}: {got.message}"[:300] + ". A new object accepts it."
         case.add("depends-on-earlier-call", evidence, got.line)
     else:
-        gap = f"which differs by {difference(got, fresh):.2g} of its size"
-        evidence = f"{start} gives another output than a new object, {gap}."
+        gap = percent(difference(got, fresh))
+        evidence = f"{start} gives an output that differs by {gap} from that of a new object."
         case.add("depends-on-earlier-call", evidence)
     return True
 
@@ -235,11 +234,11 @@ def after_another(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> 
     if isinstance(got, Failure):
         what = f"fails: {got.type}: {got.message}"[:250]
     elif difference(got, out) > 1e-6:
-        gap = f"which differs by {difference(got, out):.2g} of its size"
-        what = f"gives another output than a new object, {gap}"
+        gap = percent(difference(got, out))
+        what = f"gives an output that differs by {gap} from that of a new object"
     else:
         return
-    case.add("depends-on-earlier-call", f"After a text of 1 token, one of {tokens} tokens {what}.")
+    case.add("depends-on-earlier-call", f"After an input of 1 token, one of {tokens} {what}.")
 
 
 def long_texts(case: Case, subject: Subject, right: AnyReference) -> None:
@@ -256,7 +255,7 @@ def long_texts(case: Case, subject: Subject, right: AnyReference) -> None:
         return
     tokens = _affordable(case, roomy)
     if tokens < LEAST:
-        case.notes.append(f"It is slow: not tested beyond {max(LENGTHS)} tokens.")
+        case.notes.append(f"It is slow, so it was not tested beyond {max(LENGTHS)} tokens.")
     else:
         inputs = inputs_for(roomy, tokens, batch=1)
         with case.session.optional() as unanswered:
@@ -340,7 +339,7 @@ def _windowed(
     for width in dict.fromkeys(widths):  # an argument of unknown name may be a window
         trial = right.with_mask(f"{kinds[right.mask]}{width}")
         if _parts(trial, inputs, got) < BREAKS:
-            case.notes.append(f"In longer texts it sees a window of {width} tokens.")
+            case.notes.append(f"In longer sequences, each token sees a window of {width} tokens.")
             return trial
     return None
 
@@ -366,13 +365,13 @@ def _name_length(case: Case, subject: Subject, right: AnyReference, tokens: int)
     if before > DRIFT:
         return  # it parts slowly: numbers are rounded somewhere
     evidence = (
-        f"With {low} tokens the output is that of attention; from {high} tokens on"
+        f"With {low} tokens, the output is that of attention; from {high} tokens on,"
         if fine < tokens
-        else f"With {high} tokens the output is that of attention; with {low} or fewer"
+        else f"With {high} tokens, the output is that of attention; with {low} or fewer,"
     )
-    evidence += f" it is not, and differs by {gap:.2g} of its size."
+    evidence += f" it differs by {percent(gap)}."
     if case.text.has(SPARSE):
-        evidence += " Is it meant to see only a part of a long text? Then it is right."
+        evidence += " If it is meant to see only part of a long sequence, it is right."
         case.add("breaks-with-length", evidence, severity="edge")
     else:
         case.add("breaks-with-length", evidence)

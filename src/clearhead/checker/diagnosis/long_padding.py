@@ -55,9 +55,9 @@ def long_padding(case: Case, subject: Subject, reference: AnyReference, known: s
                 lost = _lost(case, subject, reference, name, tokens, hides)
                 if lost:
                     evidence = (
-                        f"With {name} given, a text of {tokens} tokens that begins with "
-                        f"{tokens - 5} of padding has {lost} real tokens with an output that is "
-                        f"NaN; with {SHORT - 5} of padding in {SHORT} tokens all is right."
+                        f"With {name} given, a sequence of {tokens} tokens that begins with "
+                        f"{tokens - 5} padding tokens has {lost} real tokens whose output is "
+                        f"NaN; with {SHORT - 5} padding tokens out of {SHORT}, all is right."
                     )
                     only = re.search(_RIGHT_ONLY, case.text.source)
                     case.add("padding-gives-nan", evidence, severity="edge" if only else "")

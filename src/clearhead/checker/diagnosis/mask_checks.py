@@ -38,14 +38,14 @@ class MaskCheck(AttentionStep):
             if not gone.any() or places is None or len(places) != rows:
                 verdict.mask = "none" if not gone.any() else "other"
                 if gone.any() and not self.expected.given_mask:
-                    verdict.doubts.append("a mask between texts of different lengths")
+                    verdict.doubts.append("a mask between sequences of different lengths")
                 return
             a, b, gone, odd = (tensor[..., places] for tensor in (a, b, gone, odd))
             last = places == list(range(columns - rows, columns))
         future = torch.ones(rows, rows, dtype=torch.bool).triu(1)
         if not (gone == gone[:1]).all():
             verdict.mask = "other"
-            verdict.doubts.append("different heads or texts hide different tokens")
+            verdict.doubts.append("different heads or sequences hide different tokens")
             return
         pattern = gone[0]
         oddly = odd.all(0) if odd.ndim == 3 else odd
@@ -94,7 +94,7 @@ class MaskCheck(AttentionStep):
             if zeroed or fill[-1] - fill[0] < 1e-9:
                 number = fill[0]
                 how = f"the score {number:.3g}" if zeroed else f"{number:.3g} added"
-                evidence = f"Cells of the mask get {how} instead of -inf, so they keep a weight."
+                evidence = f"Masked entries get {how} instead of -inf, so they keep a weight."
                 added = not zeroed and abs(abs(number) - 1) < 1e-9
                 id = "mask-added-not-filled" if added else "mask-fill-not-inf"
                 if number < -5 and not torch.equal(oddly, ~future):
@@ -102,12 +102,12 @@ class MaskCheck(AttentionStep):
                 verdict.add(id, evidence, line)
                 return
         if self._of_distance(b):
-            verdict.notes.append("A bias of relative positions is added to the scores.")
+            verdict.notes.append("A relative position bias is added to the scores.")
             last = b[..., -1, :].masked_fill(b[..., -1, :] < HIDDEN, 0.0)
             if bool((last.diff(dim=-1) < -1e-6).all(-1).any()):
                 evidence = (
-                    f"The last token adds {float(last[0, 0]):.3g} to the score of the first token "
-                    f"and {float(last[0, -1]):.3g} to its own."
+                    f"The last token's score for the first token is raised by "
+                    f"{float(last[0, 0]):.3g}, and that for itself by {float(last[0, -1]):.3g}."
                 )
                 verdict.add("bias-favours-distant", evidence, line)
             return
@@ -118,10 +118,10 @@ class MaskCheck(AttentionStep):
         verdict, window = self.verdict, self.expected.window
         values = by_offset(b, *window) if window is not None and len(window) == 2 else None
         if values is not None:
-            verdict.notes.append("A bias of offsets in two directions is added to the scores.")
+            verdict.notes.append("A bias for offsets in two directions is added to the scores.")
             self._whole_table(values)
         elif window is None and self._of_distance(b):
-            verdict.notes.append("A bias of relative positions is added to the scores.")
+            verdict.notes.append("A relative position bias is added to the scores.")
             seen = b.masked_fill(b <= HIDDEN, torch.nan).flatten(1)
             level = seen.nanmean(1, keepdim=True)
             constant = bool(((seen - level).abs().nan_to_num(0.0) < 1e-9).all())
@@ -160,9 +160,9 @@ class MaskCheck(AttentionStep):
         distinct = len({tuple(column) for column in values.mul(1e5).round().T.tolist()})
         if whole and distinct < count:
             evidence = (
-                f"The table of the bias has {count} positions, one for each offset of two pixels; "
-                f"only {distinct} of them are used, so that different offsets share a bias. Is the "
-                "index (rows) * (2 * width - 1) + columns?"
+                f"The bias table has {count} entries, one for each offset between two pixels; "
+                f"only {distinct} of them are used, so different offsets share a bias. The index "
+                "should be row offset * (2 * width - 1) + column offset."
             )
             self.verdict.add("unexplained", evidence, self._table_line() or self._mask_line())
 
@@ -204,8 +204,8 @@ class MaskCheck(AttentionStep):
         evidence_of = {
             "mask-off-by-one": "Token i may attend to token i + 1.",
             "mask-hides-self": "Token i may attend to the tokens before it, but not to itself.",
-            "mask-inverted": "Token i may attend to later tokens and not to earlier ones.",
-            "mask-hides-others": "Each token may attend to itself alone.",
+            "mask-inverted": "Token i may attend to later tokens, but not to earlier ones.",
+            "mask-hides-others": "Each token may attend only to itself.",
         }
         patterns = {
             "mask-off-by-one": future.triu(2),

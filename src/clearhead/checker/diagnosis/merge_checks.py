@@ -37,7 +37,7 @@ class MergeCheck(AttentionStep):
             return True
         index = self._lost_after(context, rows)
         if index is None:
-            verdict.doubts.append("the tokens' axis is lost after the values are mixed")
+            verdict.doubts.append("the token axis is lost after the values are mixed")
             return False
         call = self.program.calls[index]
         before = reading.values[reading.places(index)[0]]
@@ -45,8 +45,8 @@ class MergeCheck(AttentionStep):
         shapes = f"{tuple(before.shape)} -> {tuple(after.shape)}"
         if call.name in RESHAPES:
             evidence = (
-                f"{call.name} {shapes}: what comes out at one token is put together from rows of "
-                "several tokens. The tokens' axis must stand before the heads' axis first."
+                f"{call.name} {shapes}: the output at one token is assembled from rows of several "
+                "tokens. Move the token axis in front of the head axis first."
             )
             verdict.add("merge-without-transpose", evidence, call.line)
         elif (
@@ -54,10 +54,10 @@ class MergeCheck(AttentionStep):
             and end is not None
             and (output.shape[end] != reading.size[0])
         ):
-            evidence = f"{call.name} gives {tuple(after.shape)}: the heads became more tokens."
+            evidence = f"{call.name} gives {tuple(after.shape)}: the heads became extra tokens."
             verdict.add("concat-on-wrong-axis", evidence, call.line)
         else:
-            verdict.doubts.append("the tokens' axis is lost after the values are mixed")
+            verdict.doubts.append("the token axis is lost after the values are mixed")
         return False
 
     def _merge_by_shape(self) -> None:
@@ -73,7 +73,7 @@ class MergeCheck(AttentionStep):
                 if after.ndim < before.ndim and before.ndim == 4:
                     evidence = (
                         f"{call.name} {tuple(before.shape)} -> {tuple(after.shape)} without moving "
-                        "the tokens' axis before the heads' axis first."
+                        "the token axis in front of the head axis first."
                     )
                     self.verdict.add("merge-without-transpose", evidence, call.line)
                 return

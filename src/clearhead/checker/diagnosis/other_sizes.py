@@ -16,7 +16,7 @@ from clearhead.checker.diagnosis.recorded_pass import judge_steps
 from clearhead.checker.harness.alternatives import widened
 from clearhead.checker.harness.axis_orders import HEADS_READY
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.comparison import difference
+from clearhead.checker.harness.comparison import difference, percent
 from clearhead.checker.harness.subject import Subject, call, inputs_for, renew
 from clearhead.checker.sandbox.submission import Failure
 
@@ -38,7 +38,7 @@ def many_times(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
     began = time.monotonic()
     for times in range(1, TIMES + 1):
         if time.monotonic() - began > PATIENCE:
-            case.notes.append(f"It is slow: the same input was tried {times} times, not {TIMES}.")
+            case.notes.append(f"It is slow: the same input was run {times} times, not {TIMES}.")
             return
         got = call(case.session, subject, inputs, seed=100 + times)
         if isinstance(got, Failure):
@@ -48,8 +48,8 @@ def many_times(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
             return
         if got.shape != out.shape or difference(got, out) > 1e-6:
             evidence = (
-                f"In evaluation, call {times} on the same input gave another output; "
-                f"it differs by {difference(got, out):.2g} of its size."
+                f"In evaluation, call {times} on the same input gave a different output: "
+                f"it differs by {percent(difference(got, out))}."
             )
             case.add("random-in-eval", evidence)
             return
@@ -69,8 +69,8 @@ def many_texts(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
     gap = difference(got[:count], out)
     if gap > 1e-5:
         evidence = (
-            f"In a batch of {count + TEXTS} texts, the first {count} give other outputs than in a "
-            f"batch of {count}; they differ by {gap:.2g} of their size."
+            f"In a batch of {count + TEXTS} sequences, the outputs of the first {count} differ by "
+            f"{percent(gap)} from those in a batch of {count}."
         )
         case.add("breaks-with-size", evidence)
 
@@ -89,9 +89,7 @@ def in_float32(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
         return
     gap = difference(got, out)
     if gap > LOOSE:
-        evidence = (
-            f"In float32 the output is another one than in float64, by {gap:.2g} of its size."
-        )
+        evidence = f"In float32, the output differs by {percent(gap)} from that in float64."
         case.add("breaks-with-size", evidence)
 
 
@@ -114,8 +112,8 @@ def wide(case: Case, subject: Subject) -> None:
         for found in new[:1]:
             heads, width = trial.sizes.heads, trial.sizes.head_dim
             evidence = (
-                f"With {heads} heads of size {width} and {trial.sizes.batch} texts: "
-                f"{found.evidence} With {subject.sizes.heads} of size {subject.sizes.head_dim} "
+                f"With {heads} heads of size {width} and {trial.sizes.batch} sequences: "
+                f"{found.evidence} With {subject.sizes.heads} of size {subject.sizes.head_dim}, "
                 "it is right."
             )
             case.add("breaks-with-size", evidence, found.line)

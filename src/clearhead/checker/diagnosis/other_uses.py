@@ -14,7 +14,7 @@ from clearhead.checker.diagnosis import probes
 from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.axis_orders import HEADS_READY, taken
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.comparison import difference
+from clearhead.checker.harness.comparison import difference, percent
 from clearhead.checker.harness.subject import Subject, arguments_for, call, handed, ids_for, pick
 from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_text import Text, uses_sdpa
@@ -56,13 +56,13 @@ def batch_axis(case: Case, subject: Subject, inputs: Inputs) -> None:
         return
     leak = probes.batch_leak(case.session, plain, inputs, out)
     evidence = (
-        f"With an input (batch, tokens, d), changing text 0 changed the output of text 1 by "
-        f"{leak:.2g}, and no token saw another one of its own text."
+        f"With an input (batch, tokens, d), changing sequence 0 changed the output of sequence 1 "
+        f"by {leak:.2g}, and no token saw another one of its own sequence."
     )
     if said == "batch":
         case.add("attends-across-batch", f"{evidence} The source says that the batch comes first.")
     else:
-        question = "Is the input meant to be (tokens, batch, d)? Then it is right."
+        question = "If the input is meant to be (tokens, batch, d), it is right."
         case.add("attends-across-batch", f"{evidence} {question}", severity="edge")
 
 
@@ -127,7 +127,7 @@ def _padding_of(
         if _said_real(case.text, name):
             case.add(
                 "padding-inverted",
-                f"The source says that {name} marks the real tokens; with them marked, the output "
+                f"The source says that {name} marks the real tokens; when it does, the output "
                 "is what you get when only the padding is seen.",
             )
         return True
@@ -136,7 +136,7 @@ def _padding_of(
             case.add(
                 "padding-inverted",
                 f"With {name} True at two padding tokens, the output is what you get when only "
-                "the padding is seen; with True at the real tokens it is right.",
+                "the padding is seen; with True at the real tokens, it is right.",
             )
         return True
     idle = all(difference(got, out) < 1e-5 for got in runs)  # a number added to a whole row
@@ -174,8 +174,8 @@ def _hides_in_others(
         moved = difference(got[:-1], out[:-1])
         if moved > 1e-3:
             evidence = (
-                f"With {name} given, the padding of the last text changed the output of another "
-                f"text, which has none, by {min(moved, 99):.2g} of its size."
+                f"With {name} given, the padding of the last sequence changed the output "
+                f"of another one, which has none, by {percent(moved)}."
             )
             case.add("padding-in-other-texts", evidence)
             return True
@@ -213,7 +213,7 @@ def _padding_in_ids(case: Case, subject: Subject, inputs: Inputs, reference: Any
     if difference(got[real], inverted[real]) < 1e-5:
         case.add(
             "sdpa-mask-polarity" if uses_sdpa(case.text) else "padding-inverted",
-            f"With two tokens of each text replaced by id {padding}, the padding, your output is "
+            f"With two tokens of each sequence replaced by the padding id {padding}, the output is "
             "what you get when only the padding is seen.",
         )
 

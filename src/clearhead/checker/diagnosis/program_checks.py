@@ -55,7 +55,7 @@ def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) 
     idle = set(program.inputs.values()) - used - {source.register for source in reading.sources}
     complex_ones = any(leaf.kind == "complex" for leaf in program.recording.leaves)
     if angles_given and idle and not verdict.rotary and not complex_ones:
-        evidence = "The angles that are passed in take no part in the output."
+        evidence = "The angles that are passed in have no effect on the output."
         verdict.add("rotary-unused", evidence, None)
     names = program.parameters
     registers = {name: register for register, name in names.items()}
@@ -65,7 +65,7 @@ def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) 
         if register not in used and program.weights[name].ndim > 1 and "bias" not in name
     ]
     for name in unused:
-        evidence = f"{name} takes no part in the output."
+        evidence = f"{name} has no effect on the output."
         if role_of(name) == "o":
             verdict.add("out-proj-unused", evidence, None)
         else:
@@ -83,7 +83,7 @@ def applied_twice(reading: Reading, verdict: Judgement) -> None:
             later = program.after(program.calls[one].out[0])
             again = [i for i in calls if i in later and i in program.before(reading.output)]
             if again:
-                evidence = f"{name} is applied again to what it gave before."
+                evidence = f"{name} is applied again to its own output."
                 verdict.add("unexplained", evidence, program.calls[again[0]].line)
                 return
 
@@ -98,7 +98,7 @@ def whole_output(reading: Reading, verdict: Judgement) -> None:
         if moves.ndim > source.batch + 1 and moves.shape[source.batch + 1] == len(moves):
             by = moves.movedim(source.batch + 1, 1).flatten(2).any(-1)
             if bool((by & ~torch.eye(len(moves), dtype=torch.bool)).any()):
-                verdict.doubts.append("one text changes the output of another")
+                verdict.doubts.append("one sequence changes the output of another")
     if not verdict.mask.startswith(("causal", "window")) or len(source.axes) != 1:
         return
     moves, axis = reading.tokens[output][: reading.size[0]], source.axes[0]
@@ -140,7 +140,7 @@ def beside(reading: Reading, contexts: list[int], verdict: Judgement) -> None:
             if had and out in reading.tokenwise and reading.token_axis(out) is None:
                 shapes = f"{tuple(reading.values[sources[0]].shape)} -> "
                 shapes += f"{tuple(reading.values[out].shape)}"
-                evidence = f"{call.name} {shapes}: in the result no axis is the tokens any more."
+                evidence = f"{call.name} {shapes}: the result has no token axis."
                 verdict.add("split-without-transpose", evidence, call.line)
                 return
-    verdict.doubts.append("something beside the attention mixes tokens")
+    verdict.doubts.append("something other than the attention mixes tokens")

@@ -147,7 +147,7 @@ class Layout:
                 raise Unreadable("the rows of the mixed values are not known")
             found += reading.follow(self.core.context, rows, register)
         if None in found[1:] or found[0] in found[1:]:
-            raise Unreadable("no axis is the tokens")
+            raise Unreadable("there is no token axis")
         return [axis for axis in found if axis is not None]
 
     def features(self, register: int) -> Tensor:
@@ -179,7 +179,7 @@ class Layout:
             if projection is None:
                 continue
             if self.reading.token_axis(projection) is None:
-                raise Unreadable("a projection has no axis of tokens")
+                raise Unreadable("a projection has no token axis")
             width = self.features(projection).shape[-1]
             if width > _MOST_FEATURES:
                 raise Unreadable("a projection is too wide")
@@ -224,7 +224,7 @@ class Layout:
                 return  # what the rows are cannot be told
             id = _PERMUTED.get(taken, "projections-in-other-order")
             evidence = "; ".join(
-                f"the {_PLURAL[part.letter]} come from the {_PLURAL[letter]}' weights"
+                f"the {_PLURAL[part.letter]} are computed with the {_PLURAL[letter]}' weights"
                 for part, letter in zip(self.parts, taken, strict=True)
                 if part.letter != letter
             )
@@ -237,8 +237,8 @@ class Layout:
                 verdict.add(f"{_WORDS[part.letter]}-not-projected", evidence, None)
             elif letter not in ("?", part.letter):
                 evidence = (
-                    f"The {_PLURAL[part.letter]} come from the {_PLURAL[letter]}' weights, and "
-                    f"their own weights take no part in the output."
+                    f"The {_PLURAL[part.letter]} are computed with the {_PLURAL[letter]}' weights, "
+                    f"and their own weights have no effect on the output."
                 )
                 one = len({one.projection for one in self.parts}) == 1
                 verdict.add(_TAKEN[part.letter, letter], evidence, None if one else part.line)
@@ -338,7 +338,7 @@ class Layout:
                 and sorted(itertools.chain(*sharing)) == list(range(len(heads)))
             ):
                 evidence = (
-                    f"Heads {', '.join(map(str, sharing[0]))} share the first keys; in other code "
+                    f"Heads {', '.join(map(str, sharing[0]))} share the first keys; usually "
                     f"heads 0 to {size - 1} do."
                 )
                 verdict.add("kv-heads-in-other-order", evidence, None)
@@ -367,8 +367,8 @@ class Layout:
             goes.append(moved[0])
         if sorted(goes) == list(range(width)) and goes != list(range(width)):
             evidence = (
-                f"Number 1 of the values becomes number {goes[1]} of the merged heads: the heads "
-                "are put together in another order than they were split."
+                f"Entry 1 of the values becomes entry {goes[1]} of the merged heads: the heads "
+                "are merged in a different order than they were split."
             )
             verdict.add("heads-interleaved", evidence, None)
 
@@ -395,7 +395,7 @@ class Layout:
         new = {**reading.values, **self.program.again(reading.values, equal)}
         turned = {part.letter: self._varies(new, part.register) for part in self.parts}
         if turned["v"]:
-            evidence = "Equal values differ from position to position: they are turned too."
+            evidence = "Equal values differ from position to position: they are rotated too."
             verdict.add("rotary-on-values", evidence, None)
             return
         if not turned["q"] and not turned["k"]:
@@ -412,14 +412,15 @@ class Layout:
             return
         if turned["q"] != turned["k"]:
             which, other = ("queries", "keys") if turned["q"] else ("keys", "queries")
-            evidence = f"The {which} are turned by their positions, and the {other} are not."
+            evidence = f"The {which} are rotated by their positions, and the {other} are not."
             verdict.add("rotary-on-one-side", evidence, None)
             return
         if all(self._keeps_length(new, part.register) for part in self.parts[:2]):
             return  # positions in two directions, or a prefix without positions
         evidence = (
-            "With equal tokens, the scores of pairs at one distance differ, and so do the lengths "
-            "of their queries and keys: the two numbers of a pair are turned by different angles."
+            "With equal tokens, the scores of pairs at the same distance differ, and so do the "
+            "norms of their queries and keys: the two numbers of a pair are rotated by "
+            "different angles."
         )
         verdict.add("rotary-pairs-mixed", evidence, None)
 
@@ -437,7 +438,7 @@ class Layout:
                     shape = tuple(self.reading.values[factor].shape)
                     evidence = (
                         f"Equal tokens get equal queries at every position: the cosines and sines, "
-                        f"{shape}, are laid along another axis than the tokens."
+                        f"{shape}, vary along an axis other than the tokens."
                     )
                     verdict.add("rotary-ignores-position", evidence, call.line)
                     return

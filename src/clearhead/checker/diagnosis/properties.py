@@ -33,13 +33,13 @@ def judge_properties(
     failed += _of_learning(case, subject, inputs, out)
     why = f" Its steps could not be judged: {reason}." if reason else ""
     if failed and subject.marks:  # what the marks mean is not known
-        why += f" This was seen: {'; '.join(failed)}."
+        why += f" Observed: {'; '.join(failed)}."
         failed = []
     if failed:
         evidence = f"{'; '.join(failed)}.{why}"
         case.findings.insert(0, finding("unexplained", evidence, None, "wrong"))
         return case.report("wrong")
-    evidence = f"No property of attention fails, but it is not known what it computes.{why}"
+    evidence = f"It has all tested properties of attention, but what it computes is unknown.{why}"
     case.findings.append(finding("unsure", evidence, None, "edge"))
     wrong = any(found.severity == "wrong" for found in case.findings)
     return case.report("wrong" if wrong else "unsure")
@@ -50,10 +50,10 @@ def _unknown_kind(subject: Subject, out: Tensor) -> str:
     rows = out.shape[1]
     bare = [s for n, s in subject.built.parameters.items() if not n.endswith(("weight", "bias"))]
     if rows != subject.sizes.tokens and any(rows in shape[:-1] for shape in bare):
-        return "The rows of its output are learned queries, and not the tokens."
+        return "The rows of its output belong to learned queries, not to tokens."
     roles = {role_of(name) for name in subject.built.parameters}
     if subject.axes in CHANNELS_FIRST and not roles & {"q", "k", "qkv", "kv"}:
-        return "It takes channels first and has no queries and keys: a gate, perhaps."
+        return "It takes channels first and has no queries and keys: it may be a gate."
     return ""
 
 
@@ -79,7 +79,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
         failed.append("changing the first token changes no later output: no token sees another")
     leak = probes.batch_leak(session, subject, inputs, out)
     if leak > 1e-7:
-        failed.append(f"changing one sentence changed the output of another by {leak:.2g}")
+        failed.append(f"changing one sequence changed the output of another by {leak:.2g}")
     causal = is_causal(case, subject) == "yes"
     future = probes.future_leak(session, subject, inputs, out)
     if causal and future.size > 1e-7:
@@ -93,15 +93,15 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
     gap, _ = probes.same_tokens(session, subject, inputs)
     if not positions and gap > 1e-6 and not others(subject):
         failed.append(
-            f"with equal tokens the output changes with their number (by {gap:.2g}), so the "
-            "weights of a row do not sum to one"
+            f"with equal tokens, the output changes with their number (by {gap:.2g}), so the "
+            "weights in a row do not sum to one"
         )
     ordered = causal or positions or counted or bool(subject.polarity) or text.has("mask")
     if not ordered and future.size > 1e-7:
         moved = probes.permutation_gap(session, subject, inputs, out)
         if moved > 1e-6:
             failed.append(
-                f"permuted tokens do not give permuted outputs (they part by {moved:.2g})"
+                f"permuted tokens do not give permuted outputs (they differ by {moved:.2g})"
             )
     return failed
 
@@ -110,6 +110,12 @@ def _of_learning(case: Case, subject: Subject, inputs: probes.Inputs, out: Tenso
     """Whether gradients reach every weight."""
     got = probes.gradients(case.session, subject, inputs, out)
     if isinstance(got, Failure) or not out.isfinite().all():
+        return []
+    if case.given and case.text.has(r"\b(np|numpy)\.") and all(g is None for g in got[1]):
+        case.notes.append(
+            "The adapter passes tensors to numpy code, so gradients were not tested. An adapter "
+            "without torch, as --write-adapter creates it, is judged step by step."
+        )
         return []
     failed = []
     idle = [n for n, size in got[0].items() if size < 1e-12 and role_of(n) and "bias" not in n]

@@ -69,7 +69,7 @@ def changed_at(x: Tensor, axes: tuple[int, ...], index: int, seed: int = 0) -> T
 def differs(one: Tensor, other: Tensor) -> Tensor:
     """Where two tensors differ by more than rounding; NaN is like NaN."""
     if one.shape != other.shape:
-        raise Unreadable("a shape depends on the numbers in the input")
+        raise Unreadable("a shape depends on the values of the input")
     unequal = (one != other) & ~((one != one) & (other != other))
     if not one.is_floating_point():
         return unequal
@@ -480,7 +480,7 @@ class Core:
             if reading.is_product(index):
                 found.append(index)
         if not found:
-            raise Unreadable("the scores depend on one token each")
+            raise Unreadable("each score depends on one token only")
         return found
 
     def _joining(self, index: int) -> int:
@@ -610,7 +610,7 @@ class Core:
         """
         first, second = self.dot_axes
         if first is None or second is None:
-            raise Unreadable("no axis of the scores is the tokens")
+            raise Unreadable("the scores have no token axis")
         reading = self.reading
         (one,), (other,) = (
             reading.follow(self.dots, axis, self.scores) for axis in (first, second)

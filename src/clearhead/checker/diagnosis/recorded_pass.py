@@ -138,7 +138,7 @@ def recorded(
     try:
         values = Program(recording, weights, sent).run()
         if not is_same(values[recording.outputs[chosen]], recording.output.tensors[chosen]):
-            raise Unreadable("run again, the recorded pass gives another output")
+            raise Unreadable("the recorded pass gives a different output when it is run again")
         program = Program(inlined(recording, values), weights, sent)
     except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
@@ -303,7 +303,7 @@ def _faithful(case: Case, subject: Subject, reading: Reading, verdict: Judgement
         size = float(wanted.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp_min(1.0))
         same = got.shape == wanted.shape and torch.equal(got.isnan(), wanted.isnan())
         if not same or float((got - wanted).abs().nan_to_num(0.0).max()) > 1e-5 * size:
-            verdict.doubts.append("on other inputs it computes something else")
+            verdict.doubts.append("it computes something else on other inputs")
             return
 
 

@@ -76,7 +76,7 @@ class _Layer:
             raise Unreadable("the scores change their shape before the softmax")
         dots = dots.repeat_interleave(scores.shape[0] // dots.shape[0], 0)
         if scores.shape[0] % len(self.scale):
-            raise Unreadable("the heads are no more the same")
+            raise Unreadable("the number of heads changes")
         scale = self.scale.repeat(scores.shape[0] // len(self.scale))[:, None, None]
         right = scale * dots
         if self.biased:
@@ -100,7 +100,7 @@ class _Layer:
         if self.sink and visible is None:
             weights = weights * own.sum(-1, keepdim=True)
         elif self.sink:
-            raise Unreadable("what a sink takes beside hidden keys is not known")
+            raise Unreadable("how much weight a sink takes beside hidden keys is not known")
         if keep is not None and self.scale is None and bool((scores[:, keep] < HIDDEN).any()):
             raise Unreadable("scores that should be visible are hidden")
         like = values[core.weights]
@@ -111,7 +111,7 @@ class _Layer:
             return visible
         groups = len(scores)
         if groups % len(visible) or self.core.reading.text_axis(self.core.scores) not in (0, None):
-            raise Unreadable("where the texts are is not known")
+            raise Unreadable("the batch axis is not known")
         heads = groups // len(visible)
         return visible.expand(-1, heads, *visible.shape[2:]).reshape(groups, *visible.shape[2:])
 
@@ -198,7 +198,7 @@ class Reference:
         if not changed:
             whole = self.right.as_whole
             if whole is None:
-                raise Unreadable("at this length other calls are made")
+                raise Unreadable("it makes different calls at this length")
             changed = whole.changed(program, values, mask, visible)
         return changed
 
@@ -221,7 +221,7 @@ def _places(old: Program, new: Program) -> Callable[[int], int]:
         for program in (old, new)
     )
     if [old.calls[i].name for i in olds] != [new.calls[i].name for i in news]:
-        raise Unreadable("at this length other calls are made")
+        raise Unreadable("it makes different calls at this length")
     matching = dict(zip(olds, news, strict=True))
 
     def place(register: int) -> int:
@@ -262,7 +262,7 @@ def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
         batch = 1 if subject.axes in ONE_TEXT else subject.sizes.batch
         per_text = usual.reshape(batch, -1)
         if bool(((per_text - per_text[0]).abs() > near).any()):
-            raise Unreadable("the scale depends on the text")
+            raise Unreadable("the scale depends on the input")
         scale = per_text[0]
     biased = bool((measured.b.masked_fill(hidden, 0.0).abs() > near).any())
     return _Layer(core, summed, scale, biased, sink)

@@ -41,7 +41,7 @@ class ScoreCheck(AttentionStep):
         dots = torch.stack([v[core.dots] for v in self.runs])
         scores = torch.stack([v[core.scores] for v in self.runs])
         if bool((scores > 1e30).any()):
-            evidence = "Cells of the mask get +inf instead of -inf, and all the weight."
+            evidence = "Masked entries get +inf instead of -inf, and so all of the weight."
             verdict.add("mask-fill-not-inf", evidence, None)
             return None, None
         fitted = fit(list(dots), list(scores))
@@ -77,11 +77,11 @@ class ScoreCheck(AttentionStep):
             elif {"log_softmax", "softmax"} & names:
                 verdict.add(
                     "softmax-twice",
-                    "A softmax runs on what is a softmax already.",
+                    "A softmax is applied to the output of a softmax.",
                     self.program.calls[core.softmax].line,
                 )
             else:
-                verdict.doubts.append("the scores pass a function that is not known")
+                verdict.doubts.append("the scores pass through a function that is not known")
             return None, None
         seen = (b > HIDDEN) & a.isfinite()
         plain = a[seen & (a.abs() > 1e-12)]
@@ -143,19 +143,19 @@ class ScoreCheck(AttentionStep):
             return None
         (m, hidden), (n, b) = inner, outer
         if bool((hidden < HIDDEN).any()):
-            evidence = "Hidden scores pass the cap, which makes them finite: they keep a weight."
+            evidence = "The cap makes hidden scores finite, so they keep a weight."
             self.verdict.add("mask-fill-not-inf", evidence, program.calls[index].line)
             return None
         a = m * n
         usual = float(a[(b > HIDDEN) & a.isfinite()].median())
         cap = float(n[n.isfinite() & (b > HIDDEN)].median())
-        self.verdict.notes.append(f"Scores are held below {cap:.4g} by a tanh.")
+        self.verdict.notes.append(f"The scores are capped at {cap:.4g} by a tanh.")
         inside = float(m[(b > HIDDEN) & m.isfinite()].median())
         right = core.head_dim**-0.5
         if abs(inside / right - 1) < 1e-4:
             return a, b  # c * tanh(scaled scores), as in pointer networks
         if abs(usual - 1) > 1e-4 and abs(usual / right - 1) > 1e-4 and not self.expected.arguments:
-            self.verdict.doubts.append("a cap on the scores of another kind")
+            self.verdict.doubts.append("the scores are capped in an unknown way")
             return a, b
         self.judge_scale(usual)
         return a, b
@@ -188,7 +188,7 @@ class ScoreCheck(AttentionStep):
         usual = float(factors[:, 0].median())
         if float((factors - usual).abs().max()) > 1e-5 * abs(usual):
             return None
-        verdict.notes.append(f"Scores are the sum of {len(dots)} products.")
+        verdict.notes.append(f"The scores are the sum of {len(dots)} products.")
         self.judge_scale(usual)
         return a, b
 
@@ -236,9 +236,9 @@ class ScoreCheck(AttentionStep):
         if not rest < 100 * self.close or abs(usual) < 1e-9:
             return None
         if not self._by_distance(usual, hidden):
-            self.verdict.doubts.append("a term of positions that depends on more than the distance")
+            self.verdict.doubts.append("a position term that depends on more than the distance")
             return None
-        self.verdict.notes.append("A term of relative positions is added to the scores.")
+        self.verdict.notes.append("A relative position term is added to the scores.")
         self.judge_scale(usual, learned=False)
         zero = torch.zeros_like(own).masked_fill(hidden, -torch.inf)
         return torch.full_like(own, usual), zero
@@ -305,12 +305,12 @@ class ScoreCheck(AttentionStep):
         told = self.expected.unscaled
         biased = learned and self._learned(self._between())
         if abs(a * fq * fk - 1) < 1e-4 and told and not biased:
-            evidence = "The scale is 1, and the source says that this is on purpose."
+            evidence = "The scale is 1, and the source says that this is intended."
             verdict.add("missing-scale", evidence, core.line, "edge")
             return
         if abs(a * fq * fk - 1) < 1e-4 and biased:
-            said = "the source says so" if told else "this may be on purpose"
-            evidence = f"The scale is 1. With a learned bias of positions, as in T5, {said}."
+            said = "the source says so" if told else "this may be intended"
+            evidence = f"The scale is 1. With a learned position bias, as in T5, {said}."
             verdict.add("missing-scale", evidence, core.line, "edge")
             verdict.question |= not told
             return
@@ -322,7 +322,7 @@ class ScoreCheck(AttentionStep):
         if any(
             abs(total / n - 1) < 1e-4 for m in self.expected.arguments for n in (m, 1 / m, m**-0.5)
         ):
-            verdict.notes.append("The scale is an argument, and what was given is used.")
+            verdict.notes.append("The scale is an argument, and the value passed is used.")
             return
         line = self._scale_line() or line_q or line_k or core.line
         heads = max(self.reading.values[core.operands[0]].shape[-1] and self._width() // width, 1)
@@ -335,8 +335,8 @@ class ScoreCheck(AttentionStep):
             verdict.add("scale-multiplied", evidence, line)
         elif heads > 1 and abs(total * math.sqrt(width * heads) - 1) < 1e-4:
             whole = width * heads
-            verdict.add("scale-by-d-out", evidence + f" {total:.3g} is 1 / √{whole}, the root of "
-                        "all heads' width.", line)  # fmt: skip
+            verdict.add("scale-by-d-out", evidence + f" {total:.3g} is 1 / √{whole}, the square "
+                        "root of all heads' width.", line)  # fmt: skip
         else:
             verdict.add("wrong-scale", evidence, line)
 
@@ -355,12 +355,12 @@ class ScoreCheck(AttentionStep):
             ]
             if others:
                 evidence = (
-                    f"Vectors have length one along axis {others[0]} of {tuple(tensor.shape)}, and "
+                    f"Vectors have norm 1 along axis {others[0]} of {tuple(tensor.shape)}, but "
                     f"the products sum over axis {wide[0] if wide else -1}, the width of a head."
                 )
                 self.verdict.add("norm-over-wrong-axis", evidence, self._norm_line(register))
             elif not self._learned(self.program.before(register)):
-                self.verdict.doubts.append("queries or keys are normed in an unusual way")
+                self.verdict.doubts.append("queries or keys are normalised in an unusual way")
             return
 
     def _unit_along(self, register: int, axis: int) -> bool:

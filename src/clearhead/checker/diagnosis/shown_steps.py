@@ -31,7 +31,7 @@ def shown_steps(reading: Reading, verdict: Judgement) -> tuple[Step, ...]:
             continue
         remark = ""
         if call.line in remarks and last[call.line] == index:
-            remark = f"not right attention: {remarks[call.line]}"
+            remark = f"mistake here: {remarks[call.line]}"
         elif index not in used:
             remark = "not used" if reading.depends(call.out[0]) else ""
         shape = names.of(call.out[0])

@@ -33,7 +33,7 @@ def changed_inputs(case: Case, subject: Subject, inputs: probes.Inputs) -> None:
         changed = () if isinstance(got, Failure) else _inputs_among(subject, got)
         if changed:
             given = f" with {name} given" if name else ""
-            evidence = f"After one call{given}, {changed[0]} holds other numbers than before."
+            evidence = f"After one call{given}, {changed[0]} has changed."
             case.add("changes-its-input", evidence)
             return
 

@@ -38,7 +38,7 @@ def judge(reading: Reading, runs: list[Values], expected: Expectation) -> Judgem
         judge_without_softmax(reading, runs, verdict, expected)
         return verdict
     if any(core.dots in reading.tokenwise for core in reading.cores):
-        raise Unreadable("the scores depend on one token each")
+        raise Unreadable("each score depends on one token only")
     contexts = []
     for core in reading.cores:
         rows = _judge_attention(AttentionStep(reading, core, runs, verdict, expected))
@@ -112,6 +112,6 @@ def judge_whole(whole: WholeAttention) -> Judgement:
     beside(reading, [whole.context], verdict)
     (rows,) = reading.follow(whole.context, whole.axes[-1], reading.output)
     if whole.context != reading.output and rows not in reading.sources[0].axes:
-        verdict.doubts.append("the tokens' axis is lost after the values are mixed")
+        verdict.doubts.append("the token axis is lost after the values are mixed")
     whole_output(reading, verdict)
     return verdict

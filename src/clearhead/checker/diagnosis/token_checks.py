@@ -15,18 +15,18 @@ class TokenCheck(AttentionStep):
             return True
         index = self._lost(register)
         if index is None or not self._scrambled(register):
-            self.verdict.doubts.append("no axis of the queries, keys or values is the tokens")
+            self.verdict.doubts.append("the queries, keys or values have no token axis")
             return False
         call = self.program.calls[index]
         before = reading.values[reading.places(index)[0]]
         after = reading.values[call.out[0]]
         shapes = f"{tuple(before.shape)} -> {tuple(after.shape)}"
         if call.name not in RESHAPES:
-            self.verdict.doubts.append("the tokens' axis is lost")
+            self.verdict.doubts.append("the token axis is lost")
             return False
         evidence = (
-            f"{call.name} {shapes}: in the result no axis is the tokens any more. Numbers of one "
-            "token stand in several rows, and a row's index is not its token."
+            f"{call.name} {shapes}: the result has no token axis. The numbers of one token are "
+            "spread over several rows, and a row's index is not its token."
         )
         viewed = after.ndim == before.ndim
         id = "keys-viewed-not-transposed" if viewed else "split-without-transpose"
@@ -90,7 +90,7 @@ class TokenCheck(AttentionStep):
                 continue
             evidence = (
                 f'einsum "{call.args[0]}" sums over {", ".join(alone[0] + alone[1])} on one side '
-                "alone, before the two sides meet."
+                "only, before the two sides meet."
             )
             mixed = index == self.core.mixing and not all(alone)
             self.verdict.add("values-not-mixed" if mixed else "unexplained", evidence, call.line)
@@ -102,9 +102,7 @@ class TokenCheck(AttentionStep):
         keys = [self._inputs_of(register) for register in self.core.operands]
         values = self._inputs_of(self.core.mixed[3])
         if keys[0] != keys[1] and values == keys[0] and len(values) == 1:
-            evidence = (
-                "The keys come from the second input, and the values from the queries' input."
-            )
+            evidence = "The keys come from the second input, but the values come from the first."
             if next(iter(values)) == 0:
                 self.verdict.add("unexplained", evidence, self._made(self.core.mixed[3]))
 

@@ -39,7 +39,7 @@ def valid_lengths(case: Case, subject: Subject, inputs: probes.Inputs, out: Tens
     given = f"With {name} = {lengths.tolist()} for {tokens} tokens"
     apart = float((got[:-1] - out[:-1]).abs().max())
     if apart > _SEEN:
-        evidence = f"{given}, the text of {tokens} tokens, which has no padding, changed"
+        evidence = f"{given}, the sequence of {tokens} tokens, which has no padding, changed"
         case.add("padding-in-other-texts", f"{evidence} by {apart:.2g}.")
     alone = _alone(case, subject, inputs, short)
     rows = short if alone is not None and alone.shape[1] == short else tokens

@@ -17,7 +17,7 @@ from clearhead.checker.diagnosis.reading import (
 )
 from clearhead.checker.harness.weight_roles import role_of
 
-_SINK = "Each head has a sink: weights may go there instead of to a token."
+_SINK = "Each head has a sink: weight may go there instead of to a token."
 
 
 class WeightCheck(AttentionStep):
@@ -40,7 +40,7 @@ class WeightCheck(AttentionStep):
                 self.verdict.notes.append(_SINK)
             return True
         if axis is None:
-            self.verdict.doubts.append("the axis of the softmax could not be told")
+            self.verdict.doubts.append("the axis of the softmax could not be determined")
             return False
         text = self.reading.text_axis(self.core.scores)
         if axis == queries and self._mixes_queries(keys):
@@ -73,7 +73,9 @@ class WeightCheck(AttentionStep):
         pairs = self.reading.size[0] * self.reading.size[-1]
         if call.name != "softmax" or not isinstance(dim, int) or scores.shape[dim] % pairs:
             return False
-        evidence = f"One softmax runs over {scores.shape[dim]} cells, and not over each row's keys."
+        evidence = (
+            f"The softmax runs over {scores.shape[dim]} entries, not over the keys of each row."
+        )
         self.verdict.add("softmax-over-everything", evidence, call.line)
         return True
 
@@ -84,7 +86,7 @@ class WeightCheck(AttentionStep):
         sums = weights.sum(-1)
         self.verdict.head_dim = core.head_dim
         if bool((sums - 1).abs().max() < 1e-4):
-            raise Unreadable("the weights of a row sum to one, but are no softmax")
+            raise Unreadable("the weights of a row sum to one, but are not a softmax")
         between = sorted(program.after(core.dots) & program.before(core.mixed[1]))
         named = {program.calls[i].name: program.calls[i] for i in between}
         evidence = (
@@ -137,7 +139,7 @@ class WeightCheck(AttentionStep):
                 for i in sorted(between)
                 if self.program.calls[i].name in ("softmax", "log_softmax")
             )
-            verdict.add("softmax-twice", "A softmax runs on weights that are a softmax.", line)
+            verdict.add("softmax-twice", "A softmax is applied to the output of a softmax.", line)
             return
         if start.shape != end.shape:
             verdict.doubts.append("the weights change their shape before they meet the values")
@@ -162,13 +164,13 @@ class WeightCheck(AttentionStep):
             if self._to_sink(start, end):
                 verdict.notes.append(_SINK)
                 return
-            verdict.doubts.append("the weights pass a function that is not known")
+            verdict.doubts.append("the weights pass through a function that is not known")
             return
         gain = float(kept.median())
         if cut:
             evidence = (
                 "Weights are set to zero after the softmax, and the rows are not divided by what "
-                f"is left: they sum to {float(rows.min()):.2g} at the least."
+                f"is left: the smallest sum is {float(rows.min()):.2g}."
             )
             verdict.add("mask-after-softmax", evidence, line)
         if abs(gain - 1) > 1e-6:
@@ -263,7 +265,7 @@ def _judge_one_token(reading: Reading, verdict: Judgement) -> None:
         ]
         splits = [program.calls[i] for i in before if program.calls[i].name in RESHAPES]
         if products and splits and index in program.before(reading.output):
-            evidence = "The scores compare the heads of one token with each other: no tokens meet."
+            evidence = "The scores compare the heads of one token with each other, not tokens."
             verdict.add("split-without-transpose", evidence, splits[-1].line)
             return
     raise Unreadable("no softmax over scores was found")

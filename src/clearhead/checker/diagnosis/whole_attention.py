@@ -99,7 +99,7 @@ def right_context(
     head_dim = rows[0].shape[-1] // heads
     shared = rows[1].shape[-1] // head_dim  # heads of keys and values
     if not shared or heads % shared or rows[2].shape[-1] % shared:
-        raise Unreadable("queries, keys and values do not fit together")
+        raise Unreadable("the shapes of queries, keys and values do not match")
     q, k, v = (
         t.to(torch.float64).reshape(*t.shape[:-1], count, -1).transpose(1, 2)
         for t, count in zip(rows, (heads, shared, shared), strict=True)
@@ -254,7 +254,7 @@ def _as_rows(reading: Reading, register: int, value: Tensor) -> Tensor:
     """A register's numbers as (texts, tokens, width)."""
     text, token = reading.text_axis(register), reading.token_axis(register)
     if token is None:
-        raise Unreadable("no axis is the tokens")
+        raise Unreadable("there is no token axis")
     if text is None:
         return value.movedim(token, 0).flatten(1)[None]
     return value.movedim((text, token), (0, 1)).flatten(2)
@@ -287,7 +287,7 @@ def _found_again(
             these, those = olds[index:], news[place:]
         names = [[p.calls[i].name for i in chosen] for p, chosen in ((old, these), (new, those))]
         if names[0] != names[1] or place < 0:
-            raise Unreadable("at this length other calls are made")
+            raise Unreadable("it makes different calls at this length")
         outs = old.calls[olds[index]].out
         found.append(new.calls[news[place]].out[outs.index(register)])
     return found

@@ -17,6 +17,8 @@ from clearhead.checker.harness.constructor_arguments import (
 from clearhead.checker.harness.forward_arguments import feeds
 from clearhead.checker.sandbox.answers import ClassInfo, Parameter
 from clearhead.checker.source.call_sites import class_node, fields_read, method
+from clearhead.checker.source.siblings import imported
+from clearhead.checker.source.wrapped_functions import wrapper_of
 
 _WIDTH = 88
 _CHANGE = "  # change this: "
@@ -48,6 +50,7 @@ _PLAIN = {
     "length": "x.shape[1]",
     "lengths": "x.new_full((x.shape[0],), x.shape[1]).long()",
 }
+_INPUT = "  # x: (batch, tokens, width)"
 _OURS = ("d_in", "d_out", "context_length", "dropout", "num_heads")
 
 
@@ -81,29 +84,60 @@ def adapter_for(info: ClassInfo, source: str) -> Skeleton:
     built = _constructor(info, source)
     taken, given = _call(info)
     returned, unclear = _result(source, info)
-    inner = "self.inner" if info.is_module or "__call__" in info.methods else "self.inner.forward"
     used = [name for name in _OURS if any(re.search(rf"\b{name}\b", a.value) for a in built)]
-    lines = [
-        f'"""How clearhead check shall build and call {info.name}."""',
-        "",
-        *(["from types import SimpleNamespace", ""] if "SimpleNamespace" in str(built) else []),
-        "from torch import nn",
-        "",
-        "",
-        "class Adapted(nn.Module):",
-        f"    def __init__({', '.join(['self', *used])}):",
-        "        super().__init__()",
-        *_written(f"self.inner = {info.name}", built, 8),
-    ]
-    if not info.is_module:  # its weights hang on no module yet
+    imports = ["from types import SimpleNamespace", ""] if "SimpleNamespace" in str(built) else []
+    if info.is_module or any(name.partition(".")[0] == "torch" for name in imported(source)):
+        owner, start = "nn.Module", f"self.inner = {info.name}"
+        called = (
+            "self.inner" if info.is_module or "__call__" in info.methods else ("self.inner.forward")
+        )
+        imports += ["from torch import nn", ""]
+        begin = ["        super().__init__()"]
+    else:  # numpy: the arrays of the object itself are its weights
+        owner, start, begin = info.name, "super().__init__", []
+        called = "super().__call__" if "__call__" in info.methods else "super().forward"
+    lines = [f"    def __init__({', '.join(['self', *used])}):"]
+    lines += [*begin, *_written(start, built, 8)]
+    if owner == "nn.Module" and not info.is_module:  # its weights hang on no module yet
         lines += [
             "        parts = vars(self.inner).values()",
             "        self.parts = nn.ModuleList(p for p in parts if isinstance(p, nn.Module))",
         ]
-    lines += ["", f"    def forward(self, {', '.join(taken)}):  # x: (batch, tokens, width)"]
-    lines += _written(f"out = {inner}", given, 8)
+    lines += ["", f"    def forward(self, {', '.join(taken)}):{_INPUT}"]
+    lines += _written(f"out = {called}", given, 8)
     lines.append(f"        return {returned}" + (f"{_CHANGE}{unclear}" if unclear else ""))
-    text = "\n".join(lines) + "\n"
+    return _skeleton(info.name, owner, imports, lines)
+
+
+def adapter_for_function(node: ast.FunctionDef, source: str) -> Skeleton:
+    """An adapter for a function: a class that holds its weights, if it takes any, and calls it.
+
+    Args:
+        node: The function.
+        source: The whole file.
+    """
+    made = wrapper_of(node, source)
+    if made is not None:
+        owner = "(nn.Module)" if "nn.Module" in made.text else ""
+        text = made.text.replace("_torch.nn.Module", "nn.Module").replace("_torch.", "torch.")
+        lines = text[text.index("    def __init__") :].rstrip().split("\n")
+        imports = ["import torch"] if "torch." in text else []
+        imports += ["from torch import nn", ""] if owner else [""] if imports else []
+        return _skeleton(node.name, owner.strip("()"), imports, lines)
+    others = [*node.args.posonlyargs, *node.args.args][1:]
+    given = [_Argument("", "x")]
+    given += [_Argument(one.arg, "None", f"what is {one.arg}?") for one in others]
+    lines = ["    def __init__(self, d_out):", "        super().__init__()"]
+    lines += [f"        # The weights of {node.name} belong here.", ""]
+    lines += [f"    def forward(self, x):{_INPUT}", *_written(f"return {node.name}", given, 8)]
+    return _skeleton(node.name, "nn.Module", ["from torch import nn", ""], lines)
+
+
+def _skeleton(name: str, owner: str, imports: Sequence[str], lines: Sequence[str]) -> Skeleton:
+    """The whole file of an adapter."""
+    head = [f'"""How clearhead check builds and calls {name}."""', "", *imports]
+    head += ["", f"class Adapted({owner}):" if owner else "class Adapted:"]
+    text = "\n".join([*head, *lines]) + "\n"
     return Skeleton(text, _CHANGE in text)
 
 

@@ -71,17 +71,20 @@ from clearhead.checker.sandbox.submission import Built, Failure
 from clearhead.checker.source.argument_flow import frames, progress_of, used_at
 
 ADAPTER = (
-    "If your class wants another kind of input (a picture, say) or other arguments, an adapter "
-    "says how to build and call it: clearhead check FILE --write-adapter adapter.py writes one to "
-    "complete, and --adapter adapter.py uses it."
+    "If your class needs another kind of input (an image, say) or other arguments, write an "
+    "adapter: clearhead check FILE --write-adapter adapter.py creates a template, and "
+    "--adapter adapter.py uses it."
 )
 POOLS = "it pools the tokens, and pooling is not judged."
 _FIELDS = 12  # of a configuration that may be guessed after a call
 _POOLED = "forward returned one vector"
 AT_ONCE = (
-    'Put what runs at once under if __name__ == "__main__":, so that the file can be imported for '
-    "its classes."
+    'Put code that runs at import under if __name__ == "__main__":, so that the file can be '
+    "imported."
 )
+
+
+_ENDED = {"timeout": "timed out", "memory": "ran out of memory", "died": "was ended"}
 
 
 def could_not_run(filename: str, name: str, failure: Failure, stage: str, how: str = "") -> Report:
@@ -95,17 +98,17 @@ def could_not_run(filename: str, name: str, failure: Failure, stage: str, how: s
         how: How it was built and called, if the checker chose that.
     """
     said = f"{failure.type}: {failure.message}" if failure.type else failure.message
-    text = f"It failed at {stage}, {failure.kind}: {said}"
+    text = f"It {_ENDED.get(failure.kind, 'failed')} at {stage}: {said}"
     if stage == "import" and failure.type in ("SyntaxError", "IndentationError", "TabError"):
         text = f"Python could not read the file: {said}"
     evidence = (failure.traceback or "").strip()[-600:]
     fix = "" if stage == "import" or failure.kind != "exception" else ADAPTER
     fix = f"The checker chose this call: {how}. {fix}" if how and fix else fix
     if stage == "import" and failure.kind == "timeout":
-        text += ". A loop at the top of the file, perhaps: training, or a game."
+        text += ". Code at the top level of the file may be training, or waiting for something."
         evidence, fix = "", AT_ONCE  # the line says it all
     elif stage == "import" and failure.type == "EOFError":
-        text += ". Nobody answers input() here."
+        text += ". Nothing is typed at input() here."
         evidence, fix = "", AT_ONCE
     found = Finding("cannot-run", "wrong", text, evidence, fix, failure.line)
     return Report(filename, name, "error", (found,))
@@ -351,7 +354,7 @@ def _tied(case: Case, subject: Subject) -> Subject:
         return subject
     if any(re.search(r"\.\d+\.", name) and role_of(name) for name in changed):
         names = ", ".join(changed[:2])
-        case.add("heads-share-weights", f"Loading other heads changed {names} too.")
+        case.add("heads-share-weights", f"Loading the weights of other heads changed {names} too.")
     return replace(subject, weights={**subject.weights, **real})
 
 

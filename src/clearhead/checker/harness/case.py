@@ -2,7 +2,7 @@
 
 import functools
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clearhead.checker.catalogue import finding
 from clearhead.checker.harness.constructor_arguments import Attempts, attempts_for
@@ -86,9 +86,10 @@ class Case:
         unanswered = self.session.unanswered[self.asked_from :]
         if verdict == "correct" and unanswered:
             more = len(unanswered) - 1
-            rest = f", and to {more} more questions" if more else ""
-            evidence = f"It did not answer when it was asked for {unanswered[0]}{rest}."
-            ranked.insert(0, finding("unsure", evidence, None, "edge"))
+            rest = f", nor to {more} other question{'s' if more > 1 else ''}" if more else ""
+            asked, line = unanswered[0]
+            evidence = f"It gave no answer when asked for {asked}{rest}."
+            ranked.insert(0, replace(finding("unsure", evidence, line, "edge"), fix=""))
             verdict = "unsure"
         return Report(
             self.filename,

@@ -24,3 +24,15 @@ def difference(got: Tensor, expected: Tensor) -> float:
     if not torch.equal(finite, got.isfinite()) or not finite.any():
         return math.inf
     return difference(got[finite], expected[finite])
+
+
+def percent(gap: float) -> str:
+    """A relative difference in words.
+
+    Examples:
+        >>> percent(0.823), percent(1.5), percent(0.00021), percent(math.inf)
+        ('82 %', '150 %', '0.021 %', 'more than 1,000 %')
+    """
+    if not gap <= 10:
+        return "more than 1,000 %"
+    return f"{100 * gap:.0f} %" if gap >= 0.1 else f"{100 * gap:.2g} %"

@@ -1,22 +1,24 @@
 """One line on how a class was built and called, for the report."""
 
 from clearhead.checker.harness.subject import Subject
+from clearhead.checker.source.wrapped_functions import WRAPPER
 
 _MOST = 6  # arguments that are named
 _GIVEN = {
     "mask": "", "none": "None", "zero": "0", "one": "1", "false": "False", "true": "True",
     "length": "the number of tokens", "lengths": "full lengths", "positions": "positions 0, 1, ...",
-    "marks": "marks of the real tokens", "grid": "the grid's size",
+    "marks": "a mask of the real tokens", "grid": "the grid size",
     "rows": "its height", "columns": "its width", "cumulative": "cumulative lengths",
     "cos": "rotary angles", "sin": "", "cos+sin": "rotary angles", "turns": "rotary angles",
 }  # fmt: skip
 _SHAPES = {
-    "channels": "(batch, width, tokens)", "picture": "(batch, width, height, breadth)",
-    "pixels": "(batch, height, breadth, width)", "frames": "(batch, tokens, width, 1, 1)",
+    "channels": "(batch, channels, tokens)", "picture": "(batch, channels, height, width)",
+    "pixels": "(batch, height, width, channels)", "frames": "(batch, tokens, width, 1, 1)",
     "heads": "(batch, heads, tokens, width)", "spread": "(batch, tokens, heads, width)",
     "rows": "(batch, 1, tokens, width)", "columns": "(batch, tokens, 1, width)",
     "state": "(batch, width)", "states": "(1, batch, width)", "column": "(batch, 1, width)",
-    "single": "(tokens, width)", "packed": "(all tokens, width)", "first": "(tokens, batch, width)",
+    "single": "(tokens, width)", "first": "(tokens, batch, width)",
+    "packed": "(total tokens, width)",
 }  # fmt: skip
 
 
@@ -25,9 +27,14 @@ def description(subject: Subject) -> str:
 
     A line such as "built with d_model=15, num_heads=3; called with x and a causal mask".
     """
-    values = [f"{name}={_value(subject, value)}" for name, value in subject.keywords.items()]
+    function = subject.info.name.startswith(WRAPPER)
+    values = [
+        f"{name}={_value(subject, value)}"
+        for name, value in subject.keywords.items()
+        if not (function and name == "width")  # the wrapper's own
+    ]
     more = [f"{len(values) - _MOST} more"] if len(values) > _MOST else []
-    built = _listed([*map(str, subject.arguments), *values[:_MOST], *more])
+    given = [*map(str, subject.arguments), *values[:_MOST], *more]
     inputs = [name for name, role in subject.feed if role in ("x", "q", "k", "v", "kv")]
     optional = {p.name for p in subject.info.forward if p.has_default}
     others = [
@@ -40,8 +47,11 @@ def description(subject: Subject) -> str:
         every = subject.mask_shape in ("bn", "b11n")
         others.append("a mask that hides nothing" if every else "a causal mask")
     shape = _SHAPES.get(subject.axes, "")
-    called = _listed([*inputs, *others]) + (f", as {shape}" if shape else "")
-    return f"{f'built with {built}' if built else 'built'}; called with {called}"
+    as_shape = f", as {shape}" if shape else ""
+    if function:
+        return f"called with {_listed([*inputs, *others, *given])}{as_shape}"
+    called = _listed([*inputs, *others]) + as_shape
+    return f"{f'built with {_listed(given)}' if given else 'built'}; called with {called}"
 
 
 _LETTERS = {

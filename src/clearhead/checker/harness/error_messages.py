@@ -126,12 +126,12 @@ def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[
     if name is not None and name[1] not in _defined(file):
         return f"{said}. Nothing in the file defines {name[1]}.{_meant(name[1], _defined(file))}"
     if failure.type == "UnboundLocalError":
-        return f"{said}. On this path nothing is assigned to it before."
+        return f"{said}. Nothing is assigned to it before on this path."
     if "as child module" in message:
-        return f"{said}. The name belongs to a layer already."
+        return f"{said}. A layer already has this name."
     call = _WRONG_CALL.match(message)
     if call is not None and not _may_be_ours(file, info, line):
-        return f"{said}. The call is your own."
+        return f"{said}. The call is in your own code."
     return ""
 
 
@@ -225,8 +225,8 @@ def objects_wanted(failure: Failure, file: str, info: ClassInfo) -> str:
         fields = [f"{parameter.name}.{name}" for name in read if not hasattr(torch.Tensor, name)]
         if fields:
             return (
-                f"forward reads {', '.join(fields[:4])}: it takes an object of its own kind, "
-                "such as a graph, and the checker has tensors only."
+                f"forward reads {', '.join(fields[:4])}: it expects a custom object, "
+                "such as a graph, and the checker can pass only tensors."
             )
         if re.search(r"edge_index|^graph$|edge_attr", parameter.name):
             return f"{parameter.name} is a graph's edges: attention on graphs is not supported."

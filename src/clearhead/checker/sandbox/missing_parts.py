@@ -8,6 +8,7 @@ which imports it, this runs beside code that may be hostile: see there.
 import ast
 import importlib
 import importlib.util
+import re
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 _DEFINITIONS = ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef
 _CONSTANTS = ast.Assign | ast.AnnAssign | ast.If | ast.Try
 NOTES = 5
+_NETWORK = r"(?i)name resolution|getaddrinfo|URLError|connection|network"
 _NO_GPU = ("Torch not compiled with CUDA", "NVIDIA driver", "No CUDA GPUs", "CUDA driver")
 
 
@@ -195,9 +197,10 @@ def _given(node: ast.stmt) -> Iterator[tuple[str, Any]]:
 
 def _note(node: ast.stmt, error: BaseException) -> str:
     said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return f"An import failed (line {node.lineno}, {said}): only the file's definitions ran."
-    return f"Its line {node.lineno} failed ({said}): after it, only the file's definitions ran."
+    if isinstance(error, OSError) and re.search(_NETWORK, said):
+        said += "; submissions have no network"
+    what = "The import in line" if isinstance(node, ast.Import | ast.ImportFrom) else "Line"
+    return f"{what} {node.lineno} failed ({said}). After it, only definitions were run."
 
 
 def missing_names(space: Mapping[str, Any]) -> list[str]:

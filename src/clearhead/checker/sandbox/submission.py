@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeGuard, TypeVar
+from typing import Any, NamedTuple, Self, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -136,6 +136,13 @@ def _in_words(question: str, fields: Header, tensors: Tensors) -> str:
     return f"{passes[question]}{mode}{shape}"
 
 
+class Unanswered(NamedTuple):
+    """A question that got no answer: what was asked, in words, and the line that was running."""
+
+    asked: str
+    line: int | None
+
+
 class Submission(ABC):
     """What can be asked of a submission, wherever it runs. Every question can give a Failure."""
 
@@ -145,16 +152,16 @@ class Submission(ABC):
     constants: Mapping[str, object] = NOTHING  # values for such names, from the next build on
 
     def __init__(self) -> None:
-        self.unanswered: list[str] = []  # what was asked when no answer came, in words
+        self.unanswered: list[Unanswered] = []
 
     def set_pace(self, seconds: float) -> None:
         """Say how long one forward pass takes: a question that takes far longer gets no answer."""
         return
 
     @contextmanager
-    def optional(self) -> Iterator[list[str]]:
+    def optional(self) -> Iterator[list[Unanswered]]:
         """For questions that need no answer; what got none is in the list at the end."""
-        before, found = len(self.unanswered), list[str]()
+        before, found = len(self.unanswered), list[Unanswered]()
         yield found
         found += self.unanswered[before:]
         del self.unanswered[before:]
@@ -186,7 +193,8 @@ class Submission(ABC):
             except Exception as error:
                 answer = self._forged(error)
         if isinstance(answer, Failure) and not answer.raised:
-            self.unanswered.append(_in_words(question, fields, tensors))
+            asked = _in_words(question, fields, tensors)
+            self.unanswered.append(Unanswered(asked, answer.line))
         return answer
 
     def classes(self) -> tuple[ClassInfo, ...] | Failure:
@@ -327,11 +335,9 @@ class Isolated(Submission):
         siblings: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        soon = limits.seconds - min(1.0, limits.seconds / 10)  # time to say where it was
         self._start = {
             "source": source,
             "filename": Path(filename).name,
-            "seconds": soon,
             "siblings": dict(siblings or {}),
         }
         self._limits = limits
@@ -428,10 +434,13 @@ class Isolated(Submission):
         assert self._process is not None
         left = self._limits.total_seconds - self._spent
         self._asked += 1
-        frame = pack({"id": self._asked, "question": question, **fields}, tensors)
-        began = time.monotonic()
         paced = question in ("forward", "backward", "record")
-        got = self._process.ask(frame, min(self._patience if paced else self._limits.seconds, left))
+        seconds = min(self._patience if paced else self._limits.seconds, left)
+        soon = seconds - min(1.0, seconds / 10)  # time to say where it was
+        header = {"id": self._asked, "question": question, "seconds": soon, **fields}
+        frame = pack(header, tensors)
+        began = time.monotonic()
+        got = self._process.ask(frame, seconds)
         self._spent += time.monotonic() - began
         if self._spent >= self._limits.total_seconds:
             total = f"all questions together took {self._limits.total_seconds:g} s"

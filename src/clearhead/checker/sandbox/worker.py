@@ -183,17 +183,25 @@ def describe_class(cls: type, lines: tuple[int, int]) -> Header:
 
 
 class TookTooLong(BaseException):
-    """The file is still running shortly before its time is over."""
+    """The submission is still running shortly before its time is over."""
 
 
-def interrupt_after(seconds: float) -> None:
-    """Raise in what runs then, so that its line is known; the parent ends it anyway."""
+@contextlib.contextmanager
+def interrupted(seconds: float | None) -> Iterator[None]:
+    """Raise after so long, so that the running line is known; the parent ends it anyway."""
+    if seconds is None:
+        yield
+        return
 
     def ring(*_: object) -> None:
-        raise TookTooLong(f"it was still running after {seconds:g} s")
+        raise TookTooLong(f"it was still running after {seconds:.2g} s")
 
     signal.signal(signal.SIGALRM, ring)
     _set_timer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        _set_timer(signal.ITIMER_REAL, 0)
 
 
 class Known(NamedTuple):
@@ -225,21 +233,31 @@ class Worker:
         self.space: dict[str, Any] = {}  # the file's names
         self.stood_in: set[str] = set()  # names of missing modules that have got a value
 
-    def answer(self, question: str, fields: Header, tensors: Tensors) -> tuple[Header, Tensors]:
+    def answer(
+        self, question: str, fields: Header, tensors: Tensors, seconds: float | None = None
+    ) -> tuple[Header, Tensors]:
         """Answer one question; an exception becomes {"failure": ..}.
 
-        A question that fails for want of a GPU is asked again with the CPU in its stead.
+        A question that fails because there is no GPU is asked again on the CPU.
+
+        Args:
+            question: What is asked.
+            fields: Its arguments.
+            tensors: The tensors among them, by name.
+            seconds: When to interrupt the submission; None lets it run.
         """
         given = dict(tensors)
-        header, found = self.try_answer(question, fields, tensors)
+        header, found = self.try_answer(question, fields, tensors, seconds)
         if "failure" in header and self.on_cpu and header.pop("again", False):
-            return self.try_answer(question, fields, given)
+            return self.try_answer(question, fields, given, seconds)
         return header, found
 
-    def try_answer(self, question: str, fields: Header, tensors: Tensors) -> tuple[Header, Tensors]:
+    def try_answer(
+        self, question: str, fields: Header, tensors: Tensors, seconds: float | None
+    ) -> tuple[Header, Tensors]:
         """Answer one question once."""
         try:
-            with OnCpu() if self.on_cpu else contextlib.nullcontext():
+            with OnCpu() if self.on_cpu else contextlib.nullcontext(), interrupted(seconds):
                 header, values = getattr(self, f"do_{question}")(tensors=tensors, **fields)
             sent = {name: plain_tensor(tensor) for name, tensor in values.items()}
             size = sum(t.numel() * t.element_size() for t in sent.values() if t is not None)
@@ -280,10 +298,9 @@ class Worker:
         tensors: Tensors,
         source: str,
         filename: str,
-        seconds: float | None = None,
         siblings: dict[str, str] | None = None,
     ) -> tuple[Header, Tensors]:
-        """Run the file as a module named "submission", not as a program, for so long at most."""
+        """Run the file as a module named "submission", not as a program."""
         if siblings:
             sys.meta_path.append(Siblings(siblings))
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
@@ -293,13 +310,7 @@ class Worker:
             vars(module)["display"] = print
         sys.modules["submission"] = module
         tree = ast.parse(source, filename)
-        if seconds is not None:
-            interrupt_after(seconds)
-        try:
-            notes = run_file(tree, filename, vars(module))
-        finally:
-            if seconds is not None:
-                _set_timer(signal.ITIMER_REAL, 0)
+        notes = run_file(tree, filename, vars(module))
         nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
         where = {node.name: (node.lineno, node.end_lineno or node.lineno) for node in nodes}
         for cls in vars(module).values():
@@ -552,9 +563,9 @@ def serve(reader: int, writer: int) -> None:
     send({"id": 0}, {})
     while (request := receive(reader)) is not None:
         fields, tensors = request
-        number, question = fields.pop("id"), fields.pop("question")
+        number, question, seconds = (fields.pop(name) for name in ("id", "question", "seconds"))
         name = fields.get("filename", name)
-        header, found = worker.answer(question, fields, tensors)
+        header, found = worker.answer(question, fields, tensors, seconds)
         if _getpid() != home:
             _exit(1)  # a fork of the submission's came back here: only the first process answers
         for stream in (_stdout, _stderr):

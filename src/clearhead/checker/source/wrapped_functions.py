@@ -21,6 +21,9 @@ _WEIGHT = r"(?i)^w[_a-z]?|weight|_w$|kernel|_?proj|mat"
 _BIAS = r"(?i)^b[_a-z]?$|^b_|bias|^b(q|k|v|o|qkv)$"
 
 
+WRAPPER = "FunctionAttention"  # how the names of the classes begin
+
+
 class Wrapped(NamedTuple):
     """A function, and the class around it.
 
@@ -52,17 +55,25 @@ def wrapped(source: str, *, named: bool = True) -> list[Wrapped]:
         >>> [(one.name, one.cls) for one in made]
         [('attention', 'FunctionAttention0')]
     """
+    likely = likely_functions(source, named=named)
+    made = [wrapper_of(node, source, f"{WRAPPER}{i}") for i, node in enumerate(likely)]
+    return [one for one in made if one is not None]
+
+
+def likely_functions(source: str, *, named: bool = True) -> list[ast.FunctionDef]:
+    """The functions of a file that seem to be attention; see `wrapped`."""
     nodes = [node for node in parsed(source).body if isinstance(node, ast.FunctionDef)]
     likely = [n for n in nodes if not re.match(r"_|test", n.name)]
     if named:
         likely = [n for n in likely if re.search(_NAMED, n.name.lower())]
-        likely = [n for n in likely if not re.search(_NO_ATTENTION, n.name.lower())]
-    else:
-        likely = [n for n in likely if _computes_softmax(n, nodes)]
+        return [n for n in likely if not re.search(_NO_ATTENTION, n.name.lower())]
+    return [n for n in likely if _computes_softmax(n, nodes)]
+
+
+def wrapper_of(node: ast.FunctionDef, source: str, cls: str = WRAPPER) -> Wrapped | None:
+    """A class around one function of a file; None if what it takes is not clear."""
     imports = {name.partition(".")[0] for name in imported(source)}
-    arrays = "torch" not in imports and "numpy" in imports
-    made = [_class_for(node, f"FunctionAttention{i}", arrays) for i, node in enumerate(likely)]
-    return [one for one in made if one is not None]
+    return _class_for(node, cls, "torch" not in imports and "numpy" in imports)
 
 
 def _computes_softmax(node: ast.FunctionDef, nodes: list[ast.FunctionDef]) -> bool:
