@@ -6,14 +6,17 @@ which imports it, this runs beside code that may be hostile: see there.
 """
 
 import ast
+import builtins
 import importlib
 import importlib.util
+import inspect
 import sys
 import types
+import typing
 from collections.abc import Iterator, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -34,32 +37,41 @@ class _Named(type):
             return super().__getattribute__(name)
         return stand_in(name, fields["origin"])
 
+    def __getitem__(cls, key: Any) -> Any:
+        """`Unpack[Kwargs]` in an annotation, or an entry of a registry."""
+        return stand_in(type.__getattribute__(cls, "__name__"), cls.origin)
+
 
 class StandIn(nn.Module, metaclass=_Named):
     """Something imported from a module that is not here: a class, a function or a module.
 
-    It may be a base class, an annotation or a decorator, also one that takes arguments; to compute
-    with it is an error. A class that is derived from one inherits methods that do nothing.
+    It may be a base class or an annotation; to compute with it is an error. A class that is derived
+    from one inherits methods that do nothing.
     """
 
     origin = ""
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
-        """A stand-in's object; as a decorator it gives back what it decorates."""
-        if vars(cls).get("is_stand_in") and _decorated(arguments, keywords):
-            return arguments[0]
-        return super().__new__(cls)
+        """A stand-in's object; what wraps a layer, or has a function as its default, gives that."""
+        own = _wrapped(arguments) if vars(cls).get("is_stand_in") else []
+        if len(own) == 1:
+            return own[0]
+        made = super().__new__(cls)
+        nn.Module.__init__(made)  # the missing base class may do so, as fastai's does
+        return made
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         """Take any arguments."""
         super().__init__()
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """There is nothing to compute; `@register(name=..)` gives back what it decorates."""
-        if _decorated(arguments, keywords):
-            return arguments[0]
+        """There is nothing to compute."""
         name, origin = type(self).__name__, type(self).origin
         raise ImportError(f"{name!r} comes from {origin!r}, which is not here")
+
+    def __bool__(self) -> bool:
+        """What is missing is not there: `if flash_is_available():`."""
+        return not is_stand_in(type(self))
 
     def __getattr__(self, name: str) -> Any:
         """A method of the missing base class: `self.save_hyperparameters()` does nothing."""
@@ -76,10 +88,26 @@ def _do_nothing(*arguments: Any, **keywords: Any) -> None:
     return
 
 
-def _decorated(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Whether these are a decorator's arguments: one function or class, and nothing else."""
-    functions = types.FunctionType | type
-    return len(arguments) == 1 and not keywords and isinstance(arguments[0], functions)
+def _wrapped(arguments: tuple[Any, ...]) -> list[Any]:
+    """The layers among these, and the functions that are the submission's own."""
+    layers = [one for one in arguments if isinstance(one, nn.Module) and not is_stand_in(type(one))]
+    functions = [one for one in arguments if isinstance(one, types.FunctionType)]
+    return layers + [one for one in functions if one.__module__ == "submission"]
+
+
+def _undecorate(tree: ast.AST, space: Mapping[str, Any]) -> None:
+    """Take off the decorators that come from a module that is not here."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            node.decorator_list = [one for one in node.decorator_list if not _missing(one, space)]
+
+
+def _missing(node: ast.AST, space: Mapping[str, Any]) -> bool:
+    """Whether `registry.register("name")` begins with a name that stands for something missing."""
+    while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    value = space.get(node.id) if isinstance(node, ast.Name) else None
+    return is_stand_in(value) or is_stand_in(type(value))
 
 
 def _pair(value: Any) -> Any:
@@ -98,13 +126,14 @@ def _field(default: Any = None, **_: Any) -> Any:
     return default
 
 
+_EINOPS = ("rearrange", "repeat", "reduce", "einsum", "pack", "unpack", "Rearrange", "Reduce")
 _USUAL: dict[str, Any] = {
     "to_2tuple": _pair, "DropPath": nn.Dropout, "BaseModel": _Record, "Field": _field,
 }  # fmt: skip
 
 
 def stand_in(name: str, origin: str) -> Any:
-    """What stands for a name of a missing module: torch's own thing of that name, if there is one.
+    """What stands for a name of a missing module: torch's or einops' own, if there is one.
 
     Examples:
         >>> stand_in("RMSNorm", "layers.norm") is nn.RMSNorm
@@ -112,12 +141,30 @@ def stand_in(name: str, origin: str) -> Any:
     """
     if name in _USUAL:
         return _USUAL[name]
-    for home in (nn, nn.functional, nn.init):
+    einops = ("einops", "einops.layers.torch") if name in _EINOPS else ()
+    there = [importlib.import_module(one) for one in einops if importlib.util.find_spec("einops")]
+    for home in (*there, nn, nn.functional, nn.init):
         found = getattr(home, name, None)
         if callable(found):
             return found
+    kind = next((one for one in _KINDS if name.endswith(one.__name__)), None)
+    if kind is not None:
+        return type(name, (kind,), {"__init__": _of_kind(kind), "__module__": origin})
     fields = {"origin": origin, "is_stand_in": True, "__module__": origin}
     return _Named(name, (StandIn,), fields)
+
+
+_KINDS = (nn.Dropout, nn.LayerNorm, nn.RMSNorm, nn.Linear)  # a RowParallelLinear is a Linear
+
+
+def _of_kind(kind: type[nn.Module]) -> Any:
+    """The constructor of a layer, which leaves out arguments that torch's own does not have."""
+    known = set(inspect.signature(kind).parameters)
+
+    def make(self: nn.Module, *arguments: Any, **keywords: Any) -> None:
+        kind.__init__(self, *arguments, **{n: v for n, v in keywords.items() if n in known})
+
+    return make
 
 
 def is_stand_in(value: object) -> bool:
@@ -142,6 +189,7 @@ def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str
             continue
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             defined.add(node.name)
+            _undecorate(node, space)
         whole = ast.Module(body=[*futures, node], type_ignores=[])
         try:
             exec(compile(whole, filename, "exec"), space)
@@ -151,7 +199,8 @@ def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str
             imports = isinstance(node, ast.Import | ast.ImportFrom)
             if first is None and isinstance(node, ast.ClassDef | ast.FunctionDef):
                 raise
-            space |= {name: value for name, value in _given(node) if name not in space}
+            given = _of_star(tree, node) if _is_star(node) else _given(node)
+            space |= {name: value for name, value in given if name not in space}
             notes += [_note(node, error)] if imports or first is None else []
             first = first or error
     if first is not None and not any(isinstance(v, type) and v.__module__ == space["__name__"]
@@ -191,6 +240,32 @@ def _given(node: ast.stmt) -> Iterator[tuple[str, Any]]:
         stored = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
         names = [n.id for n in stored if isinstance(n.ctx, ast.Store)]
         yield from ((name, stand_in(name, f"line {node.lineno}")) for name in names)
+
+
+_SHORT = {"np": "numpy", "F": "torch.nn.functional"}
+
+
+def _is_star(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
+    return isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
+
+
+def _of_star(tree: ast.Module, node: ast.ImportFrom) -> Iterator[tuple[str, Any]]:
+    """What `from .common import *` may have given: every name that nothing in the file defines."""
+    names = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
+    known = {n.id for n in names if isinstance(n.ctx, ast.Store)} | set(dir(builtins))
+    known |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    known |= {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    known |= {(one.asname or one.name).partition(".")[0] for n in imports for one in n.names}
+    bases = {base.id for n in ast.walk(tree) if isinstance(n, ast.ClassDef) for base in n.bases
+             if isinstance(base, ast.Name)}  # fmt: skip
+    fields = {"origin": node.module or "", "is_stand_in": True, "__module__": node.module or ""}
+    yield from ((name, _Named(name, (StandIn,), fields)) for name in sorted(bases - known))
+    for name in sorted({n.id for n in names} - known - bases):
+        homes = (sys.modules.get(_SHORT.get(name, name)), getattr(torch, name, None),
+                 getattr(typing, name, None))  # fmt: skip
+        there = next((one for one in homes if one is not None), None)
+        yield name, stand_in(name, node.module or "") if there is None else there
 
 
 def _note(node: ast.stmt, error: BaseException) -> str:
