@@ -210,14 +210,13 @@ def _attempts(
     objects = with_objects(case.info, case.text.file, sizes, keywords)
     tries += [] if objects is None else [objects]
     fields = 0  # that were missing
-    refused = False
+    other_flags: list[tuple[Sizes, dict[str, object]]] = []
     while tries:
         sizes, given = tries.popleft()
         built, given = build(case, sizes, arguments, given)
         if isinstance(built, Failure):
-            if built.type in _REFUSES and not refused:
-                tries += [(sizes, other) for other in _other_flags(case, given)]
-                refused = True
+            if not other_flags:
+                tries += (other_flags := _other_flags(case, sizes, given, built))
             id = translate(built, "build", case.text, sizes)
             progress = (0, len(frames(built)), built.line or 0)
             yield _Failed("build", built, sizes, "", id, progress)
@@ -240,9 +239,8 @@ def _attempts(
         if more is not None and (fields := fields + 1) < _FIELDS:
             tries.appendleft((sizes, more))
             continue
-        if settled.type in _REFUSES and not refused:
-            tries += [(sizes, other) for other in _other_flags(case, given)]
-            refused = True
+        if not other_flags:
+            tries += (other_flags := _other_flags(case, sizes, given, settled))
         id = translate(settled, "forward", case.text, sizes)
         far = (1, *progress_of(case.text.file, case.info.name, settled))
         yield _Failed("forward", settled, sizes, description(subject), id, far)
@@ -253,12 +251,13 @@ def _attempts(
 _REFUSES = ("AssertionError", "ValueError")
 
 
-def _other_flags(case: Case, keywords: dict[str, object]) -> Iterator[dict[str, object]]:
+def _other_flags(
+    case: Case, sizes: Sizes, keywords: dict[str, object], failure: Failure
+) -> list[tuple[Sizes, dict[str, object]]]:
     """The arguments with the other value of one flag, for a class that refuses what it gets."""
-    for parameter in case.info.init:
-        value = keywords.get(parameter.name, parameter.default)
-        if isinstance(value, bool):
-            yield {**keywords, parameter.name: not value}
+    values = {p.name: keywords.get(p.name, p.default) for p in case.info.init}
+    flags = [n for n, v in values.items() if isinstance(v, bool) and failure.type in _REFUSES]
+    return [(sizes, {**keywords, name: not values[name]}) for name in flags]
 
 
 def _note_equal_widths(case: Case, first: _Failed) -> None:

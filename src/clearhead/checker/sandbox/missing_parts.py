@@ -16,7 +16,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -150,6 +150,10 @@ def stand_in(name: str, origin: str) -> Any:
     kind = next((one for one in _KINDS if name.endswith(one.__name__)), None)
     if kind is not None:
         return type(name, (kind,), {"__init__": _of_kind(kind), "__module__": origin})
+    return _nothing(name, origin)
+
+
+def _nothing(name: str, origin: str) -> Any:
     fields = {"origin": origin, "is_stand_in": True, "__module__": origin}
     return _Named(name, (StandIn,), fields)
 
@@ -157,14 +161,12 @@ def stand_in(name: str, origin: str) -> Any:
 _KINDS = (nn.Dropout, nn.LayerNorm, nn.RMSNorm, nn.Linear)  # a RowParallelLinear is a Linear
 
 
-def _of_kind(kind: type[nn.Module]) -> Any:
+def _of_kind(kind: Any) -> Any:
     """The constructor of a layer, which leaves out arguments that torch's own does not have."""
-    known = set(inspect.signature(kind).parameters)
-
-    def make(self: nn.Module, *arguments: Any, **keywords: Any) -> None:
-        kind.__init__(self, *arguments, **{n: v for n, v in keywords.items() if n in known})
-
-    return make
+    known = inspect.signature(kind).parameters
+    return lambda self, *arguments, **keywords: kind.__init__(
+        self, *arguments, **{n: v for n, v in keywords.items() if n in known}
+    )
 
 
 def is_stand_in(value: object) -> bool:
@@ -199,8 +201,7 @@ def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str
             imports = isinstance(node, ast.Import | ast.ImportFrom)
             if first is None and isinstance(node, ast.ClassDef | ast.FunctionDef):
                 raise
-            given = _of_star(tree, node) if _is_star(node) else _given(node)
-            space |= {name: value for name, value in given if name not in space}
+            space |= {n: value for n, value in _given(node, tree) if n not in space}
             notes += [_note(node, error)] if imports or first is None else []
             first = first or error
     if first is not None and not any(isinstance(v, type) and v.__module__ == space["__name__"]
@@ -228,10 +229,11 @@ def _defines(node: ast.stmt, defined: set[str]) -> bool:
     return isinstance(node, _CONSTANTS) and not guard and not loops and not names & defined
 
 
-def _given(node: ast.stmt) -> Iterator[tuple[str, Any]]:
+def _given(node: ast.stmt, tree: ast.Module) -> Iterator[tuple[str, Any]]:
     """Stand-ins for the names that an import or an assignment would have given."""
     if isinstance(node, ast.ImportFrom):
         module = node.module or ""
+        yield from _of_star(tree, module) if node.names[0].name == "*" else ()
         yield from ((one.asname or one.name, stand_in(one.name, module)) for one in node.names)
     elif isinstance(node, ast.Import):
         short = [(one.asname or one.name.partition(".")[0], one.name) for one in node.names]
@@ -245,27 +247,21 @@ def _given(node: ast.stmt) -> Iterator[tuple[str, Any]]:
 _SHORT = {"np": "numpy", "F": "torch.nn.functional"}
 
 
-def _is_star(node: ast.stmt) -> TypeGuard[ast.ImportFrom]:
-    return isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
-
-
-def _of_star(tree: ast.Module, node: ast.ImportFrom) -> Iterator[tuple[str, Any]]:
+def _of_star(tree: ast.Module, origin: str) -> Iterator[tuple[str, Any]]:
     """What `from .common import *` may have given: every name that nothing in the file defines."""
-    names = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
-    known = {n.id for n in names if isinstance(n.ctx, ast.Store)} | set(dir(builtins))
-    known |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
-    known |= {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
-    imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
-    known |= {(one.asname or one.name).partition(".")[0] for n in imports for one in n.names}
-    bases = {base.id for n in ast.walk(tree) if isinstance(n, ast.ClassDef) for base in n.bases
-             if isinstance(base, ast.Name)}  # fmt: skip
-    fields = {"origin": node.module or "", "is_stand_in": True, "__module__": node.module or ""}
-    yield from ((name, _Named(name, (StandIn,), fields)) for name in sorted(bases - known))
-    for name in sorted({n.id for n in names} - known - bases):
-        homes = (sys.modules.get(_SHORT.get(name, name)), getattr(torch, name, None),
-                 getattr(typing, name, None))  # fmt: skip
-        there = next((one for one in homes if one is not None), None)
-        yield name, stand_in(name, node.module or "") if there is None else there
+    known, used, bases = set(dir(builtins)), set[str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else known).add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            known |= {(one.asname or one.name).partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.arg):
+            known.add(node.arg if isinstance(node, ast.arg) else node.name)
+            bases |= {ast.unparse(one) for one in getattr(node, "bases", ())}
+    for name in sorted(used - known):
+        there = sys.modules.get(_SHORT.get(name, name)) or getattr(torch, name, None)
+        there = getattr(typing, name, stand_in(name, origin)) if there is None else there
+        yield name, _nothing(name, origin) if name in bases else there
 
 
 def _note(node: ast.stmt, error: BaseException) -> str:
