@@ -208,7 +208,8 @@ def test_a_file_that_cannot_run_says_so() -> None:
     assert "no attention class; its classes: none. The checker looks for" in report.findings[0].says
     (report,) = check_source("def f(:\n", "mine.py")
     assert report.findings[0].says.startswith("Python could not read the file: SyntaxError: ")
-    (report,) = check(edited(BOOK, [("b, tokens, d_in = x.shape", "b, n, d_in, more = x.shape")]))
+    more = ("b, tokens, d_in = x.shape", "b, tokens, d_in, more = x.shape")
+    (report,) = check(edited(BOOK, [more]))
     assert report.verdict == "error"
     assert ids(report) == {"cannot-run"}
     assert report.findings[0].line is not None

@@ -293,7 +293,8 @@ def _heads(case: Case, subject: Subject, steps: Judgement) -> None:
         evidence = f"{inside[0]} is {width} × {width} for {steps.heads} heads of {width}."
         case.add("heads-share-projection", evidence)
     asked = [p.name for p in case.info.init if meaning_for(p) == "heads" and not case.given]
-    if asked and subject.sizes.heads > steps.heads == 1 and asked[0] in subject.keywords:
+    splits = any(len(shape) > 1 for shape in shapes.values())  # else its caller does
+    if splits and asked and subject.sizes.heads > steps.heads == 1 and asked[0] in subject.keywords:
         case.add("heads-ignored", f"With {asked[0]}={subject.sizes.heads} there is still one head.")
 
 

@@ -14,7 +14,7 @@ from clearhead.checker.diagnosis.valid_lengths import valid_lengths
 from clearhead.checker.harness.building import without_dropout
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
-from clearhead.checker.harness.constructor_arguments import meaning_for
+from clearhead.checker.harness.constructor_arguments import likely_meaning, meaning_for
 from clearhead.checker.harness.error_messages import translate
 from clearhead.checker.harness.subject import Subject, call
 from clearhead.checker.harness.weight_roles import role_of
@@ -110,7 +110,9 @@ def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_
     layers = [p for p, kind in subject.built.modules.items() if "Dropout" in kind]
     asked = any(meaning_for(p) == "p" for p in case.info.init)
     told = any(meaning_for(p) == "config" for p in case.info.init)
-    if subject.sizes.p == 0 or not (asked or layers or (told and case.text.has(r"[Dd]rop"))):
+    read = any(likely_meaning(name.rpartition(".")[2]) == "p" for name, _ in case.info.fields)
+    read |= subject.sizes.p in subject.built.plain.values()
+    if subject.sizes.p == 0 or not (asked or layers or (told and read)):
         return
     if case.given or not (asked or told) or subject.built.arrays:
         return  # the layer's own rate is not known, or there is no training

@@ -84,13 +84,24 @@ def in_float32(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
     q, k, v = inputs
     made = {id(t): t.to(torch.float32) for t in inputs}
     got = failed or call(case.session, single, (made[id(q)], made[id(k)], made[id(v)]))
+    far = isinstance(got, Tensor) and got.shape == out.shape and difference(got, out) > LOOSE
+    there = _read(case, single) if far else None
     case.session.load({n: w.to(torch.float64) for n, w in subject.weights.items()})
     if isinstance(got, Failure) or got.shape != out.shape:
         return
     gap = difference(got, out)
-    if gap > LOOSE:
+    if gap > LOOSE and (there is None or there != _read(case, subject)):  # another epsilon is fine
         evidence = f"In float32, the output differs by {percent(gap)} from that in float64."
         case.add("breaks-with-size", evidence)
+
+
+def _read(case: Case, subject: Subject) -> tuple[object, ...] | None:
+    """What kind of attention its recorded pass shows, if every step of it is right."""
+    try:
+        steps = judge_steps(case, subject).steps
+    except Unreadable:
+        return None
+    return (steps.mask, steps.heads, steps.head_dim, steps.rotary) if steps.right else None
 
 
 def wide(case: Case, subject: Subject) -> None:

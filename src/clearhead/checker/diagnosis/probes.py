@@ -78,6 +78,16 @@ def sees_others(session: Session, subject: Subject, inputs: Inputs, out: Tensor)
     return not bool(((other - out)[:, 1:].abs() < 1e-12).all())
 
 
+def only_weighs(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
+    """Whether the first token changes every later output by a factor only: nothing is mixed."""
+    other = call(session, subject, changed(inputs, slice(None), 0))
+    if isinstance(other, Failure) or other.shape != out.shape or out.shape[1:].numel() < 4:
+        return False
+    factors = (other / out)[:, 1:]
+    same = (factors - factors[..., :1]).abs().amax(-1) < 1e-6
+    return out.shape[-1] > 1 and bool(same.all() and ((factors - 1).abs() > 1e-6).any())
+
+
 def batch_leak(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> float:
     """How much one sentence changes the output of another: 0 for any attention."""
     if len(inputs[0]) < 2:

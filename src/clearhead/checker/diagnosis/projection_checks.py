@@ -384,7 +384,8 @@ class Layout:
         if len(reading.sources[0].axes) != 1 or len(reading.sources) > 1:
             return
         equal = {}
-        for projection in {part.projection for part in self.parts}:
+        projections = {part.projection for part in self.parts}
+        for projection in (*projections, reading.sources[0].register):  # a key may have two parts
             if projection is None:
                 return
             axis = reading.token_axis(projection)

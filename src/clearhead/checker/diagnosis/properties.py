@@ -25,7 +25,7 @@ def judge_properties(
         out: What it gave.
         reason: Why its steps could not be judged.
     """
-    unknown = _unknown_kind(subject, out)
+    unknown = _unknown_kind(case, subject, inputs, out)
     if unknown:
         case.findings.append(finding("unsure", unknown, None, "edge"))
         return case.report("unsure")
@@ -45,7 +45,7 @@ def judge_properties(
     return case.report("wrong" if wrong else "unsure")
 
 
-def _unknown_kind(subject: Subject, out: Tensor) -> str:
+def _unknown_kind(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> str:
     """Why this may be attention of a kind of which no property is known; "" if it is not."""
     rows = out.shape[1]
     bare = [s for n, s in subject.built.parameters.items() if not n.endswith(("weight", "bias"))]
@@ -54,6 +54,8 @@ def _unknown_kind(subject: Subject, out: Tensor) -> str:
     roles = {role_of(name) for name in subject.built.parameters}
     if subject.axes in CHANNELS_FIRST and not roles & {"q", "k", "qkv", "kv"}:
         return "It takes channels first and has no queries and keys: it may be a gate."
+    if probes.only_weighs(case.session, subject, inputs, out):
+        return "Another token changes a whole output row by one factor: tokens are not mixed."
     return ""
 
 
@@ -97,6 +99,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
             "weights in a row do not sum to one"
         )
     ordered = causal or positions or counted or bool(subject.polarity) or text.has("mask")
+    ordered |= any(role.startswith("tensor") for _, role in subject.feed)  # positions, perhaps
     if not ordered and future.size > 1e-7:
         moved = probes.permutation_gap(session, subject, inputs, out)
         if moved > 1e-6:
@@ -119,6 +122,7 @@ def _of_learning(case: Case, subject: Subject, inputs: probes.Inputs, out: Tenso
         return []
     failed = []
     idle = [n for n, size in got[0].items() if size < 1e-12 and role_of(n) and "bias" not in n]
+    idle = [n for n in idle if case.text.has(rf"\b{n.partition('.')[0]}\b")]  # else inherited
     if idle:
         failed.append(f"no gradient reaches {', '.join(idle[:4])}")
     for name, rows in probes.idle_rows(case.session, subject, inputs, out).items():

@@ -29,6 +29,7 @@ from clearhead.checker.harness.subject import (
     ids_for,
     inputs_for,
     one_text,
+    orders,
     result_in,
 )
 from clearhead.checker.harness.weight_roles import role_of
@@ -55,6 +56,7 @@ _AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {
     "each-first": (None, (0,)),
     "heads": (1, (2,)),
     "spread": (2, (1,)),
+    "turned": (1, (3,)),
 }
 RUNS = 6
 EMBEDDED = "the embedded tokens"
@@ -173,8 +175,7 @@ def _sources(
 ) -> tuple[Source, ...]:
     """The registers that hold tokens."""
     found: list[Source] = []
-    kinds = (subject.axes, subject.memory or subject.axes, subject.memory or subject.axes)
-    for tensor, kind in zip(inputs, kinds, strict=True):
+    for tensor, kind in zip(inputs, orders(subject), strict=True):
         for name, register in program.inputs.items():
             same = program.given[name].shape == tensor.shape and torch.equal(
                 program.given[name], tensor

@@ -10,6 +10,7 @@
 "frames"     (batch, tokens, width, 1, 1): pictures of one pixel, one after the other
 "heads"      (batch, heads, tokens, width), for functions that get their heads ready
 "spread"     (batch, tokens, heads, width), likewise
+"turned"     (batch, heads, width, tokens), of keys whose values are as "heads"
 "single"     (tokens, width), one text at a time
 "packed"     (batch * tokens, width), all texts in one row
 
@@ -64,6 +65,7 @@ _WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
     "frames": (lambda x: x[..., None, None], lambda out: out.flatten(2)),
     "heads": (lambda x: x[None], lambda out: out[0]),
     "spread": (lambda x: x.transpose(0, 1)[None], lambda out: out[0].transpose(0, 1)),
+    "turned": (lambda x: x[None].transpose(2, 3), lambda out: out[0].transpose(1, 2)),
     "single": (lambda x: x[0], lambda out: out),
     "packed": (lambda x: x.flatten(0, 1), lambda out: out),
     "state": (lambda x: x[0], lambda out: out),

@@ -54,7 +54,7 @@ from clearhead.checker.harness.forward_arguments import (
     ROTARY,
     feeds,
 )
-from clearhead.checker.harness.repairs import GONE, build, changes, with_field
+from clearhead.checker.harness.repairs import GONE, NO_FIELD, build, changes, with_field
 from clearhead.checker.harness.subject import (
     Subject,
     call,
@@ -216,10 +216,13 @@ def _attempts(
     objects = with_objects(case.info, case.text.file, sizes, keywords)
     tries += [] if objects is None else [objects]
     fields = 0  # that were missing
+    other_flags: list[tuple[Sizes, dict[str, object]]] = []
     while tries:
         sizes, given = tries.popleft()
         built, given = build(case, sizes, arguments, given)
         if isinstance(built, Failure):
+            if not other_flags:
+                tries += (other_flags := _other_flags(case, sizes, given, built))
             id = translate(built, "build", case.text, sizes)
             progress = (0, len(frames(built)), built.line or 0)
             yield _Failed("build", built, sizes, "", id, progress)
@@ -229,7 +232,8 @@ def _attempts(
             case.add("heads-in-python-list", f"Not among the parameters: {names}, ...")
             yield case.report()
             return
-        feed = feeds(case.info, alias=alias)
+        plain = feeds(case.info, alias=alias)
+        feed = tuple((n, "none" if n in case.usage.called_in else role) for n, role in plain)
         subject = Subject(
             case.info, sizes, given, built, feed=feed, arguments=tuple(arguments), seed=case.seed
         )
@@ -241,11 +245,25 @@ def _attempts(
         if more is not None and (fields := fields + 1) < _FIELDS:
             tries.appendleft((sizes, more))
             continue
+        if not other_flags:
+            tries += (other_flags := _other_flags(case, sizes, given, settled))
         id = translate(settled, "forward", case.text, sizes)
         far = (1, *progress_of(case.text.file, case.info.name, settled))
         yield _Failed("forward", settled, sizes, description(subject), id, far)
         if settled.kind in GONE or case.late():
             return
+
+
+_REFUSES = ("AssertionError", "ValueError")
+
+
+def _other_flags(
+    case: Case, sizes: Sizes, keywords: dict[str, object], failure: Failure
+) -> list[tuple[Sizes, dict[str, object]]]:
+    """The arguments with the other value of one flag, for a class that refuses what it gets."""
+    values = {p.name: keywords.get(p.name, p.default) for p in case.info.init}
+    flags = [n for n, v in values.items() if isinstance(v, bool) and failure.type in _REFUSES]
+    return [(sizes, {**keywords, name: not values[name]}) for name in flags]
 
 
 def _note_equal_widths(case: Case, first: _Failed) -> None:
@@ -286,7 +304,7 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
             return failed
         trial = _tied(case, replace(subject, dtype=dtype))
         got = _ways(case, trial)
-        if isinstance(got, Failure) and "NoneType" in got.message:
+        if isinstance(got, Failure) and ("NoneType" in got.message or got.type in _REFUSES):
             fed = replace(trial, feed=feeds(case.info, optional=True))
             got = _ways(case, fed) if fed.feed != trial.feed else got
         if isinstance(got, Failure) and re.search(r"indices|Long, Int|embedding", got.message):
@@ -365,7 +383,7 @@ PIXELS = (12, 64)
 _BY_RANK = {
     2: ("single",), 3: ("batch",), 4: (*PICTURES, *TABLES, *HEADS_READY), 5: ("frames",),
 }  # fmt: skip
-_RANK = r"to unpack \(expected (\d)|expected (\d) dims|len\(dims\) = (\d)"
+_RANK = r"to unpack \(expected (\d)|expected (\d) dims|len\(dims\) = (\d)|in the equation \((\d)\)"
 _WANTS_MASK = r"None|not bool|must be Tensor|got \(bool, "  # a mask that was not given
 
 
@@ -380,16 +398,16 @@ def _orders(case: Case, subject: Subject) -> list[str]:
         likely += [order for rank in ranks if rank != 3 for order in _BY_RANK.get(rank, ())]
     if "Conv2d" in subject.built.modules.values():  # it would take three axes for one picture
         likely.append("picture")
-    likely += WITH_WEIGHTS if subject.built.parameters else WITHOUT_WEIGHTS
+    weights = any(len(shape) > 1 for shape in subject.built.parameters.values())
+    likely += WITH_WEIGHTS if weights else WITHOUT_WEIGHTS
     likely = ["batch" if order == "first" else order for order in likely]
     return list(dict.fromkeys(filter(None, likely)))
 
 
 def _ways(case: Case, subject: Subject) -> Subject | Failure:
-    """The first way to call it that works; else what the plainest way answered."""
-    first: Failure | None = None
-    first_axes = ""
-    tried: list[str] = []
+    """The first way to call it that works; else what the way answered that came furthest."""
+    furthest: Failure | None = None
+    tried: list[tuple[str, str]] = []
     orders = _orders(case, subject)
     roles = {role for _, role in subject.feed}
     if "cumulative" in roles:
@@ -401,12 +419,14 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     apart += [("batch", "rows")] if tables else []
     if subject.separate and "k" not in roles:  # a decoder's state reads the encoder's outputs
         apart += itertools.product(STATES, MEMORIES)
+    apart += [("heads", "turned")] if "heads" in orders and "k" in roles else []
     tries = [*((axes, "") for axes in orders), *apart]
     for axes, memory in tries:  # grows while it is walked
         trial = replace(subject, axes=axes, memory=memory)
         if axes in PICTURES:
-            trial = replace(trial, sizes=replace(trial.sizes, tokens=PIXELS[tried.count(axes)]))
-        tried.append(axes)
+            pixels = PIXELS[tried.count((axes, memory))]
+            trial = replace(trial, sizes=replace(trial.sizes, tokens=pixels))
+        tried.append((axes, memory))
         if axes in HEADS_READY and subject.built.parameters:
             trial = replace(trial, sizes=replace(trial.sizes, batch=trial.sizes.heads))
         got = _in_order(case, trial)
@@ -414,29 +434,36 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
             return got
         if got.type == "NoNumbers":
             continue
-        if first is None or (first_axes in PICTURES and axes == "batch"):
-            first, first_axes = got, axes
-        if got.kind in GONE or case.late():
-            return first if got.kind not in GONE else got
+        far = progress_of(case.text.file, case.info.name, got)
+        if furthest is None or (
+            furthest.type in _OF_SHAPES
+            and far > progress_of(case.text.file, case.info.name, furthest)
+        ):
+            furthest = got
+        if _ends(got):
+            return got
+        if case.late():
+            return furthest
         wanted = re.search(_RANK, got.message)
         rank = int(next(filter(None, wanted.groups()))) if wanted and axes == "batch" else 0
         if not _blames(case, got, [n for n, role in subject.feed if role in _INPUTS]):
-            return first  # another order of axes would change nothing
+            return furthest  # another order of axes would change nothing
         queries = [n for n, role in subject.feed if role in ("x", "q")]
         more = _BY_RANK.get(rank, ()) if _blames(case, got, queries) else ()
         tries += [(order, "") for order in more if order not in orders]
-        if axes in PICTURES and tried.count(axes) < len(PIXELS) and "must match" in got.message:
+        again = tried.count((axes, memory)) < len(PIXELS)
+        if axes in PICTURES and again:
             tries.append((axes, memory))  # it makes the picture smaller, and larger again
-    if first is None:
+    if furthest is None:
         return Failure("exception", "NoNumbers", "forward gave NaN or infinity")
     two = 2 * subject.sizes.context  # no more tokens than numbers in each: see recovering.py
     given = subject.sizes.context in subject.keywords.values() and two <= subject.d_in
-    if given and re.search(_MULTIPLE, first.message):
+    if given and re.search(_MULTIPLE, furthest.message):
         blocks = replace(subject, sizes=replace(subject.sizes, tokens=two))
         out = call(case.session, blocks, inputs_for(blocks, blocks.sizes.tokens))
         if not isinstance(out, Failure):
             return blocks  # it takes whole blocks only
-    return first
+    return furthest
 
 
 def _in_order(case: Case, subject: Subject) -> Subject | Failure:
@@ -460,8 +487,10 @@ def _in_order(case: Case, subject: Subject) -> Subject | Failure:
             out = call(case.session, trial, inputs)
             if isinstance(out, Failure):
                 first = first or out
-                if out.kind in GONE or case.late():
-                    return out if out.kind in GONE else first
+                if _ends(out):
+                    return out
+                if case.late():
+                    return first
                 whole = _with_whole_context(case, trial, out)
                 if whole is not None:
                     return whole
@@ -474,6 +503,11 @@ def _in_order(case: Case, subject: Subject) -> Subject | Failure:
                 )
                 return replace(trial, axes="first") if sequence else trial
     return spare or first or Failure("exception", "NoNumbers", "forward gave NaN or infinity")
+
+
+def _ends(failure: Failure) -> bool:
+    """Whether another call would fail too: nobody answers, or the configuration lacks a field."""
+    return failure.kind in GONE or NO_FIELD.search(failure.message) is not None
 
 
 _INPUTS = ("x", "q", "k", "v", "kv")
@@ -554,6 +588,7 @@ def _in_a_grid(case: Case, subject: Subject) -> Subject | Failure:
     return first
 
 
+_OF_SHAPES = ("RuntimeError", "ValueError", "IndexError", "EinopsError")
 _MULTIPLE = r"(?i)divi|multiple|chunk|shape '\[|evenly"
 
 

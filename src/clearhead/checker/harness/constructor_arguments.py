@@ -12,6 +12,7 @@ from clearhead.checker.source.call_sites import (
     Given,
     Tree,
     Usage,
+    allowed_values,
     class_node,
     fields_read,
     method,
@@ -199,12 +200,14 @@ _PARTS = (
     ("theta", r"theta|base|freq"),
     ("eps", r"eps(ilon)?$"),
     ("kv_heads", r"(kv|key|value|group).*head|head.*(kv|group)"),
+    ("rope_dim", r"(rope|rotary).*(dim|size|width)"),
+    ("nope_dim", r"nope.*(dim|size|width)"),
     ("head_dim", r"head.*(dim|size|width|features|channels)|(dim|size|width).*(per_)?head"),
     ("heads", r"head"),
     ("bias", r"bias"),
     ("causal", r"causal|autoregress|decoder"),
     ("context", r"context|ctx|block|seq|length|position|max_?len|tokens"),
-    ("d", r"dim|width|emb|hidden|model|size|channels|features"),
+    ("d", r"dim|width|emb|hidden|model|size|channels|features|rank$"),
 )
 _CONFIG = "a configuration"  # in place of an annotation
 _NO_FIELDS = {"shape", "dtype", "device", "weight", "bias", "training"}
@@ -273,6 +276,12 @@ def _default_in(file: str, name: str) -> object:
             known = isinstance(target, ast.Name) and target.id == name
         elif isinstance(node, ast.keyword):
             known = node.arg == name
+        elif isinstance(node, ast.arguments):
+            pairs = zip(reversed(node.args), reversed(node.defaults), strict=False)
+            told = [v.value for one, v in pairs if one.arg == name and isinstance(v, ast.Constant)]
+            if told and told[0] is not None:
+                return told[0]
+            continue
         else:
             continue
         inner = node.value if known else None
@@ -281,18 +290,21 @@ def _default_in(file: str, name: str) -> object:
             inner = given[0] if given else None
         if isinstance(inner, ast.Constant) and isinstance(inner.value, bool | int | float | str):
             return inner.value
-    return None
+    return allowed_values(parsed(file)).get(name)
 
 
 def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
     """What to pass for a meaning, given which others the constructor takes."""
     single = "head_dim" in meanings and "heads" not in meanings
+    turned = max(sizes.head_dim * 3 // 8 * 2, 2)  # numbers of a head that have a position
     return {
         "d_in": sizes.d_in,
         "d_out": sizes.d_out,
         "d": sizes.d_in if meanings & {"d_out"} or single else sizes.d_out,
         "heads": sizes.heads,
         "head_dim": sizes.head_dim,
+        "rope_dim": turned,
+        "nope_dim": sizes.head_dim - turned,
         "kv_heads": sizes.kv_heads,
         "kv_groups": sizes.kv_heads,
         "context": sizes.context,
@@ -357,6 +369,8 @@ def constructors(
             value: object = {"__config__": config(made, info.fields)}
             if meaning != "config":
                 value = _argument(parameter, meaning, made, present, unknown, sites)
+            if usage is not None and not meaning and not parameter.has_default:
+                value = usage.allowed.get(parameter.name, value)
             if window is not None and may_be_window(parameter):
                 value = window[0] if len(set(window)) == 1 else list(window)
                 made = replace(made, tokens=math.prod(window), window=window)
@@ -511,7 +525,12 @@ def _argument(
         return ""
     if re.search(r"layer|idx|index", parameter.name):
         return 0
+    if re.search(_NEUTRAL, parameter.name):
+        return 1
     return unknown.pop(0) if unknown else sizes.d_out
+
+
+_NEUTRAL = r"ratio|factor|stride|reduction|expansion"
 
 
 def asks_for_causal(keywords: dict[str, object]) -> bool:
@@ -534,9 +553,13 @@ def guessed(name: str, sizes: Sizes) -> object:
         return value_of(meaning, replace(sizes, d_in=sizes.d_out), {"heads", "head_dim"})
     if re.match(r"use_|is_|has_|with_|enable|do_|flash|debug|verbose|return_", small):
         return False
-    if re.search(r"layer|depth|idx|index|seed", small):
+    if re.search(rf"layer|depth|idx|index|seed|{_NEUTRAL}", small):
         return 1
-    return False
+    if re.search(r"scal|multiplier", small):
+        return 1.7  # a scale of 1 would look like none
+    if re.search(r"config$|params$|parameters$|kwargs$", small):
+        return {"__config__": {}}
+    return None
 
 
 _NOT_IN_CONFIG = ("", "config", "device", "dtype", "kv_groups", "causal", "theta", "eps")

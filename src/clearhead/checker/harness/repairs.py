@@ -5,16 +5,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.constructor_arguments import Sizes, constructors, guessed
+from clearhead.checker.harness.constructor_arguments import (
+    Sizes,
+    constructors,
+    guessed,
+    meaning_for,
+    meaning_of,
+)
 from clearhead.checker.harness.forward_arguments import GUESSES
 from clearhead.checker.harness.subject import Subject
+from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure
 from clearhead.checker.source.argument_flow import frames, layer_of, used_at
-from clearhead.checker.source.call_sites import usage_of
+from clearhead.checker.source.call_sites import allowed_values, parsed, usage_of
 
 GONE = ("timeout", "memory", "died", "protocol")
 _FIELDS = 12  # of one configuration that may be guessed after an error
-_NO_FIELD = re.compile(r"the config has no '(\w+)'")
+NO_FIELD = re.compile(r"the config has no '(\w+)'")
 
 
 def build(
@@ -55,10 +62,11 @@ def with_field(
         sizes: What it was built with.
         keywords: What it was built with.
     """
-    found = _NO_FIELD.search(failure.message)
+    found = NO_FIELD.search(failure.message)
     name = found[1] if found else failure.message.strip("'") if failure.type == "KeyError" else ""
     told = [v for n, v in case.info.fields if n.rpartition(".")[2] == name and v is not None]
-    value_for = told[0] if told else guessed(name, sizes)
+    allowed = allowed_values(parsed(case.text.file))
+    value_for = told[0] if told else allowed.get(name, guessed(name, sizes))
 
     def added(value: object) -> object:
         inner = value.get("__config__") if isinstance(value, dict) else None
@@ -90,6 +98,11 @@ def _part(case: Case, name: str, classes: tuple[ClassInfo, ...], sizes: Sizes) -
         fitting = [way for way in ways if way[0].d_out == sizes.d_out]
         for _, arguments, keywords in fitting[:1]:
             return {"__object__": info.name, "arguments": arguments, "keywords": keywords}
+    role = role_of(name)
+    if role in ("q", "k", "v", "o"):  # a projection
+        shared = any(meaning_for(p) == "kv_heads" for p in case.info.init) and role in "kv"
+        width = sizes.head_dim * (sizes.kv_heads if shared else sizes.heads)
+        return {"__object__": "Linear", "arguments": [sizes.d_out, width], "keywords": {}}
     return {"__object__": "Identity", "arguments": [], "keywords": {}}
 
 
@@ -104,8 +117,10 @@ def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]
     numbers = [int(n) for n in re.findall(r"\d+", failure.message)]
     widths = {n for shape in subject.built.parameters.values() for n in shape}
     others = [n for n in dict.fromkeys(numbers) if n in widths]
+    told = [v for n, v in subject.keywords.items() if meaning_of(n) in ("d", "d_in")]
     if subject.d_in in numbers:
-        yield from (replace(subject, d_in=n) for n in others if n != subject.d_in)
+        more = dict.fromkeys([*others, *(v for v in told if type(v) is int)])
+        yield from (replace(subject, d_in=n) for n in more if n != subject.d_in)
     if subject.separate and (subject.d_kv or subject.d_in) in numbers:
         yield from (replace(subject, d_kv=n) for n in others if n != subject.d_kv)
     blamed = used_at(case.text.file, case.info.name, frames(failure))

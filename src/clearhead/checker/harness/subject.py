@@ -13,7 +13,12 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES, given, taken
-from clearhead.checker.harness.constructor_arguments import Sizes, meaning_of
+from clearhead.checker.harness.constructor_arguments import (
+    Sizes,
+    likely_meaning,
+    meaning_of,
+    value_of,
+)
 from clearhead.checker.harness.forward_arguments import (
     ANGLE_ROLES,
     GRID,
@@ -203,9 +208,14 @@ def handed(
     subject: Subject, inputs: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs (batch, tokens, width) with their axes as the class wants them."""
-    q, k, v = inputs
+    q, k, v = (given(one, order) for one, order in zip(inputs, orders(subject), strict=True))
+    return q, k, v
+
+
+def orders(subject: Subject) -> tuple[str, str, str]:
+    """The orders of the axes of queries, keys and values."""
     memory = subject.memory or subject.axes
-    return given(q, subject.axes), given(k, memory), given(v, memory)
+    return subject.axes, memory, subject.axes if memory == "turned" else memory
 
 
 def one_text(
@@ -239,7 +249,7 @@ def arguments_for(
 ) -> tuple[list[object], dict[str, object]]:
     """Forward's arguments, positional as far as possible."""
     q, k, v = inputs
-    length = length_of(k, subject.memory or subject.axes)
+    length = length_of(v, orders(subject)[2])
     single = subject.axes == "single"
     batch = 1 if single else q.shape[1 if subject.axes in ("first", "states") else 0]
     if mask is None and subject.polarity:
@@ -251,16 +261,17 @@ def arguments_for(
     for role in (role for _, role in subject.feed if role.startswith("tensor ")):
         letters = {"b": batch, "n": length, "m": 2 * length - 1, "h": subject.sizes.heads}
         letters["e"] = batch * subject.sizes.heads
-        axes = [letters.get(axis) or int(axis) for axis in role.split()[1:]]
-        generator = torch.Generator().manual_seed(3)
-        value[role] = torch.randn(axes, generator=generator).to(subject.dtype)
+        first, *axes = (letters.get(axis) or int(axis) for axis in role.split()[1:])
+        seeds = (torch.Generator().manual_seed(3 + row) for row in range(first))
+        rows = [torch.randn(axes, generator=seed) for seed in seeds]  # the same in a larger batch
+        value[role] = torch.stack(rows).to(subject.dtype)
     value |= dict.fromkeys(ANGLE_ROLES)
     value |= {"grid": list(GRID), "rows": GRID[0], "columns": GRID[1]}
     if subject.axes == "packed":
         each = length // (subject.texts or subject.sizes.batch)
         value["cumulative"] = torch.arange(0, length + 1, each, dtype=torch.int32)
     if subject.rotary:
-        value |= rotary_tables(subject.rotary, length, head_width(subject), subject.dtype)
+        value |= rotary_tables(subject.rotary, length, turned_width(subject), subject.dtype)
     if subject.marks:
         number, dtype = MARKS[subject.marks]
         value["marks"] = torch.full([length] if single else [batch, length], number, dtype=dtype)
@@ -376,6 +387,13 @@ def head_width(subject: Subject) -> int:
     """The width of one head, as the object says, or as its sizes make likely."""
     told = [v for n, v in subject.built.plain.items() if meaning_of(n) == "head_dim"]
     return next((v for v in told if isinstance(v, int) and v > 0), subject.sizes.head_dim)
+
+
+def turned_width(subject: Subject) -> int:
+    """The width of the part of a head that gets rotary positions: all of it, as a rule."""
+    names = (*subject.built.plain, *(name for name, _ in subject.info.fields))
+    parted = any(likely_meaning(name) == "rope_dim" for name in names)
+    return int(str(value_of("rope_dim", subject.sizes, set()))) if parted else head_width(subject)
 
 
 def inputs_for(

@@ -6,11 +6,14 @@ which imports it, this runs beside code that may be hostile: see there.
 """
 
 import ast
+import builtins
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import types
+import typing
 from collections.abc import Iterator, Mapping
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -36,32 +39,41 @@ class _Named(type):
             return super().__getattribute__(name)
         return stand_in(name, fields["origin"])
 
+    def __getitem__(cls, key: Any) -> Any:
+        """`Unpack[Kwargs]` in an annotation, or an entry of a registry."""
+        return stand_in(type.__getattribute__(cls, "__name__"), cls.origin)
+
 
 class StandIn(nn.Module, metaclass=_Named):
     """Something imported from a module that is not here: a class, a function or a module.
 
-    It may be a base class, an annotation or a decorator, also one that takes arguments; to compute
-    with it is an error. A class that is derived from one inherits methods that do nothing.
+    It may be a base class or an annotation; to compute with it is an error. A class that is derived
+    from one inherits methods that do nothing.
     """
 
     origin = ""
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
-        """A stand-in's object; as a decorator it gives back what it decorates."""
-        if vars(cls).get("is_stand_in") and _decorated(arguments, keywords):
-            return arguments[0]
-        return super().__new__(cls)
+        """A stand-in's object; what wraps a layer, or has a function as its default, gives that."""
+        own = _wrapped(arguments) if vars(cls).get("is_stand_in") else []
+        if len(own) == 1:
+            return own[0]
+        made = super().__new__(cls)
+        nn.Module.__init__(made)  # the missing base class may do so, as fastai's does
+        return made
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         """Take any arguments."""
         super().__init__()
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """There is nothing to compute; `@register(name=..)` gives back what it decorates."""
-        if _decorated(arguments, keywords):
-            return arguments[0]
+        """There is nothing to compute."""
         name, origin = type(self).__name__, type(self).origin
         raise ImportError(f"{name!r} comes from {origin!r}, which is not here")
+
+    def __bool__(self) -> bool:
+        """What is missing is not there: `if flash_is_available():`."""
+        return not is_stand_in(type(self))
 
     def __getattr__(self, name: str) -> Any:
         """A method of the missing base class: `self.save_hyperparameters()` does nothing."""
@@ -78,10 +90,26 @@ def _do_nothing(*arguments: Any, **keywords: Any) -> None:
     return
 
 
-def _decorated(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Whether these are a decorator's arguments: one function or class, and nothing else."""
-    functions = types.FunctionType | type
-    return len(arguments) == 1 and not keywords and isinstance(arguments[0], functions)
+def _wrapped(arguments: tuple[Any, ...]) -> list[Any]:
+    """The layers among these, and the functions that are the submission's own."""
+    layers = [one for one in arguments if isinstance(one, nn.Module) and not is_stand_in(type(one))]
+    functions = [one for one in arguments if isinstance(one, types.FunctionType)]
+    return layers + [one for one in functions if one.__module__ == "submission"]
+
+
+def _undecorate(tree: ast.AST, space: Mapping[str, Any]) -> None:
+    """Take off the decorators that come from a module that is not here."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            node.decorator_list = [one for one in node.decorator_list if not _missing(one, space)]
+
+
+def _missing(node: ast.AST, space: Mapping[str, Any]) -> bool:
+    """Whether `registry.register("name")` begins with a name that stands for something missing."""
+    while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    value = space.get(node.id) if isinstance(node, ast.Name) else None
+    return is_stand_in(value) or is_stand_in(type(value))
 
 
 def _pair(value: Any) -> Any:
@@ -100,13 +128,14 @@ def _field(default: Any = None, **_: Any) -> Any:
     return default
 
 
+_EINOPS = ("rearrange", "repeat", "reduce", "einsum", "pack", "unpack", "Rearrange", "Reduce")
 _USUAL: dict[str, Any] = {
     "to_2tuple": _pair, "DropPath": nn.Dropout, "BaseModel": _Record, "Field": _field,
 }  # fmt: skip
 
 
 def stand_in(name: str, origin: str) -> Any:
-    """What stands for a name of a missing module: torch's own thing of that name, if there is one.
+    """What stands for a name of a missing module: torch's or einops' own, if there is one.
 
     Examples:
         >>> stand_in("RMSNorm", "layers.norm") is nn.RMSNorm
@@ -114,12 +143,32 @@ def stand_in(name: str, origin: str) -> Any:
     """
     if name in _USUAL:
         return _USUAL[name]
-    for home in (nn, nn.functional, nn.init):
+    einops = ("einops", "einops.layers.torch") if name in _EINOPS else ()
+    there = [importlib.import_module(one) for one in einops if importlib.util.find_spec("einops")]
+    for home in (*there, nn, nn.functional, nn.init):
         found = getattr(home, name, None)
         if callable(found):
             return found
+    kind = next((one for one in _KINDS if name.endswith(one.__name__)), None)
+    if kind is not None:
+        return type(name, (kind,), {"__init__": _of_kind(kind), "__module__": origin})
+    return _nothing(name, origin)
+
+
+def _nothing(name: str, origin: str) -> Any:
     fields = {"origin": origin, "is_stand_in": True, "__module__": origin}
     return _Named(name, (StandIn,), fields)
+
+
+_KINDS = (nn.Dropout, nn.LayerNorm, nn.RMSNorm, nn.Linear)  # a RowParallelLinear is a Linear
+
+
+def _of_kind(kind: Any) -> Any:
+    """The constructor of a layer, which leaves out arguments that torch's own does not have."""
+    known = inspect.signature(kind).parameters
+    return lambda self, *arguments, **keywords: kind.__init__(
+        self, *arguments, **{n: v for n, v in keywords.items() if n in known}
+    )
 
 
 def is_stand_in(value: object) -> bool:
@@ -144,6 +193,7 @@ def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str
             continue
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             defined.add(node.name)
+            _undecorate(node, space)
         whole = ast.Module(body=[*futures, node], type_ignores=[])
         try:
             exec(compile(whole, filename, "exec"), space)
@@ -153,7 +203,7 @@ def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str
             imports = isinstance(node, ast.Import | ast.ImportFrom)
             if first is None and isinstance(node, ast.ClassDef | ast.FunctionDef):
                 raise
-            space |= {name: value for name, value in _given(node) if name not in space}
+            space |= {n: value for n, value in _given(node, tree) if n not in space}
             notes += [_note(node, error)] if imports or first is None else []
             first = first or error
     if first is not None and not any(isinstance(v, type) and v.__module__ == space["__name__"]
@@ -181,10 +231,11 @@ def _defines(node: ast.stmt, defined: set[str]) -> bool:
     return isinstance(node, _CONSTANTS) and not guard and not loops and not names & defined
 
 
-def _given(node: ast.stmt) -> Iterator[tuple[str, Any]]:
+def _given(node: ast.stmt, tree: ast.Module) -> Iterator[tuple[str, Any]]:
     """Stand-ins for the names that an import or an assignment would have given."""
     if isinstance(node, ast.ImportFrom):
         module = node.module or ""
+        yield from _of_star(tree, module) if node.names[0].name == "*" else ()
         yield from ((one.asname or one.name, stand_in(one.name, module)) for one in node.names)
     elif isinstance(node, ast.Import):
         short = [(one.asname or one.name.partition(".")[0], one.name) for one in node.names]
@@ -193,6 +244,26 @@ def _given(node: ast.stmt) -> Iterator[tuple[str, Any]]:
         stored = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
         names = [n.id for n in stored if isinstance(n.ctx, ast.Store)]
         yield from ((name, stand_in(name, f"line {node.lineno}")) for name in names)
+
+
+_SHORT = {"np": "numpy", "F": "torch.nn.functional"}
+
+
+def _of_star(tree: ast.Module, origin: str) -> Iterator[tuple[str, Any]]:
+    """What `from .common import *` may have given: every name that nothing in the file defines."""
+    known, used, bases = set(dir(builtins)), set[str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else known).add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            known |= {(one.asname or one.name).partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.arg):
+            known.add(node.arg if isinstance(node, ast.arg) else node.name)
+            bases |= {ast.unparse(one) for one in getattr(node, "bases", ())}
+    for name in sorted(used - known):
+        there = sys.modules.get(_SHORT.get(name, name)) or getattr(torch, name, None)
+        there = getattr(typing, name, stand_in(name, origin)) if there is None else there
+        yield name, _nothing(name, origin) if name in bases else there
 
 
 def _note(node: ast.stmt, error: BaseException) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from clearhead.checker.sandbox.submission import ClassInfo, Parameter
 
 _RANDOM = {"randn", "rand", "zeros", "ones", "empty", "randint", "Tensor", "FloatTensor"}
+_WANTS = ast.In | ast.NotIn | ast.NotEq
 _EINOPS = {"rearrange", "reduce", "repeat", "einsum"}
 
 
@@ -49,6 +50,8 @@ class Usage:
         owners: The classes of the file that build it.
         items: How many items the constructor reads from a parameter: `window_size[1]`.
         called_names: Names that the file calls, derives from, decorates with or reads fields of.
+        called_in: Parameters of forward that it calls.
+        allowed: For names that must have one of some values, the first: `mode in ("sum", "mean")`.
     """
 
     built: tuple[dict[str, Given], ...] = ()
@@ -61,6 +64,8 @@ class Usage:
     owners: frozenset[str] = frozenset()
     items: dict[str, int] = field(default_factory=dict)
     called_names: frozenset[str] = frozenset()
+    called_in: frozenset[str] = frozenset()
+    allowed: dict[str, object] = field(default_factory=dict)
 
     def alias(self, parameter: str) -> str:
         """What the file's own calls name an argument of forward; "" if they do not tell."""
@@ -127,6 +132,7 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
         tuple(built), tuple(called), unpacked, ranks, _called_in(init, info.init),
         _kept_and_called(init, node, info.init), _options(init), frozenset(owners),
         _items(node, init, info.init), _called_names(parsed(file)),
+        _called_in(forward, info.forward), allowed_values(node),
     )  # fmt: skip
 
 
@@ -321,6 +327,25 @@ def _items(
         name = same.get(owner, owner)
         if name in names and most:
             found[name] = max(found.get(name, 0), most)
+    return found
+
+
+def allowed_values(scope: ast.AST | None) -> dict[str, object]:
+    r"""For names that a scope compares with constants, the first one that it may want.
+
+    Examples:
+        >>> code = "assert mode in ('sum', 'mean')\nif self.dims not in (2, 3): stop()"
+        >>> allowed_values(ast.parse(code))
+        {'mode': 'sum', 'dims': 2}
+    """
+    found: dict[str, object] = {}
+    for node in ast.walk(scope) if scope is not None else ():
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], _WANTS):
+            wanted = node.comparators[0]
+            several = isinstance(wanted, ast.Tuple | ast.List | ast.Set) and bool(wanted.elts)
+            first = wanted.elts[0] if several else wanted  # type: ignore[attr-defined]
+            if isinstance(first, ast.Constant) and last_name(node.left):
+                found.setdefault(last_name(node.left), first.value)
     return found
 
 
