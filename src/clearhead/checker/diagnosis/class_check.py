@@ -10,13 +10,14 @@ import itertools
 import re
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.checker.catalogue import finding
-from clearhead.checker.diagnosis import extras, learning, probes
+from clearhead.checker.diagnosis import extras, learning, lengths, probes
 from clearhead.checker.diagnosis.intent import SCALES, is_causal, scale_set_by, unscaled_on_purpose
 from clearhead.checker.diagnosis.judgement import Judgement, StepFinding
 from clearhead.checker.diagnosis.properties import judge_properties
@@ -29,7 +30,7 @@ from clearhead.checker.diagnosis.recorded_pass import (
 )
 from clearhead.checker.diagnosis.reference import Reference
 from clearhead.checker.diagnosis.shown_steps import shown_steps
-from clearhead.checker.harness.alternatives import alternatives
+from clearhead.checker.harness.alternatives import alternatives, other_flags
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST
 from clearhead.checker.harness.building import (
     could_not_run,
@@ -174,7 +175,8 @@ def _run_twice(
         if isinstance(out, Tensor) and isinstance(again, Tensor) and difference(out, again) == 0:
             case.add("dropout-in-eval", evidence)
             return calm, out
-        id = "random-in-eval" if _takes_dropout(case) else id
+        rate_written = case.text.has(r"dropout\(.*,\s*(p\s*=\s*)?0?\.\d")
+        id = "random-in-eval" if _takes_dropout(case) and not rate_written else id
     case.add(id, evidence)
     case.notes.append("Nothing else was checked: fix this first, then check again.")
     return case.report()
@@ -255,10 +257,6 @@ def _right(
     reference: Reference,
 ) -> Report:
     """Every step of the recorded pass is right, and the class computes what was recorded."""
-    for name, rows in probes.idle_rows(case.session, subject, inputs, out).items():
-        size = subject.built.parameters[name][0]
-        evidence = f"{rows} of the {size} numbers that {name} gives are never used."
-        case.add("unexplained", evidence)
     for found in _on_purpose(case, subject, steps):
         case.add(found.id, found.evidence, found.line, found.severity)
     case.doubt |= steps.question
@@ -268,11 +266,38 @@ def _right(
         judge_mask(case, subject)
     if steps.mask == "none" and is_causal(case, subject) == "maybe":
         _ask_for_causality(case, subject, inputs, out)
+    if steps.mask.startswith("window"):
+        lengths.window_asked(case, subject, reference, int(steps.mask.removeprefix("window")))
+    idle = probes.idle_rows(case.session, subject, inputs, out)
     extras.examine(case, subject, inputs, out, reference)
+    if all(found.severity != "wrong" for found in case.findings):
+        for name, rows in idle.items():
+            size = subject.built.parameters[name][0]
+            evidence = f"{rows} of the {size} numbers that {name} gives are never used."
+            case.add("unexplained", evidence)
+    _with_other_flags(case, subject)
     case.tested = (
         "tested step by step, at other lengths, with gradients, in training and evaluation"
     )
     return case.report()
+
+
+def _with_other_flags(case: Case, subject: Subject) -> None:
+    """The other value of a flag runs other code: is a step of that wrong?"""
+    if case.given or any(found.severity == "wrong" for found in case.findings):
+        return
+    began, tried = time.monotonic(), False
+    for trial in other_flags(case, subject):
+        tried = True
+        with suppress(Unreadable):
+            steps = judge_steps(case, trial).steps
+            for found in steps.findings if steps.wrong else ():
+                if found.is_wrong and found.id not in _BY_A_FLAG | SCALES:
+                    case.add(found.id, f"When it is {trial.how}: {found.evidence}", found.line)
+        if time.monotonic() - began > _PATIENCE:
+            break
+    if tried:
+        renew(case.session, subject)
 
 
 def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFinding]:

@@ -511,6 +511,10 @@ def _with_whole_context(case: Case, subject: Subject, failure: Failure) -> Subje
     full = replace(subject, sizes=replace(subject.sizes, tokens=subject.sizes.context))
     if isinstance(call(case.session, full, inputs_for(full, full.sizes.tokens)), Failure):
         return None
+    if fixed and isinstance(
+        call(case.session, full, inputs_for(full, 2 * full.sizes.tokens)), Tensor
+    ):
+        return None  # blocks of that length, and not one length
     evidence = (
         f"{subject.sizes.tokens} tokens with a context of {full.sizes.tokens}: {failure.message}; "
         f"{full.sizes.tokens} tokens work."
