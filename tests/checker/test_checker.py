@@ -266,8 +266,8 @@ def test_a_mistake_in_no_list_is_wrong_with_the_property_that_fails() -> None:
     mixed = edited(BOOK, [("keys = self.W_key(x)", "keys = self.W_key(x.roll(1, 0) * 0.5)")])
     (report,) = check(mixed)
     assert report.verdict == "wrong"
-    assert ids(report) == {"unexplained"}
-    assert "changing one sentence changed the output of another" in report.findings[0].evidence
+    assert ids(report) == {"attends-across-batch"}
+    assert "One text changes what comes out for another" in report.findings[0].evidence
     # The mean of the future is taken away from the values.
     leaking = edited(
         BOOK, [("values = self.W_value(x)", "values = self.W_value(x - x.mean(1, keepdim=True))")]
@@ -473,7 +473,7 @@ def test_errors_that_are_its_own_whatever_is_passed_in(old, new, said):
 
 def test_a_length_that_is_written_into_the_code_is_named():
     """It works with as many tokens as the longest text, and with no fewer."""
-    fixed = BOOK.replace("view(b, tokens, self", "view(-1, self.mask.shape[0], self")
+    fixed = BOOK.replace("view(b, tokens, self", "view(b, self.mask.shape[0], self")
     (report,) = check(fixed)
     assert ids(report) == {"fails-at-some-lengths"}
     assert "7 tokens with a context of 11" in report.findings[0].evidence

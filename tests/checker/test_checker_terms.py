@@ -43,7 +43,7 @@ def test_a_bias_of_distances_is_right_and_is_said():
     [
         (" / self.hd**0.5", "", "unsure", "missing-scale"),  # T5 has none, on purpose
         (" / self.hd**0.5", " / d**0.5", "wrong", "scale-by-d-out"),
-        ("i[None] - i[:, None]", "i[None] + i[:, None] - n", "unsure", "unsure"),
+        ("i[None] - i[:, None]", "i[None] + i[:, None] - n", "wrong", "bias-of-summed-positions"),
         ("softmax(-1)", "softmax(-2)", "wrong", "softmax-over-queries"),
         (_BIAS, " - 3.0 * (i[None] > i[:, None])", "wrong", "mask-fill-not-inf"),
         (
