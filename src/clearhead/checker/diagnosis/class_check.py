@@ -379,7 +379,7 @@ def _form(subject: Subject, steps: Judgement) -> Form:
 
 # What another value of a flag may explain: masked=False, scale=False.
 _PATIENCE = 3.0  # seconds
-_BY_A_FLAG = {"no-causal-mask", "missing-scale", "wrong-scale", "unexplained"}
+_BY_A_FLAG = {"no-causal-mask", "missing-scale", "wrong-scale", "unexplained", "input-ignored"}
 
 
 def _otherwise(case: Case, subject: Subject, report: Report) -> Report | None:

@@ -91,15 +91,14 @@ def across_texts(reading: Reading, verdict: Judgement, before: int | None = None
     return True
 
 
-def ignored_inputs(reading: Reading, verdict: Judgement) -> bool:
-    """Whether an input of tokens takes no part in the output."""
+def ignored_inputs(reading: Reading, verdict: Judgement) -> None:
+    """An input of tokens that takes no part in the output."""
     moves = torch.split(reading.tokens[reading.output], reading.size)
     idle = [number for number, moved in enumerate(moves, 1) if not moved.any()]
     if not idle or len(idle) == len(moves):
-        return False
+        return
     evidence = f"Input {idle[0]} of {len(moves)} takes no part: changing it changes no output."
     verdict.add("input-ignored", evidence, None)
-    return True
 
 
 def rescaled(reading: Reading, context: int, rate: float, verdict: Judgement) -> None:

@@ -53,7 +53,7 @@ def _named(subject: Subject, out: Tensor, failed: list[str]) -> str:
     """The mistake that a lost property is, if it can be no other one."""
     lost = ~out.isfinite()
     rows = lost.all(-1).all(0).nonzero().flatten().tolist()  # in which nothing is visible
-    if len(failed) == 1 and int(lost.sum()) == lost[:, 0].numel():
+    if len(failed) == 1 and not subject.polarity and int(lost.sum()) == lost[:, 0].numel():
         if rows == [0]:
             return "mask-hides-self"
         if rows == [out.shape[1] - 1]:

@@ -38,7 +38,7 @@ def judge(reading: Reading, runs: list[Values], expected: Expectation) -> Judgem
     """
     verdict = Judgement()
     first = min((core.product for core in reading.cores), default=None)
-    if ignored_inputs(reading, verdict) or across_texts(reading, verdict, first):
+    if across_texts(reading, verdict, first):
         return verdict
     if not reading.cores:
         judge_without_softmax(reading, runs, verdict, expected)
@@ -61,6 +61,8 @@ def judge(reading: Reading, runs: list[Values], expected: Expectation) -> Judgem
     rescaled(reading, reading.cores[-1].context, expected.dropout, verdict)
     beside(reading, [core.context for core in reading.cores], verdict)
     whole_output(reading, verdict)
+    if not verdict.findings:
+        ignored_inputs(reading, verdict)
     if any(found.id == "scale-after-softmax" for found in verdict.findings):
         verdict.findings = [found for found in verdict.findings if found.id != "missing-scale"]
     return verdict
