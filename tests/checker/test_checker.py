@@ -267,8 +267,8 @@ def test_a_mistake_in_no_list_is_wrong_with_the_property_that_fails() -> None:
     mixed = edited(BOOK, [("keys = self.W_key(x)", "keys = self.W_key(x.roll(1, 0) * 0.5)")])
     (report,) = check(mixed)
     assert report.verdict == "wrong"
-    assert ids(report) == {"unexplained"}
-    assert "changing one sequence changed the output of another" in report.findings[0].evidence
+    assert ids(report) == {"attends-across-batch"}
+    assert "One sequence changes the output of another" in report.findings[0].evidence
     # The mean of the future is taken away from the values.
     leaking = edited(
         BOOK, [("values = self.W_value(x)", "values = self.W_value(x - x.mean(1, keepdim=True))")]
@@ -441,3 +441,43 @@ def test_constructor_names_are_understood() -> None:
     assert meaning_of("ctx_len") == "context"
     assert meaning_of("attn_pdrop") == "p"
     assert meaning_of("xyz") == ""
+
+
+@pytest.mark.parametrize(
+    ("default", "verdict", "said"),
+    [
+        ("DROPUOT", "wrong", "Nothing in the file defines DROPUOT. Did you mean DROPOUT?"),
+        ("float(open('rate.txt').read())", "error", ""),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_wrong_if_that_is_its_own_fault(default, verdict, said):
+    source = edited(
+        MINIMAL, [("p=0.1", f"p={default}"), ("class Attn", "DROPOUT = 0\n\n\nclass Attn")]
+    )
+    (report,) = check_source(source, "mine.py")
+    assert report.verdict == verdict
+    assert said in report.findings[0].evidence
+    assert (report.findings[0].id == "crashes") == (verdict == "wrong")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("        m = torch.tril", "        if T > 1000:\n            m = torch.tril",
+         "On this path nothing is assigned to it before."),
+        ("self.drop = nn", "self.q = nn.Linear(1, 1)\n        self.q = 5\n        self.drop = nn",
+         "The name belongs to a layer already."),
+    ],
+)  # fmt: skip
+def test_errors_that_are_its_own_whatever_is_passed_in(old, new, said):
+    (report,) = check(edited(MINIMAL, [(old, new)]))
+    assert (report.verdict, ids(report)) == ("wrong", {"crashes"})
+    assert said in report.findings[0].evidence
+
+
+def test_a_length_that_is_written_into_the_code_is_named():
+    """It works with as many tokens as the longest text, and with no fewer."""
+    fixed = BOOK.replace("view(b, tokens, self", "view(b, self.mask.shape[0], self")
+    (report,) = check(fixed)
+    assert ids(report) == {"fails-at-some-lengths"}
+    assert "7 tokens with a context of 11" in report.findings[0].evidence

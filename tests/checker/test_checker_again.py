@@ -106,6 +106,35 @@ def test_blocks_longer_than_a_short_text(right: str, wrong: tuple[str, str], las
     assert report.findings[0].evidence.startswith(start)
 
 
+_LONG_WAY = """\
+        if T > 300:  # in halves, to save memory
+            k, v = self.half(k), self.half(v)
+            parts = [(q @ k[:, :, i::2].mT / math.sqrt(self.dk), v[:, :, i::2]) for i in range(2)]
+            total = sum(s.exp().sum(-1, keepdim=True) for s, _ in parts)
+            y = sum(s.exp() @ values for s, values in parts) / total
+            return self.proj(y.transpose(1, 2).reshape(B, T, D))
+"""
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_long_text_that_takes_another_way_must_give_what_its_tokens_give_once(wrong):
+    """The other way cannot be compared step by step: each token of a short text is repeated."""
+    half = "    def half(self, t):\n        return t{}\n\n    def forward".format(
+        "[:, :, : t.shape[2] // 2]" if wrong else ""
+    )
+    ways = edited(
+        MINIMAL,
+        [("        m = torch.tril(torch.ones(T, T, device=x.device))\n", ""),
+         ('        s = s.masked_fill(m == 0, float("-inf"))\n', ""),
+         ("    def forward", half), ("        s = q", f"{_LONG_WAY}        s = q")],
+    )  # fmt: skip
+    report = check(ways)
+    assert (report.verdict == "wrong") == wrong, report
+    if wrong:
+        assert ids(report) == {"breaks-with-length"}
+        assert "in which each token stands several times" in report.findings[0].evidence
+
+
 def test_a_window_that_only_a_long_text_shows() -> None:
     source = edited(
         MINIMAL,

@@ -43,10 +43,21 @@ def test_a_bias_of_distances_is_right_and_is_said():
     [
         (" / self.hd**0.5", "", "unsure", "missing-scale"),  # T5 has none, on purpose
         (" / self.hd**0.5", " / d**0.5", "wrong", "scale-by-d-out"),
-        ("i[None] - i[:, None]", "i[None] + i[:, None] - n", "unsure", "unsure"),
+        ("i[None] - i[:, None]", "i[None] + i[:, None] - n", "wrong", "bias-of-summed-positions"),
         ("softmax(-1)", "softmax(-2)", "wrong", "softmax-over-queries"),
         (_BIAS, " - 3.0 * (i[None] > i[:, None])", "wrong", "mask-fill-not-inf"),
-        (_BIAS, " - i.diff(prepend=i[:1] + 1).abs() * self.slopes[:, None, None]", "correct", ""),
+        (
+            _BIAS,
+            " - i.diff(prepend=i[:1] - 1) * self.slopes[:, None, None]",
+            "wrong",
+            "bias-ignores-distance",
+        ),
+        (
+            "i[None] - i[:, None] +",
+            "(i[None] - i[:, None]).clamp(min=2 * n) +",
+            "wrong",
+            "bias-ignores-distance",
+        ),
     ],
 )
 def test_what_else_is_wrong_beside_a_bias_is_not_called_correct(old, new, verdict, id):
@@ -191,3 +202,96 @@ def test_a_width_that_was_asked_for_is_no_break_at_longer_texts(hidden):
     report = check(narrow)
     assert (report.verdict, ids(report)) == ("correct", set())
     assert "In longer sequences, each token sees a window of 11 tokens." in report.notes
+
+
+ROTARY = edited(
+    BIASED,
+    [
+        (_BIAS, ""),
+        ("        s = q",
+         "        f = 10000 ** (-torch.arange(0, self.hd, 2) / self.hd)\n"
+         "        f = torch.cat([i[:, None] * f] * 2, -1).to(x.dtype)\n"
+         "        q, k = (t * f.cos() + torch.cat([-t.chunk(2, -1)[1], t.chunk(2, -1)[0]], -1)"
+         " * f.sin() for t in (q, k))\n"
+         "        s = q"),
+    ],
+)  # fmt: skip
+
+
+def test_angles_that_grow_along_the_heads_are_named():
+    along_heads = [
+        ("torch.cat([i[:, None] * f] * 2, -1)",
+         "torch.cat([torch.arange(self.h)[:, None] * f] * 2, -1)[:, None]"),
+    ]  # fmt: skip
+    report = check(edited(ROTARY, along_heads))
+    assert (report.verdict, ids(report)) == ("wrong", {"rotary-ignores-position"})
+    line = report.findings[0].line
+    assert line is not None
+    assert "f.cos()" in ROTARY.splitlines()[line - 1]
+
+
+@pytest.mark.parametrize("summed", ["(2, 3)", "2"])
+def test_lengths_that_are_taken_over_the_tokens_are_named(summed):
+    normed = "(t * (t**2).mean({}, keepdim=True).rsqrt() for t in (q, k))\n        s = q @ k.mT /"
+    right, wrong = (
+        edited(BIASED, [("s = q @ k.mT /", f"q, k = {normed.format(axes)}"), (_BIAS, "")])
+        for axes in ("-1", summed)
+    )
+    assert check(right).verdict == "correct"
+    report = check(wrong)
+    assert (report.verdict, ids(report)) == ("wrong", {"norm-over-wrong-axis"})
+
+
+RELATIVE = edited(
+    BIASED,
+    [
+        ("torch.zeros(n_heads, 2 * max_len - 1)",
+         "torch.zeros(2 * max_len - 1, d_model // n_heads)"),
+        ("        s = q @ k.mT / self.hd**0.5 + self.table[:, i[None] - i[:, None] + "
+         "self.max_len - 1]",
+         "        r = self.table[i[None] - i[:, None] + self.max_len - 1]\n"
+         "        s = (q @ k.mT + torch.einsum('bhid,ijd->bhij', q, r)) / self.hd**0.5"),
+    ],
+)  # fmt: skip
+
+
+def test_a_term_of_queries_and_distances_is_right():
+    """As in Transformer-XL: the queries meet vectors of relative positions too."""
+    report = check(RELATIVE)
+    assert (report.verdict, ids(report)) == ("correct", set())
+    assert "A term of relative positions is added to the scores." in report.notes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict", "id"),
+    [
+        (") / self.hd**0.5", ")", "wrong", "missing-scale"),
+        ("[i[None] - i[:, None] +", "[i[None] + 0 * i[:, None] +", "unsure", "unsure"),
+    ],
+)
+def test_a_term_of_positions_does_not_hide_a_mistake(old, new, verdict, id):
+    report = check(edited(RELATIVE, [(old, new)]))
+    assert (report.verdict, ids(report)) == (verdict, {id})
+
+
+OWN_KEYS = edited(
+    BIASED,
+    [
+        (_BIAS, ""),
+        ("torch.zeros(n_heads, 2 * max_len - 1)", "torch.randn(2, n_heads, 4, d_model // n_heads)"),
+        ("        s = q",
+         "        k, v = (torch.cat([own.expand(b, -1, -1, -1), t], 2)"
+         " for own, t in zip(self.table, (k, v)))\n"
+         "        hidden = F.pad(i > i[:, None], (4, 0))\n"
+         "        s = q"),
+        ("        y = s", "        s = s.masked_fill(hidden, -torch.inf)\n        y = s"),
+    ],
+)  # fmt: skip
+
+
+def test_keys_of_its_own_beside_the_tokens_are_read():
+    report = check(OWN_KEYS)
+    assert (report.verdict, ids(report)) == ("correct", set())
+    assert report.form.causal == "yes"
+    one_more = edited(OWN_KEYS, [("i > i[:, None]", "i > i[:, None] + 1")])
+    assert ids(check(one_more)) == {"mask-off-by-one"}

@@ -10,13 +10,14 @@ import itertools
 import re
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.checker.catalogue import finding
-from clearhead.checker.diagnosis import extras, learning, probes
+from clearhead.checker.diagnosis import extras, learning, lengths, probes
 from clearhead.checker.diagnosis.intent import SCALES, is_causal, scale_set_by, unscaled_on_purpose
 from clearhead.checker.diagnosis.judgement import Judgement, StepFinding
 from clearhead.checker.diagnosis.plain_form import PlainForm, plain_form
@@ -31,7 +32,7 @@ from clearhead.checker.diagnosis.recorded_pass import (
 )
 from clearhead.checker.diagnosis.reference import Reference
 from clearhead.checker.diagnosis.shown_steps import shown_steps
-from clearhead.checker.harness.alternatives import alternatives
+from clearhead.checker.harness.alternatives import alternatives, other_flags
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES
 from clearhead.checker.harness.building import (
     mark_ways,
@@ -231,10 +232,6 @@ def _right(
     reference: Reference | PlainForm,
 ) -> Report:
     """Every step of the recorded pass is right, and the class computes what was recorded."""
-    for name, rows in probes.idle_rows(case.session, subject, inputs, out).items():
-        size = subject.built.parameters[name][0]
-        evidence = f"{rows} of the {size} numbers that {name} gives are never used."
-        case.add("unexplained", evidence)
     for found in _on_purpose(case, subject, steps):
         case.add(found.id, found.evidence, found.line, found.severity)
     case.doubt |= steps.question
@@ -244,7 +241,16 @@ def _right(
         judge_mask(case, subject)
     if steps.mask == "none" and is_causal(case, subject) == "maybe":
         _ask_for_causality(case, subject, inputs, out)
+    if steps.mask.startswith("window"):
+        lengths.window_asked(case, subject, reference, int(steps.mask.removeprefix("window")))
+    idle = probes.idle_rows(case.session, subject, inputs, out)
     extras.examine(case, subject, inputs, out, reference)
+    if all(found.severity != "wrong" for found in case.findings):
+        for name, rows in idle.items():
+            size = subject.built.parameters[name][0]
+            evidence = f"{rows} of the {size} numbers that {name} gives are never used."
+            case.add("unexplained", evidence)
+    _with_other_flags(case, subject)
     how = "step by step" if isinstance(reference, Reference) else "against the formula"
     case.tested = (
         f"tested {how} and at other lengths; numpy has no gradients and no training mode"
@@ -252,6 +258,24 @@ def _right(
         else f"tested {how}, at other lengths, with gradients, in training and in evaluation"
     )
     return case.report()
+
+
+def _with_other_flags(case: Case, subject: Subject) -> None:
+    """The other value of a flag runs other code: is a step of that wrong?"""
+    if case.given or any(found.severity == "wrong" for found in case.findings):
+        return
+    began, tried = time.monotonic(), False
+    for trial in other_flags(case, subject):
+        tried = True
+        with suppress(Unreadable):
+            steps = judge_steps(case, trial).steps
+            for found in steps.findings if steps.wrong else ():
+                if found.is_wrong and found.id not in _BY_A_FLAG | SCALES:
+                    case.add(found.id, f"When it is {trial.how}: {found.evidence}", found.line)
+        if time.monotonic() - began > _PATIENCE:
+            break
+    if tried:
+        renew(case.session, subject)
 
 
 def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFinding]:
@@ -336,7 +360,7 @@ def _form(subject: Subject, steps: Judgement) -> Form:
 
 # What another value of a flag may explain: masked=False, scale=False.
 _PATIENCE = 3.0  # seconds
-_BY_A_FLAG = {"no-causal-mask", "missing-scale", "wrong-scale", "unexplained"}
+_BY_A_FLAG = {"no-causal-mask", "missing-scale", "wrong-scale", "unexplained", "input-ignored"}
 
 
 def _otherwise(case: Case, subject: Subject, report: Report) -> Report | None:

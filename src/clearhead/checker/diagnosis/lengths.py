@@ -50,7 +50,7 @@ def _may_be_block(parameter: Parameter) -> bool:
 def of_one_length(subject: Subject) -> bool:
     """Whether it wants this length or a multiple of it, or as many tokens as a window of pixels."""
     whole = subject.sizes.tokens % subject.sizes.context == 0
-    alone = subject.axes in ("single", *STATES)
+    alone = subject.axes in STATES
     return whole or alone or subject.sizes.window is not None
 
 
@@ -339,9 +339,37 @@ def _windowed(
     for width in dict.fromkeys(widths):  # an argument of unknown name may be a window
         trial = right.with_mask(f"{kinds[right.mask]}{width}")
         if _parts(trial, inputs, got) < BREAKS:
+            window_asked(case, subject, trial, width)
             case.notes.append(f"In longer sequences, each token sees a window of {width} tokens.")
             return trial
     return None
+
+
+def window_asked(case: Case, subject: Subject, right: AnyReference, width: int) -> None:
+    """Whether a window is one token narrower than an argument says, or two tokens wider.
+
+    A window of w may be w tokens with the token itself, or w tokens before it. Which argument sets
+    it is tried: another value of it gives another window.
+    """
+    told = {p.name: subject.keywords.get(p.name, p.default) for p in case.info.init}
+    plain = {n: v for n, v in told.items() if type(v) is int and meaning_of(n) != "heads"}
+    if case.given or {width, width - 1} & {*plain.values()}:
+        return
+    kind = right.mask.removesuffix(str(width))
+    for name, value in plain.items():
+        if value not in (width + 1, width - 2):
+            continue
+        more = replace(subject, keywords={**subject.keywords, name: value + 2})
+        inputs = inputs_for(more, max(subject.sizes.tokens, width + 6))
+        got = call(case.session, more, inputs) if renew(case.session, more) else None
+        wider = right.with_mask(f"{kind}{width + 2}")
+        asked = isinstance(got, Tensor) and (
+            _parts(wider, inputs, got) < BREAKS < _parts(right, inputs, got)
+        )
+        renew(case.session, subject)
+        if asked:
+            evidence = f"With {name}={value} a token attends to {width} tokens."
+            case.add("window-off-by-one", evidence)
 
 
 def _name_length(case: Case, subject: Subject, right: AnyReference, tokens: int) -> None:

@@ -35,7 +35,7 @@ class MaskCheck(AttentionStep):
         odd = ~hidden & ((b.abs() > near) | ((a - usual).abs() > near * usual.abs()))
         if rows != columns:
             places = self.reading.tokens_at(core.operands[summed])
-            if not gone.any() or places is None or len(places) != rows:
+            if places is None or len(places) != rows:
                 verdict.mask = "none" if not gone.any() else "other"
                 if gone.any() and not self.expected.given_mask:
                     verdict.doubts.append("a mask between sequences of different lengths")
@@ -111,7 +111,8 @@ class MaskCheck(AttentionStep):
                 )
                 verdict.add("bias-favours-distant", evidence, line)
             return
-        verdict.doubts.append("a bias that could not be judged is added to the scores")
+        if not self._of_sum(b):
+            verdict.doubts.append("a bias that could not be judged is added to the scores")
 
     def learned_bias(self, b: Tensor) -> None:
         """A bias of distances, of offsets in a window, or for each pair: else it is not judged."""
@@ -130,7 +131,7 @@ class MaskCheck(AttentionStep):
                 verdict.add("bias-ignores-distance", evidence, self._table_line())
         elif self._pair_table(b.shape[-1]):
             verdict.notes.append("A bias for each pair of positions is added to the scores.")
-        else:
+        elif not self._of_sum(b):
             verdict.doubts.append("a learned bias that depends on more than the distance")
 
     def _pair_table(self, tokens: int) -> bool:
@@ -184,8 +185,23 @@ class MaskCheck(AttentionStep):
         seen = b > HIDDEN
         for offset in range(-size + 1, size):
             line, fine = b.diagonal(offset, -2, -1), seen.diagonal(offset, -2, -1)
-            if fine.all() and bool(((line - line[..., :1]).abs() > 1e-5).any()):
+            most = line.masked_fill(~fine, -torch.inf).amax(-1)
+            least = line.masked_fill(~fine, torch.inf).amin(-1)
+            if bool((most - least > 1e-5).any()):
                 return False
+        return True
+
+    def _of_sum(self, b: Tensor) -> bool:
+        """Name a bias that depends on the sum of the positions of query and key."""
+        if not self._of_distance(b.flip(-1)):
+            return False
+        evidence = (
+            "The bias of query i and key j depends on i + j, so the same pair of tokens gets another "
+            "bias at another position."
+        )
+        self.verdict.add(
+            "bias-of-summed-positions", evidence, self._table_line() or self._mask_line()
+        )
         return True
 
     def pattern(self, hidden: Tensor, future: Tensor, line: int | None) -> None:

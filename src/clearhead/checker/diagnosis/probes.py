@@ -213,7 +213,8 @@ def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -
     idle = {}
     for name, gradient in got[0].parameters.items():
         layer = takes_last(subject.built.modules.get(name.rpartition(".")[0], ""))
-        named = role_of(name) in ("q", "k", "v", "o") and name.endswith("weight")
+        roles = ("q", "k", "v", "o", "qkv", "kv")
+        named = role_of(name) in roles and name.endswith("weight")
         if layer and named and gradient is not None:
             still = int((gradient.flatten(1).abs().amax(1) < 1e-14).sum())
             if 0 < still < len(gradient):

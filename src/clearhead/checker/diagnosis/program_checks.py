@@ -16,6 +16,14 @@ from clearhead.checker.diagnosis.reading import (
 from clearhead.checker.harness.weight_roles import role_of
 
 _NORMS = {"normalize", "norm", "vector_norm", "layer_norm", "rms_norm"}
+_PAIRS = (
+    ("q_", "k_"),
+    ("k_", "q_"),
+    ("_q", "_k"),
+    ("_k", "_q"),
+    ("query", "key"),
+    ("key", "query"),
+)
 _SUMS = {"mean", "sum", "var", "std"}
 
 
@@ -47,6 +55,70 @@ def normed_over_tokens(reading: Reading, verdict: Judgement) -> bool:
     return False
 
 
+def across_texts(reading: Reading, verdict: Judgement, before: int | None = None) -> bool:
+    """Name the step after which one text changes what comes out for another, if one does.
+
+    Args:
+        reading: The pass.
+        verdict: What was found.
+        before: Only a step before this call counts.
+    """
+    program, texts, source = reading.program, reading.texts, reading.sources[0]
+    moves = texts.get(reading.output)
+    if source.batch is None or moves is None or moves.ndim <= source.batch + 1:
+        return False
+    if moves.shape[source.batch + 1] != len(moves):
+        return False
+    by = moves.movedim(source.batch + 1, 1).flatten(2).any(-1)
+    if not bool((by & ~torch.eye(len(moves), dtype=torch.bool)).any()):
+        return False
+    line, what = None, "One sequence changes the output of another"
+    for index in sorted(program.before(reading.output)):
+        out, read = program.calls[index].out[0], [r for r in program.sources[index] if r in texts]
+        if out not in texts or not read:
+            continue
+        mixed = int(texts[out].sum(0).max()) > 1
+        lost = ~texts[out].flatten(1).any(1) & texts[read[0]].flatten(1).any(1)
+        if mixed or bool(lost.any()):
+            if before is not None and index >= before:
+                return False
+            line = program.calls[index].line
+            shape = tuple(reading.values[read[0]].shape)
+            how = "mixes several sequences" if mixed else "drops some of the sequences"
+            what += f": {program.calls[index].name} on {shape} {how}"
+            break
+    verdict.add("attends-across-batch", f"{what}.", line)
+    return True
+
+
+def ignored_inputs(reading: Reading, verdict: Judgement) -> None:
+    """An input of tokens that takes no part in the output."""
+    moves = torch.split(reading.tokens[reading.output], reading.size)
+    idle = [number for number, moved in enumerate(moves, 1) if not moved.any()]
+    if not idle or len(idle) == len(moves):
+        return
+    evidence = f"Input {idle[0]} of {len(moves)} takes no part: changing it changes no output."
+    verdict.add("input-ignored", evidence, None)
+
+
+def rescaled(reading: Reading, context: int, rate: float, verdict: Judgement) -> None:
+    """A factor of dropout after the mixed values: nn.Dropout has it already, in training."""
+    program = reading.program
+    for index in sorted(program.after(context) & program.before(reading.output)):
+        call = program.calls[index]
+        factors = [v for v in call.args if isinstance(v, float)]
+        if call.name not in ("mul", "div", "mul_", "div_") or not factors or not 0 < rate < 1:
+            continue
+        factor = 1 / factors[0] if "div" in call.name else factors[0]
+        for id, right in (
+            ("dropout-scaled-down", 1 - rate),
+            ("dropout-rescaled-twice", 1 / (1 - rate)),
+        ):
+            if abs(factor - right) < 1e-6:
+                evidence = f"With dropout {rate:g}, the output is multiplied by {factor:.3g}."
+                verdict.add(id, evidence, call.line)
+
+
 def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) -> None:
     """Projections that are built, and angles that are passed in, and take no part in the output."""
     program = reading.program
@@ -58,13 +130,14 @@ def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) 
         evidence = "The angles that are passed in have no effect on the output."
         verdict.add("rotary-unused", evidence, None)
     names = program.parameters
-    registers = {name: register for register, name in names.items()}
-    unused = [
-        name
-        for name, register in registers.items()
-        if register not in used and program.weights[name].ndim > 1 and "bias" not in name
-    ]
-    for name in unused:
+    takes = {name: register in used for register, name in names.items()}
+    for name in (name for name, used_ in takes.items() if not used_):
+        partners = {name.replace(*pair) for pair in _PAIRS} - {name}
+        if "norm" in name and any(takes.get(partner) for partner in partners):
+            evidence = f"{name} has no effect on the output, but {min(partners)} does."
+            verdict.add("norm-on-one-side", evidence, None)
+        if program.weights[name].ndim < 2 or "bias" in name:
+            continue
         evidence = f"{name} has no effect on the output."
         if role_of(name) == "o":
             verdict.add("out-proj-unused", evidence, None)
@@ -91,14 +164,9 @@ def applied_twice(reading: Reading, verdict: Judgement) -> None:
 def whole_output(reading: Reading, verdict: Judgement) -> None:
     """No text may change another one, and where the future is hidden, no later token an output."""
     output, source = reading.output, reading.sources[0]
-    if any(found.is_wrong for found in verdict.findings):
+    if any(found.is_wrong or found.id == "mask-fill-too-small" for found in verdict.findings):
         return  # that may be why
-    if source.batch is not None and output in reading.texts:
-        moves = reading.texts[output]
-        if moves.ndim > source.batch + 1 and moves.shape[source.batch + 1] == len(moves):
-            by = moves.movedim(source.batch + 1, 1).flatten(2).any(-1)
-            if bool((by & ~torch.eye(len(moves), dtype=torch.bool)).any()):
-                verdict.doubts.append("one sequence changes the output of another")
+    across_texts(reading, verdict)
     if not verdict.mask.startswith(("causal", "window")) or len(source.axes) != 1:
         return
     moves, axis = reading.tokens[output][: reading.size[0]], source.axes[0]

@@ -20,7 +20,7 @@ from clearhead.checker.diagnosis.reading import Core, Reading, Unreadable, diffe
 from clearhead.checker.harness.weight_roles import role_of
 
 _PROJECTS = {"linear", "matmul", "__matmul__", "einsum", "mm", "bmm", "addmm", "conv1d", "conv2d"}
-_MOST_FEATURES = 200
+_MOST_FEATURES = 400
 _WORDS = {"q": "query", "k": "key", "v": "value"}
 _PLURAL = {"q": "queries", "k": "keys", "v": "values"}
 # Whose weights the queries, keys and values come from, if they come from each once.
@@ -73,12 +73,18 @@ def judge_projections(reading: Reading, verdict: Judgement, order_is_said: str) 
         layout.judge_roles(verdict, order_is_said)
     with suppress(Unreadable):
         layout.judge_heads(verdict)
+    with suppress(Unreadable):
+        layout.judge_norms(verdict)
 
 
-def judge_roles(reading: Reading, parts: tuple[int, int, int], verdict: Judgement) -> None:
-    """Judge by their names whose weights these queries, keys and values come from."""
+def judge_parts(
+    reading: Reading, parts: tuple[int, int, int], heads: int, verdict: Judgement
+) -> None:
+    """Judge the weights that these queries, keys and values come from, and their positions."""
     with suppress(Unreadable):
         Layout(reading, parts).judge_roles(verdict, "", fused=False)
+    with suppress(Unreadable):
+        Layout(reading, parts, heads).judge_positions(verdict)
 
 
 class Layout:
@@ -87,10 +93,13 @@ class Layout:
     Args:
         reading: The pass.
         parts: The registers of queries, keys and values, if they are known already.
+        heads: How many heads these have.
     """
 
-    def __init__(self, reading: Reading, parts: tuple[int, int, int] | None = None) -> None:
-        self.reading = reading
+    def __init__(
+        self, reading: Reading, parts: tuple[int, int, int] | None = None, heads: int = 0
+    ) -> None:
+        self.reading, self.heads = reading, heads
         self.program = reading.program
         if parts is None:
             self.parts = self._parts(self.core)
@@ -236,9 +245,13 @@ class Layout:
                 evidence = f"The {_PLURAL[part.letter]} are not projected."
                 verdict.add(f"{_WORDS[part.letter]}-not-projected", evidence, None)
             elif letter not in ("?", part.letter):
+                own = any(role_of(name) == part.letter for name in part.names)
+                rest = "their own weights have no effect on the output"
+                start = (
+                    f"The {_PLURAL[part.letter]} are computed with the {_PLURAL[letter]}' weights"
+                )
                 evidence = (
-                    f"The {_PLURAL[part.letter]} are computed with the {_PLURAL[letter]}' weights, "
-                    f"and their own weights have no effect on the output."
+                    f"{start} first, and then with their own." if own else f"{start}, and {rest}."
                 )
                 one = len({one.projection for one in self.parts}) == 1
                 verdict.add(_TAKEN[part.letter, letter], evidence, None if one else part.line)
@@ -251,7 +264,10 @@ class Layout:
             roles = {role_of(name) for name in part.names} & {"q", "k", "v", "qkv", "kv"}
             if roles & {"qkv", "kv"}:
                 return None
-            if not roles and part.letter in every and not part.names:
+            layers = {role_of(n) for n in part.names if self.program.weights[n].ndim > 1} & roles
+            if len(layers) == 2 and part.letter in layers:
+                roles = layers - {part.letter}  # one after the other
+            if not roles and part.letter in every and part.projection is None:
                 found += "x"
             else:
                 found += roles.pop() if len(roles) == 1 else "?"
@@ -260,7 +276,7 @@ class Layout:
             return None
         # Weights of a role that is nowhere named cannot be the wrong ones.
         return "".join(
-            "?" if letter != want and letter not in own else letter
+            "?" if letter != want and letter not in (*own, "x") else letter
             for letter, want in zip(found, "qkv", strict=True)
         )
 
@@ -372,6 +388,27 @@ class Layout:
             )
             verdict.add("heads-interleaved", evidence, None)
 
+    def judge_norms(self, verdict: Judgement) -> None:
+        """A norm of the queries alone, or of the keys alone: what undoes any factor before it."""
+        queries, keys, _ = self.parts
+        if queries.projection == keys.projection and self.feeding(queries) == self.feeding(keys):
+            return  # one projection for both, as in the Reformer: only the keys are normed there
+        layers = [sum(self.program.weights[n].ndim > 1 for n in p.names) for p in self.parts[:2]]
+        if layers[0] != layers[1]:
+            return  # through a latent vector, which has a norm of its own
+        normed = []
+        for part in (queries, keys):
+            if part.projection is None:
+                return
+            values = self.reading.values
+            new = self.program.again(values, {part.projection: 3 * values[part.projection]})
+            was, now = values[part.register], new.get(part.register, values[part.register])
+            normed.append(float((now - was).abs().max()) < 0.05 * float(was.abs().max()))
+        if normed[0] != normed[1]:
+            which, other = ("queries", "keys") if normed[0] else ("keys", "queries")
+            evidence = f"The {which} are normed after their projection, and the {other} are not."
+            verdict.add("norm-on-one-side", evidence, None)
+
     # Positions.
 
     def judge_positions(self, verdict: Judgement) -> None:
@@ -380,7 +417,7 @@ class Layout:
         Every token gets the same queries, keys and values, as they leave their projections. What
         still differs from token to token is the positions' doing.
         """
-        reading, core = self.reading, self.core
+        reading = self.reading
         if len(reading.sources[0].axes) != 1 or len(reading.sources) > 1:
             return
         equal = {}
@@ -402,10 +439,7 @@ class Layout:
         if not turned["q"] and not turned["k"]:
             self._turned_in_place(verdict)
             return
-        first, second = core.dot_axes
-        assert first is not None
-        assert second is not None
-        dots = core.canonical(new[core.dots], (first, second))
+        dots = self._dots(new)
         if dots.shape[-1] != dots.shape[-2]:
             return  # keys of its own stand beside the tokens'
         verdict.rotary = True
@@ -424,6 +458,23 @@ class Layout:
             "different angles."
         )
         verdict.add("rotary-pairs-mixed", evidence, None)
+
+    def _dots(self, values: dict[int, Tensor]) -> Tensor:
+        """The products of queries and keys, (groups, queries, keys)."""
+        if not self.heads:
+            first, second = self.core.dot_axes
+            assert first is not None
+            assert second is not None
+            return self.core.canonical(values[self.core.dots], (first, second))
+        rows = [
+            values[part.register].movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
+            for part in self.parts[:2]
+            for axes in [self._row_axes(part.register)]
+        ]
+        width = rows[0].shape[-1] // self.heads
+        q, k = (t.reshape(*t.shape[:-1], -1, width).transpose(-2, -3) for t in rows)
+        dots: Tensor = q @ k.repeat_interleave(q.shape[-3] // k.shape[-3], -3).mT
+        return dots.flatten(0, -3)
 
     def _turned_in_place(self, verdict: Judgement) -> None:
         """Queries are multiplied by cosines and sines, which are the same for every token."""

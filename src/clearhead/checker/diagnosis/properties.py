@@ -12,6 +12,9 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
 
+_ALONE = "changing the first token changes no later output: no token sees another"
+_LEAK = "changing one sequence changed the output of another"
+
 
 def judge_properties(
     case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, reason: str
@@ -37,12 +40,28 @@ def judge_properties(
         failed = []
     if failed:
         evidence = f"{'; '.join(failed)}.{why}"
-        case.findings.insert(0, finding("unexplained", evidence, None, "wrong"))
+        id = _named(subject, out, failed)
+        case.findings.insert(0, finding(id, evidence, None, "wrong"))
         return case.report("wrong")
     evidence = f"It has all tested properties of attention, but what it computes is unknown.{why}"
     case.findings.append(finding("unsure", evidence, None, "edge"))
     wrong = any(found.severity == "wrong" for found in case.findings)
     return case.report("wrong" if wrong else "unsure")
+
+
+def _named(subject: Subject, out: Tensor, failed: list[str]) -> str:
+    """The mistake that a lost property is, if it can be no other one."""
+    lost = ~out.isfinite()
+    rows = lost.all(-1).all(0).nonzero().flatten().tolist()  # in which nothing is visible
+    if len(failed) == 1 and not subject.polarity and int(lost.sum()) == lost[:, 0].numel():
+        if rows == [0]:
+            return "mask-hides-self"
+        if rows == [out.shape[1] - 1]:
+            return "mask-inverted"
+    if any(one.startswith(_LEAK) for one in failed) and out.shape[0] == subject.sizes.batch:
+        return "attends-across-batch"
+    idle = "".join(one for one in failed if "no gradient reaches" in one or "are never used" in one)
+    return "values-not-mixed" if _ALONE in failed and idle else "unexplained"
 
 
 def _unknown_kind(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> str:
@@ -65,7 +84,9 @@ def _of_values(subject: Subject, inputs: probes.Inputs, out: Tensor) -> list[str
     if not out.isfinite().all():
         rows = int((~out.isfinite()).any(-1).sum())
         failed.append(f"{rows} of {out.shape[0] * out.shape[1]} output rows are NaN or infinite")
-    if out.shape[:2] != inputs[0].shape[:2]:
+    texts, tokens = inputs[0].shape[:2]
+    pooled = out.shape[0] == texts and out.shape[1] < tokens - 1  # not just one token lost
+    if out.shape[:2] != (texts, tokens) and not pooled:
         shape = tuple(out.shape)
         failed.append(f"the output's shape is {shape} for inputs {tuple(inputs[0].shape)}")
     return failed
@@ -78,10 +99,10 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
     if out.shape[:2] == inputs[0].shape[:2] and not probes.sees_others(
         session, subject, inputs, out
     ):
-        failed.append("changing the first token changes no later output: no token sees another")
+        failed.append(_ALONE)
     leak = probes.batch_leak(session, subject, inputs, out)
     if leak > 1e-7:
-        failed.append(f"changing one sequence changed the output of another by {leak:.2g}")
+        failed.append(f"{_LEAK} by {leak:.2g}")
     causal = is_causal(case, subject) == "yes"
     future = probes.future_leak(session, subject, inputs, out)
     if causal and future.size > 1e-7:
@@ -93,7 +114,8 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
     counted = text.has(r"arange|\btable|bias_table|enumerate")  # what stands where may matter
     positions |= any("Conv" in kind for kind in subject.built.modules.values() if kind != "Conv1D")
     gap, _ = probes.same_tokens(session, subject, inputs)
-    if not positions and gap > 1e-6 and not others(subject):
+    finite = bool(out.isfinite().all())  # else the gap has the same cause
+    if finite and not positions and gap > 1e-6 and not others(subject):
         failed.append(
             f"with equal tokens, the output changes with their number (by {gap:.2g}), so the "
             "weights in a row do not sum to one"
@@ -125,9 +147,9 @@ def _of_learning(case: Case, subject: Subject, inputs: probes.Inputs, out: Tenso
     idle = [n for n in idle if case.text.has(rf"\b{n.partition('.')[0]}\b")]  # else inherited
     if idle:
         failed.append(f"no gradient reaches {', '.join(idle[:4])}")
-    for name, rows in probes.idle_rows(case.session, subject, inputs, out).items():
-        size = subject.built.parameters[name][0]
-        failed.append(f"{rows} of the {size} numbers that {name} gives are never used")
-    learning.detached(case, subject, inputs, out)
+    if not learning.detached(case, subject, inputs, out):
+        for name, rows in probes.idle_rows(case.session, subject, inputs, out).items():
+            size = subject.built.parameters[name][0]
+            failed.append(f"{rows} of the {size} numbers that {name} gives are never used")
     learning.out_of_reach(case, subject, inputs, out)
     return failed

@@ -308,6 +308,12 @@ def _faithful(case: Case, subject: Subject, reading: Reading, verdict: Judgement
             return
 
 
+_NOT_HIDDEN = {
+    *("mask-fill-not-inf", "mask-result-dropped", "mask-added-not-filled"),
+    *("mask-fill-too-small", "mask-after-softmax", "softmax-twice"),
+}
+
+
 def judge_mask(case: Case, subject: Subject) -> None:
     """Pass a causal mask to a class that takes one: does it hide what it marks?
 
@@ -317,7 +323,8 @@ def judge_mask(case: Case, subject: Subject) -> None:
     takes = [p for p in case.info.forward if p.name == subject.takes_mask]
     if not takes or isinstance(takes[0].default, bool) or takes[0].annotation == "bool":
         return  # a flag
-    tried: list[Judgement] = []
+    tried: dict[str, Judgement] = {}
+    doubtful = False
     for polarity in POLARITIES:
         trial = replace(subject, polarity=polarity)
         out = call(case.session, trial, inputs_for(trial, trial.sizes.tokens))
@@ -331,19 +338,26 @@ def judge_mask(case: Case, subject: Subject) -> None:
             return  # it hides the future
         if any(f.id in ("mask-inverted", "sdpa-mask-polarity") for f in verdict.findings):
             return  # True means the other thing here
-        if verdict.doubts:
+        if verdict.doubts and polarity == "added":
             return
-        tried.append(verdict)
+        if verdict.doubts:  # ~mask of whole numbers, say
+            doubtful = True
+        else:
+            tried[polarity] = verdict
+    if doubtful and not {"keep", "hide"} <= tried.keys():
+        return
     if not tried:
         _branch_fails(case, subject)
         return
-    for verdict in tried:
+    for verdict in tried.values():
         for found in verdict.findings:
-            if found.id in ("mask-fill-not-inf", "mask-result-dropped", "mask-added-not-filled"):
+            if found.id in _NOT_HIDDEN:
                 evidence = f"With a causal mask passed in: {found.evidence}"
                 case.add(found.id, evidence, found.line)
                 return
-    if all(f.id == "no-causal-mask" for verdict in tried for f in verdict.findings):
+    if doubtful:
+        return
+    if all(f.id == "no-causal-mask" for verdict in tried.values() for f in verdict.findings):
         evidence = "A causal mask that is passed in hides nothing, whatever True means."
         case.add("mask-ignored", evidence)
 

@@ -154,7 +154,8 @@ class ScoreCheck(AttentionStep):
         right = core.head_dim**-0.5
         if abs(inside / right - 1) < 1e-4:
             return a, b  # c * tanh(scaled scores), as in pointer networks
-        if abs(usual - 1) > 1e-4 and abs(usual / right - 1) > 1e-4 and not self.expected.arguments:
+        free = abs(cap - 1) < 1e-4 or self.expected.arguments
+        if abs(usual - 1) > 1e-4 and abs(usual / right - 1) > 1e-4 and not free:
             self.verdict.doubts.append("the scores are capped in an unknown way")
             return a, b
         self.judge_scale(usual)

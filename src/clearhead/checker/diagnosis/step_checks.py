@@ -12,12 +12,15 @@ from clearhead.checker.diagnosis.mask_checks import MaskCheck
 from clearhead.checker.diagnosis.merge_checks import MergeCheck, judge_information
 from clearhead.checker.diagnosis.program import Values
 from clearhead.checker.diagnosis.program_checks import (
+    across_texts,
     applied_twice,
     beside,
+    ignored_inputs,
+    rescaled,
     unused_weights,
     whole_output,
 )
-from clearhead.checker.diagnosis.projection_checks import judge_projections, judge_roles
+from clearhead.checker.diagnosis.projection_checks import judge_parts, judge_projections
 from clearhead.checker.diagnosis.reading import Reading, Unreadable
 from clearhead.checker.diagnosis.score_checks import ScoreCheck
 from clearhead.checker.diagnosis.token_checks import TokenCheck
@@ -34,6 +37,9 @@ def judge(reading: Reading, runs: list[Values], expected: Expectation) -> Judgem
         expected: What is known of the class.
     """
     verdict = Judgement()
+    first = min((core.product for core in reading.cores), default=None)
+    if across_texts(reading, verdict, first):
+        return verdict
     if not reading.cores:
         judge_without_softmax(reading, runs, verdict, expected)
         return verdict
@@ -52,8 +58,11 @@ def judge(reading: Reading, runs: list[Values], expected: Expectation) -> Judgem
     judge_projections(reading, verdict, expected.fused_order)
     unused_weights(reading, verdict, angles_given=expected.angles)
     applied_twice(reading, verdict)
+    rescaled(reading, reading.cores[-1].context, expected.dropout, verdict)
     beside(reading, [core.context for core in reading.cores], verdict)
     whole_output(reading, verdict)
+    if not verdict.findings:
+        ignored_inputs(reading, verdict)
     if any(found.id == "scale-after-softmax" for found in verdict.findings):
         verdict.findings = [found for found in verdict.findings if found.id != "missing-scale"]
     return verdict
@@ -106,7 +115,7 @@ def judge_whole(whole: WholeAttention) -> Judgement:
     verdict = Judgement(
         heads=whole.heads, head_dim=whole.head_dim, mask=whole.mask, scale=whole.scale
     )
-    judge_roles(reading, whole.parts, verdict)
+    judge_parts(reading, whole.parts, whole.heads, verdict)
     unused_weights(reading, verdict, angles_given=False)
     applied_twice(reading, verdict)
     beside(reading, [whole.context], verdict)

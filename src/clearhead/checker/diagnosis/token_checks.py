@@ -101,10 +101,17 @@ class TokenCheck(AttentionStep):
             return
         keys = [self._inputs_of(register) for register in self.core.operands]
         values = self._inputs_of(self.core.mixed[3])
-        if keys[0] != keys[1] and values == keys[0] and len(values) == 1:
-            evidence = "The keys come from the second input, but the values come from the first."
-            if next(iter(values)) == 0:
-                self.verdict.add("unexplained", evidence, self._made(self.core.mixed[3]))
+        if keys == [{0}, {1}] and values == {0}:
+            evidence = (
+                "The keys come from the second input, and the values from the queries' input."
+            )
+        elif keys == [{0}, {0}] and values == {1}:
+            evidence = (
+                "The keys come from the queries' input, and the values from the second input."
+            )
+        else:
+            return
+        self.verdict.add("keys-and-values-apart", evidence, self._made(self.core.mixed[3]))
 
     def _inputs_of(self, register: int) -> set[int]:
         """Which inputs a register depends on."""

@@ -40,7 +40,8 @@ class WeightCheck(AttentionStep):
                 self.verdict.notes.append(_SINK)
             return True
         if axis is None:
-            self.verdict.doubts.append("the axis of the softmax could not be determined")
+            if not self.verdict.findings:  # else there is no number to tell it by
+                self.verdict.doubts.append("the axis of the softmax could not be determined")
             return False
         text = self.reading.text_axis(self.core.scores)
         if axis == queries and self._mixes_queries(keys):
@@ -85,8 +86,14 @@ class WeightCheck(AttentionStep):
         weights = torch.stack([core.canonical(v[core.mixed[1]], order) for v in self.runs])
         sums = weights.sum(-1)
         self.verdict.head_dim = core.head_dim
+        if not bool(sums.isfinite().all()):
+            raise Unreadable("the weights are NaN or infinite")
         if bool((sums - 1).abs().max() < 1e-4):
-            raise Unreadable("the weights of a row sum to one, but are not a softmax")
+            if bool((weights < -1e-4).any()):
+                evidence = "The weights of a row sum to 1, but some of them are negative."
+                self.verdict.add("no-softmax", evidence, core.line)
+                return
+            raise Unreadable("the weights of a row sum to one, but are no softmax")
         between = sorted(program.after(core.dots) & program.before(core.mixed[1]))
         named = {program.calls[i].name: program.calls[i] for i in between}
         evidence = (
@@ -179,7 +186,14 @@ class WeightCheck(AttentionStep):
             after = abs(gain / root - 1) < 1e-4 or abs(gain * math.sqrt(self._width()) - 1) < 1e-4
             rate = self.expected.dropout
             twice = 0 < rate < 1 and abs(gain * (1 - rate) - 1) < 1e-4
-            id = "dropout-rescaled-twice" if twice else "wrong-gain"
+            down = 0 < rate < 1 and abs(gain - (1 - rate)) < 1e-6
+            id = (
+                "dropout-rescaled-twice"
+                if twice
+                else "dropout-scaled-down"
+                if down
+                else "wrong-gain"
+            )
             verdict.add("scale-after-softmax" if after else id, evidence, line)
 
     def _to_sink(self, start: Tensor, end: Tensor) -> bool:

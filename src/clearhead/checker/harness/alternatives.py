@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -44,7 +44,17 @@ def alternatives(case: Case, subject: Subject) -> Iterator[Subject]:
     found = itertools.chain(
         _own_configs(case, subject), _flags(case, subject), _equal_sizes(case, subject)
     )
-    for trial in itertools.islice(found, MOST):
+    yield from _settled(case, itertools.islice(found, MOST))
+
+
+def other_flags(case: Case, subject: Subject) -> Iterator[Subject]:
+    """The class with the other value of each flag, a few at most; see `alternatives`."""
+    return _settled(case, itertools.islice(_flags(case, subject), MOST // 2))
+
+
+def _settled(case: Case, trials: Iterable[Subject]) -> Iterator[Subject]:
+    """Those of them that can be built and called."""
+    for trial in trials:
         # What is found on the way belongs to a call that may be none of the class's own.
         scratch = replace(case, findings=[], notes=[], began=time.monotonic())
         arguments = list(trial.arguments)
