@@ -196,8 +196,8 @@ class MaskCheck(AttentionStep):
         if not self._of_distance(b.flip(-1)):
             return False
         evidence = (
-            "The bias of query i and key j depends on i + j, so the same pair of tokens gets another "
-            "bias at another position."
+            "The bias of query i and key j depends on i + j, so the same pair of tokens has "
+            "another bias at another position."
         )
         self.verdict.add(
             "bias-of-summed-positions", evidence, self._table_line() or self._mask_line()
