@@ -306,3 +306,20 @@ class MergedAttention(nn.Module):
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 """
     assert "mask-branch-fails" not in ids(check(source))
+
+
+def test_positions_for_scores_are_no_attention() -> None:
+    source = """
+import torch
+from torch import nn
+
+
+class CountedPositions(nn.Module):
+    def __init__(self, dim, max_pos):
+        super().__init__()
+        self.emb = nn.Parameter(torch.randn(max_pos, dim))
+
+    def forward(self, query, logits):
+        return logits + torch.einsum("bnd,pd->bnp", query, self.emb).sum(-1, keepdim=True)
+"""
+    assert check(source).verdict == "unsure"

@@ -435,8 +435,9 @@ class Isolated(Submission):
         left = self._limits.total_seconds - self._spent
         self._asked += 1
         paced = question in ("forward", "backward", "record")
-        seconds = min(self._patience if paced else self._limits.seconds, left)
-        soon = seconds - min(1.0, seconds / 10)  # time to say where it was
+        own = self._patience if paced else self._limits.seconds
+        seconds = min(own, left)
+        soon = own - min(1.0, own / 10) if own < left else None  # time to say where it was
         header = {"id": self._asked, "question": question, "seconds": soon, **fields}
         frame = pack(header, tensors)
         began = time.monotonic()

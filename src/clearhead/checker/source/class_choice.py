@@ -116,9 +116,10 @@ def is_no_attention(case: Case, subject: Subject, inputs: probes.Inputs, out: Te
     """
     if {"q", "k", "qkv", "kv"} & {role_of(name) for name in subject.built.parameters}:
         return False
-    if subject.separate or re.search(_CLAIMS, case.info.name.lower()):
+    if re.search(_CLAIMS, case.info.name.lower()):
         return False
-    if is_attention(case.info) and _attends(case.text, around=True):
+    may = subject.separate or is_attention(case.info)
+    if may and _attends(case.text, around=True):
         return False
     return out.shape[:2] == inputs[0].shape[:2] and not probes.sees_others(
         case.session, subject, inputs, out
