@@ -70,7 +70,8 @@ def judge_projections(reading: Reading, verdict: Judgement, order_is_said: str) 
     with suppress(Unreadable):
         layout.judge_positions(verdict)
     with suppress(Unreadable):
-        layout.judge_roles(verdict, order_is_said)
+        if not layout.core.additive:  # its v is the vector that makes a score
+            layout.judge_roles(verdict, order_is_said)
     with suppress(Unreadable):
         layout.judge_heads(verdict)
     with suppress(Unreadable):
