@@ -303,9 +303,7 @@ def test_a_crash_that_may_come_from_what_was_passed_is_none():
 def test_an_object_that_is_no_tensor_is_said_to_be_one():
     source = attention("d", "g", "pass").replace("self.q(x)", "self.q(g.nodes)")
     report = check(IMPORTS + source.replace("(x)", "(g.nodes)"))
-    assert (
-        "forward reads g.nodes: it takes an object of its own kind" in report.findings[0].evidence
-    )
+    assert "forward reads g.nodes: it expects a custom object" in report.findings[0].evidence
 
 
 def test_a_block_is_checked_where_nothing_else_attends():
