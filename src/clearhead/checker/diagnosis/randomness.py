@@ -49,12 +49,15 @@ def run_twice(
     case.add("dropout-in-eval" if dropped else "random-in-eval", evidence, line)
     read: Examined | None = None
     if dropped:
+        case.dropping = True
         try:
             read = judge_steps(case, subject)
         except Unreadable:
             read = None
-        if read is not None:
+        else:
             _before_softmax(case, read)
+        finally:
+            case.dropping = False
     calm = without_dropout(case, subject)
     if calm is not None:
         out, again = (call(case.session, calm, inputs, seed=seed) for seed in (0, 1))

@@ -32,6 +32,7 @@ class Case:
         tries: How many ways to build and call it were tried.
         seed: What the sizes, the weights and the inputs are drawn with.
         asked_from: How many questions had got no answer when the examination began.
+        dropping: Whether dropout is on in evaluation, so that a pass is read without it.
         given: Whether we do not know what it was built with: an object that somebody has built, or
             a class inside an adapter.
     """
@@ -45,6 +46,7 @@ class Case:
     form: Form = field(default_factory=Form)
     given: bool = False
     doubt: bool = False
+    dropping: bool = False
     began: float = field(default_factory=time.monotonic)
     tries: int = 0
     how: str = ""
