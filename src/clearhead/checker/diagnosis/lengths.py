@@ -289,7 +289,7 @@ def _affordable(case: Case, subject: Subject) -> int:
             break
     heads = max(subject.sizes.heads, 1)
     tokens = int(few * math.sqrt(PATIENCE / seconds))
-    if tokens < LEAST and seconds * (LEAST / few) ** 2 < 4 * PATIENCE:
+    if tokens < LEAST and seconds * (LEAST / few) ** 2 < PATIENCE:
         tokens = LEAST  # worth some waiting
     return min(LONG, tokens, int(math.sqrt(MOST_NUMBERS / heads)))
 
