@@ -464,9 +464,9 @@ def test_a_file_that_cannot_be_imported_is_wrong_if_that_is_its_own_fault(defaul
     ("old", "new", "said"),
     [
         ("        m = torch.tril", "        if T > 1000:\n            m = torch.tril",
-         "On this path nothing is assigned to it before."),
+         "Nothing is assigned to it before on this path."),
         ("self.drop = nn", "self.q = nn.Linear(1, 1)\n        self.q = 5\n        self.drop = nn",
-         "The name belongs to a layer already."),
+         "A layer already has this name."),
     ],
 )  # fmt: skip
 def test_errors_that_are_its_own_whatever_is_passed_in(old, new, said):

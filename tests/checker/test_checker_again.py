@@ -132,7 +132,7 @@ def test_a_long_text_that_takes_another_way_must_give_what_its_tokens_give_once(
     assert (report.verdict == "wrong") == wrong, report
     if wrong:
         assert ids(report) == {"breaks-with-length"}
-        assert "in which each token stands several times" in report.findings[0].evidence
+        assert "where each token is repeated several times" in report.findings[0].evidence
 
 
 def test_a_window_that_only_a_long_text_shows() -> None:

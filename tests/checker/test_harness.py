@@ -8,7 +8,7 @@ from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.harness.alternatives import alternatives, mask_ways
 from clearhead.checker.harness.building import prepare
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.constructor_arguments import with_configs
+from clearhead.checker.harness.constructor_arguments import attempts_for, with_configs
 from clearhead.checker.harness.subject import Subject
 from clearhead.checker.sandbox.submission import Failure, Isolated
 from clearhead.checker.source.class_text import text_of
@@ -30,6 +30,15 @@ class Attention(nn.Module):
         return self.o((weights @ v).transpose(1, 2).flatten(2))
 """
 IMPORTS = "import torch\nfrom torch import nn\n"
+
+
+def test_no_two_sizes_are_equal():
+    """Else an axis could be taken for another one."""
+    for seed in range(200):
+        sizes = attempts_for(seed)
+        for one in (*sizes.plain, sizes.grouped, sizes.wide):
+            assert len({one.batch, one.tokens, one.heads, one.head_dim}) == 4, (seed, one)
+            assert one.d_out % one.tokens, (seed, one)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ class _Names:
 
     def __init__(self, reading: Reading, verdict: Judgement) -> None:
         self._reading = reading
-        self._sizes: dict[int, str] = {}
+        source = reading.sources[0]
+        shape = reading.values[source.register].shape
+        self._sizes = {shape[axis]: "tokens" for axis in source.axes}
         if verdict.heads > 1:
             self._sizes[verdict.heads * verdict.head_dim] = "d_out"
             self._sizes[verdict.heads] = "heads"

@@ -79,32 +79,25 @@ def attempts_for(seed: int) -> Attempts:
     if seed == 0:
         return Attempts()
     draw = random.Random(seed)
+
+    def drawn(heads: int, head_dim: int, kv_heads: int) -> Sizes:
+        """Sizes of which no two are equal, and into whose width the tokens do not go."""
+        width = heads * head_dim
+        tokens = draw.choice([n for n in (7, 8, 9, 11) if width % n and n % heads])
+        batch = draw.choice([n for n in (2, 3, 4, 5, 6) if n not in (heads, head_dim, tokens)])
+        context = draw.choice([n for n in (13, 17, 19) if n not in (width, head_dim)])
+        return Sizes(width, heads, head_dim, kv_heads, tokens, batch, context)
+
     heads, head_dim = draw.choice([(3, 5), (5, 3), (3, 7), (5, 7), (7, 3)])
-    tokens = draw.choice([n for n in (7, 8, 9, 11) if heads * head_dim % n and n % heads])
-    batch = draw.choice([n for n in (2, 3, 4, 5, 6) if n not in (heads, head_dim, tokens)])
-    context = draw.choice([n for n in (13, 17, 19) if n != heads * head_dim])
-    width = heads * head_dim
-    odd = Sizes(width - 1, heads, head_dim, heads, tokens, batch, context)
-    many, wide, shared = draw.choice([(4, 6, 2), (6, 8, 3), (6, 8, 2), (8, 6, 4), (4, 10, 2)])
-    even = replace(odd, d_in=many * wide, heads=many, head_dim=wide, kv_heads=shared)
-    large, broad = draw.choice([(8, 16), (4, 32), (16, 8), (8, 12)])
+    odd = drawn(heads, head_dim, heads)
+    even = drawn(*draw.choice([(4, 6, 2), (6, 8, 3), (6, 8, 2), (8, 6, 4), (4, 10, 2)]))
+    heads, head_dim = draw.choice([(8, 16), (4, 32), (16, 8), (8, 12)])
+    large = drawn(heads, head_dim, heads // 2)
     return Attempts(
-        (
-            odd,
-            replace(odd, d_in=width),
-            even,
-            replace(even, d_in=large * broad, heads=large, head_dim=broad, kv_heads=large // 2),
-        ),
-        replace(odd, d_in=width, heads=1, head_dim=width, kv_heads=1),
-        replace(even, d_in=many * wide - 4),
-        replace(
-            even,
-            d_in=large * broad,
-            heads=large,
-            head_dim=broad,
-            kv_heads=large // 2,
-            batch=draw.choice([3, 7, 8]),
-        ),
+        (replace(odd, d_in=odd.d_out - 1), odd, even, large),
+        replace(odd, heads=1, head_dim=odd.d_out, kv_heads=1),
+        replace(even, d_in=even.d_out - 4),
+        replace(large, batch=draw.choice([n for n in (3, 7, 9) if n != large.tokens])),
     )
 
 
