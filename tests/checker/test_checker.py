@@ -275,7 +275,7 @@ def test_a_mistake_in_no_list_is_wrong_with_the_property_that_fails() -> None:
     )
     (report,) = check(leaking)
     assert report.verdict == "wrong"
-    assert "changing token" in report.findings[0].evidence
+    assert "Changing token" in report.findings[0].evidence
 
 
 def test_a_class_in_which_no_token_sees_another_is_no_attention() -> None:

@@ -39,7 +39,8 @@ def judge_properties(
         why += f" Observed: {'; '.join(failed)}."
         failed = []
     if failed:
-        evidence = f"{'; '.join(failed)}.{why}"
+        told = "; ".join(failed)
+        evidence = f"{told[0].upper()}{told[1:]}.{why}"
         id = _named(subject, out, failed)
         case.findings.insert(0, finding(id, evidence, None, "wrong"))
         return case.report("wrong")

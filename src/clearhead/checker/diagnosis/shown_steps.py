@@ -49,6 +49,7 @@ class _Names:
         self._sizes = {shape[axis]: "tokens" for axis in source.axes}
         if verdict.heads > 1:
             self._sizes[verdict.heads * verdict.head_dim] = "d_out"
+            self._sizes[verdict.kv_heads] = "kv_heads"
             self._sizes[verdict.heads] = "heads"
         self._sizes[verdict.head_dim] = "head_dim"
         self._tokens: dict[int, int] = {}

@@ -84,7 +84,8 @@ def attempts_for(seed: int) -> Attempts:
         """Sizes of which no two are equal, and into whose width the tokens do not go."""
         width = heads * head_dim
         tokens = draw.choice([n for n in (7, 8, 9, 11) if width % n and n % heads])
-        batch = draw.choice([n for n in (2, 3, 4, 5, 6) if n not in (heads, head_dim, tokens)])
+        taken = (heads, head_dim, kv_heads, tokens)
+        batch = draw.choice([n for n in (2, 3, 4, 5, 6) if n not in taken])
         context = draw.choice([n for n in (13, 17, 19) if n not in (width, head_dim)])
         return Sizes(width, heads, head_dim, kv_heads, tokens, batch, context)
 
