@@ -205,3 +205,14 @@ def test_without_a_mask_a_decoded_token_sees_the_past_alone():
     assert check(source).verdict == "correct"
     report = check(edited(source, [SCALED]))
     assert (report.verdict, wrong(report)) == ("wrong", {"cache-differs"}), report
+
+
+def test_hidden_states_are_no_cache():
+    plain = """\
+    def forward(self, hidden_states):
+        x = hidden_states
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.h, -1)).permute(2, 0, 3, 1, 4)
+"""
+    report = check(_START + plain + _END)
+    assert report.verdict == "correct"
+    assert not any("cache" in note for note in report.notes), report

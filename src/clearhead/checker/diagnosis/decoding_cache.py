@@ -58,7 +58,8 @@ def ways_of(case: Case, subject: Subject) -> Iterator[Way]:
     held = case.text.has(rf"self\.\w*({_WORDS})\w*")
     switches = [p for p in forward if p.has_default and p.default is False]
     flags = tuple(p.name for p in switches if re.search(_WORDS, p.name.lower()))
-    pasts = [p for p in forward if _takes_past(p)]
+    tokens = {name for name, role in subject.feed if role in ("x", "q", "k", "v", "kv")}
+    pasts = [p for p in forward if _takes_past(p) and p.name not in tokens]
     positions = [p for p in forward if re.fullmatch(_PLACES, p.name.lower())]
     if not (pasts or (held and (flags or positions))):
         return
