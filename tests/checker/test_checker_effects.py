@@ -48,6 +48,29 @@ def test_the_callers_tensor_must_stay_as_it_is(source: str, expected: set[str]) 
     assert {f.id for f in report.findings if f.severity == "wrong"} == expected, report
 
 
+_DEVICE = "torch.ones(T, T, device=x.device)"
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        ("torch.ones(T, T)", {"made-on-cpu"}),
+        ("torch.arange(T).expand(T, T).ge(0).float()", {"made-on-cpu"}),
+        ("torch.ones(T, T).to(x.device)", set()),
+        ("torch.ones(T, T).type_as(x)", set()),
+        ("x.new_ones(T, T)", set()),
+        ("torch.ones_like(x[0, :, 0]).expand(T, T)", set()),
+        ("(torch.tensor(1.0) + torch.ones(T, T, device=x.device))", set()),
+    ],
+)
+def test_a_tensor_made_on_the_cpu_meets_one_that_is_not(mask: str, expected: set[str]) -> None:
+    report = check(edited(MINIMAL, [(_DEVICE, mask)]))
+    assert ids(report) == expected, report
+    for found in report.findings:
+        assert found.line == 24
+        assert "masked_fill fails in line 25" in found.evidence
+
+
 _BIAS = (
     HEAD
     + """\

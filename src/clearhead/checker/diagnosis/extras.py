@@ -9,7 +9,8 @@ from clearhead.checker.diagnosis import decoding_cache as cached
 from clearhead.checker.diagnosis import learning, lengths, long_padding, other_sizes, probes
 from clearhead.checker.diagnosis import other_uses as uses
 from clearhead.checker.diagnosis import side_effects as effects
-from clearhead.checker.diagnosis.reference import AnyReference
+from clearhead.checker.diagnosis.devices import first_meeting
+from clearhead.checker.diagnosis.reference import AnyReference, Reference
 from clearhead.checker.diagnosis.valid_lengths import valid_lengths
 from clearhead.checker.harness.building import without_dropout
 from clearhead.checker.harness.case import Case
@@ -19,7 +20,7 @@ from clearhead.checker.harness.error_messages import translate
 from clearhead.checker.harness.subject import Subject, call
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Failure
-from clearhead.checker.source.class_text import dropped_mask, made_without, may_make_on_cpu
+from clearhead.checker.source.class_text import dropped_mask, made_without
 from clearhead.checker.source.crossed_arguments import dropout_makes_bias
 
 Inputs = probes.Inputs
@@ -47,7 +48,7 @@ def examine(
     valid_lengths(case, subject, inputs, out)
     _alone(case, subject, inputs, out)
     other_sizes.same_elsewhere(case, subject, inputs, out)
-    _device(case, subject)
+    _device(case, reference)
     _other_dtypes(case, subject)
     if longer is not None:
         lengths.long_texts(case, subject, longer)
@@ -177,14 +178,18 @@ def _left(case: Case) -> bool:
     return any(found.severity == "wrong" or found.id in known for found in case.findings)
 
 
-def _device(case: Case, subject: Subject) -> None:
+def _device(case: Case, reference: AnyReference) -> None:
     """Tensors that are made on the CPU, whatever the inputs are on."""
-    if not may_make_on_cpu(case.text):
-        return  # the run takes two seconds, since it imports much of torch
-    failure = probes.device_failure(case.session, subject)
-    if failure is not None and not _left(case):
-        evidence = f"With inputs and weights on a GPU: {failure.message}"[:300]
-        case.add("made-on-cpu", evidence, made_without(case.text, "device") or failure.line)
+    if _left(case) or not isinstance(reference, Reference):
+        return
+    reading = reference.right.reading
+    found = first_meeting(reading.program, reading.values)
+    if found is not None:
+        evidence = (
+            f"A tensor of shape {found.shape} is made without a device, so it is on the CPU. With "
+            f"inputs and weights on a GPU, {found.at.name} fails in line {found.at.line}."
+        )
+        case.add("made-on-cpu", evidence, found.made.line)
 
 
 def _alone(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:

@@ -33,7 +33,7 @@ def plain_sdpa(
     scores = query @ key.transpose(-2, -1)
     scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(future, -torch.inf)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:

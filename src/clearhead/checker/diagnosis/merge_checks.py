@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -144,8 +145,7 @@ def judge_information(
         for number in range(width):
             moved = values.clone()
             view = moved.movedim(axes, rest)[(0,) * len(axes)]
-            place = torch.unravel_index(torch.tensor(number), view.shape)
-            view[tuple(place)] += 1e-4 * size
+            view[np.unravel_index(number, view.shape)] += 1e-4 * size
             new = program.again(reading.values, {context: moved})
             change = new.get(reading.output, output) - output
             columns.append(change.select(end, 0).reshape(-1).to(torch.float64))

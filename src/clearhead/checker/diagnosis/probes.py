@@ -4,7 +4,6 @@ Each probe answers a question with a number: does a later token change an earlie
 sentence change another, does every weight get a gradient, do other lengths and half precision work.
 """
 
-import re
 from dataclasses import dataclass, replace
 
 import torch
@@ -163,18 +162,6 @@ def dtype_failure(session: Session, subject: Subject, dtype: torch.dtype) -> Fai
     got = failed or call(session, other, inputs_for(other, subject.sizes.tokens))
     session.load({n: w.to(subject.dtype) for n, w in subject.weights.items()})
     return got if isinstance(got, Failure) else None
-
-
-def device_failure(session: Session, subject: Subject) -> Failure | None:
-    """What would happen on a GPU, if two devices met there."""
-    if subject.axes != "batch" or subject.ids:
-        return None
-    inputs = inputs_for(subject, subject.sizes.tokens)
-    positional, keywords = arguments_for(subject, inputs, None)
-    got = session.device(positional, keywords)
-    if got is None or not re.search(r"same device|two (different )?devices", got.message):
-        return None
-    return got
 
 
 def alone(

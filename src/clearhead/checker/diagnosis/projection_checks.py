@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -171,7 +172,7 @@ class Layout:
         axes = self._row_axes(register)
         new = self.reading.values[register].clone()
         view = new.movedim(axes, tuple(range(len(axes))))
-        place = torch.unravel_index(torch.tensor(feature), view.shape[len(axes) :])
+        place = np.unravel_index(feature, view.shape[len(axes) :])
         spot = view
         for index in reversed(place):
             spot = spot.select(-1, int(index))

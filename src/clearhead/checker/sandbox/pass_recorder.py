@@ -164,9 +164,10 @@ class Recorder(TorchFunctionMode):
         out = func(*args, **kwargs)
         results = list(out) if isinstance(out, list | tuple) else [out]
         in_place = is_in_place(name) or kwargs.get("inplace") is True
+        moved = any(isinstance(one, torch.device) for one in (*args, *kwargs.values()))
         if in_place and args and isinstance(args[0], Tensor):
             results = [args[0]]
-        elif len(results) == 1 and id(results[0]) in self._registers:
+        elif len(results) == 1 and id(results[0]) in self._registers and not moved:
             return out  # x.contiguous(), x.to(x.dtype): the same tensor
         if any(isinstance(one, Tensor) for one in results):
             kept = [self.new(one) if isinstance(one, Tensor) else -1 for one in results]

@@ -128,7 +128,7 @@ def _in_words(question: str, fields: Header, tensors: Tensors) -> str:
         'a forward pass in training on an input of shape (2, 7, 15)'
     """
     passes = {"forward": "a forward pass", "backward": "a backward pass"}
-    passes |= {"record": "a recorded forward pass", "device": "a forward pass on a GPU"}
+    passes["record"] = "a recorded forward pass"
     if question not in passes:
         return f"the answer to {question!r}"
     mode = " in training" if fields.get("train") else ""
@@ -263,13 +263,6 @@ class Submission(ABC):
         sent, fields = _pass(inputs, keywords, train, seed)
         got = self._get("record", fields, sent.tensors, read_recording)
         return got if isinstance(got, Failure) else (got, sent.tensors)
-
-    def device(
-        self, inputs: Sequence[object], keywords: Mapping[str, object] = NOTHING
-    ) -> Failure | None:
-        """Run it without numbers, as if its parameters, buffers and inputs were on a GPU."""
-        sent, fields = _pass(inputs, keywords, False, 0)
-        return self._get("device", fields, sent.tensors, lambda header, found: None)
 
     def backward(
         self,

@@ -457,29 +457,6 @@ class Worker:
             finally:
                 self.as_array = Tensor.numpy
 
-    def do_device(
-        self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
-    ) -> tuple[Header, Tensors]:
-        """A forward pass without numbers, as if everything registered were on a GPU."""
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.func import functional_call
-
-        module = self.built
-        if not isinstance(module, Module):
-            return {}, {}
-        module.train(train)
-        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        with FakeTensorMode(allow_non_fake_inputs=True), _no_grad():
-
-            def there(tensor: Tensor) -> Tensor:
-                return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
-
-            given = {name: there(tensor) for name, tensor in tensors.items()}
-            state = {name: there(tensor) for name, tensor in named.items()}
-            arguments = tuple(revive(inputs, given))
-            functional_call(module, state, arguments, revive(keywords, given))
-        return {}, {}
-
     def output(self, result: object) -> tuple[Header, Tensors]:
         """An output as kind and named tensors."""
         structure, found = flatten(result)

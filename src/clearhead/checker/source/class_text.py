@@ -272,11 +272,6 @@ def made_without(text: Text, what: str) -> int | None:
     return next(iter([*(n for n in lines if n >= start), *lines]), None)
 
 
-def may_make_on_cpu(text: Text) -> bool:
-    """Whether any line of the file makes a tensor and does not say where."""
-    return any(_makers(parsed(text.file), "device"))
-
-
 def _makers(tree: ast.AST, what: str) -> Iterator[int]:
     for statement in statements(tree):
         calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
