@@ -80,8 +80,9 @@ def ask(file: Path) -> Answer:
 
     source = file.read_text(encoding="utf-8")
     start = time.perf_counter()
-    # Without the first line's answer, and with the lines where they were.
-    reports = check_source(re.sub(r"^# expect.*", "#", source), f"{file.stem[:2]}.py")
+    # Without the answer of its first lines, and with the lines where they were.
+    asked = re.sub(r"(?m)^# (expect|why):.*", "#", source)
+    reports = check_source(asked, f"{file.stem[:2]}.py")
     findings = [f for report in reports for f in report.findings]
     return Answer(
         file.stem,
