@@ -7,6 +7,7 @@ from checker_cases import HEAD, edited
 from checker_here import check, ids
 
 from clearhead.checker.sandbox.submission import Isolated
+from clearhead.checker.source.wrapped_functions import wrapped
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
 
@@ -48,6 +49,51 @@ class SelfAttention:
         weights /= weights.sum(axis=-1, keepdims=True)
         return weights @ v, weights
 """
+# Without weights, as a function and as a class.
+_FUNCTION = """\
+import numpy as np
+
+
+def softmax(x, axis=-1):
+    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    return e / e.sum(axis=axis, keepdims=True)
+
+
+def attention(Q, K, V, mask=None):
+    scores = Q @ K.swapaxes(-1, -2) / np.sqrt(Q.shape[-1])
+    if mask is not None:
+        scores = np.where(mask, scores, -1e9)
+    return softmax(scores) @ V
+"""
+_CALLED = """
+
+class Attention:
+    def __call__(self, q, k, v):
+        return attention(q, k, v)
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        _FUNCTION,
+        f"{_FUNCTION}{_CALLED}".replace("def attention", "def mix").replace(
+            "return attention", "return mix"
+        ),
+    ],
+)
+def test_numpy_without_weights_is_judged(source: str) -> None:
+    """It was given torch's tensors, whose `max` returns two things."""
+    for text, verdict, found in (
+        (source, "correct", set()),
+        (
+            edited(source, [("softmax(scores)", "softmax(scores, axis=-2)")]),
+            "wrong",
+            {"softmax-over-queries"},
+        ),
+    ):
+        report = check("\n\n".join([text, *(one.text for one in wrapped(text))]))
+        assert (report.verdict, ids(report)) == (verdict, found), report
 
 
 @pytest.mark.parametrize("source", [_ARRAYS, _DICTIONARY])

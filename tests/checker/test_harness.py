@@ -47,6 +47,7 @@ def test_no_two_sizes_are_equal():
         ("import no_such_module\n", "", "no_such_module"),
         ("from .layers import RMSNorm, helper\n", "", "layers"),
         ("text = open('shakespeare.txt').read()\n", "", "shakespeare.txt"),
+        ("text = open('s.txt').read()\nchars = sorted(set(text))\n", "", "s.txt"),
         ("", "model = Attention(8, 2)\nprint(model.missing)\n", "missing"),
         ("", "raise SystemExit(1)\n", "SystemExit"),
     ],
@@ -415,6 +416,38 @@ class Attention(nn.Module):
 """
     _, subject = made(source)
     assert subject.d_in == subject.keywords["d_k"]
+
+
+FIXED_WIDTH = """\
+WIDTH = 64
+
+
+class Head(nn.Module):
+    def __init__(self, head_size):
+        super().__init__()
+        self.key, self.query, self.value = (nn.Linear(WIDTH, head_size) for _ in range(3))
+
+    def forward(self, x):
+        scores = self.query(x) @ self.key(x).mT * self.key.out_features**-0.5
+        return scores.softmax(-1) @ self.value(x)
+
+
+class MultiHead(nn.Module):
+    def __init__(self, num_heads, head_size):
+        super().__init__()
+        self.heads = nn.ModuleList(Head(head_size) for _ in range(num_heads))
+        self.proj = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.proj(torch.cat([head(x) for head in self.heads], dim=-1))
+"""
+
+
+def test_heads_have_the_width_that_the_file_fixes():
+    """It was built with 3 heads of size 5, which do not fit into the output projection."""
+    (report,) = check_source(IMPORTS + FIXED_WIDTH, "file.py", only="MultiHead")
+    assert report.verdict == "correct", report
+    assert (report.form.heads, report.form.head_dim, report.form.kv_heads) == (4, 16, None)
 
 
 def test_flags_are_tried_with_their_other_value():

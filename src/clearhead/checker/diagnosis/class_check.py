@@ -98,10 +98,20 @@ def check_class(
     text = text or text_of(source, info)
     info = with_configs(info, text.code, source)
     case = Case(session, info, text, filename, given=given, seed=seed)
-    wrong_name = misspelled(info)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for small tensors, several would wait for each other
+    try:
+        return _check(case)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _check(case: Case) -> Report:
+    """Build it, examine it, and try its flags with their other values."""
+    wrong_name = misspelled(case.info)
     if wrong_name is not None:
         id, name = wrong_name
-        name = name.removeprefix(f"_{info.name}")  # Python mangles __init
+        name = name.removeprefix(f"_{case.info.name}")  # Python mangles __init
         line = case.text.line(rf"def {re.escape(name)}\b")
         case.add(id, f"The class has a method named {name!r}.", line)
         return case.report()

@@ -360,7 +360,7 @@ class Layout:
                     f"heads 0 to {size - 1} do."
                 )
                 verdict.add("kv-heads-in-other-order", evidence, None)
-        elif len(groups) == 1:
+        elif len(groups) == 1 and len(heads) == verdict.heads:
             verdict.kv_heads = 1
         self._judge_merge(verdict)
 

@@ -54,7 +54,7 @@ from clearhead.checker.harness.forward_arguments import (
     ROTARY,
     feeds,
 )
-from clearhead.checker.harness.repairs import GONE, NO_FIELD, build, changes, with_field
+from clearhead.checker.harness.repairs import GONE, NO_FIELD, build, changes, with_field, with_width
 from clearhead.checker.harness.subject import (
     Subject,
     call,
@@ -245,6 +245,9 @@ def _attempts(
         if more is not None and (fields := fields + 1) < _FIELDS:
             tries.appendleft((sizes, more))
             continue
+        fitting = with_width(case, settled, sizes, given)
+        if fitting is not None:
+            tries.append(fitting)
         if not other_flags:
             tries += (other_flags := _other_flags(case, sizes, given, settled))
         id = translate(settled, "forward", case.text, sizes)

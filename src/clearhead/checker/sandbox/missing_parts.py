@@ -43,6 +43,10 @@ class _Named(type):
         """`Unpack[Kwargs]` in an annotation, or an entry of a registry."""
         return stand_in(type.__getattribute__(cls, "__name__"), cls.origin)
 
+    def __iter__(cls) -> Any:
+        """`sorted(set(text))`: without this, entry after entry would be read, for ever."""
+        raise TypeError(f"{cls.__name__!r} comes from {cls.origin!r}, which is not here")
+
 
 class StandIn(nn.Module, metaclass=_Named):
     """Something imported from a module that is not here: a class, a function or a module.

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from inspect import getattr_static
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -107,6 +107,13 @@ def array_type() -> Any:
     return getattr(sys.modules.get("numpy"), "ndarray", ())
 
 
+def knows_only_numpy(owner: object) -> bool:
+    """Whether the file of an object imports numpy, and not torch."""
+    names = vars(sys.modules.get(type(owner).__module__, object)).values()
+    homes = {one.__name__.partition(".")[0] for one in names if isinstance(one, ModuleType)}
+    return "numpy" in homes and "torch" not in homes
+
+
 def flatten(value: object) -> tuple[str, list[Tensor]]:
     """What a forward pass returned: its kind, and the tensors inside, in order."""
     if isinstance(value, Tensor):
@@ -168,14 +175,16 @@ class Leaves:
         self.plain.pop("training", None)
 
     def add_arrays(self, owner: object) -> bool:
-        """Take the arrays of an object that has no tensors; whether there are any."""
-        own = {} if isinstance(owner, Module) else getattr(owner, "__dict__", {})
+        """Take the arrays of an object that has no tensors; whether it computes with arrays."""
+        if isinstance(owner, Module):
+            return False
+        own = getattr(owner, "__dict__", {})
         found = (one for name in own for one in tensors_below(own[name], name, array_type()))
         for path, array in found:
             forward = min(array.strides, default=0) >= 0  # torch knows no steps back
             if array.dtype.kind == "f" and array.flags.writeable and forward:
                 self.parameters[path] = _from_numpy(array)
-        return bool(self.parameters)
+        return bool(self.parameters) or knows_only_numpy(owner)
 
     def add_module(self, module: Module, prefix: str) -> None:
         """Take the registered tensors of a module and of those inside it."""

@@ -113,13 +113,13 @@ def _class_for(node: ast.FunctionDef, cls: str, arrays: bool) -> Wrapped | None:
     roles = {role_of(name) for name in taken}
     if not (held and taken) and not {"q", "k", "v"} <= roles:
         return None
-    owner = "" if arrays and held else "(_torch.nn.Module)"
+    owner = "" if arrays else "(_torch.nn.Module)"
     made = "_torch.nn.Parameter(_torch.randn({}))" if owner else "_torch.randn({}).numpy()"
     lines = [
-        "import torch as _torch", "", "",
+        *(["import torch as _torch"] if owner or held else []), "", "",
         f"class {cls}{owner}:",
         f"    def __init__(self, {', '.join(told)}):",
-        *(["        super().__init__()"] if owner else []),
+        "        super().__init__()",
         *(f"        self.{name} = {name}" for name in told[1:]),
         *(f"        self.{name} = {made.format(shape)}" for name, shape in held.items()), "",
         f"    def forward(self, {', '.join(taken)}):",
