@@ -62,6 +62,37 @@ def test_what_is_missing_at_the_top_is_left_out(before, after, said):
         )
 
 
+SCRIPT = """\
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=24)
+parser.add_argument("--checkpoint", required=True)
+args = parser.parse_args()
+
+
+@torch.jit.script
+def scores_of(q, k, scale: float):
+    return q @ k.transpose(-1, -2) / scale
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(args.width, args.width) for _ in range(3))
+
+    @torch.compile
+    def forward(self, x):
+        return scores_of(self.q(x), self.k(x), float(args.width)).softmax(-1) @ self.v(x)
+"""
+
+
+def test_scripted_and_compiled_code_and_the_arguments_of_a_program():
+    """A program that wants arguments ended here; scripted code was not read."""
+    (report,) = check_source(IMPORTS + SCRIPT, "file.py")
+    assert [found.id for found in report.findings] == ["scale-twice"], report
+
+
 def test_nothing_is_said_of_a_file_that_runs():
     with Isolated(IMPORTS + CLASS, "file.py") as session:
         session.classes()

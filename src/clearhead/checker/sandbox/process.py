@@ -159,6 +159,8 @@ def command_for(
         "LANG": "C.UTF-8",
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
+        "PYTORCH_JIT": "0",  # scripted and compiled code runs as it is written, call by call
+        "TORCH_COMPILE_DISABLE": "1",
     }
     return [*prefix(way, 16 * limits.file_mib << 20, limits.data), *python], environment
 

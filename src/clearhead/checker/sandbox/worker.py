@@ -7,6 +7,7 @@ the standard library, torch, numpy, safetensors and its neighbours in this folde
 must be quick.
 """
 
+import argparse
 import ast
 import contextlib
 import inspect
@@ -528,6 +529,8 @@ def pack(header: Header, tensors: Tensors) -> bytes:
 def serve(reader: int, writer: int) -> None:
     """Answer questions until the parent closes its end."""
     torch.set_num_threads(1)
+    # Nobody gives arguments here: those of a program that have a default keep it.
+    vars(argparse)["ArgumentParser"].error = lambda *_: None
     home = _getpid()
     name = ""
     worker = Worker(lambda file: file == name, BaseException)
