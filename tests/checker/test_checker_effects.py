@@ -131,6 +131,42 @@ def test_a_weight_that_becomes_a_plain_number_never_learns(gain: str, expected: 
     assert ("never-learns" in ids(report)) == bool(expected)
 
 
+_LISTS = (
+    HEAD
+    + """\
+class Attention(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.d_k = d_model // n_heads
+        self.q, self.k, self.v = (
+            nn.ModuleList(nn.Linear(d_model, self.d_k) for _ in range(n_heads)) for _ in range(3)
+        )
+        self.o = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        heads = []
+        for i, query in enumerate(self.q):
+            s = query(x) @ self.k[i](x).mT / math.sqrt(self.d_k)
+            heads.append(s.softmax(-1) @ self.v[i](x))
+        return self.o(torch.cat(heads, -1))
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("self.v[i]", "self.v[0]", {"heads-share-weights"}),
+        ("self.k[i]", "self.k[-1]", {"heads-share-weights"}),
+        ("self.k[i]", "self.k[i]", set()),
+    ],
+)
+def test_an_index_that_stays_the_same_for_all_heads(old: str, new: str, expected: set[str]) -> None:
+    """It was a note that weights have no effect, beside the verdict "correct"."""
+    report = check(edited(_LISTS, [(old, new)]))
+    assert ids(report) == expected, report
+
+
 def test_a_weight_that_is_frozen_is_no_mistake() -> None:
     frozen = "self.gain = nn.Parameter(torch.ones(1), requires_grad=False)"
     source = edited(_GAINS, [("self.gain = nn.Parameter(torch.ones(1))", frozen)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 
@@ -139,10 +140,20 @@ def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) 
         if program.weights[name].ndim < 2 or "bias" in name:
             continue
         evidence = f"{name} has no effect on the output."
-        if role_of(name) == "o":
+        alike = [n for n in takes if _unnumbered(n) == _unnumbered(name)]
+        others = [n for n in alike if takes[n]]
+        if role_of(name) in ("q", "k", "v") and others and len(alike) == verdict.heads:
+            evidence = f"{name} has no effect on the output; {others[0]} is used in its place."
+            verdict.add("heads-share-weights", evidence, None)
+        elif role_of(name) == "o":
             verdict.add("out-proj-unused", evidence, None)
         else:
             verdict.notes.append(evidence)
+
+
+def _unnumbered(name: str) -> str:
+    """`heads.0.value.weight` and `heads.1.value.weight` belong to one list."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
 def applied_twice(reading: Reading, verdict: Judgement) -> None:
