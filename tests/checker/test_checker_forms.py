@@ -236,9 +236,30 @@ class PooledAttention(nn.Module):
 )
 
 
-def test_learned_queries_are_no_mistake():
-    """The output has as many rows as there are queries: that was once called wrong."""
-    assert check(POOLED).verdict == "unsure"
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("slots=4", "slots=4", set()),
+        (" / x.shape[-1] ** 0.5", "", {"missing-scale"}),
+        ("softmax(-1)", "softmax(-2)", {"softmax-over-queries"}),
+        ("self.v(x)\n", "self.k(x)\n", {"value-from-keys"}),
+    ],
+)
+def test_learned_queries(old, new, expected):
+    """The rows of the output belong to queries that are parameters: that was once called wrong."""
+    report = check(edited(POOLED, [(old, new)]))
+    assert (report.verdict, ids(report)) == ("wrong" if expected else "correct", expected), report
+
+
+@pytest.mark.parametrize(("mark", "expected"), [("~pad", set()), ("pad", {"padding-inverted"})])
+def test_padding_that_learned_queries_must_not_read(mark, expected):
+    hide = f"if pad is not None:\n            s = s.masked_fill(~({mark})[:, None], -1e9)"
+    edits = [
+        ("self, x)", "self, x, pad=None)"),
+        ("        return s", f"        {hide}\n        return s"),
+    ]
+    source = edited(POOLED, edits)
+    assert ids(check(source)) == expected
 
 
 GAMMA = edited(

@@ -114,16 +114,17 @@ def _padding_of(
     real = torch.ones(batch, tokens, dtype=torch.bool)
     hidden = [1, 3] if reference.mask == "causal" else [tokens - 2, tokens - 1]
     real[-1, hidden] = False  # where it is causal, no one sees padding at the end anyway
-    visible = real[:, None, None, :].expand(batch, 1, tokens, tokens)
+    visible = real[:, None, None, :].expand(batch, 1, out.shape[1], tokens)
     right = reference.output(inputs, visible)
     if right is None or right.shape != out.shape:
         return False
+    rows = real if out.shape[:2] == real.shape else torch.ones(out.shape[:2], dtype=torch.bool)
     answers = [with_mask(case, subject, inputs, name, marks) for marks in (real, ~real)]
     runs = [got for got in answers if got is not None and got.shape == out.shape]
     if len(runs) < 2 or all(difference(got, out) < 1e-12 for got in runs):
         return False
     keeps, hides = runs
-    if difference(hides[real], right[real]) < 1e-5:
+    if difference(hides[rows], right[rows]) < 1e-5:
         if _said_real(case.text, name):
             case.add(
                 "padding-inverted",
@@ -131,7 +132,7 @@ def _padding_of(
                 "is what you get when only the padding is seen.",
             )
         return True
-    if difference(keeps[real], right[real]) < 1e-5:
+    if difference(keeps[rows], right[rows]) < 1e-5:
         if "pad" in name.lower() and not _marks_real(case.text):
             case.add(
                 "padding-inverted",
@@ -140,7 +141,7 @@ def _padding_of(
             )
         return True
     idle = all(difference(got, out) < 1e-5 for got in runs)  # a number added to a whole row
-    for got in runs:
+    for got in runs if rows is real else ():
         if difference(got[real], out[real]) > 1e-5:
             continue
         if difference(got[~real], out[~real]) < 1e-5 and not (idle and _MASK.search(name.lower())):

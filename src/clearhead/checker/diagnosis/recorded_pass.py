@@ -95,7 +95,11 @@ def record(case: Case, subject: Subject) -> Reading:
     inputs = inputs_for(subject, subject.sizes.tokens)
     program, output, given = recorded(case, subject, inputs)
     try:
-        return Reading(program, _sources(subject, program, given), output)
+        sources = _sources(subject, program, given)
+        reading = Reading(program, sources, output)
+        if not reading.cores:
+            reading = _with_learned_queries(reading) or reading
+        return reading
     except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
 
@@ -187,6 +191,28 @@ def _sources(
     if not found:
         raise Unreadable("its inputs could not be found in the recorded pass")
     return tuple(found)
+
+
+def _with_learned_queries(reading: Reading) -> Reading | None:
+    """The pass with a parameter as another text, if its rows are queries that read the tokens."""
+    program = reading.program
+    for register in program.parameters:
+        rows = reading.values[register].ndim - 2
+        calls = [program.calls[i].name for i in program.users.get(register, ())]
+        if rows < 0 or "linear" in calls:
+            continue
+        trial = Reading(
+            program, (Source(register, None, (rows,)), *reading.sources), reading.output
+        )
+        learned, *given = torch.split(torch.arange(sum(trial.size)), trial.size)
+        operands = [[trial.tokens[r] for r in core.operands] for core in trial.cores]
+        if operands and all(
+            any(moves[learned].any() for moves in pair)
+            and not any(moves[learned].any() and moves[torch.cat(given)].any() for moves in pair)
+            for pair in operands
+        ):
+            return trial
+    return None
 
 
 def judge_steps(case: Case, subject: Subject, causal: str = "") -> Examined:
