@@ -56,6 +56,26 @@ def normed_over_tokens(reading: Reading, verdict: Judgement) -> bool:
     return False
 
 
+def softmax_of_one(reading: Reading, verdict: Judgement) -> bool:
+    """Whether scores go through a softmax over an axis with one entry, which makes them all 1."""
+    program = reading.program
+    for index in sorted(program.before(reading.output)):
+        call = program.calls[index]
+        dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
+        if call.name != "softmax" or not isinstance(dim, int):
+            continue
+        scores = reading.places(index)[0]
+        shape = tuple(reading.values[scores].shape)
+        if reading.depends(scores) and shape[dim] == 1:
+            evidence = (
+                f"The softmax runs over axis {dim % len(shape)} of {shape}, which has one entry: "
+                "every weight is 1."
+            )
+            verdict.add("softmax-over-queries", evidence, call.line)
+            return True
+    return False
+
+
 def across_texts(reading: Reading, verdict: Judgement, before: int | None = None) -> bool:
     """Name the step after which one text changes what comes out for another, if one does.
 

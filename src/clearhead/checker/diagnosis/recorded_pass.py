@@ -12,7 +12,7 @@ from clearhead.checker.diagnosis.inlining import inlined
 from clearhead.checker.diagnosis.intent import fused_order, is_causal, unscaled_on_purpose
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values, registers_in
-from clearhead.checker.diagnosis.program_checks import normed_over_tokens
+from clearhead.checker.diagnosis.program_checks import normed_over_tokens, softmax_of_one
 from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable, is_same
 from clearhead.checker.diagnosis.step_checks import judge, judge_whole
 from clearhead.checker.diagnosis.whole_attention import WholeAttention, find_whole
@@ -265,6 +265,8 @@ def _judged(
     problem = ""
     steps = Judgement()
     if normed_over_tokens(reading, steps):
+        return steps, None
+    if not reading.cores and softmax_of_one(reading, steps):
         return steps, None
     try:
         steps = judge(reading, runs, expected)
