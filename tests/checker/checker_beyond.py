@@ -180,6 +180,7 @@ UNUSUAL: dict[str, str] = {
     "rotary": HEAD + _ROPE,
     "rotary, angles given": HEAD + _GIVEN_ANGLES,
     "rotary, angles as complex numbers": HEAD + _COMPLEX,
+    "rotary, pairs of cosine and sine": HEAD + edited(_COMPLEX, [("pairs * freqs_cis[:, None]", "pairs * torch.view_as_complex(freqs_cis.view(t.size(1), 1, -1, 2))")]),
     "causal must be said": _ASKED,
     "a mask for decoders only": edited(_ASKED, [("causal: bool,", "in_encoder=True,"), ("self.causal = causal", "self.in_encoder = in_encoder"), ("if self.causal", "if not self.in_encoder")]),
     "an encoder with a context length for its positions": edited(_BLOCK_SIZE, [("        self.block_size = block_size\n", "        self.place = nn.Embedding(block_size, dim)\n        nn.init.zeros_(self.place.weight)\n"), ("        B, N, D = x.shape\n", "        B, N, D = x.shape\n        x = x + 0 * self.place.weight[:N]\n")]),

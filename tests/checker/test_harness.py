@@ -490,6 +490,12 @@ def test_flags_are_tried_with_their_other_value():
     assert len(ways) <= 6
 
 
+def test_a_mask_of_heads_is_no_mask_of_tokens():
+    """BERT takes both; the note was that no usual meaning of the mask explains the output."""
+    _, subject = made(attention("d", "x, attention_mask=None, head_mask=None", "pass"))
+    assert [name for name, role in subject.feed if role == "mask"] == ["attention_mask"]
+
+
 def test_masks_come_in_both_meanings():
     _, subject = made(attention("d", "x, mask=None", "pass"))
     ways = list(mask_ways(subject))

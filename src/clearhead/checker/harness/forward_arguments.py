@@ -23,9 +23,11 @@ _ANGLES = {
 ANGLE_ROLES = tuple(_ANGLES)
 ANGLES = {name: role for role, names in _ANGLES.items() for name in names.split()}
 # The angles as (tokens, head_dim) in two halves or in pairs, as (tokens, head_dim / 2), as complex
-# numbers, or plain; the first ones also with a batch axis, or with axes for batch and heads.
+# numbers, as pairs of cosine and sine, or plain; the first ones also with a batch axis, or with axes
+# for batch and heads.
 ROTARY = (
-    "halves", "pairs", "narrow", "halves-batch", "pairs-batch", "narrow-batch", "complex", "plain",
+    "halves", "pairs", "narrow", "halves-batch", "pairs-batch", "narrow-batch", "complex",
+    "stacked", "plain",
     "halves-heads", "pairs-heads", "narrow-heads",
 )  # fmt: skip
 
@@ -74,7 +76,8 @@ def feeds(
         must = place > 0 and not parameter.has_default
         other = next((role for role, known in _OTHERS if re.search(known, small)), "")
         called = (alias or {}).get(name, "").lower()
-        if ("mask" in small and "pad" not in small) or (must and small.startswith("adj")):
+        mask = "mask" in small and not re.search(r"pad|head", small)
+        if mask or (must and small.startswith("adj")):
             found.append((name, "mask"))
         elif small in ANGLES:
             found.append((name, ANGLES[small]))
@@ -151,6 +154,8 @@ def rotary_tables(
     turns = angles
     if kind == "complex":
         turns = torch.polar(torch.ones_like(angles), angles)
+    elif kind == "stacked":
+        turns = torch.stack([angles.cos(), angles.sin()], dim=-1).to(dtype)
     elif kind.startswith("halves"):
         angles = torch.cat([angles, angles], dim=-1)
     elif kind.startswith("pairs"):
