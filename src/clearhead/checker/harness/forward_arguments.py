@@ -23,8 +23,8 @@ _ANGLES = {
 ANGLE_ROLES = tuple(_ANGLES)
 ANGLES = {name: role for role, names in _ANGLES.items() for name in names.split()}
 # The angles as (tokens, head_dim) in two halves or in pairs, as (tokens, head_dim / 2), as complex
-# numbers, as pairs of cosine and sine, or plain; the first ones also with a batch axis, or with axes
-# for batch and heads.
+# numbers, as pairs of cosine and sine, or plain; the first ones also with a batch axis, or with
+# axes for batch and heads.
 ROTARY = (
     "halves", "pairs", "narrow", "halves-batch", "pairs-batch", "narrow-batch", "complex",
     "stacked", "plain",
