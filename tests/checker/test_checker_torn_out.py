@@ -3,6 +3,8 @@
 import pytest
 from checker_here import check, ids
 
+from clearhead.checker.diagnosis.file_check import check_source
+
 REGISTRY = """
 import torch
 from torch import nn
@@ -95,12 +97,79 @@ class StarAttention(Module):
 """
 
 
+HELPERS = """
+import torch
+from torch import nn
+from .common import checkpoint, conv_nd, exists, default, get_logger, normalization, zero_module
+
+log = get_logger(__name__)
+
+
+class WaveAttention(nn.Module):
+    def __init__(self, channels, heads, unit=None):
+        super().__init__()
+        log.warning_once("built")
+        self.heads, self.scale = heads, default(unit, channels // heads) ** -0.5
+        self.norm = normalization(channels)
+        self.qkv = conv_nd(1, channels, 3 * channels, 1)
+        self.out = zero_module(conv_nd(1, channels, channels, 1))
+
+    def forward(self, x):
+        return checkpoint(self._forward, (x,), self.parameters(), True)
+
+    def _forward(self, x):
+        b, c, *_ = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(b, 3 * self.heads, -1, x.shape[-1]).chunk(3, dim=1)
+        weights = (q.transpose(-1, -2) @ k * self.scale).softmax(-1)
+        return x + self.out((v @ weights.transpose(-1, -2)).reshape(b, c, -1))
+"""
+
+FUSED = """
+import torch
+from torch import nn
+from flash_attn import flash_attn_func
+from xformers.ops import memory_efficient_attention
+from .rope import apply_rotary_emb
+
+
+class FusedAttention(nn.Module):
+    def __init__(self, dim, n_heads, n_kv_heads, flash=False):
+        super().__init__()
+        self.hd, self.flash, self.copies = dim // n_heads, flash, n_heads // n_kv_heads
+        self.q, self.kv = nn.Linear(dim, dim), nn.Linear(dim, 2 * n_kv_heads * self.hd)
+        self.out = nn.Linear(dim, dim)
+
+    def forward(self, x, freqs_cis):
+        q, k, v = self.q(x), *self.kv(x).chunk(2, -1)
+        q, k, v = (t.unflatten(-1, (-1, self.hd)) for t in (q, k, v))
+        q, k = apply_rotary_emb(q, k, freqs_cis=freqs_cis)
+        if self.flash:
+            return self.out(flash_attn_func(q, k, v).flatten(2))
+        k, v = (t.repeat_interleave(self.copies, dim=2) for t in (k, v))
+        return self.out(memory_efficient_attention(q * 1, k, v).flatten(2))
+"""
+
+
+def test_rotary_positions_that_are_missing_are_left_out_and_that_is_said() -> None:
+    (report,) = check_source(FUSED, "file.py")
+    assert report.verdict == "correct", report
+    assert any("apply_rotary_emb is missing" in note for note in report.notes)
+
+
+def test_a_function_that_is_missing_is_named() -> None:
+    source = WRAPPERS.replace("if gpu_is_there():", "if x is not None:")
+    report = check(source)
+    assert report.verdict == "error"
+    assert "'fast_attention' comes from 'parts', which is not here" in str(report.findings[0])
+
+
 @pytest.mark.parametrize(
     ("source", "old"),
     [
         (REGISTRY, " * scaling"),
         (WRAPPERS, " / q.shape[-1] ** 0.5"),
         (STARRED, " / np.sqrt(q.shape[-1])"),
+        (HELPERS, " * self.scale"),
     ],
 )
 def test_what_is_missing_is_stood_in_for(source: str, old: str) -> None:

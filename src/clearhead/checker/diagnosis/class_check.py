@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import extras, learning, lengths, probes
+from clearhead.checker.diagnosis.channel_attention import OVER_CHANNELS, is_over_channels
 from clearhead.checker.diagnosis.intent import SCALES, is_causal, scale_set_by, unscaled_on_purpose
 from clearhead.checker.diagnosis.judgement import Judgement, StepFinding
 from clearhead.checker.diagnosis.plain_form import PlainForm, plain_form
@@ -141,6 +142,9 @@ def _examine(case: Case, subject: Subject) -> Report:
     if is_no_attention(case, subject, inputs, out):
         case.findings.append(finding("unsure", NO_ATTENTION, None, "edge"))
         return replace(case.report("unsure"), is_attention=False)
+    if is_over_channels(case, subject):
+        case.findings.append(finding("unsure", OVER_CHANNELS, None, "edge"))
+        return case.report("unsure")
     subject, out, read = _read(case, subject, inputs, out)
     judge_default(case, subject)
     if isinstance(read, str):

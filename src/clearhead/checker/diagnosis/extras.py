@@ -10,6 +10,7 @@ from clearhead.checker.diagnosis import learning, lengths, long_padding, other_s
 from clearhead.checker.diagnosis import other_uses as uses
 from clearhead.checker.diagnosis import side_effects as effects
 from clearhead.checker.diagnosis.devices import first_meeting
+from clearhead.checker.diagnosis.intent import masks_switched_off
 from clearhead.checker.diagnosis.reference import AnyReference, Reference
 from clearhead.checker.diagnosis.valid_lengths import valid_lengths
 from clearhead.checker.harness.building import without_dropout
@@ -284,6 +285,8 @@ def _mask_argument(
                 return
             ran.append(got)
     if ran and all(difference(got, out) < 1e-9 for got in ran):
+        if masks_switched_off(subject):
+            return
         line = dropped_mask(case.text)
         id = "mask-ignored" if line is None else "mask-result-dropped"
         case.add(id, "A mask that hides 40 % of the entries changes nothing.", line)

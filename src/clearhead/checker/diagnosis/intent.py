@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.constructor_arguments import asks_for_causal, meaning_of
+from clearhead.checker.harness.constructor_arguments import asks_for_causal, each_field, meaning_of
 from clearhead.checker.harness.subject import Subject
 from clearhead.checker.source.class_text import expects_causal
 
@@ -40,6 +40,19 @@ def unscaled_on_purpose(case: Case) -> bool:
     """Whether the source says that the scores have no scale, as T5's have none."""
     said = re.search(_NO_SCALE, case.text.source) is not None
     return said or "T5" in case.info.name
+
+
+def masks_switched_off(subject: Subject) -> bool:
+    """Whether a flag of the object, or of a part of it, turns masks off: `mask_flag=False`."""
+    off: list[str] = []
+
+    def seen(name: str, value: object) -> object:
+        off.extend([name] if value is False and "mask" in name.lower() else [])
+        return value
+
+    for name, value in {**subject.built.plain, **subject.keywords}.items():
+        each_field(value, seen, name)
+    return bool(off)
 
 
 def fused_order(case: Case) -> str:

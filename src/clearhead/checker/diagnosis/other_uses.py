@@ -133,7 +133,7 @@ def _padding_of(
             )
         return True
     if difference(keeps[rows], right[rows]) < 1e-5:
-        if "pad" in name.lower() and not _marks_real(case.text):
+        if _marks_padding(case.text, name):
             case.add(
                 "padding-inverted",
                 f"With {name} True at two padding tokens, the output is what you get when only "
@@ -284,19 +284,30 @@ _HIDDEN = (
 )
 
 
-def _marks_real(text: Text) -> bool:
-    """Whether the source says that 1 or True marks the real tokens."""
-    return re.search(_REAL, text.source) is not None
+def _marks_padding(text: Text, name: str) -> bool:
+    """Whether an argument's name says that True marks the padding, and nothing in the source else.
+
+    What the source says of the argument counts before its name, also in words that are not known.
+    """
+    if "pad" not in name.lower() or re.search(_REAL, text.source):
+        return False
+    told = [line for line in _said_of(text, name) if {"1", "True"} & {*re.findall(r"\w+", line)}]
+    return not told or any(re.search(_HIDDEN, line) for line in told)
 
 
 def _said_real(text: Text, name: str) -> bool:
     """Whether the source says so of this very argument: `mask: (B, S), 1 = token`."""
+    told = _said_of(text, name)
+    real = [line for line in told if re.search(_REAL, line)]
+    return bool(real) and not any(re.search(_HIDDEN, line) for line in told)
+
+
+def _said_of(text: Text, name: str) -> list[str]:
+    """The lines of comments and docstrings that begin with an argument's name."""
     own = rf"(\W*|.*[.;] ){re.escape(name)}\b(?!\s*=)"
     lines = text.source.splitlines()
-    told = [
+    return [
         " ".join(lines[place : place + (3 if line.rstrip().endswith(":") else 1)])
         for place, line in enumerate(lines)
         if re.match(own, line)
     ]
-    real = [line for line in told if re.search(_REAL, line)]
-    return bool(real) and not any(re.search(_HIDDEN, line) for line in told)

@@ -114,6 +114,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
     positions = text.has(r"rope|rotary|[Pp]osition|alibi|rel_pos|relative|\bcos\b|\bfreqs")
     counted = text.has(r"arange|\btable|bias_table|enumerate")  # what stands where may matter
     positions |= any("Conv" in kind for kind in subject.built.modules.values() if kind != "Conv1D")
+    positions |= text.uses("unfold( fold( Unfold( Fold(")  # neighbours, fewer of them at the edge
     gap, _ = probes.same_tokens(session, subject, inputs)
     finite = bool(out.isfinite().all())  # else the gap has the same cause
     if finite and not positions and gap > 1e-6 and not others(subject):
@@ -122,7 +123,8 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
             "weights in a row do not sum to one"
         )
     ordered = causal or positions or counted or bool(subject.polarity) or text.has("mask")
-    ordered |= any(role.startswith("tensor") for _, role in subject.feed)  # positions, perhaps
+    roles = [role for _, role in subject.feed]
+    ordered |= any(role.startswith("tensor") or role in ("grid", "rows") for role in roles)
     if not ordered and future.size > 1e-7:
         moved = probes.permutation_gap(session, subject, inputs, out)
         if moved > 1e-6:

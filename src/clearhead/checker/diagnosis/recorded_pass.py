@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.inlining import inlined
-from clearhead.checker.diagnosis.intent import fused_order, is_causal, unscaled_on_purpose
+from clearhead.checker.diagnosis.intent import (
+    fused_order,
+    is_causal,
+    masks_switched_off,
+    unscaled_on_purpose,
+)
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values, registers_in
 from clearhead.checker.diagnosis.program_checks import normed_over_tokens, softmax_of_one
@@ -34,6 +39,7 @@ from clearhead.checker.harness.subject import (
 )
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.answers import Leaf, Recording
+from clearhead.checker.sandbox.missing_parts import turns
 from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_text import raises_at
 
@@ -250,7 +256,7 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> Examined:
         window=subject.sizes.window,
         unscaled=unscaled_on_purpose(case),
         fused_order=fused_order(case),
-        angles=bool(subject.rotary),
+        angles=bool(subject.rotary) and not any(map(turns, case.session.missing)),
         heads=tuple(head_counts(subject)),
     )
     verdict, whole = _judged(reading, runs, expected)
@@ -387,6 +393,8 @@ def judge_mask(case: Case, subject: Subject) -> None:
                 case.add(found.id, evidence, found.line)
                 return
     if doubtful:
+        return
+    if masks_switched_off(subject):
         return
     if all(f.id == "no-causal-mask" for verdict in tried.values() for f in verdict.findings):
         evidence = "A causal mask that is passed in hides nothing, whatever True means."

@@ -58,8 +58,10 @@ class TokenCheck(AttentionStep):
             if int(rows.sum(0).max()) > 1:
                 continue
             tokens = rows.float().argmax(0)  # the token of each row
+            tokens = tokens.masked_fill(~rows.any(0), -1)  # rows of zeros beside the tokens
             flat = tokens.reshape(-1, tokens.shape[-1]).tolist()
-            return any(not self._all_alike(row, len(moves)) for row in flat)
+            groups = [[token for token in row if token >= 0] for row in flat]
+            return any(not self._all_alike(row, len(moves)) for row in groups)
         return True
 
     @staticmethod

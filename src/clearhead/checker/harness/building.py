@@ -263,9 +263,14 @@ _REFUSES = ("AssertionError", "ValueError")
 def _other_flags(
     case: Case, sizes: Sizes, keywords: dict[str, object], failure: Failure
 ) -> list[tuple[Sizes, dict[str, object]]]:
-    """The arguments with the other value of one flag, for a class that refuses what it gets."""
+    """The arguments with the other value of one flag, for a class that refuses what it gets.
+
+    Or that lacks an attribute of its own: a layer that it has with another value of a flag only.
+    """
     values = {p.name: keywords.get(p.name, p.default) for p in case.info.init}
-    flags = [n for n, v in values.items() if isinstance(v, bool) and failure.type in _REFUSES]
+    lacks = f"'{case.info.name}' object has no attribute" in failure.message
+    refuses = failure.type in _REFUSES or lacks
+    flags = [n for n, v in values.items() if isinstance(v, bool) and refuses]
     return [(sizes, {**keywords, name: not values[name]}) for name in flags]
 
 
@@ -475,6 +480,8 @@ def _in_order(case: Case, subject: Subject) -> Subject | Failure:
     spare: Subject | None = None
     polarities = [("", "nn"), *itertools.product(POLARITIES, ["nn"])]
     polarities += itertools.product(POLARITIES, MASK_SHAPES[1:])
+    rank = case.usage.ranks.get(subject.takes_mask, 0)
+    polarities[1:] = sorted(polarities[1:], key=lambda one: rank > 0 and len(one[1]) != rank)
     must = any(p.name == subject.takes_mask and not p.has_default for p in case.info.forward)
     for polarity, shape in polarities if subject.takes_mask else polarities[:1]:
         wants = first is None or must or re.search(_WANTS_MASK, first.message)

@@ -146,6 +146,9 @@ _NAMES = {
     "causal": "causal is_causal masked use_mask use_causal_mask causal_mask autoregressive "
     "use_causal is_decoder is_masked apply_causal_mask",
     "rope": "rope use_rope rotary",
+    "rope_dim": "rotary_dim rotary_ndims rope_dim rot_dim qk_rope_head_dim rope_head_dim",
+    "rope_part": "rotary_pct rotary_percentage rotary_percent rope_pct rope_percent rope_fraction "
+    "rotary_fraction partial_rotary_factor partial_rotary_fraction",
     "theta": "theta rope_theta base rope_base base_freq rotary_base freq_base",
     "eps": "eps epsilon norm_eps layer_norm_eps layernorm_eps rms_norm_eps",
     "device": "device",
@@ -191,6 +194,7 @@ def likely_meaning(name: str) -> str:
 _PARTS = (
     ("p", r"drop|^p_|_p$|_prob"),
     ("device", r"device"),
+    ("rope_part", r"(rope|rotary).*(pct|percent|frac)|partial.*(factor|ratio|frac)"),
     ("theta", r"theta|base|freq"),
     ("eps", r"eps(ilon)?$"),
     ("kv_heads", r"(kv|key|value|group).*head|head.*(kv|group)"),
@@ -298,6 +302,7 @@ def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
         "heads": sizes.heads,
         "head_dim": sizes.head_dim,
         "rope_dim": turned,
+        "rope_part": turned / sizes.head_dim,
         "nope_dim": sizes.head_dim - turned,
         "kv_heads": sizes.kv_heads,
         "kv_groups": sizes.kv_heads,

@@ -17,18 +17,20 @@ _SOURCE = {
 _ANGLES = {
     "cos": "cos freqs_cos rope_cos cos_cached cosine",
     "sin": "sin freqs_sin rope_sin sin_cached sine",
-    "cos+sin": "position_embeddings cos_sin rotary_emb rotary_embeddings rope_embeddings",
+    "cos+sin": "position_embeddings cos_sin rotary_emb rotary_embeddings rope_embeddings "
+    "rotary_pos_emb image_rotary_emb pe rope rope_cache",
     "turns": "freqs_cis freqs_complex freq_cis freqs rope_freqs",
 }
 ANGLE_ROLES = tuple(_ANGLES)
 ANGLES = {name: role for role, names in _ANGLES.items() for name in names.split()}
 # The angles as (tokens, head_dim) in two halves or in pairs, as (tokens, head_dim / 2), as complex
-# numbers, as pairs of cosine and sine, or plain; the first ones also with a batch axis, or with
-# axes for batch and heads.
+# numbers, or plain; the first ones also with a batch axis, or with axes for batch and heads, which
+# stand before the tokens or around them; or as (cos, sin) in one table
+# (tokens, head_dim / 2, 2), or as matrices (1, 1, tokens, head_dim / 2, 2, 2).
 ROTARY = (
-    "halves", "pairs", "narrow", "halves-batch", "pairs-batch", "narrow-batch", "complex",
-    "stacked", "plain",
-    "halves-heads", "pairs-heads", "narrow-heads",
+    "halves", "pairs", "narrow", "halves-batch", "pairs-batch", "narrow-batch", "complex", "plain",
+    "halves-heads", "pairs-heads", "narrow-heads", "halves-first", "pairs-first", "narrow-first",
+    "stacked", "matrices",
 )  # fmt: skip
 
 # Height and width, where the tokens are pixels in one row.
@@ -39,7 +41,7 @@ _SIDES = {"rows": {"h", "height", "rows"}, "columns": {"w", "width", "cols", "co
 _OTHERS = (
     ("cumulative", r"^cu_?(seq)?_?len|cumulative|^seq_?offsets$"),
     ("grid", r"^(grid(_size|_shape)?|hw|h_w|hw_shape|spatial_(shape|size)|resolution|"
-             r"(patch|feat)_(grid|size))$"),
+             r"(patch|feat)_(grid|size)|x?_?size)$"),
     ("positions", r"^(input_)?pos(ition)?(s|_ids)$|^input_pos$"),
     ("lengths", r"valid_?len|lengths$|lens$"),
     ("length", r"len"),
@@ -71,7 +73,7 @@ def feeds(
     sides = {side for side, known in _SIDES.items() if {n.lower() for n in names} & known}
     for place, parameter in enumerate(parameters):
         name = parameter.name
-        role = role_of(name)
+        role = role_of(name) if name in inputs else ""
         small = name.lower()
         must = place > 0 and not parameter.has_default
         other = next((role for role, known in _OTHERS if re.search(known, small)), "")
@@ -154,8 +156,6 @@ def rotary_tables(
     turns = angles
     if kind == "complex":
         turns = torch.polar(torch.ones_like(angles), angles)
-    elif kind == "stacked":
-        turns = torch.stack([angles.cos(), angles.sin()], dim=-1).to(dtype)
     elif kind.startswith("halves"):
         angles = torch.cat([angles, angles], dim=-1)
     elif kind.startswith("pairs"):
@@ -164,7 +164,14 @@ def rotary_tables(
         angles = angles[None]
     elif kind.endswith("-heads"):
         angles = angles[None, None]
+    elif kind.endswith("-first"):
+        angles = angles[None, :, None]
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    if kind == "stacked":
+        return dict.fromkeys(ANGLE_ROLES, torch.stack([cos, sin], dim=-1))
+    if kind == "matrices":
+        turns = torch.stack([cos, -sin, sin, cos], dim=-1).view(1, 1, *angles.shape, 2, 2)
+        return dict.fromkeys(ANGLE_ROLES, turns)
     return {"cos": cos, "sin": sin, "cos+sin": (cos, sin), "turns": turns}
 
 

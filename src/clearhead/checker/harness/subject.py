@@ -392,7 +392,7 @@ def head_width(subject: Subject) -> int:
 def turned_width(subject: Subject) -> int:
     """The width of the part of a head that gets rotary positions: all of it, as a rule."""
     names = (*subject.built.plain, *(name for name, _ in subject.info.fields))
-    parted = any(likely_meaning(name) == "rope_dim" for name in names)
+    parted = any(likely_meaning(name) in ("rope_dim", "rope_part") for name in names)
     return int(str(value_of("rope_dim", subject.sizes, set()))) if parted else head_width(subject)
 
 

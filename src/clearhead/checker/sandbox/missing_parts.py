@@ -10,6 +10,7 @@ import builtins
 import importlib
 import importlib.util
 import inspect
+import math
 import re
 import sys
 import types
@@ -58,10 +59,16 @@ class StandIn(nn.Module, metaclass=_Named):
     origin = ""
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
-        """A stand-in's object; what wraps a layer, or has a function as its default, gives that."""
-        own = _wrapped(arguments) if vars(cls).get("is_stand_in") else []
+        """A stand-in's object; what wraps a layer, or has a function as its default, gives that.
+
+        A function that gets tensors computes with them, and there is nothing to compute.
+        """
+        missing = bool(vars(cls).get("is_stand_in"))
+        own = _wrapped(arguments) if missing else []
         if len(own) == 1:
             return own[0]
+        if missing and not cls.__name__.endswith("_") and _computes((arguments, keywords)):
+            raise ImportError(f"{cls.__name__!r} comes from {cls.origin!r}, which is not here")
         made = super().__new__(cls)
         nn.Module.__init__(made)  # the missing base class may do so, as fastai's does
         return made
@@ -101,6 +108,15 @@ def _wrapped(arguments: tuple[Any, ...]) -> list[Any]:
     return layers + [one for one in functions if one.__module__ == "submission"]
 
 
+def _computes(value: Any) -> bool:
+    """Whether there is a tensor among arguments, other than a parameter that gets its values."""
+    if isinstance(value, tuple | list):
+        return any(map(_computes, value))
+    if isinstance(value, dict):
+        return any(map(_computes, value.values()))
+    return isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+
+
 def _undecorate(tree: ast.AST, space: Mapping[str, Any]) -> None:
     """Take off the decorators that come from a module that is not here."""
     for node in ast.walk(tree):
@@ -132,9 +148,104 @@ def _field(default: Any = None, **_: Any) -> Any:
     return default
 
 
+def _default(value: Any, other: Any) -> Any:
+    """A value, or what takes its place where it is None."""
+    if value is None:
+        return other() if isinstance(other, types.FunctionType) else other
+    return value
+
+
+def _itself(value: Any, *_: Any, **__: Any) -> Any:
+    """What is only marked, wrapped or given other start values."""
+    return value
+
+
+def _conv_nd(dims: int, *arguments: Any, **keywords: Any) -> Any:
+    return (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](*arguments, **keywords)
+
+
+def _group_norm(channels: int, *_: Any, **__: Any) -> Any:
+    """The norm of diffusion models: 32 groups, or fewer where the channels do not allow them."""
+    return nn.GroupNorm(math.gcd(channels, 32), channels)
+
+
+def _checkpoint(function: Any, *arguments: Any, **_: Any) -> Any:
+    """The function's own result: checkpoints only save memory."""
+    first = arguments[0] if arguments else ()
+    return function(*first) if isinstance(first, tuple | list) else function(*arguments)
+
+
+class _Logger:
+    """Takes every message, and says nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _do_nothing
+
+
+def _fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_bias: Any = None,
+    p: float = 0.0,
+    scale: float | None = None,
+    **_: Any,
+) -> Tensor:
+    """What xformers computes, for (batch, tokens, heads, width), or for heads in the batch."""
+    if attn_bias is not None and not isinstance(attn_bias, Tensor):
+        raise ImportError(f"a mask of the type {type(attn_bias).__name__!r} is not known here")
+    q, k, v = (x.transpose(1, 2) if x.ndim == 4 else x for x in (q, k, v))
+    attend = nn.functional.scaled_dot_product_attention
+    out = attend(q, k, v, attn_mask=attn_bias, dropout_p=p, scale=scale)
+    return out.transpose(1, 2) if q.ndim == 4 else out
+
+
+def _flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    **_: Any,
+) -> Tensor:
+    """What flash-attn computes, for (batch, tokens, heads, width)."""
+    if tuple(window_size) != (-1, -1):
+        raise ImportError("a window of flash_attn_func is not known here")
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    attend = nn.functional.scaled_dot_product_attention
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))  # shared heads
+    out = attend(q, k, v, dropout_p=dropout_p, scale=softmax_scale, is_causal=causal)
+    return out.transpose(1, 2)
+
+
+def _flash_packed(qkv: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
+    q, k, v = qkv.unbind(2)
+    return _flash(q, k, v, *arguments, **keywords)
+
+
+def _unturned(*tensors: Any, **_: Any) -> Any:
+    """Queries and keys without their rotation: how a missing module turns them is not known."""
+    first = tensors[0]
+    both = tensors[1:2] and isinstance(tensors[1], Tensor) and tensors[1].ndim == first.ndim
+    turned = tensors[:2] if both and tensors[1].shape[-1] == first.shape[-1] else tensors[:1]
+    return turned if len(turned) > 1 else first
+
+
+def turns(name: str) -> bool:
+    """Whether a function of this name turns queries and keys by their positions."""
+    return name.startswith(("apply_rotary", "apply_rope"))
+
+
 _EINOPS = ("rearrange", "repeat", "reduce", "einsum", "pack", "unpack", "Rearrange", "Reduce")
+# What small helpers do that every package has under the same name, and what fused kernels compute.
 _USUAL: dict[str, Any] = {
     "to_2tuple": _pair, "DropPath": nn.Dropout, "BaseModel": _Record, "Field": _field,
+    "exists": lambda value: value is not None, "default": _default, "zero_module": _itself,
+    "conv_nd": _conv_nd, "normalization": _group_norm, "checkpoint": _checkpoint,
+    "get_logger": lambda *_: _Logger(), "memory_efficient_attention": _fused,
+    "flash_attn_func": _flash, "flash_attn_qkvpacked_func": _flash_packed,
 }  # fmt: skip
 
 
@@ -145,8 +256,8 @@ def stand_in(name: str, origin: str) -> Any:
         >>> stand_in("RMSNorm", "layers.norm") is nn.RMSNorm
         True
     """
-    if name in _USUAL:
-        return _USUAL[name]
+    if name in _USUAL or turns(name):
+        return _USUAL.get(name, _unturned)
     einops = ("einops", "einops.layers.torch") if name in _EINOPS else ()
     there = [importlib.import_module(one) for one in einops if importlib.util.find_spec("einops")]
     for home in (*there, nn, nn.functional, nn.init):
@@ -207,7 +318,13 @@ def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str
             imports = isinstance(node, ast.Import | ast.ImportFrom)
             if first is None and isinstance(node, ast.ClassDef | ast.FunctionDef):
                 raise
-            space |= {n: value for n, value in _given(node, tree) if n not in space}
+            given = {n: value for n, value in _given(node, tree) if n not in space}
+            space |= given
+            notes += [
+                f"{name} is missing: rotary positions were left out."
+                for name, value in given.items()
+                if value is _unturned
+            ]
             notes += [_note(node, error)] if imports or first is None else []
             first = first or error
     if first is not None and not any(isinstance(v, type) and v.__module__ == space["__name__"]
@@ -280,7 +397,7 @@ def _note(node: ast.stmt, error: BaseException) -> str:
 
 def missing_names(space: Mapping[str, Any]) -> list[str]:
     """The names of a namespace that stand for something missing."""
-    return [name for name, value in space.items() if is_stand_in(value)]
+    return [name for name, value in space.items() if is_stand_in(value) or value is _unturned]
 
 
 class Siblings(MetaPathFinder, Loader):

@@ -5,6 +5,7 @@ Everything is read from the syntax tree; nothing runs.
 
 import ast
 import functools
+import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -255,7 +256,22 @@ def _axes(forward: ast.FunctionDef | None) -> tuple[dict[str, tuple[str, ...]], 
                 if "..." not in axes and "(" not in axes and last_name(one) not in unpacked:
                     unpacked[last_name(one)] = tuple(axis.lower() for axis in axes)
                     ranks.setdefault(last_name(one), len(axes))
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple):
+            owner, places = _changed_in_type(node.value), node.slice.elts
+            added = [isinstance(one, ast.Constant) and one.value is None for one in places]
+            whole = [isinstance(one, ast.Slice) for one in places]
+            if owner in names and any(added) and all(map(operator.or_, added, whole)):
+                ranks.setdefault(owner, sum(whole))
     return unpacked, ranks
+
+
+def _changed_in_type(node: ast.expr) -> str:
+    """The name whose tensor an expression is, in whatever type: `mask.bool()`, `mask.to(x)`."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr not in ("bool", "float", "int", "long", "to", "type"):
+            return ""
+        node = node.func.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _shape_of(node: ast.expr) -> str:
