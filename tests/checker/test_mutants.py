@@ -86,6 +86,12 @@ MISTAKES = [
     ("cross", "self.q_proj(x)", "self.q_proj(memory)", "input-ignored"),
     ("cross", "self.v_proj(memory)", "self.v_proj(x)", "keys-and-values-apart"),
     ("cross", "self.k_proj(memory)", "self.k_proj(x)", "keys-and-values-apart"),
+    (
+        "cross",
+        "t.unflatten(-1, (self.h, -1))",
+        "t.view(*x.shape[:2], self.h, -1)",
+        "fails-at-some-lengths",
+    ),
     ("causal", "self.W_k(x).view", "self.W_k(self.W_q(x)).view", "key-from-query-weights"),
     ("causal", "self.W_k(x).view", "(self.W_k(x) - x.mean(0)).view", "attends-across-batch"),
     ("causal", "self.W_v(x).view", "self.W_v(x[:1].expand(B, T, D)).view", "attends-across-batch"),
