@@ -230,6 +230,26 @@ def test_angles_that_grow_along_the_heads_are_named():
     assert "f.cos()" in ROTARY.splitlines()[line - 1]
 
 
+def test_tables_that_are_indexed_by_heads_are_named():
+    """The cosines and sines of another file, made once: no call of this pass makes them."""
+    tables = [
+        ("class ", "_ANGLES = torch.outer(torch.arange(99.0), 10000 ** -torch.linspace(0, 1, 20))\n"
+         "_COS, _SIN = _ANGLES.cos(), _ANGLES.sin()\n\n\nclass "),
+        ("f = 10000 ** (-torch.arange(0, self.hd, 2) / self.hd)",
+         "c, f = (torch.cat([t[{rows}, : self.hd // 2]] * 2, -1){axis}.to(x.dtype)"
+         " for t in (_COS, _SIN))"),
+        ("        f = torch.cat([i[:, None] * f] * 2, -1).to(x.dtype)\n", ""),
+        ("f.cos()", "c"), ("f.sin()", "f"),
+    ]  # fmt: skip
+    along = edited(ROTARY, tables)
+    right, wrong = (
+        edited(along, [("{rows}", rows), ("{axis}", axis)])
+        for rows, axis in ((":n", ""), (": self.h", "[:, None]"))
+    )
+    assert check(right).verdict == "correct"
+    assert ids(check(wrong)) == {"rotary-ignores-position"}
+
+
 @pytest.mark.parametrize("summed", ["(2, 3)", "2"])
 def test_lengths_that_are_taken_over_the_tokens_are_named(summed):
     normed = "(t * (t**2).mean({}, keepdim=True).rsqrt() for t in (q, k))\n        s = q @ k.mT /"

@@ -86,6 +86,12 @@ MISTAKES = [
     ("cross", "self.q_proj(x)", "self.q_proj(memory)", "input-ignored"),
     ("cross", "self.v_proj(memory)", "self.v_proj(x)", "keys-and-values-apart"),
     ("cross", "self.k_proj(memory)", "self.k_proj(x)", "keys-and-values-apart"),
+    (
+        "cross",
+        "t.unflatten(-1, (self.h, -1))",
+        "t.view(*x.shape[:2], self.h, -1)",
+        "fails-at-some-lengths",
+    ),
     ("causal", "self.W_k(x).view", "self.W_k(self.W_q(x)).view", "key-from-query-weights"),
     ("causal", "self.W_k(x).view", "(self.W_k(x) - x.mean(0)).view", "attends-across-batch"),
     ("causal", "self.W_v(x).view", "self.W_v(x[:1].expand(B, T, D)).view", "attends-across-batch"),
@@ -99,6 +105,12 @@ MISTAKES = [
     ("window", "triu(1 - self.w)", "triu(2 - self.w)", "window-off-by-one"),
     ("table", "i[None] - i[:, None]", "i[None] + i[:, None]", "bias-of-summed-positions"),
     ("capped", "30.0 * torch.tanh(s / 30.0)", "torch.tanh(s / 30.0)", "wrong-scale"),
+    (
+        "causal",
+        "        a = F",
+        "        s = 30.0 * torch.tanh(s / 30.0)\n        a = F",
+        "mask-fill-not-inf",
+    ),
     ("normed", "F.normalize(k, dim=-1) * 4", "k", "norm-on-one-side"),
     ("layers", "self.k_norm(k)", "k", "norm-on-one-side"),
     ("layers", "self.k_norm(k)", "self.q_norm(k)", "norm-on-one-side"),
@@ -112,6 +124,22 @@ def test_a_mistake_is_named(start, old, new, id):
     report = check(edited(STARTS[start], [(old, new)]))
     assert id in ids(report), report
     assert report.verdict == ("correct" if report.findings[0].severity == "edge" else "wrong")
+
+
+def test_heads_that_share_keys_are_never_tried_with_keys_of_their_own():
+    """It is right if no keys are shared, and that is no other use of it."""
+    shared = edited(MINIMAL, [
+        ("p=0.1, bias=True", "num_kv_heads, p=0.1, bias=True"),
+        ("self.h = h", "self.h, self.g = h, num_kv_heads"),
+        ("self.W_k = nn.Linear(d, d", "self.W_k = nn.Linear(d, d // h * num_kv_heads"),
+        ("self.W_v = nn.Linear(d, d", "self.W_v = nn.Linear(d, d // h * num_kv_heads"),
+        ("self.W_k(x).view(B, T, self.h", "self.W_k(x).view(B, T, self.g"),
+        ("self.W_v(x).view(B, T, self.h", "self.W_v(x).view(B, T, self.g"),
+        ("        s = q", "        k, v = (t.repeat_interleave(self.h // self.g, 1) for t in (k, v))\n        s = q"),
+    ])  # fmt: skip
+    wrong = edited(shared, [("// self.g, 1)", "// self.g, 2).view(q.shape)")])
+    assert check(shared).verdict == "correct"
+    assert check(wrong).verdict == "wrong"
 
 
 def test_a_window_may_count_the_tokens_before_a_token():

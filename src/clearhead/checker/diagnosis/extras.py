@@ -34,6 +34,7 @@ def examine(
     _stray(case, subject)
     uses.batch_axis(case, subject, inputs)
     longer = lengths.lengths(case, subject, reference)
+    lengths.keys_apart(case, subject, reference)
     lengths.after_another(case, subject, inputs, out)
     effects.changed_inputs(case, subject, inputs)
     effects.kept_graph(case, subject, inputs, out)

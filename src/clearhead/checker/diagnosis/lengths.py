@@ -99,6 +99,33 @@ def lengths(case: Case, subject: Subject, right: AnyReference) -> AnyReference |
     return right
 
 
+def keys_apart(case: Case, subject: Subject, right: AnyReference) -> None:
+    """Whether there may be more or fewer keys than queries, where keys have an input of their own.
+
+    That is what another text is for; of three separate inputs it may also be one text.
+    """
+    if not subject.separate or subject.axes != "batch" or subject.memory or right.mask != "none":
+        return
+    if subject.polarity or any(found.severity == "wrong" for found in case.findings):
+        return
+    severity = "wrong" if any(role == "kv" for _, role in subject.feed) else ""
+    tokens = subject.sizes.tokens
+    for seen in (tokens + 4, tokens - 3):
+        q, (_, k, v) = inputs_for(subject, tokens)[0], inputs_for(subject, seen, seed=5)
+        got = call(case.session, subject, (q, k, v))
+        if isinstance(got, Failure):
+            if got.raised:
+                evidence = f"With {tokens} queries and {seen} keys: {got.type}: {got.message}"[:300]
+                case.add("fails-at-some-lengths", evidence, got.line, severity)
+            return
+        wanted = right.output((q, k, v))
+        if wanted is not None and wanted.shape == got.shape and difference(got, wanted) > BREAKS:
+            gap = percent(difference(got, wanted))
+            evidence = f"With {tokens} queries and {seen} keys it differs from attention by {gap}."
+            case.add("breaks-with-length", evidence)
+            return
+
+
 def _reads(case: Case, subject: Subject, right: AnyReference, inputs: Inputs, got: Tensor) -> bool:
     """At this length other code runs than was read before: whether it is right too."""
     tokens = inputs[0].shape[1]

@@ -480,19 +480,22 @@ class Layout:
 
     def _turned_in_place(self, verdict: Judgement) -> None:
         """Queries are multiplied by cosines and sines, which are the same for every token."""
-        program, register = self.program, self.parts[0].register
-        for index in sorted(program.before(register), reverse=True):
-            call = program.calls[index]
+        tables: list[Tensor] = []
+        for index in sorted(self.program.before(self.parts[0].register), reverse=True):
+            call = self.program.calls[index]
             if call.name not in ("mul", "mul_", "__imul__", "multiply"):
                 continue
             for factor in self.reading.places(index):
-                made = {program.calls[i].name for i in program.before(factor)}
-                tokens = not self.reading.depends(factor)
-                if tokens and {"cos", "sin", "polar"} & made and {"arange", "outer"} & made:
-                    shape = tuple(self.reading.values[factor].shape)
+                if self.reading.depends(factor) or self.reading.is_learned(factor):
+                    continue
+                table = self.reading.values[factor]
+                pairs = [(table.real, table.imag)] if table.is_complex() else []
+                pairs += [(table, one) for one in tables if one.shape == table.shape]
+                tables += [] if table.is_complex() else [table]
+                if any(_cosines(*pair) for pair in pairs):
                     evidence = (
-                        f"Equal tokens get equal queries at every position: the cosines and sines, "
-                        f"{shape}, vary along an axis other than the tokens."
+                        "Equal tokens get equal queries at every position: the cosines and sines, "
+                        f"{tuple(table.shape)}, vary along an axis other than the tokens."
                     )
                     verdict.add("rotary-ignores-position", evidence, call.line)
                     return
@@ -520,3 +523,11 @@ class Layout:
             for offset in range(1 - dots.shape[-2], dots.shape[-1])
             for line in [dots.diagonal(offset, -2, -1)]
         )
+
+
+def _cosines(first: Tensor, second: Tensor) -> bool:
+    """Whether two tables are the cosines and sines of several angles."""
+    return (
+        bool((first.square() + second.square() - 1).abs().max() < 1e-4)
+        and float(first.abs().max() - first.abs().min()) > 1e-4
+    )

@@ -138,14 +138,16 @@ class ScoreCheck(AttentionStep):
         if self.reading.values[before].shape != self.reading.values[core.dots].shape:
             return None
         inner = fit([v[core.dots] for v in self.runs], [v[before] for v in self.runs])
+        masked = self.reading.values[core.scores][inner[1] < HIDDEN] if inner else Tensor()
+        if masked.numel() and float(masked.max()) > HIDDEN:
+            least = float(masked.min())
+            evidence = f"The cap comes after the mask: masked entries get the score {least:.3g}."
+            self.verdict.add("mask-fill-not-inf", evidence, program.calls[index].line)
+            return None
         outer = fit([v[after] for v in self.runs], [v[core.scores] for v in self.runs])
         if inner is None or outer is None:
             return None
-        (m, hidden), (n, b) = inner, outer
-        if bool((hidden < HIDDEN).any()):
-            evidence = "The cap makes hidden scores finite, so they keep a weight."
-            self.verdict.add("mask-fill-not-inf", evidence, program.calls[index].line)
-            return None
+        (m, _), (n, b) = inner, outer
         a = m * n
         usual = float(a[(b > HIDDEN) & a.isfinite()].median())
         cap = float(n[n.isfinite() & (b > HIDDEN)].median())

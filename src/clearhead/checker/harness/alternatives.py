@@ -13,6 +13,8 @@ from clearhead.checker.harness.building import settle
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import (
     constructors,
+    likely_meaning,
+    meaning_for,
     meaning_of,
     with_objects,
 )
@@ -129,9 +131,15 @@ def _flags(case: Case, subject: Subject) -> Iterator[Subject]:
 
 
 def _equal_sizes(case: Case, subject: Subject) -> Iterator[Subject]:
-    """The class with one width for everything."""
+    """The class with one width for everything, and heads that share keys if they did so."""
     tried = (subject.sizes, case.sizes.plain[0])
+    meanings = {*map(meaning_for, case.info.init)} | {
+        likely_meaning(n) for n, _ in case.info.fields
+    }
+    shared = bool({"kv_heads", "kv_groups"} & meanings)
     for sizes, arguments, keywords in constructors(case.info, usage=case.usage, sizes=case.sizes):
+        if shared and sizes.kv_heads == sizes.heads:
+            continue
         if sizes.d_in == sizes.d_out and sizes not in tried:
             kept = {n: v for n, v in subject.keywords.items() if isinstance(v, bool)}
             yield replace(

@@ -13,6 +13,7 @@ from clearhead.checker.sandbox.submission import Parameter
 from clearhead.checker.source.call_sites import class_node, method, parsed
 
 ROOM = 64  # tokens that a cache can hold
+LAYERS = 3  # more than the number of any layer
 
 
 def caches(case: Case, subject: Subject, parameter: Parameter) -> Iterator[object]:
@@ -25,6 +26,7 @@ def caches(case: Case, subject: Subject, parameter: Parameter) -> Iterator[objec
     for made in _objects(case, subject, parameter):
         yield {"__kept__": made}
     yield {"__kept__": {}}
+    yield {"__kept__": [None] * LAYERS}  # a place for each layer, which puts its own there
     yield {"__kept__": []}
     yield {"__kept__": {"__object__": "KeysAndValues", "arguments": [], "keywords": {}}}
     sizes = subject.sizes
