@@ -131,7 +131,7 @@ def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) 
         verdict.add("rotary-unused", evidence, None)
     names = program.parameters
     takes = {name: register in used for register, name in names.items()}
-    for name in (name for name, used_ in takes.items() if not used_):
+    for register, name in ((r, name) for r, name in names.items() if not takes[name]):
         partners = {name.replace(*pair) for pair in _PAIRS} - {name}
         if "norm" in name and any(takes.get(partner) for partner in partners):
             evidence = f"{name} has no effect on the output, but {min(partners)} does."
@@ -140,7 +140,8 @@ def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) 
             continue
         evidence = f"{name} has no effect on the output."
         if role_of(name) == "o":
-            verdict.add("out-proj-unused", evidence, None)
+            dropped = (program.calls[i].line for i in program.users.get(register, ()))
+            verdict.add("out-proj-unused", evidence, next(dropped, None))
         else:
             verdict.notes.append(evidence)
 
