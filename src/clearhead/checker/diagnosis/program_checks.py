@@ -42,8 +42,7 @@ def normed_over_tokens(reading: Reading, verdict: Judgement) -> bool:
         rooted = call.name in _SUMS and {"rsqrt", "sqrt"} & {*later}
         parts = program.before(sources[0])
         squared = rooted and {program.calls[i].name for i in parts} & {"pow", "square", "mul"}
-        projected = any(r in program.parameters for i in parts for r in program.sources[i])
-        if projected and (call.name in _NORMS or squared):
+        if reading.learned(sources[0]) and (call.name in _NORMS or squared):
             shape, axis = tuple(reading.values[sources[0]].shape), reading.token_axis(sources[0])
             evidence = (
                 f"{call.name} on {shape} runs over axis {axis}, the tokens: every token changes "

@@ -8,6 +8,7 @@ order of parts in a fused matrix and the order of shared heads are seen, however
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -128,16 +129,11 @@ class Layout:
     def _part(self, letter: str, register: int) -> Part:
         reading, program = self.reading, self.program
         before = program.before(register)
-        names = frozenset(
-            program.parameters[r]
-            for i in before
-            for r in reading.places(i)
-            if r in program.parameters
-        )
+        names = frozenset(program.parameters[r] for r in reading.learned(register))
         for index in sorted(before, reverse=True):
             call = program.calls[index]
             weighs = any(
-                not reading.depends(r) and reading.is_learned(r) for r in reading.places(index)
+                not reading.depends(r) and reading.learned(r) for r in reading.places(index)
             )
             if call.name in _PROJECTS and weighs and reading.depends(call.out[0]):
                 return Part(letter, register, call.out[0], call.line, names)
@@ -160,11 +156,10 @@ class Layout:
             raise Unreadable("there is no token axis")
         return [axis for axis in found if axis is not None]
 
-    def features(self, register: int) -> Tensor:
-        """A projection's result as (..., features): axes of texts and tokens first."""
+    def rows(self, register: int, values: Mapping[int, Tensor]) -> Tensor:
+        """A register as (..., features): axes of texts and tokens first."""
         axes = self._row_axes(register)
-        value = self.reading.values[register]
-        return value.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
+        return values[register].movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
 
     def changed(self, register: int, feature: int) -> Tensor:
         """A projection's result, with one feature changed for every token."""
@@ -190,7 +185,7 @@ class Layout:
                 continue
             if self.reading.token_axis(projection) is None:
                 raise Unreadable("a projection has no token axis")
-            width = self.features(projection).shape[-1]
+            width = self.rows(projection, self.reading.values).shape[-1]
             if width > _MOST_FEATURES:
                 raise Unreadable("a projection is too wide")
             rows = []
@@ -367,18 +362,17 @@ class Layout:
         """Whether the merged heads stand as the values' features do."""
         values = self.parts[2]
         own = self.feeding(values)
-        axes = self._row_axes(self.merged)
-        width = self.features(self.merged).shape[-1]
+        width = self.rows(self.merged, self.reading.values).shape[-1]
         if width != len(own):
             return
         goes = []
         for feature in own:
             assert values.projection is not None
-            moves = self.moved[values.projection][feature].get(self.merged)
-            if moves is None:
+            moves = self.moved[values.projection][feature]
+            if self.merged not in moves:
                 return
-            places = moves.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
-            moved = places.flatten(0, len(axes) - 1).any(0).nonzero().flatten().tolist()
+            places = self.rows(self.merged, moves)
+            moved = places.flatten(0, -2).any(0).nonzero().flatten().tolist()
             if len(moved) != 1:
                 return
             goes.append(moved[0])
@@ -467,11 +461,7 @@ class Layout:
             assert first is not None
             assert second is not None
             return self.core.canonical(values[self.core.dots], (first, second))
-        rows = [
-            values[part.register].movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
-            for part in self.parts[:2]
-            for axes in [self._row_axes(part.register)]
-        ]
+        rows = [self.rows(part.register, values) for part in self.parts[:2]]
         width = rows[0].shape[-1] // self.heads
         q, k = (t.reshape(*t.shape[:-1], -1, width).transpose(-2, -3) for t in rows)
         dots: Tensor = q @ k.repeat_interleave(q.shape[-3] // k.shape[-3], -3).mT
@@ -506,9 +496,7 @@ class Layout:
 
     def _keeps_length(self, values: dict[int, Tensor], register: int) -> bool:
         """Whether equal vectors have one length at all positions, as after a rotation."""
-        axes = self._row_axes(register)
-        rows = values[register].movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
-        lengths = rows.norm(dim=-1)
+        lengths = self.rows(register, values).norm(dim=-1)
         return bool(((lengths / lengths[..., :1] - 1).abs() < 1e-4).all())
 
     @staticmethod

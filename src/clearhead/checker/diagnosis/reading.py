@@ -265,12 +265,11 @@ class Reading:
         """Whether a register depends on the input at all."""
         return register in self.tokens and bool(self.tokens[register].any())
 
-    def is_learned(self, register: int) -> bool:
-        """Whether a register is a parameter, or made of one."""
+    def learned(self, register: int) -> frozenset[int]:
+        """The parameters that a register is made of."""
         program = self.program
-        return register in program.parameters or any(
-            r in program.parameters for i in program.before(register) for r in program.sources[i]
-        )
+        read = {r for i in program.before(register) for r in program.sources[i]}
+        return frozenset((read | {register}) & program.parameters.keys())
 
     def token_axis(self, register: int) -> int | None:
         """The axis of the tokens in a register, for whichever source it depends on."""
@@ -466,7 +465,7 @@ class Core:
         self.additive = reading.program.calls[self.product].name in _ADDS
         if self.additive:
             self.products = [self.product]
-        self.dots = self._summed(self.product, scores)
+        self.dots = self.dots_of(self.product)
         operands = [r for r in reading.places(self.product) if reading.depends(r)]
         self.operands = tuple(operands[:2])
         if len(operands) != 2:
@@ -474,11 +473,8 @@ class Core:
 
     def _first_pairs(self) -> list[int]:
         """The calls whose numbers depend on two tokens, though those of their operands do not."""
-        reading, program = self.reading, self.reading.program
-        found = []
-        for index in sorted(program.before(self.scores)):
-            if reading.is_product(index):
-                found.append(index)
+        before = sorted(self.reading.program.before(self.scores))
+        found = [index for index in before if self.reading.is_product(index)]
         if not found:
             raise Unreadable("each score depends on one token only")
         return found
@@ -493,7 +489,7 @@ class Core:
             index = reading.program.maker[operands[0]]
         return index
 
-    def all_dots(self, index: int) -> int:
+    def dots_of(self, index: int) -> int:
         """The scores that one of the products makes."""
         return self._summed(index, self.scores)
 
@@ -569,11 +565,17 @@ class Core:
         return self._summed(self.mixing, -1)
 
     @cached_property
+    def _from_weights(self) -> set[int]:
+        """The weights, and every register that is made of them."""
+        program = self.reading.program
+        after = program.after(self.weights)
+        return {out for i in after for out in program.calls[i].out} | {self.weights}
+
+    @cached_property
     def mixing(self) -> int:
         """The call that mixes the values by the weights."""
-        reading, program = self.reading, self.reading.program
+        reading, program, made = self.reading, self.reading.program, self._from_weights
         after = program.after(self.weights)
-        made = {out for i in after for out in program.calls[i].out} | {self.weights}
         for index in sorted(after & program.before(reading.output)):
             places = reading.places(index)
             others = [r for r in places if r not in made and reading.depends(r)]
@@ -593,9 +595,7 @@ class Core:
     @cached_property
     def mixed(self) -> tuple[int, int, int, int]:
         """Place and register of the weights, then of the values, in the mixing call."""
-        reading, program = self.reading, self.reading.program
-        after = program.after(self.weights)
-        made = {out for i in after for out in program.calls[i].out} | {self.weights}
+        reading, made = self.reading, self._from_weights
         places = reading.places(self.mixing)
         weights = next(p for p, r in enumerate(places) if r in made)
         values = next(p for p, r in enumerate(places) if r not in made and reading.depends(r))

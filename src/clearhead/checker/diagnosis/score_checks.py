@@ -71,9 +71,7 @@ class ScoreCheck(AttentionStep):
                 return None, None
             if names & _ROUNDS:
                 evidence = "The scores are rounded to whole numbers before the softmax."
-                lines = [self.program.calls[i] for i in sorted(self._between())]
-                line = next(call.line for call in lines if call.name in _ROUNDS)
-                verdict.add("unexplained", evidence, line)
+                verdict.add("unexplained", evidence, self._line(self._between(), _ROUNDS))
             elif {"log_softmax", "softmax"} & names:
                 verdict.add(
                     "softmax-twice",
@@ -166,7 +164,7 @@ class ScoreCheck(AttentionStep):
         core, verdict = self.core, self.verdict
         if len(core.products) < 2:
             return None
-        dots = [core.all_dots(index) for index in core.products]
+        dots = [core.dots_of(index) for index in core.products]
         scores = [v[core.scores] for v in self.runs]
         try:
             shape = scores[0].shape
@@ -325,7 +323,7 @@ class ScoreCheck(AttentionStep):
         ):
             verdict.notes.append("The scale is an argument, and the value passed is used.")
             return
-        line = self._scale_line() or line_q or line_k or core.line
+        line = self._line(self._between_scaling()) or line_q or line_k or core.line
         heads = max(self.reading.values[core.operands[0]].shape[-1] and self._width() // width, 1)
         evidence = f"The scale is {total:.3g} instead of {right:.3g}, 1 / √head_dim = 1 / √{width}."
         if abs(total - 1) < 1e-4:
@@ -359,7 +357,8 @@ class ScoreCheck(AttentionStep):
                     f"Vectors have norm 1 along axis {others[0]} of {tuple(tensor.shape)}, but "
                     f"the products sum over axis {wide[0] if wide else -1}, the width of a head."
                 )
-                self.verdict.add("norm-over-wrong-axis", evidence, self._norm_line(register))
+                line = self._line(self.program.before(register), _UNIT, last=True)
+                self.verdict.add("norm-over-wrong-axis", evidence, line)
             elif not self._learned(self.program.before(register)):
                 self.verdict.doubts.append("queries or keys are normalised in an unusual way")
             return
@@ -379,16 +378,8 @@ class ScoreCheck(AttentionStep):
         rest = squares @ gains.solution - 1
         return float(rest.abs().max()) < 1e-3
 
-    def _norm_line(self, register: int) -> int | None:
-        calls = [self.program.calls[i] for i in sorted(self.program.before(register))]
-        return next((call.line for call in reversed(calls) if call.name in _UNIT), None)
-
     def _between_scaling(self) -> set[int]:
         return {i for i in self._between() if self.program.calls[i].name in _SCALES}
-
-    def _scale_line(self) -> int | None:
-        lines = [self.program.calls[i].line for i in sorted(self._between_scaling())]
-        return next((line for line in lines if line is not None), None)
 
 
 def factor_of(reading: Reading, register: int) -> tuple[float, int | None, bool]:
@@ -427,7 +418,7 @@ def _number(reading: Reading, index: int, places: list[int], data: int) -> float
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
     others = [r for r in places if r != data]
-    if len(others) != 1 or reading.is_learned(others[0]):
+    if len(others) != 1 or reading.learned(others[0]):
         return None
     tensor = reading.values[others[0]]
     return float(tensor.reshape(-1)[0]) if tensor.numel() == 1 else None

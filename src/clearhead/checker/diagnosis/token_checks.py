@@ -111,7 +111,8 @@ class TokenCheck(AttentionStep):
             )
         else:
             return
-        self.verdict.add("keys-and-values-apart", evidence, self._made(self.core.mixed[3]))
+        line = self._line(self.program.before(self.core.mixed[3]), {"linear"})
+        self.verdict.add("keys-and-values-apart", evidence, line)
 
     def _inputs_of(self, register: int) -> set[int]:
         """Which inputs a register depends on."""

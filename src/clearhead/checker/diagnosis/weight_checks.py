@@ -124,9 +124,7 @@ class WeightCheck(AttentionStep):
         names = self.program.parameters
         roles = []
         for register in self.core.operands:
-            calls = self.program.before(register)
-            used = {role_of(names[r]) for i in calls for r in self.reading.places(i) if r in names}
-            roles.append(used & {"q", "k"})
+            roles.append({role_of(names[r]) for r in self.reading.learned(register)} & {"q", "k"})
         if roles[place] and roles[place] != roles[1 - place]:
             return roles[place] == {"q"}
         return place == 0  # queries @ keys, as most people write it
@@ -141,11 +139,7 @@ class WeightCheck(AttentionStep):
         between = self.program.after(core.weights) & self.program.before(core.mixed[1])
         names = {self.program.calls[i].name for i in between}
         if core.softmax in between or names & {"softmax", "log_softmax"}:
-            line = next(
-                self.program.calls[i].line
-                for i in sorted(between)
-                if self.program.calls[i].name in ("softmax", "log_softmax")
-            )
+            line = self._line(between, ("softmax", "log_softmax"))
             verdict.add("softmax-twice", "A softmax is applied to the output of a softmax.", line)
             return
         if start.shape != end.shape:
@@ -155,7 +149,7 @@ class WeightCheck(AttentionStep):
             return
         fine = start.isfinite() & end.isfinite() & (start > 1e-9)
         ratio = (end / start)[fine]
-        line = self._lines(between)
+        line = self._line(between)
         if not ratio.numel():
             return
         kept = ratio[ratio.abs() > 1e-9]
@@ -198,12 +192,8 @@ class WeightCheck(AttentionStep):
 
     def _to_sink(self, start: Tensor, end: Tensor) -> bool:
         """Whether each row of weights was multiplied by one number, less than one, and learned."""
-        reading, program = self.reading, self.program
-        read = [
-            {r for i in program.before(stage) for r in reading.places(i) if r in program.parameters}
-            for stage in (self.core.weights, self.core.mixed[1])
-        ]
-        if not read[1] - read[0]:
+        learned = self.reading.learned
+        if learned(self.core.mixed[1]) <= learned(self.core.weights):
             return False
         share = end.sum(-1, keepdim=True)
         inside = bool(((share > 0) & (share < 1)).all())
