@@ -29,7 +29,7 @@ from clearhead.checker.sandbox.submission import (
 from clearhead.checker.sandbox.worker import FRAME, MAGIC, MAX_JSON, MAX_TENSORS
 from clearhead.checker.source.notebooks import parse_notebook
 
-QUICK = Limits(seconds=15, memory_mib=900, processes=24, file_mib=1, output_kib=4)
+QUICK = Limits(seconds=15, memory_mib=900, processes=24, file_mib=1)
 ROOT = os.geteuid() == 0
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are watched on Linux")
 
@@ -457,10 +457,10 @@ def test_files_outside_stay(attacker, way, tmp_path):
         assert strike(attacker, "reads", str(file)).type == "FileNotFoundError"
 
 
-def test_a_forged_report_is_only_print(attacker):
+def test_a_forged_report_is_only_print(attacker, capfd):
     output = strike(attacker, "prints_report")
     assert isinstance(output, Output)
-    assert "\x1b" not in attacker.printed
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_fork_that_comes_back_does_not_answer_too(attacker):
@@ -475,9 +475,9 @@ def test_a_tensor_that_lies_arrives_as_its_numbers(attacker):
     assert not torch.allclose(tensor, torch.zeros(3))
 
 
-def test_a_gigabyte_of_print_is_cut(attacker):
+def test_a_gigabyte_of_print_goes_nowhere(attacker, capfd):
     assert isinstance(strike(attacker, "prints"), Output)
-    assert 0 < len(attacker.printed) <= QUICK.output_kib << 10
+    assert capfd.readouterr() == ("", "")
 
 
 def test_patched_torch_json_and_os_do_not_reach_the_parent(attacker):

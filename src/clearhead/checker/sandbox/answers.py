@@ -31,7 +31,6 @@ class Failure:
         message: The exception's message, or what happened.
         line: The last line of the submission's own file that was running.
         traceback: The frames inside the submission's file, then the message.
-        printed: What the submission has printed so far, cut at the limit.
     """
 
     kind: str
@@ -39,7 +38,6 @@ class Failure:
     message: str = ""
     line: int | None = None
     traceback: str = ""
-    printed: str = ""
 
     @property
     def raised(self) -> bool:
@@ -280,7 +278,7 @@ def read_blob(blob: bytes) -> Tensors:
     return tensors
 
 
-def read_failure(value: object, printed: str) -> Failure:
+def read_failure(value: object) -> Failure:
     """A failure that the other side reports of itself."""
     fields = a_table(value)
     kind = a_name(fields["kind"])
@@ -293,7 +291,6 @@ def read_failure(value: object, printed: str) -> Failure:
         message=a_text(fields["message"]),
         line=None if line is None else a_number(line),
         traceback=a_text(fields["traceback"]),
-        printed=printed,
     )
 
 
