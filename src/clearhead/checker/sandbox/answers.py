@@ -4,6 +4,7 @@ An answer may be forged. Whatever does not have exactly the expected form raises
 `submission.py` turns into a Failure of kind "protocol".
 """
 
+import functools
 import json
 import keyword
 import math
@@ -76,25 +77,26 @@ class Built:
     """An object that was built.
 
     Args:
-        parameters: Name to shape. For an object that is no `nn.Module`, those of the modules
-            among its attributes.
-        buffers: Name to shape.
-        stray: Tensors that are neither, for example "mask", or "heads[0].W_query.weight" for
-            modules in a plain list.
+        weights: The values of the parameters. For an object that is no `nn.Module`, those of the
+            modules among its attributes.
+        stray: Tensors that are neither parameters nor buffers, for example "mask", or
+            "heads[0].W_query.weight" for modules in a plain list.
         modules: Path to class name: {"W_query": "Linear"}.
         plain: The int, float, bool and str attributes.
-        weights: The values of the parameters.
         arrays: Whether it computes with numpy: its arrays are the parameters, and it has no
             gradients.
     """
 
-    parameters: dict[str, tuple[int, ...]]
-    buffers: dict[str, tuple[int, ...]]
+    weights: dict[str, Tensor]
     stray: tuple[str, ...]
     modules: dict[str, str]
     plain: dict[str, object]
-    weights: dict[str, Tensor]
     arrays: bool = False
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each parameter."""
+        return {name: tuple(value.shape) for name, value in self.weights.items()}
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,6 @@ class Gradients:
     given twice is one input: its whole gradient stands at both places.
     """
 
-    output: Output
     inputs: tuple[Tensor | None, ...]
     parameters: dict[str, Tensor | None]
 
@@ -336,25 +337,18 @@ def read_classes(header: Header, tensors: Tensors) -> tuple[ClassInfo, ...]:
 
 
 def read_built(header: Header, tensors: Tensors) -> Built:
-    """An object; the shape told must be the shape of the values, and every value must be there."""
-    parameters, buffers = (
-        {name: a_shape(shape) for name, shape in a_table(header[part]).items()}
-        for part in ("parameters", "buffers")
-    )
-    for name, shape in parameters.items():
+    """An object; the value of every parameter must be there."""
+    names = [a_name(name) for name in a_list(header["parameters"])]
+    for name in names:
         if name not in tensors:
             raise Forged(f"{name}: its numbers were not sent")
-        if tuple(tensors[name].shape) != shape:
-            raise Forged(f"{name}: said {shape}, sent {tuple(tensors[name].shape)}")
-    if sum(math.prod(shape) for shape in parameters.values()) > MAX_NUMBERS:
+    if sum(tensors[name].numel() for name in names) > MAX_NUMBERS:
         raise Forged("more numbers than an honest process sends")
     return Built(
-        parameters=parameters,
-        buffers=buffers,
+        weights={name: tensors[name] for name in names},
         stray=tuple(a_name(name) for name in a_list(header["stray"])),
         modules={path: a_name(name) for path, name in a_table(header["modules"]).items()},
         plain={name: a_plain(value) for name, value in a_table(header["plain"]).items()},
-        weights={name: tensors[name] for name in parameters},
         arrays=a_flag(header.get("arrays", False)),
     )
 
@@ -374,7 +368,7 @@ def read_output(header: Header, tensors: Tensors) -> Output:
 def read_gradients(
     header: Header, tensors: Tensors, inputs: list[str | None], given: Mapping[str, Tensor]
 ) -> Gradients:
-    """Output and gradients; a gradient must have the shape of what it belongs to.
+    """Gradients; that of an input must have the input's shape.
 
     Args:
         header: The answer.
@@ -388,7 +382,7 @@ def read_gradients(
             raise Forged("the gradient of an input does not have the input's shape")
     names = [a_name(name) for name in a_list(header["parameters"])]
     parameters = {name: tensors.get(f"gradient.parameter.{name}") for name in names}
-    return Gradients(read_output(header, tensors), tuple(found), parameters)
+    return Gradients(tuple(found), parameters)
 
 
 def an_argument(value: object, depth: int = 0) -> Any:
