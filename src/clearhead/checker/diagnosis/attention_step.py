@@ -11,12 +11,7 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import Values
-from clearhead.checker.diagnosis.reading import (
-    HIDDEN,
-    Core,
-    Reading,
-    closeness,
-)
+from clearhead.checker.diagnosis.reading import HIDDEN, Core, Reading, closeness
 
 RESHAPES = {"view", "reshape", "view_as", "reshape_as", "flatten", "unflatten"}
 

@@ -9,11 +9,7 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis.attention_step import RESHAPES, AttentionStep
 from clearhead.checker.diagnosis.judgement import Judgement
-from clearhead.checker.diagnosis.reading import (
-    Reading,
-    changed_at,
-    differs,
-)
+from clearhead.checker.diagnosis.reading import Reading, changed_at, differs
 
 _NORMS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "rsqrt"}
 

@@ -15,13 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.program import (
-    Program,
-    Values,
-    function_of,
-    registers_in,
-    revived,
-)
+from clearhead.checker.diagnosis.program import Program, Values, function_of, registers_in, revived
 
 HIDDEN = -1e3  # a score lower than the others by this much gets no weight
 

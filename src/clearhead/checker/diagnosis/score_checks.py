@@ -8,24 +8,11 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.attention_step import AttentionStep
-from clearhead.checker.diagnosis.reading import (
-    HIDDEN,
-    Reading,
-    Unreadable,
-    fit,
-)
+from clearhead.checker.diagnosis.reading import HIDDEN, Reading, Unreadable, fit
 
 _SCALES = {
-    "mul",
-    "div",
-    "mul_",
-    "div_",
-    "__imul__",
-    "__idiv__",
-    "__itruediv__",
-    "true_divide",
-    "multiply",
-}
+    "mul", "div", "mul_", "div_", "__imul__", "__idiv__", "__itruediv__", "true_divide", "multiply",
+}  # fmt: skip
 _ROUNDS = {"floor_divide", "__floordiv__", "floor", "round", "trunc", "int", "long"}
 _UNIT = {"normalize", "norm", "vector_norm", "rsqrt"}
 

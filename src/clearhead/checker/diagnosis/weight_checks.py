@@ -10,11 +10,7 @@ from torch import Tensor
 from clearhead.checker.diagnosis.attention_step import RESHAPES, AttentionStep
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import Values
-from clearhead.checker.diagnosis.reading import (
-    Core,
-    Reading,
-    Unreadable,
-)
+from clearhead.checker.diagnosis.reading import Core, Reading, Unreadable
 from clearhead.checker.harness.weight_roles import role_of
 
 _SINK = "Each head has a sink: weight may go there instead of to a token."

@@ -293,11 +293,7 @@ class Worker:
         }
 
     def do_start(
-        self,
-        tensors: Tensors,
-        source: str,
-        filename: str,
-        siblings: dict[str, str] | None = None,
+        self, tensors: Tensors, source: str, filename: str, siblings: dict[str, str] | None = None
     ) -> tuple[Header, Tensors]:
         """Run the file as a module named "submission", not as a program."""
         if siblings:
