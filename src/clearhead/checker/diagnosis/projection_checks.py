@@ -453,10 +453,7 @@ class Layout:
     def _dots(self, values: dict[int, Tensor]) -> Tensor:
         """The products of queries and keys, (groups, queries, keys)."""
         if not self.heads:
-            first, second = self.core.dot_axes
-            assert first is not None
-            assert second is not None
-            return self.core.canonical(values[self.core.dots], (first, second))
+            return self.core.canonical(values[self.core.dots], self.core.known_dot_axes)
         rows = [self.rows(part.register, values) for part in self.parts[:2]]
         width = rows[0].shape[-1] // self.heads
         q, k = (t.reshape(*t.shape[:-1], -1, width).transpose(-2, -3) for t in rows)

@@ -548,6 +548,23 @@ class Core:
             found.append(axis_of(torch.stack(moves)))
         return found[0], found[1]
 
+    @property
+    def known_dot_axes(self) -> tuple[int, int]:
+        """The same.
+
+        Raises:
+            Unreadable: If one of them is not known.
+        """
+        first, second = self.dot_axes
+        if first is None or second is None:
+            raise Unreadable("the scores have no token axis")
+        return first, second
+
+    def pairs(self, values: Values) -> tuple[Tensor, Tensor]:
+        """The products and the scores as (groups, queries, keys)."""
+        dots = self.canonical(values[self.dots], self.known_dot_axes)
+        return dots, self.canonical(values[self.scores], self.axes)
+
     def _to_dots(self, product: Tensor) -> Tensor:
         """The scores that follow from the product's result."""
         out = self.reading.program.calls[self.product].out[0]
@@ -602,12 +619,8 @@ class Core:
         The keys are those whose axis the values are mixed along; the rows that come out are the
         queries.
         """
-        first, second = self.dot_axes
-        if first is None or second is None:
-            raise Unreadable("the scores have no token axis")
-        reading = self.reading
         (one,), (other,) = (
-            reading.follow(self.dots, axis, self.scores) for axis in (first, second)
+            self.reading.follow(self.dots, axis, self.scores) for axis in self.known_dot_axes
         )
         if one is None or other is None or one == other:
             raise Unreadable("the axes of the scores are lost before the softmax")
@@ -711,11 +724,7 @@ class Core:
 
     def scale(self, runs: list[Values]) -> Scale:
         """A and b for every pair, measured on runs with other inputs."""
-        (one, other), (first, second) = self.axes, self.dot_axes
-        assert first is not None
-        assert second is not None
-        dots = torch.stack([self.canonical(v[self.dots], (first, second)) for v in runs])
-        scores = torch.stack([self.canonical(v[self.scores], (one, other)) for v in runs])
+        dots, scores = map(torch.stack, zip(*map(self.pairs, runs), strict=True))
         if dots.shape != scores.shape:
             if dots.shape[2:] != scores.shape[2:]:
                 raise Unreadable("the scores change their shape before the softmax")

@@ -60,9 +60,7 @@ class _Layer:
     def right_weights(self, values: Values, mask: str, visible: Tensor | None) -> Tensor:
         """The weights that right attention has, given queries and keys as they are."""
         core = self.core
-        first, second = core.dot_axes
-        assert first is not None
-        assert second is not None
+        first, second = core.known_dot_axes
         axes = _rows_first(core, self.summed)
         of_dots = (second, first) if self.summed == 0 else (first, second)
         scores = core.canonical(values[core.scores], axes).to(torch.float64)

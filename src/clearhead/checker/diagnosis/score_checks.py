@@ -185,8 +185,7 @@ class ScoreCheck(AttentionStep):
         is a * q.k, whatever else is added.
         """
         core, reading = self.core, self.reading
-        first, second = core.dot_axes
-        if first is None or second is None or core.operands[0] == core.operands[1]:
+        if None in core.dot_axes or core.operands[0] == core.operands[1]:
             return None
         base = reading.values
         crossed: list[tuple[Tensor, Tensor]] = []
@@ -201,10 +200,8 @@ class ScoreCheck(AttentionStep):
                 {**base, **self.program.again(base, changed)}
                 for changed in ({one: q, other: k}, {one: q}, {other: k})
             ]
-            dots, scores = (
-                [core.canonical(values[r], axes).to(torch.float64) for values in passes]
-                for r, axes in ((core.dots, (first, second)), (core.scores, core.axes))
-            )
+            exact = [[t.to(torch.float64) for t in core.pairs(values)] for values in passes]
+            dots, scores = zip(*exact, strict=True)
             if dots[0].shape != scores[0].shape:
                 return None
             crossed.append(
@@ -213,7 +210,7 @@ class ScoreCheck(AttentionStep):
                     scores[0] + scores[1] - scores[2] - scores[3],
                 )
             )
-        own = core.canonical(base[core.scores], core.axes).to(torch.float64)
+        own = core.pairs(base)[1].to(torch.float64)
         hidden = own < HIDDEN
         a = sum((x * y for x, y in crossed), torch.zeros_like(own))
         a = a / sum((x * x for x, _ in crossed), torch.zeros_like(own))
@@ -232,18 +229,14 @@ class ScoreCheck(AttentionStep):
     def _by_distance(self, a: float, hidden: Tensor) -> bool:
         """Whether, with equal tokens, what is added to a * q.k depends on the distance alone."""
         core, reading = self.core, self.reading
-        first, second = core.dot_axes
-        assert first is not None
-        assert second is not None
         equal = {}
         for source in reading.sources:
             x = reading.values[source.register]
             for axis in source.axes:
                 x = x.narrow(axis, 0, 1).expand_as(reading.values[source.register])
             equal[source.register] = x.contiguous()
-        new = {**reading.values, **self.program.again(reading.values, equal)}
-        dots = core.canonical(new[core.dots], (first, second))
-        added = core.canonical(new[core.scores], core.axes) - a * dots
+        dots, scores = core.pairs({**reading.values, **self.program.again(reading.values, equal)})
+        added = scores - a * dots
         size = float(added[~hidden].abs().max()) + 1.0
         for offset in range(1 - added.shape[-2], added.shape[-1]):
             line = added.diagonal(offset, -2, -1)
@@ -259,14 +252,10 @@ class ScoreCheck(AttentionStep):
         if not self._learned(self._between()):
             return None
         try:
-            first, second = core.dot_axes
-            assert first is not None
-            assert second is not None
-            before = [core.canonical(v[core.dots], (first, second)) for v in self.runs]
-            after = [core.canonical(v[core.scores], core.axes) for v in self.runs]
-        except (Unreadable, RuntimeError, AssertionError):
+            before, after = zip(*map(core.pairs, self.runs), strict=True)
+        except (Unreadable, RuntimeError):
             return None
-        mixed_by = self.talk(before, after)
+        mixed_by = self.talk(list(before), list(after))
         if mixed_by is None:
             return None
         if not math.isnan(mixed_by):
