@@ -154,8 +154,7 @@ class Layout:
 
     def rows(self, register: int, values: Mapping[int, Tensor]) -> Tensor:
         """A register as (..., features): axes of texts and tokens first."""
-        axes = self._row_axes(register)
-        return values[register].movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
+        return _rows(values[register], self._row_axes(register))
 
     def changed(self, register: int, feature: int) -> Tensor:
         """A projection's result, with one feature changed for every token."""
@@ -358,16 +357,17 @@ class Layout:
         """Whether the merged heads stand as the values' features do."""
         values = self.parts[2]
         own = self.feeding(values)
-        width = self.rows(self.merged, self.reading.values).shape[-1]
+        axes = self._row_axes(self.merged)
+        width = _rows(self.reading.values[self.merged], axes).shape[-1]
         if width != len(own):
             return
         goes = []
         for feature in own:
             assert values.projection is not None
-            moves = self.moved[values.projection][feature]
-            if self.merged not in moves:
+            moves = self.moved[values.projection][feature].get(self.merged)
+            if moves is None:
                 return
-            places = self.rows(self.merged, moves)
+            places = _rows(moves, axes)
             moved = places.flatten(0, -2).any(0).nonzero().flatten().tolist()
             if len(moved) != 1:
                 return
@@ -500,3 +500,8 @@ class Layout:
             for offset in range(1 - dots.shape[-2], dots.shape[-1])
             for line in [dots.diagonal(offset, -2, -1)]
         )
+
+
+def _rows(tensor: Tensor, axes: list[int]) -> Tensor:
+    """A tensor with these axes first, and the others as one."""
+    return tensor.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
