@@ -159,7 +159,7 @@ def judge_information(
         f"The {heads} heads give {len(columns)} numbers per token, but only {rank} of them reach "
         "the output independently."
     )
-    mixed = reading.values[reading.cores[0].mixed[3]]
+    mixed = reading.values[reading.cores[0].mixed.values]
     if heads > 1 and mixed.numel() * heads == reading.values[contexts[0][0]].numel():
         return  # heads that share their values may be averaged, so that weights can be read
     if heads > 1 and rank <= len(columns) // heads:

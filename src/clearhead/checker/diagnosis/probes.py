@@ -119,7 +119,7 @@ def alike(inputs: Inputs) -> Inputs:
     return each(inputs, lambda t: t[:, :1].expand(-1, t.shape[1], -1).contiguous())
 
 
-def same_tokens(session: Session, subject: Subject, inputs: Inputs) -> tuple[float, Tensor | None]:
+def same_tokens(session: Session, subject: Subject, inputs: Inputs) -> float:
     """How far the output for equal tokens is from the output for one: 0 where rows sum to one.
 
     If all tokens are the same, any weights that sum to one give back the same vector.
@@ -127,11 +127,11 @@ def same_tokens(session: Session, subject: Subject, inputs: Inputs) -> tuple[flo
     many = call(session, subject, alike(inputs))
     one = call(session, subject, each(inputs, lambda t: t[:, :1]))
     if isinstance(many, Failure) or isinstance(one, Failure) or many.shape[2:] != one.shape[2:]:
-        return 0.0, None
+        return 0.0
     if many.shape[1] != inputs[0].shape[1]:
-        return 0.0, None
+        return 0.0
     gap = (many - one).abs().nan_to_num(torch.inf)
-    return float(gap.max() / one.abs().max().clamp_min(1e-12)), many
+    return float(gap.max() / one.abs().max().clamp_min(1e-12))
 
 
 def permutation_gap(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> float:

@@ -120,7 +120,7 @@ class Layout:
         with suppress(Unreadable):
             summed, _ = core.mixes_along(core.weight_axes(core.axes))
         queries, keys = (second, first) if summed == 0 else (first, second)
-        return (self._part("q", queries), self._part("k", keys), self._part("v", core.mixed[3]))
+        return (self._part("q", queries), self._part("k", keys), self._part("v", core.mixed.values))
 
     def _part(self, letter: str, register: int) -> Part:
         reading, program = self.reading, self.program

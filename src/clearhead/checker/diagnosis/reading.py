@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -439,6 +440,13 @@ class Reading:
 _ADDS = {"add", "__add__", "__radd__", "add_", "__iadd__", "sub", "cat", "concat", "concatenate"}
 
 
+class Mixed(NamedTuple):
+    """The registers of values and weights where they are multiplied."""
+
+    values: int
+    weights: int
+
+
 class Core:
     """One attention: one product of queries and keys, one softmax, one product with values.
 
@@ -604,13 +612,12 @@ class Core:
         return gain.ndim == weights.ndim and gain.shape == (*weights.shape[:-1], 1)
 
     @cached_property
-    def mixed(self) -> tuple[int, int, int, int]:
-        """Place and register of the weights, then of the values, in the mixing call."""
+    def mixed(self) -> Mixed:
+        """What meets in the mixing call."""
         reading, made = self.reading, self._from_weights
         places = reading.places(self.mixing)
-        weights = next(p for p, r in enumerate(places) if r in made)
-        values = next(p for p, r in enumerate(places) if r not in made and reading.depends(r))
-        return weights, places[weights], values, places[values]
+        values = next(r for r in places if r not in made and reading.depends(r))
+        return Mixed(values, next(r for r in places if r in made))
 
     @cached_property
     def axes(self) -> tuple[int, int]:
@@ -629,7 +636,7 @@ class Core:
     def weight_axes(self, scores_axes: tuple[int, int]) -> tuple[int, int]:
         """The same two axes in the weights as they meet the values."""
         reading = self.reading
-        end = self.mixed[1]
+        end = self.mixed.weights
         if end == self.weights:
             return scores_axes
         found = [reading.follow(self.weights, axis, end)[0] for axis in scores_axes]
@@ -648,7 +655,7 @@ class Core:
             axes: The two token axes of the weights as they meet the values.
         """
         reading = self.reading
-        _, register, _, value_register = self.mixed
+        value_register, register = self.mixed
         weights, values = reading.values[register], reading.values[value_register]
         value_axis = reading.token_axis(value_register)
         if value_axis is None:
@@ -671,7 +678,7 @@ class Core:
     def _one_key(self, weights: Tensor, keys: int, values: Tensor, axis: int) -> bool:
         """Whether weight j along this axis meets the values of token j alone."""
         reading = self.reading
-        _, weight_register, _, value_register = self.mixed
+        value_register, weight_register = self.mixed
         for index in range(weights.shape[keys]):
             kept = torch.zeros_like(weights)
             kept.select(keys, index).fill_(0.7)

@@ -79,7 +79,7 @@ class WeightCheck(AttentionStep):
     def without_softmax(self, order: tuple[int, int]) -> None:
         """Name what stands in the place of a softmax."""
         core, program = self.core, self.program
-        weights = torch.stack([core.canonical(v[core.mixed[1]], order) for v in self.runs])
+        weights = torch.stack([core.canonical(v[core.mixed.weights], order) for v in self.runs])
         sums = weights.sum(-1)
         self.verdict.head_dim = core.head_dim
         if not bool(sums.isfinite().all()):
@@ -90,7 +90,7 @@ class WeightCheck(AttentionStep):
                 self.verdict.add("no-softmax", evidence, core.line)
                 return
             raise Unreadable("the weights of a row sum to one, but are no softmax")
-        between = sorted(program.after(core.dots) & program.before(core.mixed[1]))
+        between = sorted(program.after(core.dots) & program.before(core.mixed.weights))
         named = {program.calls[i].name: program.calls[i] for i in between}
         evidence = (
             f"The weights of a row sum to {float(sums.min()):.3g} to {float(sums.max()):.3g} "
@@ -131,8 +131,8 @@ class WeightCheck(AttentionStep):
         """What happens to the weights between the softmax and the values."""
         core, verdict = self.core, self.verdict
         start = torch.stack([core.canonical(v[core.weights], scores_order) for v in self.runs])
-        end = torch.stack([core.canonical(v[core.mixed[1]], order) for v in self.runs])
-        between = self.program.after(core.weights) & self.program.before(core.mixed[1])
+        end = torch.stack([core.canonical(v[core.mixed.weights], order) for v in self.runs])
+        between = self.program.after(core.weights) & self.program.before(core.mixed.weights)
         names = {self.program.calls[i].name for i in between}
         if core.softmax in between or names & {"softmax", "log_softmax"}:
             line = self._line(between, ("softmax", "log_softmax"))
@@ -189,7 +189,7 @@ class WeightCheck(AttentionStep):
     def _to_sink(self, start: Tensor, end: Tensor) -> bool:
         """Whether each row of weights was multiplied by one number, less than one, and learned."""
         learned = self.reading.learned
-        if learned(self.core.mixed[1]) <= learned(self.core.weights):
+        if learned(self.core.mixed.weights) <= learned(self.core.weights):
             return False
         share = end.sum(-1, keepdim=True)
         inside = bool(((share > 0) & (share < 1)).all())
@@ -199,7 +199,7 @@ class WeightCheck(AttentionStep):
         """Keys and values that several heads share must be shared by the same heads."""
         reading, core = self.reading, self.core
         shared = []
-        for register in (core.operands[0], core.operands[1], core.mixed[3]):
+        for register in (core.operands[0], core.operands[1], core.mixed.values):
             axis = reading.token_axis(register)
             if axis is None:
                 return
