@@ -469,7 +469,7 @@ class Core:
             self.products = [self.product]
         self.dots = self.dots_of(self.product)
         operands = [r for r in reading.places(self.product) if reading.depends(r)]
-        self.operands = tuple(operands[:2])
+        self.operands = tuple(operands)
         if len(operands) != 2:
             raise Unreadable("the scores are not a product of queries and keys")
 
@@ -527,34 +527,26 @@ class Core:
         return self.reading.program.calls[self.product].line
 
     @cached_property
-    def operand_axes(self) -> tuple[int | None, int | None]:
-        """The axis of the tokens in the two operands of the scores."""
-        first, second = (self.reading.token_axis(r) for r in self.operands)
-        return first, second
-
-    @cached_property
     def dot_axes(self) -> tuple[int | None, int | None]:
         """Which axis of the scores belongs to the tokens of each operand."""
-        reading = self.reading
-        places = reading.places(self.product)
-        base = reading.values[self.dots]
+        reading, program = self.reading, self.reading.program
+        out = program.calls[self.product].out[0]
+        mentioned = reading.places(self.product)
+        places = [place for place, r in enumerate(mentioned) if reading.depends(r)]
         found: list[int | None] = []
-        seen = 0
-        for register, axis in zip(self.operands, self.operand_axes, strict=True):
-            place = [p for p, r in enumerate(places) if r == register][
-                seen if self.operands[0] == self.operands[1] else 0
-            ]
-            seen += 1
+        for place, register in zip(places, self.operands, strict=True):
+            axis, tensor = reading.token_axis(register), reading.values[register]
             if axis is None:
                 found.append(None)
                 continue
-            tensor = reading.values[register]
             moves = []
             for i in range(tensor.shape[axis]):
                 new = reading.call_alone(self.product, place, changed_at(tensor, (axis,), i))
-                moves.append(differs(self._to_dots(new), base))
+                dots = program.again(reading.values, {out: new})[self.dots]
+                moves.append(differs(dots, reading.values[self.dots]))
             found.append(axis_of(torch.stack(moves)))
-        return found[0], found[1]
+        first, second = found
+        return first, second
 
     @property
     def known_dot_axes(self) -> tuple[int, int]:
@@ -572,11 +564,6 @@ class Core:
         """The products and the scores as (groups, queries, keys)."""
         dots = self.canonical(values[self.dots], self.known_dot_axes)
         return dots, self.canonical(values[self.scores], self.axes)
-
-    def _to_dots(self, product: Tensor) -> Tensor:
-        """The scores that follow from the product's result."""
-        out = self.reading.program.calls[self.product].out[0]
-        return self.reading.program.again(self.reading.values, {out: product})[self.dots]
 
     @cached_property
     def context(self) -> int:
