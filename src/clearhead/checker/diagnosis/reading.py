@@ -9,6 +9,7 @@ numbers a and b are measured for every pair of tokens. So a step is known by wha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -43,19 +44,14 @@ class Source:
     axes: tuple[int, ...]
 
 
-def changed_at(x: Tensor, axes: tuple[int, ...], index: int, seed: int = 0) -> Tensor:
+def changed_at(x: Tensor, axes: tuple[int, ...], index: int) -> Tensor:
     """The same tensor with other numbers at one index along these axes, taken as one."""
     new = x.clone()  # with the same strides, so that a later view works
     if new.stride() != x.stride() and 0 in x.stride():
         new = x.contiguous().clone()
-    part = new
-    sizes = [x.shape[axis] for axis in axes]
-    for axis, size, rest in zip(axes, sizes, (*sizes[1:], 1), strict=True):
-        # One select takes an axis away, so that later axes move down.
-        part = part.select(
-            axis - sum(a < axis for a in axes[: axes.index(axis)]), index // rest % size
-        )
-    noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(17 + seed))
+    first = new.movedim(axes, tuple(range(len(axes))))
+    part = first[index] if len(axes) == 1 else first[divmod(index, first.shape[1])]
+    noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(17))
     size_of = x.abs().nan_to_num(0.0, 0.0, 0.0).mean().clamp_min(0.1)
     part.add_((noise.to(x.dtype) + 0.5) * size_of)
     return new
@@ -86,7 +82,7 @@ def axis_of(moves: Tensor, skip: tuple[int, ...] = ()) -> int | None:
     for axis in range(moves.ndim - 1):
         if moves.shape[axis + 1] != count or axis in skip:
             continue
-        by = moves.movedim(axis + 1, 1).reshape(count, count, -1).any(-1)  # (changes, index)
+        by = _by_index(moves, axis)
         if by.any() and not (by & ~torch.eye(count, dtype=torch.bool)).any():
             if found is not None:
                 return None
@@ -175,7 +171,6 @@ class Reading:
         self.values = program.run()
         self.tokens: dict[int, Tensor] = {}
         self.texts: dict[int, Tensor] = {}
-        self.size: list[int] = []
         self._look()
         for _ in range(3):
             beyond = self._after_norm()
@@ -186,15 +181,13 @@ class Reading:
 
     def _look(self) -> None:
         """Find out what depends on which token and which text."""
-        self.tokens, self.texts, self.size = {}, {}, []
+        self.tokens, self.texts = {}, {}
         self._token_axes: dict[int, int | None] = {}
         self.__dict__.pop("tokenwise", None)
-        for source in self.sources:
-            x = self.values[source.register]
-            count = 1
-            for axis in source.axes:
-                count *= x.shape[axis]
-            self.size.append(count)
+        self.size = [
+            math.prod(self.values[source.register].shape[axis] for axis in source.axes)
+            for source in self.sources
+        ]
         self._token_prints()
         self._text_prints()
 
@@ -699,22 +692,14 @@ class Core:
         reading = self.reading
         call = reading.program.calls[index]
         operands = [r for r in reading.places(index) if reading.depends(r)]
-        tensor = reading.values[operands[0]]
-        if call.name == "einsum":
-            equation = call.args[0]
-            if isinstance(equation, str) and "->" in equation and "..." not in equation:
-                left, right = equation.replace(" ", "").split("->")
-                letters = left.split(",")
-                summed = set("".join(letters)) - set(right)
-                sizes = dict(zip(letters[0], tensor.shape, strict=False))
-                other = reading.values[operands[-1]]
-                sizes |= dict(zip(letters[1], other.shape, strict=False))
-                total = 1
-                for letter in summed:
-                    total *= sizes.get(letter, 1)
-                return total
-            return tensor.shape[-1]
-        return tensor.shape[-1]
+        shapes = [reading.values[r].shape for r in (operands[0], operands[-1])]
+        equation = call.args[0] if call.name == "einsum" else None
+        if not isinstance(equation, str) or "->" not in equation or "..." in equation:
+            return shapes[0][-1]
+        left, right = equation.replace(" ", "").split("->")
+        pairs = zip(left.split(","), shapes, strict=False)
+        sizes = {letter: n for part, shape in pairs for letter, n in zip(part, shape, strict=False)}
+        return math.prod(n for letter, n in sizes.items() if letter not in right)
 
     def scale(self, runs: list[Values]) -> Scale:
         """A and b for every pair, measured on runs with other inputs."""
