@@ -29,7 +29,7 @@ from clearhead.checker.sandbox.submission import (
 from clearhead.checker.sandbox.worker import FRAME, MAGIC, MAX_JSON, MAX_TENSORS
 from clearhead.checker.source.notebooks import parse_notebook
 
-QUICK = Limits(seconds=15, memory_mib=900, processes=24, file_mib=1, output_kib=4)
+QUICK = Limits(seconds=15, memory_mib=900, processes=24, file_mib=1)
 ROOT = os.geteuid() == 0
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are watched on Linux")
 
@@ -140,14 +140,12 @@ def test_classes_are_those_of_the_file_in_order(honest):
     assert found[2].init == () or found[2].init[0].kind.startswith("VAR")
 
 
-def test_built_tells_parameters_buffers_and_what_is_neither(submission):
+def test_built_tells_parameters_and_what_is_neither_that_nor_a_buffer(submission):
     built = build(submission, bias=True)
     assert built.parameters == {"W.weight": (3, 5), "W.bias": (3,)}
-    assert built.buffers == {"seen": (2,)}
     assert set(built.stray) == {"mask", "heads[0].weight", "heads[0].bias"}
     assert built.modules == {"W": "Linear"}
     assert built.plain == {"scale": 0.5, "name": "mine"}
-    assert {name: value.shape for name, value in built.weights.items()} == built.parameters
 
 
 def test_layers_made_in_the_first_forward_are_described_afterwards(submission):
@@ -458,10 +456,10 @@ def test_files_outside_stay(attacker, way, tmp_path):
         assert strike(attacker, "reads", str(file)).type == "FileNotFoundError"
 
 
-def test_a_forged_report_is_only_print(attacker):
+def test_a_forged_report_is_only_print(attacker, capfd):
     output = strike(attacker, "prints_report")
     assert isinstance(output, Output)
-    assert "\x1b" not in attacker.printed
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_fork_that_comes_back_does_not_answer_too(attacker):
@@ -476,9 +474,9 @@ def test_a_tensor_that_lies_arrives_as_its_numbers(attacker):
     assert not torch.allclose(tensor, torch.zeros(3))
 
 
-def test_a_gigabyte_of_print_is_cut(attacker):
+def test_a_gigabyte_of_print_goes_nowhere(attacker, capfd):
     assert isinstance(strike(attacker, "prints"), Output)
-    assert 0 < len(attacker.printed) <= QUICK.output_kib << 10
+    assert capfd.readouterr() == ("", "")
 
 
 def test_patched_torch_json_and_os_do_not_reach_the_parent(attacker):
@@ -704,17 +702,10 @@ def test_endless_bytes_and_a_stalled_answer_end_in_time(monkeypatch):
 
 
 def test_gradients_must_have_the_shape_of_their_inputs(monkeypatch):
-    header = {"id": 2, "structure": "tensor", "tensors": ["output.0"], "parameters": []}
-    tensors = {"output.0": torch.ones(2), "gradient.input.t0": torch.ones(7)}
+    header = {"id": 2, "parameters": []}
+    tensors = {"gradient.input.t0": torch.ones(7)}
     with answering(monkeypatch, frame(header, save(tensors))) as submission:
         assert submission.backward([torch.ones(2)], cotangent=torch.ones(2)).kind == "protocol"
-
-
-def test_the_parameters_must_have_the_shape_they_claim(monkeypatch):
-    header = {"id": 2, "parameters": {"w": [3]}, "buffers": {}, "stray": [], "modules": {}}
-    answer = frame(header | {"plain": {}}, save({"w": torch.ones(2)}))
-    with answering(monkeypatch, answer) as submission:
-        assert submission.build("A", [], {}).kind == "protocol"
 
 
 def test_a_way_that_is_installed_but_does_not_work_is_not_taken(monkeypatch, tmp_path):

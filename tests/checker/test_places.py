@@ -89,10 +89,9 @@ class MultiHead(torch.nn.Module):
 @pytest.mark.parametrize(
     ("id", "code"),
     [
-        ("missing-scale", "scores = q @ k"),
-        ("softmax-over-queries", "return scores.softmax(-1)"),
+        ("no-causal-mask", "scores = q @ k"),
         ("mask-off-by-one", "diagonal=2"),  # the mask is made in the class itself
-        ("split-without-transpose", ".view("),
+        ("heads-interleaved", ".view("),
         ("mask-ignored", "def forward"),
         ("query-not-projected", "q = self.q(x)"),
     ],
@@ -109,8 +108,9 @@ def test_a_result_that_is_dropped_in_what_the_class_uses():
 
 
 def test_a_class_that_computes_its_own_scores_is_looked_at_first():
-    file = FUNCTION.replace("return attention(", "return q.softmax(-1) + attention(")
-    assert locate("softmax-over-queries", text_of(file, "MultiHead")) == line_of(file, " + att")
+    own = "return (q @ q.mT).softmax(-1) + attention("
+    file = FUNCTION.replace("return attention(", own)
+    assert locate("no-causal-mask", text_of(file, "MultiHead")) == line_of(file, own)
 
 
 def test_what_is_used():

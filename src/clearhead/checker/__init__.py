@@ -1,12 +1,14 @@
 """check(): is this attention right, and if not, which mistake is it?
 
-A submitted class is built, given random weights and run. If a right form of attention reproduces
-its output, it is right; if a known mistake does, or two or three together, that is the diagnosis.
+A class is built and called as its file suggests, and its forward pass is recorded. The record is
+run again with other numbers and read step by step: each step is compared with what it should be,
+given the step before, so that a mistake has a line and numbers of its own. What the class computes
+at other lengths, in training and with hidden keys is compared with right attention of its form.
 
     source       what the file says: classes, functions, notebook cells
     harness      how a class is built, fed and called
     sandbox      a submission in its own process, and what it may use
-    diagnosis    from a class that runs to findings
+    diagnosis    the recorded pass, read step by step: from a class that runs to findings
     catalogue    the mistakes, each with its sentence and its fix
     classroom    many submissions: rows, policy, summary, page
     report.py    the result, for the terminal, a notebook or a program

@@ -47,11 +47,7 @@ NO_MISTAKES = ("cannot-run", "unsure")  # findings that give the reason for a ve
 _LONGEST = 4000  # characters of one text: a submission's message may be endless
 _MOST_STEPS = 400
 _NARROWEST = 20  # columns for code beside shapes
-_CAUSAL = {
-    "yes": "causal",
-    "no": "not causal",
-    "part": "sees a part of the past",
-}
+_CAUSAL = {"yes": "causal", "no": "not causal", "part": "sees a part of the past"}
 
 
 @dataclass(frozen=True)

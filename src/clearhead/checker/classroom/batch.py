@@ -12,9 +12,9 @@ import multiprocessing
 import os
 import queue
 import signal
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -186,14 +186,16 @@ def _serve(pipe: Connection, check: Check) -> None:
         try:
             source = parse_source(data, name)
             reports = check(source.text, name, None, adapter, **extra)
-            answer: dict[str, object] = {
-                "reports": [report.placed(source).to_json() for report in reports]
-            }
-        except ValueError as error:
-            answer = {"error": str(error)}
+            answer = {"reports": [report.placed(source).to_json() for report in reports]}
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
+            answer = _failed(error)
         pipe.send_bytes(json.dumps(answer).encode())
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    """The answer where one file could not be read or judged; the others are judged all the same."""
+    said = isinstance(error, ValueError)  # our own words
+    return {"error": str(error) if said else f"{type(error).__name__}: {error}"}
 
 
 class Worker:
@@ -203,53 +205,51 @@ class Worker:
         self._check, self._patience = check, patience
         self._process: Any = None
         self._pipe: Connection | None = None
-        self._lock, self._stopped = threading.Lock(), False
+        self._stopped = False
 
     def ask(
         self, data: bytes, name: str, adapter: str | None, extra: Mapping[str, Any] = NOTHING
     ) -> dict[str, Any]:
         """The answer of `_serve`, or {"error": ...} where the worker crashed or hung."""
         if self._process is None or not self._process.is_alive():
-            self.close()
-            with self._lock:
-                if self._stopped:
-                    return {"error": "was stopped"}
-                self._start()
-        process, pipe = self._process, self._pipe
+            self._start()
+        pipe = self._pipe
         assert pipe is not None
         try:
             pipe.send_bytes(json.dumps([name, adapter, dict(extra)]).encode())
             pipe.send_bytes(data)
-            if not pipe.poll(self._patience):
-                self.close()
-                return {"error": f"took longer than {self._patience:g} s"}
-            return dict(json.loads(pipe.recv_bytes()))
+            if pipe.poll(self._patience):
+                return dict(json.loads(pipe.recv_bytes()))
+            error = f"took longer than {self._patience:g} s"
         except (EOFError, OSError):
-            process.join()
-            status = process.exitcode
-            self.close()
-            return {"error": f"the worker ended with status {status}"}
+            self._process.join()
+            error = f"the worker ended with status {self._process.exitcode}"
+        self.close()
+        return {"error": error}
 
     def _start(self) -> None:
+        self.close()
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         arguments = (theirs, self._check)
-        self._process = context.Process(target=_serve, args=arguments, daemon=True)
-        self._process.start()
+        process = context.Process(target=_serve, args=arguments, daemon=True)
+        process.start()
         theirs.close()
+        self._process = process
+        if self._stopped:  # while it started
+            process.kill()
 
     def stop(self) -> None:
         """End the process for good, from another thread than the one that asks."""
-        with self._lock:
-            self._stopped = True
-            if self._process is not None:
-                self._process.kill()
+        self._stopped = True
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def close(self) -> None:
         """End the process, if there is one; the next question starts another."""
-        with self._lock:
-            process, pipe = self._process, self._pipe
-            self._process = self._pipe = None
+        process, pipe = self._process, self._pipe
+        self._process = self._pipe = None
         if process is not None:
             process.kill()
             process.join()
@@ -276,32 +276,26 @@ def row_of(
         texts += [] if reports else ["no attention class was found"]
         noted = dict.fromkeys(note for report in reports for note in report.notes)
         note = (texts[0] if texts else " ".join(noted))[:NOTE]
-    findings = [finding for report in reports for finding in report.findings]
-    severities = [
-        "-" if report.verdict in ("error", "unsure") else finding.severity
+    found = [
+        (finding, "-" if report.verdict in ("error", "unsure") else finding.severity)
         for report in reports
         for finding in report.findings
     ]
+    mistakes = dict.fromkeys(f.id for f, severity in found if severity in policy.fail)
     row = Row(
         file=name,
         cls=" ".join(report.cls for report in reports),
         passed=policy.passed(verdict),
         verdict=verdict,
-        mistakes=", ".join(
-            dict.fromkeys(
-                finding.id
-                for finding, severity in zip(findings, severities, strict=True)
-                if severity in policy.fail
-            )
-        ),
-        findings=" ".join(finding.id for finding in findings),
-        severities=" ".join(severities),
-        places="; ".join(finding.place or "-" for finding in findings),
+        mistakes=", ".join(mistakes),
+        findings=" ".join(finding.id for finding, _ in found),
+        severities=" ".join(severity for _, severity in found),
+        places="; ".join(finding.place or "-" for finding, _ in found),
         note=note,
         seconds=f"{seconds:.1f}",
         sha256=digest,
         rules=policy.digest,
-        details=pack(Detail(f.id, f.place, f.code, f.evidence) for f in findings),
+        details=pack(Detail(f.id, f.place, f.code, f.evidence) for f, _ in found),
     )
     return row, reports
 
@@ -332,43 +326,40 @@ def run(
         data: The assignment's data.
     """
     policy = policy or Policy()
-    waiting: queue.SimpleQueue[Path] = queue.SimpleQueue()
-    results: queue.SimpleQueue[tuple[Row, list[Report]] | BaseException | None] = (
-        queue.SimpleQueue()
-    )
-    for file in files:
-        waiting.put(file)
-    workers = [Worker(check, patience) for _ in range(min(jobs, max(len(files), 1)))]
-    stop = threading.Event()
+    workers = [Worker(check, patience) for _ in range(max(1, min(jobs, len(files))))]
+    free = queue.SimpleQueue[Worker]()
+    for worker in workers:
+        free.put(worker)
 
-    def serve(worker: Worker) -> None:
-        while not stop.is_set():
-            try:
-                file = waiting.get_nowait()
-            except queue.Empty:
-                break
-            try:
-                results.put(_judge(worker, file, root, policy, done, links, data))
-            except BaseException as error:  # the other thread raises it
-                results.put(error)
-                break
-        worker.close()
+    def judge(file: Path) -> tuple[Row, list[Report]] | None:
+        name, digest, start = file.relative_to(root).as_posix(), "", time.perf_counter()
+        worker = free.get()
+        try:
+            source = read_bytes(file, links=links)
+            first = name.partition("/")[0]
+            inside = file.parent if links else root / first if first != name else None
+            extra = beside(file, source.decode(errors="replace"), inside, data)
+            digest = _digest(source, extra.get("siblings", {}), data)
+            if done(name, digest, policy.digest):
+                return None
+            answer = worker.ask(source, name, policy.adapter, extra)
+            return row_of(name, digest, answer, time.perf_counter() - start, policy)
+        except Exception as error:
+            return row_of(name, digest, _failed(error), time.perf_counter() - start, policy)
+        finally:
+            free.put(worker)
 
-    threads = [threading.Thread(target=serve, args=(w,), daemon=True) for w in workers]
-    for thread in threads:
-        thread.start()
+    pool = ThreadPoolExecutor(len(workers))
     try:
-        for _ in files:
-            result = results.get()
-            if isinstance(result, BaseException):
-                raise result
-            yield result
+        for finished in as_completed([pool.submit(judge, file) for file in files]):
+            yield finished.result()
     finally:
-        stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.stop()
-        for thread in threads:
-            thread.join(timeout=10)
+        pool.shutdown()
+        for worker in workers:
+            worker.close()
 
 
 def _digest(data: bytes, siblings: Mapping[str, str], given: Data | None) -> str:
@@ -379,31 +370,3 @@ def _digest(data: bytes, siblings: Mapping[str, str], given: Data | None) -> str
     if given is not None:
         found.update(given.digest.encode())
     return found.hexdigest()
-
-
-def _judge(
-    worker: Worker,
-    file: Path,
-    root: Path,
-    policy: Policy,
-    done: Callable[[str, str, str], bool],
-    links: bool,
-    given: Data | None,
-) -> tuple[Row, list[Report]] | None:
-    name, digest = file.relative_to(root).as_posix(), ""
-    start = time.perf_counter()
-    try:
-        data = read_bytes(file, links=links)
-        first = name.partition("/")[0]
-        inside = file.parent if links else root / first if first != name else None
-        extra = beside(file, data.decode(errors="replace"), inside, given)
-        digest = _digest(data, extra.get("siblings", {}), given)
-        if done(name, digest, policy.digest):
-            return None
-        answer = worker.ask(data, name, policy.adapter, extra)
-        return row_of(name, digest, answer, time.perf_counter() - start, policy)
-    except ValueError as error:
-        answer = {"error": str(error)}
-    except Exception as error:  # of one file: the others are judged all the same
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    return row_of(name, digest, answer, time.perf_counter() - start, policy)

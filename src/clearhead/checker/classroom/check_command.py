@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import signal
+import symtable
 import sys
 import threading
 import warnings
@@ -30,7 +31,6 @@ from clearhead.checker.classroom.regular_files import read_text
 from clearhead.checker.report import Report, exit_status
 from clearhead.checker.source.notebooks import Source
 
-_IMPORTS = (ast.Import, ast.ImportFrom)
 _INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
@@ -127,17 +127,15 @@ def _check_class(path: Path, source: Source, only: str, adapter: str | None = No
     """Raise ValueError if a file has no class of this name, with the names that it has."""
     try:
         with warnings.catch_warnings(action="ignore"):  # about escapes in the submission
-            tree = ast.parse(f"{source.text}\n\n{adapter or ''}")
+            text = f"{source.text}\n\n{adapter or ''}"
+            nodes = list(ast.walk(ast.parse(text)))
+            known = symtable.symtable(text, path.name, "exec").get_identifiers()
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return  # the report says why it cannot be run
-    classes = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    imported = (node.name for node in nodes if isinstance(node, ast.alias))
     # A name may also be a function's, imported or assigned: then only running the file tells.
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    given = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-    given |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    imported = [one for node in ast.walk(tree) if isinstance(node, _IMPORTS) for one in node.names]
-    given |= {one.asname or one.name for one in imported}
-    if only in {*classes, *given} or "*" in given:
+    if only in {*classes, *known} or "*" in imported:
         return
     near = difflib.get_close_matches(only, classes, n=1, cutoff=0.5)
     there = f"Its classes: {', '.join(classes)}." if classes else "It has no class at all."

@@ -14,8 +14,6 @@ from clearhead.checker.report import MEANS, NO_MISTAKES
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-Counts = list[tuple[str, int]]
-
 
 @dataclass(frozen=True)
 class Counted:
@@ -53,7 +51,7 @@ class Tally:
         unsure: The rows of files of which the checker does not know whether they are right.
     """
 
-    verdicts: Counts
+    verdicts: list[tuple[str, int]]
     fails: list[Counted]
     remarks: list[Counted]
     remarked: int
@@ -84,9 +82,10 @@ def tally(rows: Sequence[Row], fail: Sequence[str] = FAIL, *, hint: bool = False
         made = [Counted(name, len(files), kind) for (name, kind), files in found.items()]
         return sorted(made, key=lambda each: (-each.count, each.title))
 
+    verdicts = Counter(row.verdict for row in rows)
     ordered = sorted(rows, key=lambda row: row.file)
     return Tally(
-        _ranked(Counter(row.verdict for row in rows)),
+        sorted(verdicts.items(), key=lambda item: (-item[1], item[0])),
         ranked(fails),
         ranked(remarks),
         sum(row.verdict == "correct" and bool(row.findings) for row in rows),
@@ -100,10 +99,6 @@ def _findings_of(row: Row) -> Iterator[tuple[str, str]]:
     for id, kind in zip_longest(row.findings.split(), row.severities.split(), fillvalue="-"):
         if id not in (*NO_MISTAKES, "-"):
             yield id, kind
-
-
-def _ranked(counter: Counter[str]) -> Counts:
-    return sorted(counter.items(), key=lambda item: (-item[1], item[0]))
 
 
 def draw(

@@ -53,12 +53,8 @@ class Row:
 
 
 HEAD = tuple("class" if field.name == "cls" else field.name for field in fields(Row))
-# Of earlier versions: their rows are read, and written with the columns above.
-SEEDLESS_HEAD = HEAD[:-1]
-OLD_HEAD = (
-    *("file", "class", "verdict", "findings", "severities", "places", "seconds", "note"),
-    *("sha256", "rules"),
-)
+# Columns that earlier versions did not write: their rows are read, and get these columns.
+LATER = {"passed", "mistakes", "details", "seed"}
 PASSED = {"correct": "yes", "wrong": "no"}
 
 
@@ -95,19 +91,14 @@ def unpack(cell: str) -> list[Detail]:
         return []
 
 
-def from_old(cells: Sequence[str]) -> Row:
-    """The row of a file with `OLD_HEAD`. Its mistakes are the findings that are wrong."""
-    old = dict(zip(OLD_HEAD, cells, strict=True))
-    pairs = zip(old["findings"].split(), old["severities"].split(), strict=False)
-    wrong = [id for id, severity in pairs if severity == "wrong"]
-    return Row(
-        file=old["file"],
-        cls=old["class"],
-        passed=PASSED.get(old["verdict"], "unclear"),
-        verdict=old["verdict"],
-        mistakes=", ".join(dict.fromkeys(wrong)) if old["verdict"] == "wrong" else "",
-        **{name: old[name] for name in OLD_HEAD[3:]},
-    )
+def _row(head: Sequence[str], cells: Sequence[str]) -> Row:
+    """The row with these columns; without `mistakes`, they are the findings that are wrong."""
+    known = dict(zip(head, cells, strict=True))
+    pairs = zip(known["findings"].split(), known["severities"].split(), strict=False)
+    wrong = dict.fromkeys(id for id, severity in pairs if severity == "wrong")
+    known.setdefault("mistakes", ", ".join(wrong) if known["verdict"] == "wrong" else "")
+    known.setdefault("passed", PASSED.get(known["verdict"], "unclear"))
+    return Row(cls=known.pop("class"), **known)
 
 
 def key_of(file: str) -> str:
@@ -149,7 +140,7 @@ class Marks:
         whole = data[: data.rfind(b"\n") + 1]
         lines = _cells(whole.decode("utf-8", "replace"))
         head = tuple(lines[0]) if whole else HEAD
-        if head not in (HEAD, SEEDLESS_HEAD, OLD_HEAD):
+        if not {*HEAD} - LATER <= {*head} <= {*HEAD}:
             raise ValueError(
                 f"--csv {path}: expected a file with the columns {', '.join(HEAD)}, got another.\n"
                 "  It is left as it is: choose another name."
@@ -158,7 +149,8 @@ class Marks:
             raise ValueError(f"--csv {path}: this is not a file of marks. It is left as it is.")
         for cells in lines[1:]:
             if len(cells) == len(head):
-                self.rows[cells[0]] = from_old(cells) if head == OLD_HEAD else Row(*cells)
+                row = _row(head, cells)
+                self.rows[row.file] = row
             elif cells:
                 self._others.append(cells)
         self._file: IO[bytes] = path.open("r+b" if data else "wb")

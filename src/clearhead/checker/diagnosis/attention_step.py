@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 from typing import Self
 
 import torch
@@ -10,12 +11,7 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import Values
-from clearhead.checker.diagnosis.reading import (
-    HIDDEN,
-    Core,
-    Reading,
-    closeness,
-)
+from clearhead.checker.diagnosis.reading import HIDDEN, Core, Reading, closeness
 
 RESHAPES = {"view", "reshape", "view_as", "reshape_as", "flatten", "unflatten"}
 
@@ -55,21 +51,10 @@ class AttentionStep:
 
     def _learned(self, calls: set[int]) -> bool:
         """Whether a parameter takes part in these calls, or in what they read beside the scores."""
-        names = self.program.parameters
-        core = self.core
-        for index in calls:
-            for register in self.reading.places(index):
-                if register in names or (
-                    register != core.dots
-                    and not self.reading.depends(register)
-                    and any(
-                        r in names
-                        for i in self.program.before(register)
-                        for r in self.reading.places(i)
-                    )
-                ):
-                    return True
-        return False
+        reading = self.reading
+        read = {register for index in calls for register in self.program.sources[index]}
+        beside = (r for r in read if r != self.core.dots and not reading.depends(r))
+        return any(reading.learned(register) for register in beside)
 
     def _width(self) -> int:
         """The width of all heads of the queries together."""
@@ -78,9 +63,13 @@ class AttentionStep:
         tokens = tensor.shape[axis] if axis is not None else 1
         return tensor.numel() // max(tokens * self.batch, 1)
 
-    def _lines(self, calls: set[int]) -> int | None:
-        found = [self.program.calls[i].line for i in sorted(calls)]
-        return next((line for line in found if line is not None), None)
+    def _line(
+        self, calls: Iterable[int], names: Collection[str] = (), *, last: bool = False
+    ) -> int | None:
+        """The line of the first (or last) of these calls, or of those with one of these names."""
+        found = [self.program.calls[i] for i in sorted(calls, reverse=last)]
+        lines = (call.line for call in found if not names or call.name in names)
+        return next((line for line in lines if line is not None), None)
 
     def talk(self, before: list[Tensor], after: list[Tensor]) -> float | None:
         """What a learned matrix is multiplied by that mixes the heads of every pair of tokens.
@@ -113,8 +102,3 @@ class AttentionStep:
                     if float((ratio - ratio.mean()).abs().max()) < 1e-6:
                         return float(ratio.mean())
         return math.nan
-
-    def _made(self, register: int) -> int | None:
-        """The line that projects a register."""
-        calls = [self.program.calls[i] for i in sorted(self.program.before(register))]
-        return next((call.line for call in calls if call.name == "linear"), None)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from clearhead.checker.diagnosis import probes
-from clearhead.checker.diagnosis.probes import Inputs
+from clearhead.checker.diagnosis.probes import Inputs, each
 from clearhead.checker.diagnosis.program import MOST_NUMBERS
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_steps
@@ -170,7 +170,7 @@ def _property_lost(
         return f"changing token {future.changed} changed output {future.moved} by {future.size:.2g}"
     few = subject.sizes.tokens
     if few < inputs[0].shape[1]:
-        start = _first(inputs, few)
+        start = each(inputs, lambda t: t[:, :few].contiguous())
         short, wanted = call(case.session, subject, start), right.output(start)
         if wanted is not None and isinstance(short, Tensor):
             gap = difference(got[:, :few], wanted)
@@ -194,9 +194,8 @@ def _stretched(case: Case, subject: Subject, right: AnyReference, tokens: int) -
 
     def gap(few: int, times: int) -> float | None:
         short = inputs_for(subject, few)
-        made = {id(t): t.repeat_interleave(times, 1) for t in short}
-        q, k, v = (made[id(t)] for t in short)
-        one, many = call(case.session, subject, short), call(case.session, subject, (q, k, v))
+        long = each(short, lambda t: t.repeat_interleave(times, 1))
+        one, many = call(case.session, subject, short), call(case.session, subject, long)
         if isinstance(one, Failure) or isinstance(many, Failure):
             return None
         last = many[:, times - 1 :: times]
@@ -207,13 +206,6 @@ def _stretched(case: Case, subject: Subject, right: AnyReference, tokens: int) -
     if placeless is None or placeless > 1e-6:
         return 0.0
     return gap(few, -(-tokens // few)) or 0.0
-
-
-def _first(inputs: Inputs, tokens: int) -> Inputs:
-    """The first tokens of each text; what was one tensor stays one."""
-    made = {id(tensor): tensor[:, :tokens].contiguous() for tensor in inputs}
-    q, k, v = (made[id(tensor)] for tensor in inputs)
-    return q, k, v
 
 
 def _is_new(

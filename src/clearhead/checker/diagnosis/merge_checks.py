@@ -10,11 +10,7 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis.attention_step import RESHAPES, AttentionStep
 from clearhead.checker.diagnosis.judgement import Judgement
-from clearhead.checker.diagnosis.reading import (
-    Reading,
-    changed_at,
-    differs,
-)
+from clearhead.checker.diagnosis.reading import Reading, changed_at, differs
 
 _NORMS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "rsqrt"}
 
@@ -163,7 +159,7 @@ def judge_information(
         f"The {heads} heads give {len(columns)} numbers per token, but only {rank} of them reach "
         "the output independently."
     )
-    mixed = reading.values[reading.cores[0].mixed[3]]
+    mixed = reading.values[reading.cores[0].mixed.values]
     if heads > 1 and mixed.numel() * heads == reading.values[contexts[0][0]].numel():
         return  # heads that share their values may be averaged, so that weights can be read
     if heads > 1 and rank <= len(columns) // heads:

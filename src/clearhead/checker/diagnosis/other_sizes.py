@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.probes import Inputs
+from clearhead.checker.diagnosis.probes import Inputs, each
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_steps
 from clearhead.checker.harness.alternatives import widened
@@ -81,9 +81,7 @@ def in_float32(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
         return
     single = replace(subject, dtype=torch.float32)
     failed = case.session.load({n: w.to(torch.float32) for n, w in subject.weights.items()})
-    q, k, v = inputs
-    made = {id(t): t.to(torch.float32) for t in inputs}
-    got = failed or call(case.session, single, (made[id(q)], made[id(k)], made[id(v)]))
+    got = failed or call(case.session, single, each(inputs, lambda t: t.to(torch.float32)))
     far = isinstance(got, Tensor) and got.shape == out.shape and difference(got, out) > LOOSE
     there = _read(case, single) if far else None
     case.session.load({n: w.to(torch.float64) for n, w in subject.weights.items()})

@@ -4,6 +4,7 @@ Each probe answers a question with a number: does a later token change an earlie
 sentence change another, does every weight get a gradient, do other lengths and half precision work.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,19 +40,24 @@ class Influence:
     moved: int
 
 
+def each(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
+    """A function of each input; what was one tensor stays one."""
+    made = {key: function(tensor) for key, tensor in {id(t): t for t in inputs}.items()}
+    q, k, v = (made[id(tensor)] for tensor in inputs)
+    return q, k, v
+
+
 def changed(inputs: Inputs, batch: int | slice, token: int | slice, seed: int = 9) -> Inputs:
     """The same inputs with other numbers at one place."""
     generator = torch.Generator().manual_seed(seed)
-    made: dict[int, Tensor] = {}
-    for tensor in inputs:
-        if id(tensor) not in made:
-            other = tensor.clone()
-            part = other[batch, token]
-            noise = torch.randn(part.shape, generator=generator, dtype=torch.float64)
-            other[batch, token] = part + noise.to(other) * tensor.abs().mean()
-            made[id(tensor)] = other
-    q, k, v = (made[id(tensor)] for tensor in inputs)
-    return q, k, v
+
+    def other(tensor: Tensor) -> Tensor:
+        new = tensor.clone()
+        noise = torch.randn(new[batch, token].shape, generator=generator, dtype=torch.float64)
+        new[batch, token] += noise.to(new) * tensor.abs().mean()
+        return new
+
+    return each(inputs, other)
 
 
 def future_leak(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> Influence:
@@ -107,27 +113,30 @@ def is_sequence_first(session: Session, subject: Subject, inputs: Inputs, out: T
     return float((other - out)[:, 1:].abs().max()) < 1e-9
 
 
-def same_tokens(session: Session, subject: Subject, inputs: Inputs) -> tuple[float, Tensor | None]:
+def alike(inputs: Inputs) -> Inputs:
+    """The first token in the place of all."""
+    return each(inputs, lambda t: t[:, :1].expand(-1, t.shape[1], -1).contiguous())
+
+
+def same_tokens(session: Session, subject: Subject, inputs: Inputs) -> float:
     """How far the output for equal tokens is from the output for one: 0 where rows sum to one.
 
     If all tokens are the same, any weights that sum to one give back the same vector.
     """
-    q, k, v = (t[:, :1].expand(-1, t.shape[1], -1).contiguous() for t in inputs)
-    many = call(session, subject, (q, k, v))
-    one = call(session, subject, (q[:, :1], k[:, :1], v[:, :1]))
+    many = call(session, subject, alike(inputs))
+    one = call(session, subject, each(inputs, lambda t: t[:, :1]))
     if isinstance(many, Failure) or isinstance(one, Failure) or many.shape[2:] != one.shape[2:]:
-        return 0.0, None
-    if many.shape[1] != q.shape[1]:
-        return 0.0, None
+        return 0.0
+    if many.shape[1] != inputs[0].shape[1]:
+        return 0.0
     gap = (many - one).abs().nan_to_num(torch.inf)
-    return float(gap.max() / one.abs().max().clamp_min(1e-12)), many
+    return float(gap.max() / one.abs().max().clamp_min(1e-12))
 
 
 def permutation_gap(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> float:
     """How far permuted inputs are from giving permuted outputs: 0 without mask and positions."""
     order = torch.randperm(inputs[0].shape[1], generator=torch.Generator().manual_seed(3))
-    q, k, v = (t[:, order].contiguous() for t in inputs)
-    other = call(session, subject, (q, k, v))
+    other = call(session, subject, each(inputs, lambda t: t[:, order].contiguous()))
     if isinstance(other, Failure) or other.shape != out.shape:
         return 0.0
     return float((other - out[:, order]).abs().max() / out.abs().max().clamp_min(1e-12))
@@ -136,15 +145,14 @@ def permutation_gap(session: Session, subject: Subject, inputs: Inputs, out: Ten
 def large_score_leak(session: Session, subject: Subject, inputs: Inputs) -> Influence:
     """Whether the future leaks when scores are very large, as after unlucky training."""
     # Scores grow with the square: up to some ten thousands.
-    q, k, v = (t * 120.0 for t in inputs)
-    made = (q, q, q) if inputs[0] is inputs[1] else (q, k, v)
+    made = each(inputs, lambda t: t * 120.0)
     out = call(session, subject, made)
     if isinstance(out, Failure) or not out.isfinite().all():
         return Influence(0.0, 0, 0)
     worst = Influence(0.0, 0, 0)
     size = float(out.abs().max())
     for seed in range(4):
-        for token in range(1, q.shape[1]):
+        for token in range(1, inputs[0].shape[1]):
             other = call(session, subject, changed(made, slice(None), token, seed=seed))
             if isinstance(other, Failure) or not other.isfinite().all():
                 continue
@@ -168,12 +176,7 @@ def alone(
     session: Session, subject: Subject, inputs: Inputs, out: Tensor
 ) -> Failure | Tensor | None:
     """The first sentence in a batch of its own, if it fails or gives something else there."""
-    q, k, v = (t[:1].contiguous() for t in inputs)
-    if inputs[1] is inputs[0]:
-        k = q
-    if inputs[2] is inputs[1]:
-        v = k
-    got = call(session, subject, (q, k, v))
+    got = call(session, subject, each(inputs, lambda t: t[:1].contiguous()))
     if isinstance(got, Failure):
         return got
     same = got.shape == out[:1].shape and torch.allclose(got, out[:1], atol=1e-6, equal_nan=True)
@@ -295,10 +298,10 @@ class Training:
 
 def training(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> Training | Failure:
     """Run three times in training, with random and with equal tokens."""
-    same = tuple(t[:, :1].expand(-1, t.shape[1], -1).contiguous() for t in inputs)
-    calm = call(session, subject, same)  # type: ignore[arg-type]  # three tensors
+    same = alike(inputs)
+    calm = call(session, subject, same)
     runs = [call(session, subject, inputs, train=True, seed=s) for s in (1, 2, 3)]
-    equal = [call(session, subject, same, train=True, seed=s) for s in (1, 2, 3)]  # type: ignore[arg-type]
+    equal = [call(session, subject, same, train=True, seed=s) for s in (1, 2, 3)]
     tensors = [t for t in [calm, *runs, *equal] if not isinstance(t, Failure)]
     for failed in (calm, *runs, *equal):
         if isinstance(failed, Failure):

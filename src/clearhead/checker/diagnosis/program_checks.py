@@ -43,8 +43,7 @@ def normed_over_tokens(reading: Reading, verdict: Judgement) -> bool:
         rooted = call.name in _SUMS and {"rsqrt", "sqrt"} & {*later}
         parts = program.before(sources[0])
         squared = rooted and {program.calls[i].name for i in parts} & {"pow", "square", "mul"}
-        projected = any(r in program.parameters for i in parts for r in program.sources[i])
-        if projected and (call.name in _NORMS or squared):
+        if reading.learned(sources[0]) and (call.name in _NORMS or squared):
             shape, axis = tuple(reading.values[sources[0]].shape), reading.token_axis(sources[0])
             evidence = (
                 f"{call.name} on {shape} runs over axis {axis}, the tokens: every token changes "
@@ -152,7 +151,7 @@ def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) 
         verdict.add("rotary-unused", evidence, None)
     names = program.parameters
     takes = {name: register in used for register, name in names.items()}
-    for name in (name for name, used_ in takes.items() if not used_):
+    for register, name in ((r, name) for r, name in names.items() if not takes[name]):
         partners = {name.replace(*pair) for pair in _PAIRS} - {name}
         if "norm" in name and any(takes.get(partner) for partner in partners):
             evidence = f"{name} has no effect on the output, but {min(partners)} does."
@@ -166,7 +165,8 @@ def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) 
             evidence = f"{name} has no effect on the output; {others[0]} is used in its place."
             verdict.add("heads-share-weights", evidence, None)
         elif role_of(name) == "o":
-            verdict.add("out-proj-unused", evidence, None)
+            dropped = (program.calls[i].line for i in program.users.get(register, ()))
+            verdict.add("out-proj-unused", evidence, next(dropped, None))
         else:
             verdict.notes.append(evidence)
 

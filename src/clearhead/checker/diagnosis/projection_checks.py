@@ -8,6 +8,7 @@ order of parts in a fused matrix and the order of shared heads are seen, however
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -120,25 +121,16 @@ class Layout:
         with suppress(Unreadable):
             summed, _ = core.mixes_along(core.weight_axes(core.axes))
         queries, keys = (second, first) if summed == 0 else (first, second)
-        return (
-            self._part("q", queries),
-            self._part("k", keys),
-            self._part("v", core.mixed[3]),
-        )
+        return (self._part("q", queries), self._part("k", keys), self._part("v", core.mixed.values))
 
     def _part(self, letter: str, register: int) -> Part:
         reading, program = self.reading, self.program
         before = program.before(register)
-        names = frozenset(
-            program.parameters[r]
-            for i in before
-            for r in reading.places(i)
-            if r in program.parameters
-        )
+        names = frozenset(program.parameters[r] for r in reading.learned(register))
         for index in sorted(before, reverse=True):
             call = program.calls[index]
             weighs = any(
-                not reading.depends(r) and reading.is_learned(r) for r in reading.places(index)
+                not reading.depends(r) and reading.learned(r) for r in reading.places(index)
             )
             if call.name in _PROJECTS and weighs and reading.depends(call.out[0]):
                 return Part(letter, register, call.out[0], call.line, names)
@@ -161,11 +153,9 @@ class Layout:
             raise Unreadable("there is no token axis")
         return [axis for axis in found if axis is not None]
 
-    def features(self, register: int) -> Tensor:
-        """A projection's result as (..., features): axes of texts and tokens first."""
-        axes = self._row_axes(register)
-        value = self.reading.values[register]
-        return value.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
+    def rows(self, register: int, values: Mapping[int, Tensor]) -> Tensor:
+        """A register as (..., features): axes of texts and tokens first."""
+        return _rows(values[register], self._row_axes(register))
 
     def changed(self, register: int, feature: int) -> Tensor:
         """A projection's result, with one feature changed for every token."""
@@ -191,7 +181,7 @@ class Layout:
                 continue
             if self.reading.token_axis(projection) is None:
                 raise Unreadable("a projection has no token axis")
-            width = self.features(projection).shape[-1]
+            width = self.rows(projection, self.reading.values).shape[-1]
             if width > _MOST_FEATURES:
                 raise Unreadable("a projection is too wide")
             rows = []
@@ -369,7 +359,7 @@ class Layout:
         values = self.parts[2]
         own = self.feeding(values)
         axes = self._row_axes(self.merged)
-        width = self.features(self.merged).shape[-1]
+        width = _rows(self.reading.values[self.merged], axes).shape[-1]
         if width != len(own):
             return
         goes = []
@@ -378,8 +368,8 @@ class Layout:
             moves = self.moved[values.projection][feature].get(self.merged)
             if moves is None:
                 return
-            places = moves.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
-            moved = places.flatten(0, len(axes) - 1).any(0).nonzero().flatten().tolist()
+            places = _rows(moves, axes)
+            moved = places.flatten(0, -2).any(0).nonzero().flatten().tolist()
             if len(moved) != 1:
                 return
             goes.append(moved[0])
@@ -464,15 +454,8 @@ class Layout:
     def _dots(self, values: dict[int, Tensor]) -> Tensor:
         """The products of queries and keys, (groups, queries, keys)."""
         if not self.heads:
-            first, second = self.core.dot_axes
-            assert first is not None
-            assert second is not None
-            return self.core.canonical(values[self.core.dots], (first, second))
-        rows = [
-            values[part.register].movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
-            for part in self.parts[:2]
-            for axes in [self._row_axes(part.register)]
-        ]
+            return self.core.canonical(values[self.core.dots], self.core.known_dot_axes)
+        rows = [self.rows(part.register, values) for part in self.parts[:2]]
         width = rows[0].shape[-1] // self.heads
         q, k = (t.reshape(*t.shape[:-1], -1, width).transpose(-2, -3) for t in rows)
         dots: Tensor = q @ k.repeat_interleave(q.shape[-3] // k.shape[-3], -3).mT
@@ -486,7 +469,7 @@ class Layout:
             if call.name not in ("mul", "mul_", "__imul__", "multiply"):
                 continue
             for factor in self.reading.places(index):
-                if self.reading.depends(factor) or self.reading.is_learned(factor):
+                if self.reading.depends(factor) or self.reading.learned(factor):
                     continue
                 table = self.reading.values[factor]
                 pairs = [(table.real, table.imag)] if table.is_complex() else []
@@ -510,9 +493,7 @@ class Layout:
 
     def _keeps_length(self, values: dict[int, Tensor], register: int) -> bool:
         """Whether equal vectors have one length at all positions, as after a rotation."""
-        axes = self._row_axes(register)
-        rows = values[register].movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
-        lengths = rows.norm(dim=-1)
+        lengths = self.rows(register, values).norm(dim=-1)
         return bool(((lengths / lengths[..., :1] - 1).abs() < 1e-4).all())
 
     @staticmethod
@@ -531,3 +512,8 @@ def _cosines(first: Tensor, second: Tensor) -> bool:
         bool((first.square() + second.square() - 1).abs().max() < 1e-4)
         and float(first.abs().max() - first.abs().min()) > 1e-4
     )
+
+
+def _rows(tensor: Tensor, axes: list[int]) -> Tensor:
+    """A tensor with these axes first, and the others as one."""
+    return tensor.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))

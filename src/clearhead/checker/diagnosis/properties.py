@@ -115,7 +115,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
     counted = text.has(r"arange|\btable|bias_table|enumerate")  # what stands where may matter
     positions |= any("Conv" in kind for kind in subject.built.modules.values() if kind != "Conv1D")
     positions |= text.uses("unfold( fold( Unfold( Fold(")  # neighbours, fewer of them at the edge
-    gap, _ = probes.same_tokens(session, subject, inputs)
+    gap = probes.same_tokens(session, subject, inputs)
     finite = bool(out.isfinite().all())  # else the gap has the same cause
     if finite and not positions and gap > 1e-6 and not others(subject):
         failed.append(

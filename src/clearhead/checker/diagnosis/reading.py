@@ -9,19 +9,15 @@ numbers a and b are measured for every pair of tokens. So a step is known by wha
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.program import (
-    Program,
-    Values,
-    function_of,
-    registers_in,
-    revived,
-)
+from clearhead.checker.diagnosis.program import Program, Values, function_of, registers_in, revived
 
 HIDDEN = -1e3  # a score lower than the others by this much gets no weight
 
@@ -48,19 +44,14 @@ class Source:
     axes: tuple[int, ...]
 
 
-def changed_at(x: Tensor, axes: tuple[int, ...], index: int, seed: int = 0) -> Tensor:
+def changed_at(x: Tensor, axes: tuple[int, ...], index: int) -> Tensor:
     """The same tensor with other numbers at one index along these axes, taken as one."""
     new = x.clone()  # with the same strides, so that a later view works
     if new.stride() != x.stride() and 0 in x.stride():
         new = x.contiguous().clone()
-    part = new
-    sizes = [x.shape[axis] for axis in axes]
-    for axis, size, rest in zip(axes, sizes, (*sizes[1:], 1), strict=True):
-        # One select takes an axis away, so that later axes move down.
-        part = part.select(
-            axis - sum(a < axis for a in axes[: axes.index(axis)]), index // rest % size
-        )
-    noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(17 + seed))
+    first = new.movedim(axes, tuple(range(len(axes))))
+    part = first[index] if len(axes) == 1 else first[divmod(index, first.shape[1])]
+    noise = torch.randn(part.shape, generator=torch.Generator().manual_seed(17))
     size_of = x.abs().nan_to_num(0.0, 0.0, 0.0).mean().clamp_min(0.1)
     part.add_((noise.to(x.dtype) + 0.5) * size_of)
     return new
@@ -91,7 +82,7 @@ def axis_of(moves: Tensor, skip: tuple[int, ...] = ()) -> int | None:
     for axis in range(moves.ndim - 1):
         if moves.shape[axis + 1] != count or axis in skip:
             continue
-        by = moves.movedim(axis + 1, 1).reshape(count, count, -1).any(-1)  # (changes, index)
+        by = _by_index(moves, axis)
         if by.any() and not (by & ~torch.eye(count, dtype=torch.bool)).any():
             if found is not None:
                 return None
@@ -180,7 +171,6 @@ class Reading:
         self.values = program.run()
         self.tokens: dict[int, Tensor] = {}
         self.texts: dict[int, Tensor] = {}
-        self.size: list[int] = []
         self._look()
         for _ in range(3):
             beyond = self._after_norm()
@@ -191,15 +181,13 @@ class Reading:
 
     def _look(self) -> None:
         """Find out what depends on which token and which text."""
-        self.tokens, self.texts, self.size = {}, {}, []
+        self.tokens, self.texts = {}, {}
         self._token_axes: dict[int, int | None] = {}
         self.__dict__.pop("tokenwise", None)
-        for source in self.sources:
-            x = self.values[source.register]
-            count = 1
-            for axis in source.axes:
-                count *= x.shape[axis]
-            self.size.append(count)
+        self.size = [
+            math.prod(self.values[source.register].shape[axis] for axis in source.axes)
+            for source in self.sources
+        ]
         self._token_prints()
         self._text_prints()
 
@@ -265,12 +253,11 @@ class Reading:
         """Whether a register depends on the input at all."""
         return register in self.tokens and bool(self.tokens[register].any())
 
-    def is_learned(self, register: int) -> bool:
-        """Whether a register is a parameter, or made of one."""
+    def learned(self, register: int) -> frozenset[int]:
+        """The parameters that a register is made of."""
         program = self.program
-        return register in program.parameters or any(
-            r in program.parameters for i in program.before(register) for r in program.sources[i]
-        )
+        read = {r for i in program.before(register) for r in program.sources[i]}
+        return frozenset((read | {register}) & program.parameters.keys())
 
     def token_axis(self, register: int) -> int | None:
         """The axis of the tokens in a register, for whichever source it depends on."""
@@ -446,6 +433,13 @@ class Reading:
 _ADDS = {"add", "__add__", "__radd__", "add_", "__iadd__", "sub", "cat", "concat", "concatenate"}
 
 
+class Mixed(NamedTuple):
+    """The registers of values and weights where they are multiplied."""
+
+    values: int
+    weights: int
+
+
 class Core:
     """One attention: one product of queries and keys, one softmax, one product with values.
 
@@ -466,19 +460,16 @@ class Core:
         self.additive = reading.program.calls[self.product].name in _ADDS
         if self.additive:
             self.products = [self.product]
-        self.dots = self._summed(self.product, scores)
+        self.dots = self.dots_of(self.product)
         operands = [r for r in reading.places(self.product) if reading.depends(r)]
-        self.operands = tuple(operands[:2])
+        self.operands = tuple(operands)
         if len(operands) != 2:
             raise Unreadable("the scores are not a product of queries and keys")
 
     def _first_pairs(self) -> list[int]:
         """The calls whose numbers depend on two tokens, though those of their operands do not."""
-        reading, program = self.reading, self.reading.program
-        found = []
-        for index in sorted(program.before(self.scores)):
-            if reading.is_product(index):
-                found.append(index)
+        before = sorted(self.reading.program.before(self.scores))
+        found = [index for index in before if self.reading.is_product(index)]
         if not found:
             raise Unreadable("each score depends on one token only")
         return found
@@ -493,7 +484,7 @@ class Core:
             index = reading.program.maker[operands[0]]
         return index
 
-    def all_dots(self, index: int) -> int:
+    def dots_of(self, index: int) -> int:
         """The scores that one of the products makes."""
         return self._summed(index, self.scores)
 
@@ -529,39 +520,43 @@ class Core:
         return self.reading.program.calls[self.product].line
 
     @cached_property
-    def operand_axes(self) -> tuple[int | None, int | None]:
-        """The axis of the tokens in the two operands of the scores."""
-        first, second = (self.reading.token_axis(r) for r in self.operands)
-        return first, second
-
-    @cached_property
     def dot_axes(self) -> tuple[int | None, int | None]:
         """Which axis of the scores belongs to the tokens of each operand."""
-        reading = self.reading
-        places = reading.places(self.product)
-        base = reading.values[self.dots]
+        reading, program = self.reading, self.reading.program
+        out = program.calls[self.product].out[0]
+        mentioned = reading.places(self.product)
+        places = [place for place, r in enumerate(mentioned) if reading.depends(r)]
         found: list[int | None] = []
-        seen = 0
-        for register, axis in zip(self.operands, self.operand_axes, strict=True):
-            place = [p for p, r in enumerate(places) if r == register][
-                seen if self.operands[0] == self.operands[1] else 0
-            ]
-            seen += 1
+        for place, register in zip(places, self.operands, strict=True):
+            axis, tensor = reading.token_axis(register), reading.values[register]
             if axis is None:
                 found.append(None)
                 continue
-            tensor = reading.values[register]
             moves = []
             for i in range(tensor.shape[axis]):
                 new = reading.call_alone(self.product, place, changed_at(tensor, (axis,), i))
-                moves.append(differs(self._to_dots(new), base))
+                dots = program.again(reading.values, {out: new})[self.dots]
+                moves.append(differs(dots, reading.values[self.dots]))
             found.append(axis_of(torch.stack(moves)))
-        return found[0], found[1]
+        first, second = found
+        return first, second
 
-    def _to_dots(self, product: Tensor) -> Tensor:
-        """The scores that follow from the product's result."""
-        out = self.reading.program.calls[self.product].out[0]
-        return self.reading.program.again(self.reading.values, {out: product})[self.dots]
+    @property
+    def known_dot_axes(self) -> tuple[int, int]:
+        """The same.
+
+        Raises:
+            Unreadable: If one of them is not known.
+        """
+        first, second = self.dot_axes
+        if first is None or second is None:
+            raise Unreadable("the scores have no token axis")
+        return first, second
+
+    def pairs(self, values: Values) -> tuple[Tensor, Tensor]:
+        """The products and the scores as (groups, queries, keys)."""
+        dots = self.canonical(values[self.dots], self.known_dot_axes)
+        return dots, self.canonical(values[self.scores], self.axes)
 
     @cached_property
     def context(self) -> int:
@@ -569,11 +564,17 @@ class Core:
         return self._summed(self.mixing, -1)
 
     @cached_property
+    def _from_weights(self) -> set[int]:
+        """The weights, and every register that is made of them."""
+        program = self.reading.program
+        after = program.after(self.weights)
+        return {out for i in after for out in program.calls[i].out} | {self.weights}
+
+    @cached_property
     def mixing(self) -> int:
         """The call that mixes the values by the weights."""
-        reading, program = self.reading, self.reading.program
+        reading, program, made = self.reading, self.reading.program, self._from_weights
         after = program.after(self.weights)
-        made = {out for i in after for out in program.calls[i].out} | {self.weights}
         for index in sorted(after & program.before(reading.output)):
             places = reading.places(index)
             others = [r for r in places if r not in made and reading.depends(r)]
@@ -591,15 +592,12 @@ class Core:
         return gain.ndim == weights.ndim and gain.shape == (*weights.shape[:-1], 1)
 
     @cached_property
-    def mixed(self) -> tuple[int, int, int, int]:
-        """Place and register of the weights, then of the values, in the mixing call."""
-        reading, program = self.reading, self.reading.program
-        after = program.after(self.weights)
-        made = {out for i in after for out in program.calls[i].out} | {self.weights}
+    def mixed(self) -> Mixed:
+        """What meets in the mixing call."""
+        reading, made = self.reading, self._from_weights
         places = reading.places(self.mixing)
-        weights = next(p for p, r in enumerate(places) if r in made)
-        values = next(p for p, r in enumerate(places) if r not in made and reading.depends(r))
-        return weights, places[weights], values, places[values]
+        values = next(r for r in places if r not in made and reading.depends(r))
+        return Mixed(values, next(r for r in places if r in made))
 
     @cached_property
     def axes(self) -> tuple[int, int]:
@@ -608,12 +606,8 @@ class Core:
         The keys are those whose axis the values are mixed along; the rows that come out are the
         queries.
         """
-        first, second = self.dot_axes
-        if first is None or second is None:
-            raise Unreadable("the scores have no token axis")
-        reading = self.reading
         (one,), (other,) = (
-            reading.follow(self.dots, axis, self.scores) for axis in (first, second)
+            self.reading.follow(self.dots, axis, self.scores) for axis in self.known_dot_axes
         )
         if one is None or other is None or one == other:
             raise Unreadable("the axes of the scores are lost before the softmax")
@@ -622,7 +616,7 @@ class Core:
     def weight_axes(self, scores_axes: tuple[int, int]) -> tuple[int, int]:
         """The same two axes in the weights as they meet the values."""
         reading = self.reading
-        end = self.mixed[1]
+        end = self.mixed.weights
         if end == self.weights:
             return scores_axes
         found = [reading.follow(self.weights, axis, end)[0] for axis in scores_axes]
@@ -641,7 +635,7 @@ class Core:
             axes: The two token axes of the weights as they meet the values.
         """
         reading = self.reading
-        _, register, _, value_register = self.mixed
+        value_register, register = self.mixed
         weights, values = reading.values[register], reading.values[value_register]
         value_axis = reading.token_axis(value_register)
         if value_axis is None:
@@ -664,7 +658,7 @@ class Core:
     def _one_key(self, weights: Tensor, keys: int, values: Tensor, axis: int) -> bool:
         """Whether weight j along this axis meets the values of token j alone."""
         reading = self.reading
-        _, weight_register, _, value_register = self.mixed
+        value_register, weight_register = self.mixed
         for index in range(weights.shape[keys]):
             kept = torch.zeros_like(weights)
             kept.select(keys, index).fill_(0.7)
@@ -698,30 +692,18 @@ class Core:
         reading = self.reading
         call = reading.program.calls[index]
         operands = [r for r in reading.places(index) if reading.depends(r)]
-        tensor = reading.values[operands[0]]
-        if call.name == "einsum":
-            equation = call.args[0]
-            if isinstance(equation, str) and "->" in equation and "..." not in equation:
-                left, right = equation.replace(" ", "").split("->")
-                letters = left.split(",")
-                summed = set("".join(letters)) - set(right)
-                sizes = dict(zip(letters[0], tensor.shape, strict=False))
-                other = reading.values[operands[-1]]
-                sizes |= dict(zip(letters[1], other.shape, strict=False))
-                total = 1
-                for letter in summed:
-                    total *= sizes.get(letter, 1)
-                return total
-            return tensor.shape[-1]
-        return tensor.shape[-1]
+        shapes = [reading.values[r].shape for r in (operands[0], operands[-1])]
+        equation = call.args[0] if call.name == "einsum" else None
+        if not isinstance(equation, str) or "->" not in equation or "..." in equation:
+            return shapes[0][-1]
+        left, right = equation.replace(" ", "").split("->")
+        pairs = zip(left.split(","), shapes, strict=False)
+        sizes = {letter: n for part, shape in pairs for letter, n in zip(part, shape, strict=False)}
+        return math.prod(n for letter, n in sizes.items() if letter not in right)
 
     def scale(self, runs: list[Values]) -> Scale:
         """A and b for every pair, measured on runs with other inputs."""
-        (one, other), (first, second) = self.axes, self.dot_axes
-        assert first is not None
-        assert second is not None
-        dots = torch.stack([self.canonical(v[self.dots], (first, second)) for v in runs])
-        scores = torch.stack([self.canonical(v[self.scores], (one, other)) for v in runs])
+        dots, scores = map(torch.stack, zip(*map(self.pairs, runs), strict=True))
         if dots.shape != scores.shape:
             if dots.shape[2:] != scores.shape[2:]:
                 raise Unreadable("the scores change their shape before the softmax")

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.plain_form import PlainForm
+from clearhead.checker.diagnosis.probes import Inputs, each
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
 from clearhead.checker.diagnosis.reading import HIDDEN, Core, Unreadable, closeness
 from clearhead.checker.diagnosis.recorded_pass import Examined, recorded
-from clearhead.checker.diagnosis.whole_attention import (
-    SAME_NUMBERS,
-    visible_pairs,
-)
+from clearhead.checker.diagnosis.whole_attention import SAME_NUMBERS, visible_pairs
 from clearhead.checker.harness.axis_orders import ONE_TEXT, taken
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.subject import Subject
-
-Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +60,7 @@ class _Layer:
     def right_weights(self, values: Values, mask: str, visible: Tensor | None) -> Tensor:
         """The weights that right attention has, given queries and keys as they are."""
         core = self.core
-        first, second = core.dot_axes
-        assert first is not None
-        assert second is not None
+        first, second = core.known_dot_axes
         axes = _rows_first(core, self.summed)
         of_dots = (second, first) if self.summed == 0 else (first, second)
         scores = core.canonical(values[core.scores], axes).to(torch.float64)
@@ -169,14 +164,15 @@ class Reference:
             return None
         texts = [inputs]
         if self.subject.axes in ONE_TEXT:
-            texts = [_text(inputs, row) for row in range(len(inputs[0]))]
+            rows = [itemgetter(slice(row, row + 1)) for row in range(len(inputs[0]))]
+            texts = [each(inputs, row) for row in rows]
         try:
             outs = [self._one(text, mask, visible) for text in texts]
         except (Unreadable, NotRunnable, RuntimeError, TypeError, IndexError, KeyError):
             return None
         if self.subject.axes in ONE_TEXT:
-            rows = [out.reshape(len(inputs[0][0]), -1) for out in outs]
-            return torch.stack(rows).to(torch.float64)
+            outs = [out.reshape(len(inputs[0][0]), -1) for out in outs]
+            return torch.stack(outs).to(torch.float64)
         return taken(outs[0].to(torch.float64), self.subject.axes)
 
     def _one(self, inputs: Inputs, mask: str, visible: Tensor | None) -> Tensor:
@@ -201,13 +197,6 @@ class Reference:
                 raise Unreadable("it makes different calls at this length")
             changed = whole.changed(program, values, mask, visible)
         return changed
-
-
-def _text(inputs: Inputs, row: int) -> Inputs:
-    """One text of a batch; what was one tensor stays one."""
-    made = {id(tensor): tensor[row : row + 1] for tensor in inputs}
-    q, k, v = (made[id(tensor)] for tensor in inputs)
-    return q, k, v
 
 
 def _places(old: Program, new: Program) -> Callable[[int], int]:

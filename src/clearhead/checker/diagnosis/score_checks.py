@@ -8,24 +8,11 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.attention_step import AttentionStep
-from clearhead.checker.diagnosis.reading import (
-    HIDDEN,
-    Reading,
-    Unreadable,
-    fit,
-)
+from clearhead.checker.diagnosis.reading import HIDDEN, Reading, Unreadable, fit
 
 _SCALES = {
-    "mul",
-    "div",
-    "mul_",
-    "div_",
-    "__imul__",
-    "__idiv__",
-    "__itruediv__",
-    "true_divide",
-    "multiply",
-}
+    "mul", "div", "mul_", "div_", "__imul__", "__idiv__", "__itruediv__", "true_divide", "multiply",
+}  # fmt: skip
 _ROUNDS = {"floor_divide", "__floordiv__", "floor", "round", "trunc", "int", "long"}
 _UNIT = {"normalize", "norm", "vector_norm", "rsqrt"}
 
@@ -71,9 +58,7 @@ class ScoreCheck(AttentionStep):
                 return None, None
             if names & _ROUNDS:
                 evidence = "The scores are rounded to whole numbers before the softmax."
-                lines = [self.program.calls[i] for i in sorted(self._between())]
-                line = next(call.line for call in lines if call.name in _ROUNDS)
-                verdict.add("unexplained", evidence, line)
+                verdict.add("unexplained", evidence, self._line(self._between(), _ROUNDS))
             elif {"log_softmax", "softmax"} & names:
                 verdict.add(
                     "softmax-twice",
@@ -168,7 +153,7 @@ class ScoreCheck(AttentionStep):
         core, verdict = self.core, self.verdict
         if len(core.products) < 2:
             return None
-        dots = [core.all_dots(index) for index in core.products]
+        dots = [core.dots_of(index) for index in core.products]
         scores = [v[core.scores] for v in self.runs]
         try:
             shape = scores[0].shape
@@ -202,8 +187,7 @@ class ScoreCheck(AttentionStep):
         is a * q.k, whatever else is added.
         """
         core, reading = self.core, self.reading
-        first, second = core.dot_axes
-        if first is None or second is None or core.operands[0] == core.operands[1]:
+        if None in core.dot_axes or core.operands[0] == core.operands[1]:
             return None
         base = reading.values
         crossed: list[tuple[Tensor, Tensor]] = []
@@ -218,10 +202,8 @@ class ScoreCheck(AttentionStep):
                 {**base, **self.program.again(base, changed)}
                 for changed in ({one: q, other: k}, {one: q}, {other: k})
             ]
-            dots, scores = (
-                [core.canonical(values[r], axes).to(torch.float64) for values in passes]
-                for r, axes in ((core.dots, (first, second)), (core.scores, core.axes))
-            )
+            exact = [[t.to(torch.float64) for t in core.pairs(values)] for values in passes]
+            dots, scores = zip(*exact, strict=True)
             if dots[0].shape != scores[0].shape:
                 return None
             crossed.append(
@@ -230,7 +212,7 @@ class ScoreCheck(AttentionStep):
                     scores[0] + scores[1] - scores[2] - scores[3],
                 )
             )
-        own = core.canonical(base[core.scores], core.axes).to(torch.float64)
+        own = core.pairs(base)[1].to(torch.float64)
         hidden = own < HIDDEN
         a = sum((x * y for x, y in crossed), torch.zeros_like(own))
         a = a / sum((x * x for x, _ in crossed), torch.zeros_like(own))
@@ -249,18 +231,14 @@ class ScoreCheck(AttentionStep):
     def _by_distance(self, a: float, hidden: Tensor) -> bool:
         """Whether, with equal tokens, what is added to a * q.k depends on the distance alone."""
         core, reading = self.core, self.reading
-        first, second = core.dot_axes
-        assert first is not None
-        assert second is not None
         equal = {}
         for source in reading.sources:
             x = reading.values[source.register]
             for axis in source.axes:
                 x = x.narrow(axis, 0, 1).expand_as(reading.values[source.register])
             equal[source.register] = x.contiguous()
-        new = {**reading.values, **self.program.again(reading.values, equal)}
-        dots = core.canonical(new[core.dots], (first, second))
-        added = core.canonical(new[core.scores], core.axes) - a * dots
+        dots, scores = core.pairs({**reading.values, **self.program.again(reading.values, equal)})
+        added = scores - a * dots
         size = float(added[~hidden].abs().max()) + 1.0
         for offset in range(1 - added.shape[-2], added.shape[-1]):
             line = added.diagonal(offset, -2, -1)
@@ -276,14 +254,10 @@ class ScoreCheck(AttentionStep):
         if not self._learned(self._between()):
             return None
         try:
-            first, second = core.dot_axes
-            assert first is not None
-            assert second is not None
-            before = [core.canonical(v[core.dots], (first, second)) for v in self.runs]
-            after = [core.canonical(v[core.scores], core.axes) for v in self.runs]
-        except (Unreadable, RuntimeError, AssertionError):
+            before, after = zip(*map(core.pairs, self.runs), strict=True)
+        except (Unreadable, RuntimeError):
             return None
-        mixed_by = self.talk(before, after)
+        mixed_by = self.talk(list(before), list(after))
         if mixed_by is None:
             return None
         if not math.isnan(mixed_by):
@@ -327,7 +301,7 @@ class ScoreCheck(AttentionStep):
         ):
             verdict.notes.append("The scale is an argument, and the value passed is used.")
             return
-        line = self._scale_line() or line_q or line_k or core.line
+        line = self._line(self._between_scaling()) or line_q or line_k or core.line
         heads = max(self.reading.values[core.operands[0]].shape[-1] and self._width() // width, 1)
         evidence = f"The scale is {total:.3g} instead of {right:.3g}, 1 / √head_dim = 1 / √{width}."
         if abs(total - 1) < 1e-4:
@@ -361,7 +335,8 @@ class ScoreCheck(AttentionStep):
                     f"Vectors have norm 1 along axis {others[0]} of {tuple(tensor.shape)}, but "
                     f"the products sum over axis {wide[0] if wide else -1}, the width of a head."
                 )
-                self.verdict.add("norm-over-wrong-axis", evidence, self._norm_line(register))
+                line = self._line(self.program.before(register), _UNIT, last=True)
+                self.verdict.add("norm-over-wrong-axis", evidence, line)
             elif not self._learned(self.program.before(register)):
                 self.verdict.doubts.append("queries or keys are normalised in an unusual way")
             return
@@ -381,16 +356,8 @@ class ScoreCheck(AttentionStep):
         rest = squares @ gains.solution - 1
         return float(rest.abs().max()) < 1e-3
 
-    def _norm_line(self, register: int) -> int | None:
-        calls = [self.program.calls[i] for i in sorted(self.program.before(register))]
-        return next((call.line for call in reversed(calls) if call.name in _UNIT), None)
-
     def _between_scaling(self) -> set[int]:
         return {i for i in self._between() if self.program.calls[i].name in _SCALES}
-
-    def _scale_line(self) -> int | None:
-        lines = [self.program.calls[i].line for i in sorted(self._between_scaling())]
-        return next((line for line in lines if line is not None), None)
 
 
 def factor_of(reading: Reading, register: int) -> tuple[float, int | None, bool]:
@@ -429,7 +396,7 @@ def _number(reading: Reading, index: int, places: list[int], data: int) -> float
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
     others = [r for r in places if r != data]
-    if len(others) != 1 or reading.is_learned(others[0]):
+    if len(others) != 1 or reading.learned(others[0]):
         return None
     tensor = reading.values[others[0]]
     return float(tensor.reshape(-1)[0]) if tensor.numel() == 1 else None

@@ -79,7 +79,7 @@ def _judge_attention(step: AttentionStep) -> int | None:
     tokens, scores, weights = TokenCheck.of(step), ScoreCheck.of(step), WeightCheck.of(step)
     if weights.over_everything():
         return None
-    keeps = [tokens.operand(register) for register in (*core.all_operands, core.mixed[3])]
+    keeps = [tokens.operand(register) for register in (*core.all_operands, core.mixed.values)]
     whole = all(keeps)
     before = len(verdict.findings)
     tokens.two_inputs()

@@ -102,7 +102,7 @@ class TokenCheck(AttentionStep):
         if len(self.reading.sources) != 2:
             return
         keys = [self._inputs_of(register) for register in self.core.operands]
-        values = self._inputs_of(self.core.mixed[3])
+        values = self._inputs_of(self.core.mixed.values)
         if keys == [{0}, {1}] and values == {0}:
             evidence = (
                 "The keys come from the second input, and the values from the queries' input."
@@ -113,7 +113,8 @@ class TokenCheck(AttentionStep):
             )
         else:
             return
-        self.verdict.add("keys-and-values-apart", evidence, self._made(self.core.mixed[3]))
+        line = self._line(self.program.before(self.core.mixed.values), {"linear"})
+        self.verdict.add("keys-and-values-apart", evidence, line)
 
     def _inputs_of(self, register: int) -> set[int]:
         """Which inputs a register depends on."""

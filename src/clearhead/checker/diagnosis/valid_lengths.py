@@ -99,8 +99,7 @@ def _kept(
 
 def _alone(case: Case, subject: Subject, inputs: probes.Inputs, short: int) -> Tensor | None:
     """The output of the last text without its padding."""
-    kept = {id(x): x[-1:, :short].contiguous() for x in inputs}
-    q, k, v = (kept[id(x)] for x in inputs)
+    q, k, v = probes.each(inputs, lambda x: x[-1:, :short].contiguous())
     q = inputs[0][-1:] if subject.separate else q
     sizes = replace(subject.sizes, batch=1)
     got = call(case.session, replace(subject, sizes=sizes), (q, k, v))

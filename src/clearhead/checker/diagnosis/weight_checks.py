@@ -10,11 +10,7 @@ from torch import Tensor
 from clearhead.checker.diagnosis.attention_step import RESHAPES, AttentionStep
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import Values
-from clearhead.checker.diagnosis.reading import (
-    Core,
-    Reading,
-    Unreadable,
-)
+from clearhead.checker.diagnosis.reading import Core, Reading, Unreadable
 from clearhead.checker.harness.weight_roles import role_of
 
 _SINK = "Each head has a sink: weight may go there instead of to a token."
@@ -83,7 +79,7 @@ class WeightCheck(AttentionStep):
     def without_softmax(self, order: tuple[int, int]) -> None:
         """Name what stands in the place of a softmax."""
         core, program = self.core, self.program
-        weights = torch.stack([core.canonical(v[core.mixed[1]], order) for v in self.runs])
+        weights = torch.stack([core.canonical(v[core.mixed.weights], order) for v in self.runs])
         sums = weights.sum(-1)
         self.verdict.head_dim = core.head_dim
         if not bool(sums.isfinite().all()):
@@ -94,7 +90,7 @@ class WeightCheck(AttentionStep):
                 self.verdict.add("no-softmax", evidence, core.line)
                 return
             raise Unreadable("the weights of a row sum to one, but are no softmax")
-        between = sorted(program.after(core.dots) & program.before(core.mixed[1]))
+        between = sorted(program.after(core.dots) & program.before(core.mixed.weights))
         named = {program.calls[i].name: program.calls[i] for i in between}
         evidence = (
             f"The weights of a row sum to {float(sums.min()):.3g} to {float(sums.max()):.3g} "
@@ -124,9 +120,7 @@ class WeightCheck(AttentionStep):
         names = self.program.parameters
         roles = []
         for register in self.core.operands:
-            calls = self.program.before(register)
-            used = {role_of(names[r]) for i in calls for r in self.reading.places(i) if r in names}
-            roles.append(used & {"q", "k"})
+            roles.append({role_of(names[r]) for r in self.reading.learned(register)} & {"q", "k"})
         if roles[place] and roles[place] != roles[1 - place]:
             return roles[place] == {"q"}
         return place == 0  # queries @ keys, as most people write it
@@ -137,15 +131,11 @@ class WeightCheck(AttentionStep):
         """What happens to the weights between the softmax and the values."""
         core, verdict = self.core, self.verdict
         start = torch.stack([core.canonical(v[core.weights], scores_order) for v in self.runs])
-        end = torch.stack([core.canonical(v[core.mixed[1]], order) for v in self.runs])
-        between = self.program.after(core.weights) & self.program.before(core.mixed[1])
+        end = torch.stack([core.canonical(v[core.mixed.weights], order) for v in self.runs])
+        between = self.program.after(core.weights) & self.program.before(core.mixed.weights)
         names = {self.program.calls[i].name for i in between}
         if core.softmax in between or names & {"softmax", "log_softmax"}:
-            line = next(
-                self.program.calls[i].line
-                for i in sorted(between)
-                if self.program.calls[i].name in ("softmax", "log_softmax")
-            )
+            line = self._line(between, ("softmax", "log_softmax"))
             verdict.add("softmax-twice", "A softmax is applied to the output of a softmax.", line)
             return
         if start.shape != end.shape:
@@ -155,7 +145,7 @@ class WeightCheck(AttentionStep):
             return
         fine = start.isfinite() & end.isfinite() & (start > 1e-9)
         ratio = (end / start)[fine]
-        line = self._lines(between)
+        line = self._line(between)
         if not ratio.numel():
             return
         kept = ratio[ratio.abs() > 1e-9]
@@ -198,12 +188,8 @@ class WeightCheck(AttentionStep):
 
     def _to_sink(self, start: Tensor, end: Tensor) -> bool:
         """Whether each row of weights was multiplied by one number, less than one, and learned."""
-        reading, program = self.reading, self.program
-        read = [
-            {r for i in program.before(stage) for r in reading.places(i) if r in program.parameters}
-            for stage in (self.core.weights, self.core.mixed[1])
-        ]
-        if not read[1] - read[0]:
+        learned = self.reading.learned
+        if learned(self.core.mixed.weights) <= learned(self.core.weights):
             return False
         share = end.sum(-1, keepdim=True)
         inside = bool(((share > 0) & (share < 1)).all())
@@ -213,7 +199,7 @@ class WeightCheck(AttentionStep):
         """Keys and values that several heads share must be shared by the same heads."""
         reading, core = self.reading, self.core
         shared = []
-        for register in (core.operands[0], core.operands[1], core.mixed[3]):
+        for register in (core.operands[0], core.operands[1], core.mixed.values):
             axis = reading.token_axis(register)
             if axis is None:
                 return

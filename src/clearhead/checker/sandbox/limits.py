@@ -1,4 +1,4 @@
-"""Limits: the time, memory, processes and output that one submission may use."""
+"""Limits: the time, memory, processes and files that one submission may use."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,6 @@ class Limits:
         memory_mib: Memory, for all of its processes together.
         processes: Processes and threads.
         file_mib: Size of one file, and of everything it writes together (in MiB, 16 times this).
-        output_kib: How much of what it prints is kept. The rest is read and thrown away.
         total_seconds: Wall-clock time for all questions together.
         data: A folder whose files it finds in its working folder, to read; None if there is none.
     """
@@ -22,6 +21,5 @@ class Limits:
     memory_mib: int = 3072
     processes: int = 64
     file_mib: int = 16
-    output_kib: int = 64
     total_seconds: float = 60.0
     data: Path | None = None

@@ -161,7 +161,6 @@ class Leaves:
 
     def __init__(self, built: object) -> None:
         self.parameters: Tensors = {}
-        self.buffers: Tensors = {}
         self.stray: Tensors = {}
         self.modules: dict[str, str] = {}
         self.plain: dict[str, object] = {}
@@ -191,7 +190,6 @@ class Leaves:
         for name, tensor in module.named_parameters(prefix, remove_duplicate=False):
             if not is_lazy(tensor):
                 self.parameters[name] = tensor
-        self.buffers.update(module.named_buffers(prefix, remove_duplicate=False))
         for path, inner in module.named_modules(prefix=prefix):
             if path:
                 self.modules[path] = kind_of(inner)

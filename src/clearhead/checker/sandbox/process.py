@@ -1,4 +1,4 @@
-"""A process for a submission: how it is started, watched, heard and ended.
+"""A process for a submission: how it is started, watched and ended. What it prints is thrown away.
 
 Of the ways to start it, the first whose trial run works is taken: inside bubblewrap (`bwrap`, best
 with no namespaces of users below it), inside namespaces of its own (`unshare`), or plainly. Each
@@ -276,7 +276,6 @@ class Process:
 
     def __init__(self, limits: Limits, way: Way) -> None:
         self.limits = limits
-        self.printed = bytearray()
         self.verdict: Failure | None = None  # why we ended it
         self.ended, self.lock = threading.Event(), threading.Lock()
         self.folder, self.uid = working_folder(way), new_uid()
@@ -287,7 +286,6 @@ class Process:
             copy(source, Path(str(self.folder)) / name)
         theirs_in, self.writer = os.pipe()
         self.reader, theirs_out = os.pipe()
-        self.output, theirs_print = os.pipe()
         command, environment = command_for(way, limits, self.uid, [theirs_in, theirs_out])
         environment["HOME"] = self.folder or INSIDE
         environment["TMPDIR"] = environment["HOME"]
@@ -297,15 +295,15 @@ class Process:
                 env=environment,
                 cwd=self.folder or "/",
                 stdin=subprocess.DEVNULL,
-                stdout=theirs_print,
-                stderr=theirs_print,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
                 pass_fds=(theirs_in, theirs_out),
                 start_new_session=True,
             )
         finally:
-            for fd in (theirs_in, theirs_out, theirs_print):
+            for fd in (theirs_in, theirs_out):
                 os.close(fd)
-        for fd in (self.writer, self.reader, self.output):
+        for fd in (self.writer, self.reader):
             os.set_blocking(fd, False)
         self.watcher = threading.Thread(target=self.watch, daemon=True)
         self.watcher.start()
@@ -357,26 +355,12 @@ class Process:
             )
         self.process.wait()
 
-    def hear(self) -> bool:
-        """Read what it printed; keep the beginning, throw the rest away. False at the end."""
-        for _ in range(64):
-            try:
-                piece = os.read(self.output, 1 << 16)
-            except BlockingIOError:
-                return True
-            room = (self.limits.output_kib << 10) - len(self.printed)
-            self.printed += piece[: max(room, 0)]
-            if not piece:
-                return False
-        return True
-
     def ask(self, frame: bytes, seconds: float) -> tuple[bytes, bytes] | Failure:
         """Send one frame (or none) and wait for one: its JSON and its tensors, unread."""
         until = time.monotonic() + seconds
         left, answer, need, text = memoryview(frame), bytearray(), FRAME.size, 0
         with selectors.DefaultSelector() as ready:
             ready.register(self.reader, selectors.EVENT_READ)
-            ready.register(self.output, selectors.EVENT_READ)
             if left:
                 ready.register(self.writer, selectors.EVENT_WRITE)
             while len(answer) < need:
@@ -385,8 +369,6 @@ class Process:
                     return self.end(Failure("timeout", message=f"no answer in {seconds:g} s"))
                 gone = self.process.poll() is not None
                 events = {key.fd for key, _ in ready.select(wait)}
-                if self.output in events and not self.hear():
-                    ready.unregister(self.output)
                 if self.writer in events:
                     try:
                         left = left[os.write(self.writer, left[: 1 << 16]) :]
@@ -406,7 +388,6 @@ class Process:
                     if magic != MAGIC or not 0 < text <= MAX_JSON or blob > MAX_TENSORS:
                         return self.end(Failure("protocol", message="an answer of impossible size"))
                     need += text + blob
-        self.hear()
         if len(answer) > need:
             return self.end(Failure("protocol", message="more bytes than the answer has"))
         body = FRAME.size + text
@@ -416,7 +397,6 @@ class Process:
         """The process closed its end: say how it went."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
-        self.hear()
         status = self.process.poll()
         if status is None:
             message = "it closed its connection and gave no answer"
@@ -433,6 +413,6 @@ class Process:
         self.ended.set()
         self.end(Failure("died", message="closed"))
         self.watcher.join()
-        for fd in (self.writer, self.reader, self.output):
+        for fd in (self.writer, self.reader):
             os.close(fd)
         remove(self.folder)

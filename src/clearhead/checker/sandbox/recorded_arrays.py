@@ -242,27 +242,9 @@ def _softmax(x: Tensor, dim: int | None = None) -> Tensor:
 
 
 _SAME = [
-    "exp",
-    "exp2",
-    "log",
-    "log2",
-    "log1p",
-    "expm1",
-    "sqrt",
-    "square",
-    "abs",
-    "absolute",
-    "tanh",
-    "sin",
-    "cos",
-    "sign",
-    "floor",
-    "isnan",
-    "isinf",
-    "isfinite",
-    "logical_not",
-    "nan_to_num",
-]
+    "exp", "exp2", "log", "log2", "log1p", "expm1", "sqrt", "square", "abs", "absolute", "tanh",
+    "sin", "cos", "sign", "floor", "isnan", "isinf", "isfinite", "logical_not", "nan_to_num",
+]  # fmt: skip
 _PAIRS = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div",
     "power": "pow", "float_power": "pow", "floor_divide": "floor_divide", "greater": "gt",

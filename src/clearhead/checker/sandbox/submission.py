@@ -348,14 +348,6 @@ class Isolated(Submission):
         """Wait for a pass a hundred times as long as one takes, and some seconds at the least."""
         self._patience = min(self._limits.seconds, max(PATIENCE, 100 * seconds))
 
-    @property
-    def printed(self) -> str:
-        """What the running process has printed until now, cut at the limit."""
-        if self._process is None:
-            return ""
-        printed = self._process.printed
-        return clean(printed.decode("utf-8", "replace"), len(printed))
-
     def close(self) -> None:
         """End the process and all that it started."""
         if self._process is not None:
@@ -366,7 +358,6 @@ class Isolated(Submission):
     def _stop(self, failure: Failure) -> Failure:
         """The process is of no use any more."""
         assert self._process is not None
-        failure = replace(failure, printed=failure.printed or self.printed)
         self._process.close()
         self._process, self._imported, self._last = None, False, failure
         return failure
@@ -448,7 +439,7 @@ class Isolated(Submission):
                 raise ValueError("an answer to another question")
             if "failure" not in header:
                 return header, found
-            failure = read_failure(header["failure"], self.printed)
+            failure = read_failure(header["failure"])
         except Exception as error:
             return self._forged(error)
         return failure if failure.kind == "exception" else self._stop(failure)
@@ -492,4 +483,4 @@ class InProcess(Submission):
     ) -> tuple[Header, Tensors] | Failure:
         with torch.random.fork_rng(devices=[]):
             header, found = self._worker.answer(question, fields, dict(tensors))
-        return read_failure(header["failure"], "") if "failure" in header else (header, found)
+        return read_failure(header["failure"]) if "failure" in header else (header, found)

@@ -70,7 +70,6 @@ _seed = torch.default_generator.manual_seed
 _no_grad, _enable_grad = torch.no_grad, torch.enable_grad
 _plain_torch, _as_subclass = torch._C.DisableTorchFunctionSubclass, Tensor.as_subclass
 _view_as_complex, _equal = torch.view_as_complex, torch.equal
-_stdout, _stderr = sys.stdout, sys.stderr
 _set_timer: Any = getattr(signal, "setitimer", None)  # missing on Windows, as is the sandbox
 
 
@@ -295,11 +294,7 @@ class Worker:
         }
 
     def do_start(
-        self,
-        tensors: Tensors,
-        source: str,
-        filename: str,
-        siblings: dict[str, str] | None = None,
+        self, tensors: Tensors, source: str, filename: str, siblings: dict[str, str] | None = None
     ) -> tuple[Header, Tensors]:
         """Run the file as a module named "submission", not as a program."""
         if siblings:
@@ -354,7 +349,7 @@ class Worker:
         return self.do_describe(tensors)
 
     def do_describe(self, tensors: Tensors) -> tuple[Header, Tensors]:
-        """Parameters, buffers, stray tensors and attributes, as they are now."""
+        """Parameters, stray tensors and attributes, as they are now."""
         leaves = Leaves(self.built)
         numbers = 0
         with _plain_torch():
@@ -364,12 +359,8 @@ class Worker:
                     raise ValueError(f"parameter {name}: expected plain numbers, got {kind}")
         if numbers > MAX_NUMBERS:
             raise ValueError(f"{numbers:,} numbers in its parameters: at most {MAX_NUMBERS:,}")
-        shapes = {"parameters": leaves.parameters, "buffers": leaves.buffers}
-        header: Header = {
-            part: {name: list(tensor.shape) for name, tensor in found.items()}
-            for part, found in shapes.items()
-        }
-        header |= {"stray": list(leaves.stray), "modules": leaves.modules, "plain": leaves.plain}
+        header: Header = {"parameters": list(leaves.parameters), "stray": list(leaves.stray)}
+        header |= {"modules": leaves.modules, "plain": leaves.plain}
         header["arrays"] = self.arrays = leaves.arrays
         return header, dict(leaves.parameters)
 
@@ -471,7 +462,7 @@ class Worker:
     def do_backward(
         self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
     ) -> tuple[Header, Tensors]:
-        """The output, and the gradients of sum(first output * cotangent)."""
+        """The gradients of sum(first output * cotangent)."""
         cotangent = tensors.pop("cotangent")
         leaves = {
             name: tensor.detach().requires_grad_()
@@ -482,7 +473,7 @@ class Worker:
         given = tensors | {name: leaf.clone() for name, leaf in leaves.items()}
         with _enable_grad():
             result = self.call(revive(inputs, given), revive(keywords, given), train, seed)
-            header, found = self.output(result)
+            _, found = self.output(result)
             parameters = Leaves(self.built).parameters
             wanted = {f"input.{name}": leaf for name, leaf in leaves.items()}
             wanted |= {f"parameter.{n}": p for n, p in parameters.items() if p.requires_grad}
@@ -498,8 +489,9 @@ class Worker:
                 loss = (first * cotangent.to(first.dtype)).sum()
                 grads = differentiate(loss, list(wanted.values()), allow_unused=True)
         named = {name: one for name, one in zip(wanted, grads, strict=True) if one is not None}
-        header |= {"parameters": [name for name, p in parameters.items() if p.requires_grad]}
-        return header, found | {f"gradient.{name}": one for name, one in named.items()}
+        learned = [name for name, parameter in parameters.items() if parameter.requires_grad]
+        gradients = {f"gradient.{name}": one for name, one in named.items()}
+        return {"parameters": learned}, gradients
 
 
 def receive(reader: int) -> tuple[Header, Tensors] | None:
@@ -548,10 +540,5 @@ def serve(reader: int, writer: int) -> None:
         header, found = worker.answer(question, fields, tensors, seconds)
         if _getpid() != home:
             _exit(1)  # a fork of the submission's came back here: only the first process answers
-        for stream in (_stdout, _stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):  # closed by the submission: then there is nothing to keep
-                continue
         send({"id": number, **header}, found)
     _exit(0)

@@ -15,19 +15,14 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import ClassInfo
 from clearhead.checker.source.call_sites import last_name, parsed, statements
 
-_SYMBOLS = {ast.MatMult: "@", ast.Pow: "**", ast.Div: "/", ast.Mult: "*"}
 # Parts of attention, as words that stand in its lines; see `Text.line_with`.
 _LANDMARKS = {
     "scores": "@ matmul( einsum( bmm( baddbmm( scaled_dot_product_attention(",
-    "root": "sqrt( rsqrt( **",
-    "scale": "scale scaling ~scale_ ~_scale ~temper",
-    "softmax": "softmax(",
     "dropout": "~drop( dropout_p",
     "mask": "tril( triu( masked_fill( where( ~mask",
-    "split": "view( reshape( unflatten( rearrange(",
     "merge": "view( reshape( flatten( rearrange( cat( concat(",
 }
-_OF_SCORES = ("scores", "root", "scale", "softmax", "dropout", "mask")
+_OF_SCORES = ("scores", "dropout", "mask")
 _ATTENDS = "~softmax( scaled_dot_product_attention( exp("
 _SDPA = "scaled_dot_product_attention"
 
@@ -59,9 +54,9 @@ class Text:
         """The lines of each word of the code; comments and docstrings have none.
 
         A word is an identifier, `softmax(` for a call, `causal=True` for an argument, an operator,
-        `def-forward`, `return`, `for`, `in-place`, `dropped` for a result that is not used, `=q`
-        for an assignment to what is named like queries (`,q` for one of several), `self=` for one
-        to an attribute, `self=[` of a list, and `self=o` of a layer that is named like an output.
+        `def-forward`, `return`, `for`, `in-place`, `=q` for an assignment to what is named like
+        queries (`,q` for one of several), `self=` for one to an attribute, `self=[` of a list, and
+        `self=o` of a layer that is named like an output.
         """
         found: dict[str, list[int]] = {}
         tests = (node for node in ast.walk(self.tree) if isinstance(node, ast.Compare))
@@ -83,13 +78,11 @@ class Text:
 
         Args:
             sought: Words with a space between; `~mask` is a part of an identifier, `~att(` of the
-                name of what is called. `softmax(> * ~mask` is one from the first softmax on.
+                name of what is called.
             last: Whether to take the last one from forward on.
         """
-        after, _, wanted = sought.rpartition("> ")
-        lines = sorted(self._lines(wanted))
-        start = min(self.words.get(after or "def-forward", [0]))
-        lines = [line for line in lines if line >= start] if after else lines
+        lines = sorted(self._lines(sought))
+        start = min(self.words.get("def-forward", [0]))
         below = [line for line in lines if line >= start]
         return next(iter([*(reversed(below) if last else below), *lines]), None)
 
@@ -148,8 +141,7 @@ def _words_in(node: ast.AST) -> Iterator[str]:
         yield node.arg
         yield f"{node.arg}={ast.unparse(node.value).partition('.')[0]}"
     elif isinstance(node, ast.BinOp | ast.AugAssign):
-        one = isinstance(node, ast.BinOp) and ast.unparse(node.left) in ("1", "1.0")
-        yield "1-" if one and isinstance(node.op, ast.Sub) else _SYMBOLS.get(type(node.op), "")
+        yield from ["@"] if isinstance(node.op, ast.MatMult) else []
         yield from ["in-place"] if isinstance(node, ast.AugAssign) else []
     elif isinstance(node, ast.Compare):
         yield from ["<"] if isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE) else []
@@ -159,8 +151,6 @@ def _words_in(node: ast.AST) -> Iterator[str]:
         yield f"def-{node.name}"
         plain = zip(reversed(node.args.args), reversed(node.args.defaults), strict=False)
         yield from (f"{one.arg}={ast.unparse(value)}" for one, value in plain)
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        yield from ["dropped"] if ast.unparse(node.value.func).startswith("self.") else []
     elif isinstance(node, ast.For):
         yield "for"
     elif isinstance(node, ast.Return):
@@ -214,8 +204,6 @@ def locate(id: str, text: Text) -> int | None:
     """
     if id == "sdpa-mask-polarity":
         return text.line_with(" ".join(f"{name}(" for name in sorted(sdpa_names(text.file))))
-    if id == "values-not-mixed" and summed_alone(text) is not None:
-        return summed_alone(text)
     parts = (text, *used_by(text))
     attending = sorted(parts, key=lambda part: not part.uses(_ATTENDS))
     for landmark in words_of(id).at:
@@ -322,28 +310,6 @@ def dropped_mask(text: Text) -> int | None:
                 function = node.value.func
                 if isinstance(function, ast.Attribute) and function.attr in _NEW:
                     return node.lineno
-    return None
-
-
-def summed_alone(text: Text) -> int | None:
-    """The line of an einsum in which an axis of one factor meets no other: it is only summed up.
-
-    Examples:
-        >>> summed_alone(Text('einsum("bhij,bihd->bihd", a, v)', 1, ""))
-        1
-    """
-    for node in ast.walk(text.tree):
-        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-            continue
-        factors, arrow, result = node.value.partition("->")
-        if not arrow or factors.count(",") != 1:
-            continue
-        one, other, kept = (
-            set(part.split() if " " in part.strip() else part)
-            for part in (*factors.split(","), result)
-        )
-        if one - other - kept or other - one - kept:
-            return node.lineno
     return None
 
 
