@@ -277,6 +277,39 @@ def test_a_learned_number_on_the_output_is_no_wrong_gain():
     assert "wrong-gain" in ids(check(inside))
 
 
+EIGHTH = (
+    HEAD
+    + """\
+class SelfAttn(nn.Module):
+    def __init__(self, in_dim):
+        super().__init__()
+        self.query, self.key = nn.Conv2d(in_dim, in_dim // 8, 1), nn.Conv2d(in_dim, in_dim // 8, 1)
+        self.value = nn.Conv2d(in_dim, in_dim, 1)
+
+    def forward(self, x):
+        q, k, v = (layer(x).flatten(2) for layer in (self.query, self.key, self.value))
+        a = (q.mT @ k / q.shape[1] ** 0.5).softmax(-1)
+        return (v @ a.mT).view(x.shape)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("** 0.5", "** 0.5", set()),
+        ("q.shape[1] ** 0.5", "q.shape[1]", {"scale-twice"}),
+        (" / q.shape[1] ** 0.5", "", {"missing-scale"}),
+    ],
+)
+def test_heads_of_one_number_tell_no_scale(old, new, expected):
+    """14 channels make queries of one number: the scale was right there, and wrong in wide ones."""
+    report = check(edited(EIGHTH, [(old, new)]))
+    assert ids(report) == expected
+    assert "breaks-with-size" not in ids(report)
+    assert report.form.head_dim > 1
+
+
 GATE = (
     HEAD
     + """\

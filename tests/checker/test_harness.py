@@ -398,6 +398,16 @@ def test_an_argument_that_forward_calls_gets_a_class_of_the_file():
     assert subject.built.modules["mixer"] == "Mixer"
 
 
+def test_a_class_of_the_file_has_the_sizes_of_its_owner():
+    """With other sizes than the usual ones, the identity took its place, and then failed."""
+    source = attention("d, mixer", "x", "self.mixer = mixer")
+    source = source.replace("s.softmax(-1) @ v", "self.mixer(s, v)")
+    source += "\nclass Mixer(nn.Module):\n    def __init__(self, d):\n        super().__init__()"
+    source += "\n\n    def forward(self, s, v): return s.softmax(-1) @ v\n"
+    (report,) = check_source(IMPORTS + source, "file.py", only="Attention", seed=10)
+    assert report.verdict == "correct", report
+
+
 def test_a_call_site_tells_what_unknown_names_mean():
     source = CLASS.replace("d_model, num_heads", "alpha, beta")
     source = source.replace("d_model", "alpha").replace("num_heads", "beta")

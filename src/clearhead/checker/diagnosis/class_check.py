@@ -33,7 +33,7 @@ from clearhead.checker.diagnosis.recorded_pass import (
 )
 from clearhead.checker.diagnosis.reference import Reference
 from clearhead.checker.diagnosis.shown_steps import shown_steps
-from clearhead.checker.harness.alternatives import alternatives, other_flags
+from clearhead.checker.harness.alternatives import alternatives, other_flags, widened
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES
 from clearhead.checker.harness.building import (
     mark_ways,
@@ -146,6 +146,11 @@ def _examine(case: Case, subject: Subject) -> Report:
         case.findings.append(finding("unsure", OVER_CHANNELS, None, "edge"))
         return case.report("unsure")
     subject, out, read = _read(case, subject, inputs, out)
+    if not isinstance(read, str) and read.steps.head_dim == 1 < subject.sizes.head_dim:
+        wide = widened(case, subject)  # of heads with one number, the scale cannot be told
+        if wide is not None and wide.sizes != subject.sizes:
+            return _examine(case, wide)
+        renew(case.session, subject)
     judge_default(case, subject)
     if isinstance(read, str):
         return _unread(case, subject, inputs, out, read)

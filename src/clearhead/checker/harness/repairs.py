@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import (
+    Attempts,
     Sizes,
     constructors,
     guessed,
@@ -117,9 +118,10 @@ def _part(case: Case, name: str, classes: tuple[ClassInfo, ...], sizes: Sizes) -
     likely = [info for info in others if info.name in told]
     likely += [info for info in others if name.lower().strip("_")[:4] in info.name.lower()]
     for info in likely:
-        ways = constructors(info, usage=usage_of(case.text.file, info))
-        fitting = [way for way in ways if way[0].d_out == sizes.d_out]
-        for _, arguments, keywords in fitting[:1]:
+        same = Attempts((sizes,), sizes, sizes, sizes)
+        for _, arguments, keywords in constructors(
+            info, usage=usage_of(case.text.file, info), sizes=same
+        ):
             return {"__object__": info.name, "arguments": arguments, "keywords": keywords}
     role = role_of(name)
     if role in ("q", "k", "v", "o"):  # a projection
