@@ -162,6 +162,8 @@ class Reference:
         mask = self.mask if own_mask else "none"
         if mask == "other" or (self.subject.polarity and not own_mask):
             return None
+        if mask != self.mask and any(layer.scale is None for layer in self.layers):
+            return None  # its own mask cannot be taken out of scores that are not linear
         texts = [inputs]
         if self.subject.axes in ONE_TEXT:
             rows = [itemgetter(slice(row, row + 1)) for row in range(len(inputs[0]))]
