@@ -82,6 +82,30 @@ UPDATED = (
     + _END
 )
 
+GROWING = (
+    HEAD
+    + """\
+class Growing:
+    def __init__(self):
+        self.k = self.v = None
+
+    def update(self, k, v):
+        self.k = k if self.k is None else torch.cat((self.k, k), 2)
+        self.v = v if self.v is None else torch.cat((self.v, v), 2)
+        return self.k, self.v
+
+
+"""
+    + _START.removeprefix(HEAD)
+    + """\
+    def forward(self, x, store=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.h, -1)).permute(2, 0, 3, 1, 4)
+        if store is not None:
+            k, v = store.update(k, v)
+"""
+    + _END
+)
+
 LISTED = (
     edited(_START, [("n_heads):", "n_heads, layer_idx):"),
                     ("self.h = n_heads", "self.h, self.i = n_heads, layer_idx")])
@@ -163,6 +187,7 @@ class Ring:
 
 OVERWRITES = ("        self.length = end", "        self.length = k.shape[2]")
 FIRST_KEYS = (".tril(seen - n)", ".tril()")
+NEW_FIRST = ("torch.cat((self.v, v), 2)", "torch.cat((v, self.v), 2)")
 SCALED = ('kv_cache["v"] = k, v', 'kv_cache["v"] = k.mul_(0.9), v')
 SLOTS = ("self.k[:, :, place % self.window]", "self.k[:, :, place - place[0]]")
 
@@ -171,7 +196,7 @@ def wrong(report: Report) -> set[str]:
     return {finding.id for finding in report.findings if finding.severity == "wrong"}
 
 
-@pytest.mark.parametrize("source", [OBJECT, NAMED, UPDATED, LISTED, PLACED, ROLLING])
+@pytest.mark.parametrize("source", [OBJECT, NAMED, UPDATED, GROWING, LISTED, PLACED, ROLLING])
 def test_a_cache_that_is_right_is_driven(source):
     report = check(source)
     assert (report.verdict, wrong(report)) == ("correct", set()), report
@@ -185,6 +210,7 @@ def test_a_cache_that_is_right_is_driven(source):
         (OBJECT, FIRST_KEYS, "cached-mask-misaligned"),
         (NAMED, SCALED, "cache-differs"),
         (UPDATED, FIRST_KEYS, "cached-mask-misaligned"),
+        (GROWING, NEW_FIRST, "cache-differs"),
         (LISTED, FIRST_KEYS, "cached-mask-misaligned"),
         (ROLLING, SLOTS, "cache-differs"),
     ],
@@ -192,6 +218,15 @@ def test_a_cache_that_is_right_is_driven(source):
 def test_a_cache_that_gives_another_output_is_wrong(source, change, id):
     report = check(edited(source, [change]))
     assert (report.verdict, wrong(report)) == ("wrong", {id}), report
+
+
+def test_a_later_piece_that_ignores_the_cache_is_a_remark():
+    ignored = (
+        "if past_key_value is not None:",
+        "if past_key_value is not None and x.shape[1] == 1:",
+    )
+    report = check(edited(PLACED, [ignored]))
+    assert ("cache-differs", "edge") in [(f.id, f.severity) for f in report.findings], report
 
 
 def test_positions_that_the_file_itself_leaves_out_must_be_right():

@@ -67,10 +67,34 @@ LONE = edited(
     .replace("transpose(1, 2)", "transpose(0, 1)"),
     [("        a = F", "        s = s + torch.zeros(T, T).to(s)\n        a = F")],
 )  # fmt: skip
+STACKED = edited(CROSS, [
+    ("memory):", "memory, keep=None):"),
+    ("t.unflatten(-1, (self.h, -1)).transpose(1, 2)", "torch.cat(t.chunk(self.h, -1))"),
+    ("        a = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)", """\
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        if keep is not None:
+            s = s.masked_fill(~keep.repeat(self.h, 1)[:, None], -1e9)
+        a = s.softmax(-1)"""),
+    ("(a @ v).transpose(1, 2).flatten(2)", "torch.cat((a @ v).chunk(self.h), -1)"),
+])  # fmt: skip
+NULLS = edited(CROSS, [
+    ("memory):", "memory, keep=None):"),
+    ("        self.v_proj", "        self.none = nn.Parameter(torch.randn(2, num_heads, 2, embed_dim // num_heads))\n        self.v_proj"),
+    ("        a = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)", """\
+        k, v = (torch.cat((n.expand(len(x), -1, -1, -1), t), 2) for n, t in zip(self.none, (k, v)))
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        if keep is not None:
+            s = s.masked_fill(~F.pad(keep, (2, 0), value=True)[:, None, None], -1e9)
+        a = s.softmax(-1)"""),
+])  # fmt: skip
+MARKED = edited(MINIMAL, [
+    ("self, x):", "self, x, real=None):"),
+    ("        s = s.masked_fill(m == 0", "        m = m.bool() if real is None else m.bool() & real[:, None, None]\n        s = s.masked_fill(m == 0"),
+])  # fmt: skip
 STARTS = {
     "cross": CROSS, "causal": MINIMAL, "encoder": ENCODER, "masked": MASKED, "flagged": FLAGGED,
     "window": WINDOW, "table": TABLE, "capped": CAPPED, "normed": NORMED, "layers": LAYERS,
-    "by hand": BY_HAND, "one text": LONE,
+    "by hand": BY_HAND, "one text": LONE, "stacked": STACKED, "nulls": NULLS, "marked": MARKED,
 }  # fmt: skip
 
 
@@ -115,6 +139,14 @@ MISTAKES = [
     ("layers", "self.k_norm(k)", "k", "norm-on-one-side"),
     ("layers", "self.k_norm(k)", "self.q_norm(k)", "norm-on-one-side"),
     ("by hand", 'float("-inf")', 'float("inf")', "mask-fill-not-inf"),
+    (
+        "stacked",
+        "keep.repeat(self.h, 1)",
+        "keep.repeat_interleave(self.h, 0)",
+        "padding-in-other-texts",
+    ),
+    ("nulls", "(2, 0)", "(0, 2)", "padding-not-hidden"),
+    ("marked", "m.bool() &", "m.bool() |", "padding-not-hidden"),
     ("one text", "torch.zeros(T, T)", "torch.zeros(7, 7)", "fails-at-some-lengths"),
 ]
 

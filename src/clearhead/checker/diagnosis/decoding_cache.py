@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis.probes import Inputs
 from clearhead.checker.diagnosis.reference import AnyReference
-from clearhead.checker.harness.cache_arguments import caches
+from clearhead.checker.harness.cache_arguments import caches, holders, is_own
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
 from clearhead.checker.harness.forward_arguments import ANGLE_ROLES
@@ -59,7 +59,7 @@ def ways_of(case: Case, subject: Subject) -> Iterator[Way]:
     switches = [p for p in forward if p.has_default and p.default is False]
     flags = tuple(p.name for p in switches if re.search(_WORDS, p.name.lower()))
     tokens = {name for name, role in subject.feed if role in ("x", "q", "k", "v", "kv")}
-    pasts = [p for p in forward if _takes_past(p) and p.name not in tokens]
+    pasts = [p for p in forward if _takes_past(case, p) and p.name not in tokens]
     positions = [p for p in forward if re.fullmatch(_PLACES, p.name.lower())]
     if not (pasts or (held and (flags or positions))):
         return
@@ -76,11 +76,14 @@ def ways_of(case: Case, subject: Subject) -> Iterator[Way]:
             yield replace(way, places=tuple(names))
 
 
-def _takes_past(parameter: Parameter) -> bool:
-    """Whether an argument of forward takes a cache."""
-    may = parameter.default is None and not parameter.kind.startswith("VAR")
-    lists = re.fullmatch(_PLACES, parameter.name.lower())
-    return may and not lists and re.search(_PAST, parameter.name.lower()) is not None
+def _takes_past(case: Case, parameter: Parameter) -> bool:
+    """Whether an argument of forward takes a cache: by its name, or since it is updated there."""
+    if parameter.default is not None or parameter.kind.startswith("VAR"):
+        return False
+    if re.fullmatch(_PLACES, parameter.name.lower()):
+        return False
+    named = re.search(_PAST, parameter.name.lower()) is not None
+    return named or any(holder.updated for holder in holders(case, parameter))
 
 
 def _kinds(parameter: Parameter) -> tuple[str, ...]:
@@ -170,6 +173,8 @@ def _best(
     found: list[_Decoded] = []
     plans = _plans(x.shape[1], reference.mask)
     for way in ways[:MOST_WAYS]:
+        if not is_own(way.first) and any(one.remembers and is_own(one.way.first) for one in found):
+            break  # what the file itself keeps them in counts, and no other way
         got = _decoded(case, subject, x, wanted, way, plans)
         if got is None:
             continue
@@ -315,7 +320,7 @@ def _drive(
             several = output.structure in ("tuple", "list") and len(output.tensors) > 1
             whole = {"__returned__": -1} if several else None
             past = whole if way.whole else _past_in(output, chosen, start)
-            if past is None:
+            if past is None and start < x.shape[1]:
                 return None
     return torch.cat(pieces, dim=1)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis.class_check import check_class
+from clearhead.checker.diagnosis.owner_checks import with_owner
 from clearhead.checker.harness.building import could_not_run
 from clearhead.checker.harness.error_messages import own_fault
 from clearhead.checker.harness.subject import Session
@@ -101,7 +102,10 @@ def _check_file(
                         reports[place] = inside
                         if inside is not report:
                             break
-        return left_out(reports, source)
+        reports = left_out(reports, source)
+    if adapter is not None or only is not None:
+        return reports
+    return with_owner(reports, source, filename, limits, siblings)
 
 
 def _not_imported(source: str, filename: str, name: str, failure: Failure) -> Report:

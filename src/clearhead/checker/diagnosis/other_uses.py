@@ -81,7 +81,7 @@ def padding(
         The arguments that are such a mask.
     """
     understood: set[str] = set()
-    if subject.axes not in ("batch", "first") or reference.mask not in ("none", "causal"):
+    if subject.axes not in ("batch", "first") or not _hides_known(reference):
         return understood
     if subject.ids:
         _padding_in_ids(case, subject, inputs, reference)
@@ -101,6 +101,11 @@ def padding(
     return understood
 
 
+def _hides_known(reference: AnyReference) -> bool:
+    """Whether it is known what the form itself hides: nothing, the future, or all but a window."""
+    return reference.mask in ("none", "causal") or reference.mask.startswith("window")
+
+
 def _padding_of(
     case: Case,
     subject: Subject,
@@ -112,10 +117,12 @@ def _padding_of(
     """Whether the argument is a mask of tokens, which is judged then."""
     batch, tokens = inputs[0].shape[:2]
     real = torch.ones(batch, tokens, dtype=torch.bool)
-    hidden = [1, 3] if reference.mask == "causal" else [tokens - 2, tokens - 1]
+    hidden = [tokens - 2, tokens - 1] if reference.mask == "none" else [1, 3]
     real[-1, hidden] = False  # where it is causal, no one sees padding at the end anyway
     visible = real[:, None, None, :].expand(batch, 1, out.shape[1], tokens)
     right = reference.output(inputs, visible)
+    if right is None and reference.mask == "none":
+        right = _without_last(case, subject, inputs, out)
     if right is None or right.shape != out.shape:
         return False
     rows = real if out.shape[:2] == real.shape else torch.ones(out.shape[:2], dtype=torch.bool)
@@ -160,7 +167,60 @@ def _padding_of(
             )
             case.add("padding-on-queries", evidence, severity="edge" if zeros else "")
             return True
-    return _hides_in_others(case, subject, inputs, out, name, runs)
+    if _hides_in_others(case, subject, inputs, out, name, runs):
+        return True
+    return _MASK.search(name) is not None and _not_hidden(case, subject, inputs, out, name, real)
+
+
+def _without_last(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Tensor | None:
+    """The output in which the last two keys of the last text are not there."""
+    cut = {id(x): x[:, :-2].contiguous() for x in inputs}
+    q, k, v = (cut[id(x)] for x in inputs)
+    got = call(case.session, subject, (inputs[0] if subject.separate else q, k, v))
+    if isinstance(got, Failure) or got.shape[0] != out.shape[0] or got.shape[2:] != out.shape[2:]:
+        return None
+    right = out.clone()
+    right[-1, : got.shape[1]] = got[-1]
+    return right
+
+
+def _not_hidden(
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, name: str, real: Tensor
+) -> bool:
+    """Whether padding is still seen by real tokens, though marking it changes the output.
+
+    If all tokens are real, a mask of tokens changes nothing: that tells which of its two values
+    marks them. Where neither value changes anything, it is something that is added to scores.
+    """
+    calm = []
+    for marks in (real, ~real):
+        every = torch.full_like(real, bool(marks[0, 0]))  # the first token is real
+        got = with_mask(case, subject, inputs, name, every)
+        if got is not None and got.shape == out.shape and difference(got, out) < 1e-5:
+            calm.append(marks)
+    if len(calm) != 1:
+        return False
+    moved: list[float] = []
+    for part in {id(x): x for x in inputs}.values():  # the marks may be those of either input
+        other = probes.changed((part, part, part), -1, slice(None))[0]
+        other = torch.where(real[..., None], part, other)
+        q, k, v = (other if x is part else x for x in inputs)
+        plain = call(case.session, subject, (q, k, v))
+        if isinstance(plain, Failure) or difference(plain[real], out[real]) < 1e-3:
+            continue  # no other token sees this input
+        before, after = (
+            with_mask(case, subject, each, name, *calm) for each in (inputs, (q, k, v))
+        )
+        if before is not None and after is not None and before.shape == after.shape:
+            moved.append(float((before - after)[real].abs().max()))
+    if not moved or not min(moved) > 1e-3:
+        return False
+    evidence = (
+        f"With {name} given, changing two padding tokens changed the output of a real one "
+        f"by {min(moved):.2g}."
+    )
+    case.add("padding-not-hidden", evidence)
+    return True
 
 
 def _hides_in_others(

@@ -678,6 +678,15 @@ class Core:
         moved = tensor.movedim(axes, (-2, -1))
         return moved.reshape(-1, *moved.shape[-2:])
 
+    def texts(self, axes: tuple[int, int]) -> list[int]:
+        """For each group of the canonical scores the text that it belongs to; [] if not to one."""
+        moves = self.reading.texts.get(self.scores, torch.zeros(0))
+        owned = [self.canonical(one, axes).flatten(1).any(1) for one in moves]
+        if not owned or bool((torch.stack(owned).sum(0) != 1).any()):
+            return []
+        found: list[int] = torch.stack(owned).int().argmax(0).tolist()
+        return found
+
     def restored(self, tensor: Tensor, like: Tensor, axes: tuple[int, int]) -> Tensor:
         """The inverse of `canonical`."""
         shape = like.movedim(axes, (-2, -1)).shape

@@ -105,7 +105,13 @@ class _Layer:
         if visible.ndim == 2:
             return visible
         groups = len(scores)
-        if groups % len(visible) or self.core.reading.text_axis(self.core.scores) not in (0, None):
+        if groups % len(visible):
+            raise Unreadable("the batch axis is not known")
+        if visible.shape[1] == 1 and groups == len(
+            owners := self.core.texts(_rows_first(self.core, self.summed))
+        ):
+            return visible[owners, 0]
+        if self.core.reading.text_axis(self.core.scores) not in (0, None):
             raise Unreadable("the batch axis is not known")
         heads = groups // len(visible)
         return visible.expand(-1, heads, *visible.shape[2:]).reshape(groups, *visible.shape[2:])

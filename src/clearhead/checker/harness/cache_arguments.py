@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -14,6 +15,8 @@ from clearhead.checker.source.call_sites import class_node, method, parsed
 
 ROOM = 64  # tokens that a cache can hold
 LAYERS = 3  # more than the number of any layer
+_BATCH = r"(?i)b|bs|bsz|batch\w*|max_b\w*"
+_COUNTED = rf"{_BATCH}|(n|num)_?layers?"
 
 
 def caches(case: Case, subject: Subject, parameter: Parameter) -> Iterator[object]:
@@ -36,19 +39,48 @@ def caches(case: Case, subject: Subject, parameter: Parameter) -> Iterator[objec
             yield {"__kept__": [zeros, zeros.clone()]}
 
 
-def _objects(case: Case, subject: Subject, parameter: Parameter) -> Iterator[dict[str, object]]:
-    """Objects of the file's own classes that have what forward reads from the cache."""
+@dataclass(frozen=True)
+class Holder:
+    """A class of the file that may be what an argument of forward takes.
+
+    Args:
+        node: The class.
+        updated: Whether forward calls a method of it with what it has computed.
+    """
+
+    node: ast.ClassDef
+    updated: bool
+
+
+def holders(case: Case, parameter: Parameter) -> Iterator[Holder]:
+    """The file's own classes that have all that forward reads from an argument."""
     file = case.text.file
     scope = class_node(file, case.info.name)
-    read = {
-        node.attr
-        for node in (() if scope is None else ast.walk(scope))
+    inside = () if scope is None else tuple(ast.walk(scope))
+    reads = [
+        node
+        for node in inside
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == parameter.name
-    }
+    ]
+    calls = [node.func for node in inside if isinstance(node, ast.Call) and len(node.args) > 1]
+    read = {node.attr for node in reads}
     for node in ast.walk(parsed(file)):
-        if not isinstance(node, ast.ClassDef) or node is scope or not read or read - _names(node):
-            continue
-        for name, wanted in _makers(node).items():
+        if isinstance(node, ast.ClassDef) and node is not scope and read and read <= _names(node):
+            yield Holder(node, any(one in calls for one in reads))
+
+
+def is_own(first: object) -> bool:
+    """Whether a cache is an object of the file's own, of which no size had to be guessed."""
+    made = first.get("__kept__") if isinstance(first, dict) else None
+    if not isinstance(made, dict) or made.get("__object__") in (None, "KeysAndValues"):
+        return False
+    return all(meaning_of(n) or re.search(_COUNTED, n) for n in made["keywords"])
+
+
+def _objects(case: Case, subject: Subject, parameter: Parameter) -> Iterator[dict[str, object]]:
+    """Objects of the file's own classes that have what forward reads from the cache."""
+    for holder in holders(case, parameter):
+        for name, wanted in _makers(holder.node).items():
             for heads in dict.fromkeys((subject.sizes.kv_heads, subject.sizes.heads)):
                 given = {n: _value(n, subject, heads) for n in wanted}
                 yield {"__object__": name, "arguments": [], "keywords": given}
@@ -97,7 +129,7 @@ def _value(name: str, subject: Subject, heads: int) -> object:
     if meaning == "config":
         given = (v for v in subject.keywords.values() if isinstance(v, dict))
         return next(given, None)
-    if re.fullmatch(r"(?i)b|bs|bsz|batch\w*|max_b\w*", name):
+    if re.fullmatch(_BATCH, name):
         return subject.sizes.batch
     if meaning in ("heads", "kv_heads"):
         return heads
