@@ -255,3 +255,86 @@ class OutlookAttention(nn.Module):
         return self.out((v.permute(0, 3, 1, 2) @ weights[..., None])[..., 0]).view(B, H, W, C)
 """
     assert check(source).verdict != "wrong"
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        "scores = self.cfg.softcap * torch.tanh(scores / self.cfg.softcap)",
+        "scores = scores + torch.zeros(n // self.cfg.num_parts, 1, 1, device=x.device).sum()",
+    ],
+)
+def test_a_field_that_is_computed_with_is_a_number(scores: str) -> None:
+    source = f"""
+import torch
+from torch import nn
+
+
+class CappedAttention(nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        self.cfg, self.heads = cfg, cfg.n_heads
+        self.qkv, self.out = nn.Linear(cfg.dim, 3 * cfg.dim), nn.Linear(cfg.dim, cfg.dim)
+
+    def forward(self, x):
+        b, n, d = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        {scores}
+        if self.cfg.clip is not None:
+            scores = scores.clamp(max=self.cfg.clip)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, n, d))
+"""
+    report = check(source)
+    assert (report.verdict, ids(report)) == ("correct", set()), report
+
+
+def test_a_norm_that_wants_float32() -> None:
+    source = """
+import torch
+from torch import nn
+
+
+class Norm32(nn.GroupNorm):
+    def forward(self, x):
+        return super().forward(x.float()).type(x.dtype)
+
+
+class WaveAttention(nn.Module):
+    def __init__(self, channels, heads):
+        super().__init__()
+        assert channels % 8 == 0
+        self.heads, self.norm = heads, Norm32(8, channels)
+        self.qkv, self.out = nn.Conv1d(channels, 3 * channels, 1), nn.Conv1d(channels, channels, 1)
+
+    def forward(self, x):
+        b, c, *_ = x.shape
+        x = x.reshape(b, c, -1)
+        q, k, v = self.qkv(self.norm(x)).unflatten(1, (3 * self.heads, -1)).chunk(3, dim=1)
+        weights = (q.mT @ k / (c // self.heads) ** 0.5).softmax(-1)
+        return x + self.out((v @ weights.mT).reshape(b, c, -1))
+"""
+    report = check(source)
+    assert report.verdict == "correct", report
+
+
+def test_widths_under_unknown_names_are_equal_in_the_end() -> None:
+    source = """
+from torch import nn
+
+
+class PairAttention(nn.Module):
+    def __init__(self, c_q, c_k, c_v, c_own, no_heads):
+        super().__init__()
+        self.heads, self.width = no_heads, c_own
+        self.q, self.k, self.v = (nn.Linear(c, c_own * no_heads) for c in (c_q, c_k, c_v))
+        self.out = nn.Linear(c_own * no_heads, c_q)
+
+    def forward(self, q_x, k_x, v_x):
+        pairs = zip((self.q, self.k, self.v), (q_x, k_x, v_x), strict=True)
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f, x in pairs)
+        weights = (q @ k.mT / self.width ** 0.5).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+"""
+    report = check(source)
+    assert (report.verdict, ids(report)) == ("correct", set()), report

@@ -324,10 +324,15 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
         if not isinstance(got, Failure):
             return got
         first = first or got
-        if not re.search(r"dtype|Double|Float|Long|scalar type", got.message):
+        if not _of_dtype(got):
             break
     assert first is not None
     return first
+
+
+def _of_dtype(failure: Failure) -> bool:
+    """Whether an error is about the type of numbers: the class may want another one."""
+    return re.search(r"dtype|Double|Float|Long|scalar type", failure.message) is not None
 
 
 def _repaired(case: Case, subject: Subject, failure: Failure) -> Subject | Failure:
@@ -445,7 +450,8 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
         far = progress_of(case.text.file, case.info.name, got)
         if furthest is None or (
             furthest.type in _OF_SHAPES
-            and far > progress_of(case.text.file, case.info.name, furthest)
+            and (far, _of_dtype(got))
+            > (progress_of(case.text.file, case.info.name, furthest), _of_dtype(furthest))
         ):
             furthest = got
         if _ends(got):

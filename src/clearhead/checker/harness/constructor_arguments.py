@@ -356,13 +356,16 @@ def constructors(
         attempts.append(known.one_head)
     if window is not None and len(set(window)) == 1:
         attempts = [one for one in attempts if one.heads != window[0]]
-    for each in attempts:
+    open_ones = [p for p in parameters if not meanings[p.name] and _wants_number(p)]
+    same = [each for each in attempts if each.d_in == each.d_out] if len(open_ones) > 1 else []
+    for place, each in enumerate([*attempts, *same]):
         made = each
         arguments: list[object] = []
         keywords: dict[str, object] = {}
         unknown = [made.d_in] if not present & {"d", "d_in"} else []
         unknown += [made.heads] if "heads" not in present else []
         unknown += [made.context]
+        unknown = unknown if place < len(attempts) else []  # then all of them get the width
         for parameter in parameters:
             meaning = meanings[parameter.name]
             value: object = {"__config__": config(made, info.fields)}
@@ -527,6 +530,13 @@ def _argument(
     if re.search(_NEUTRAL, parameter.name):
         return 1
     return unknown.pop(0) if unknown else sizes.d_out
+
+
+def _wants_number(parameter: Parameter) -> bool:
+    """Whether a parameter without a meaning must get a number, perhaps a width."""
+    known = re.search(rf"layer|idx|index|{_NEUTRAL}", parameter.name)
+    other = re.search(r"bool|float|str", parameter.annotation.lower())
+    return not (parameter.has_default or known or other or parameter.kind.startswith("VAR"))
 
 
 _NEUTRAL = r"ratio|factor|stride|reduction|expansion"

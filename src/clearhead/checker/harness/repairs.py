@@ -9,6 +9,7 @@ from clearhead.checker.harness.constructor_arguments import (
     Attempts,
     Sizes,
     constructors,
+    each_field,
     guessed,
     meaning_for,
     meaning_of,
@@ -63,6 +64,8 @@ def with_field(
         sizes: What it was built with.
         keywords: What it was built with.
     """
+    if "NoneType" in failure.message and failure.type == "TypeError":
+        return _with_numbers(case, failure, keywords)
     found = NO_FIELD.search(failure.message)
     name = found[1] if found else failure.message.strip("'") if failure.type == "KeyError" else ""
     told = [v for n, v in case.info.fields if n.rpartition(".")[2] == name and v is not None]
@@ -101,6 +104,27 @@ def with_width(
     meanings = {p.name: meaning_for(p) for p in case.info.init if p.name in keywords}
     changed = {n: getattr(fitting, meaning) for n, meaning in meanings.items() if meaning in fields}
     return (fitting, {**keywords, **changed}) if changed else None
+
+
+def _with_numbers(
+    case: Case, failure: Failure, keywords: dict[str, object]
+) -> dict[str, object] | None:
+    """The arguments with a number for a field of unknown meaning that was computed with.
+
+    Such a field is None at first, so that what is optional stays out.
+    """
+    lines = case.text.file.splitlines()
+    ran = "\n".join(lines[n - 1] for n in frames(failure) if 0 < n <= len(lines))
+    words = {*re.findall(r"\w+", ran)}
+
+    def filled(name: str, value: object) -> object:
+        wanted = value is None and name in words
+        whole = re.search(r"^n_|num|size|count|length", name.lower())
+        return (2 if whole else 30.0) if wanted else value
+
+    more = {key: each_field(value, filled, key) if isinstance(value, dict) else value
+            for key, value in keywords.items()}  # fmt: skip
+    return more if more != keywords else None
 
 
 def _parts(case: Case, sizes: Sizes, keywords: dict[str, object]) -> dict[str, object]:
