@@ -253,6 +253,19 @@ def test_a_worker_that_hangs_is_ended(tmp_path):
     assert results[0][0].note == "took longer than 5 s"
 
 
+def test_a_file_is_judged_on_one_thread():
+    """On a busy machine, threads that wait for each other took three times as long."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        batch.check_text("x = 1\n", "a.py")
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_what_cannot_be_read_is_a_row(tmp_path, monkeypatch):
     (tmp_path / "latin.py").write_bytes(b"# correct \xe9\n")
     (tmp_path / "cookie.py").write_bytes(b"# correct\n# coding: latin-1\n# \xe9\n")

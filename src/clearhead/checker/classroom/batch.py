@@ -122,9 +122,12 @@ def check_text(
     Raises:
         ValueError: If its expressions are nested too deeply to be followed.
     """
+    import torch
+
     from clearhead.checker.diagnosis.file_check import check_source
     from clearhead.checker.sandbox.limits import Limits
 
+    torch.set_num_threads(1)  # tensors are small here: several threads wait for each other
     limits = Limits(data=Path(data) if data else None)
     with not_too_deep(file):
         return check_source(
@@ -176,7 +179,6 @@ def containment() -> str:
 def _serve(pipe: Connection, check: Check) -> None:
     """A worker: a question and the bytes of a file in, an answer out as JSON."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     while True:
         try:
             name, adapter, extra = json.loads(pipe.recv_bytes())

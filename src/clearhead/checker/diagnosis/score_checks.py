@@ -59,12 +59,6 @@ class ScoreCheck(AttentionStep):
             if names & _ROUNDS:
                 evidence = "The scores are rounded to whole numbers before the softmax."
                 verdict.add("unexplained", evidence, self._line(self._between(), _ROUNDS))
-            elif {"log_softmax", "softmax"} & names:
-                verdict.add(
-                    "softmax-twice",
-                    "A softmax is applied to the output of a softmax.",
-                    self.program.calls[core.softmax].line,
-                )
             else:
                 verdict.doubts.append("the scores pass through a function that is not known")
             return None, None
