@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 FOLDER = Path(__file__).parent / "submissions"
 FILES = sorted(FOLDER.glob("[0-9]*.py"), key=lambda file: int(file.stem.partition("_")[0]))
@@ -179,7 +180,7 @@ def row(answer: Answer) -> dict[str, object]:
 
 if __name__ == "__main__":
     chosen = sorted(Path(sys.argv[1]).glob("*.py")) if sys.argv[1:] else FILES
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         got = list(pool.map(ask, chosen))
     print(f"{table(got)}\n{figures(got)}")
     if sys.argv[2:]:

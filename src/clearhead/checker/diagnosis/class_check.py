@@ -72,7 +72,12 @@ def check_object(subject: type | nn.Module) -> Report:
     except (OSError, TypeError):  # typed at Python's prompt: there is no file
         filename = ""
     given = isinstance(subject, nn.Module)
-    return check_class(session, classes[0], source, filename or cls.__module__, given=given)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors are small here: several threads wait for each other
+    try:
+        return check_class(session, classes[0], source, filename or cls.__module__, given=given)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def check_class(
@@ -99,20 +104,10 @@ def check_class(
     text = text or text_of(source, info)
     info = with_configs(info, text.code, source)
     case = Case(session, info, text, filename, given=given, seed=seed)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # for small tensors, several would wait for each other
-    try:
-        return _check(case)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _check(case: Case) -> Report:
-    """Build it, examine it, and try its flags with their other values."""
-    wrong_name = misspelled(case.info)
+    wrong_name = misspelled(info)
     if wrong_name is not None:
         id, name = wrong_name
-        name = name.removeprefix(f"_{case.info.name}")  # Python mangles __init
+        name = name.removeprefix(f"_{info.name}")  # Python mangles __init
         line = case.text.line(rf"def {re.escape(name)}\b")
         case.add(id, f"The class has a method named {name!r}.", line)
         return case.report()
