@@ -5,8 +5,9 @@ positions that start at 0 in every step, the batch in place of the tokens. That 
 outside, by what no text may do to another one, padding to real tokens, or a cache to the output.
 """
 
+import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +18,7 @@ from clearhead.checker.harness.comparison import difference, percent
 from clearhead.checker.report import Finding, Report
 from clearhead.checker.sandbox.limits import Limits
 from clearhead.checker.sandbox.submission import ClassInfo, Failure, Isolated, Submission
-from clearhead.checker.source.demo_runs import DEMO, with_demo
+from clearhead.checker.source.call_sites import last_name, parsed
 
 _SECONDS = 6.0  # for the demonstration
 _SAME, _APART = 1e-5, 1e-3
@@ -100,12 +101,12 @@ def with_owner(
     """
     judged = {report.cls for report in reports}
     right = all(report.verdict == "correct" for report in reports)
-    text = with_demo(source, judged) if right else None
-    if text is None:
+    body = _body(source, judged) if right else ""
+    if not body:
         return reports
     quick = replace(limits, seconds=min(limits.seconds, _SECONDS))
-    with Isolated(text, filename, limits=quick, siblings=siblings) as session:
-        demo = _demo_of(session, judged)
+    with Isolated(source, filename, limits=quick, siblings=siblings) as session:
+        demo = _demo_of(session, body, judged)
         found = None if demo is None else _mistake(demo)
     if found is None:
         return reports
@@ -115,10 +116,23 @@ def with_owner(
     return [wrong, *reports[1:]]
 
 
-def _demo_of(session: Submission, judged: set[str]) -> _Demo | None:
+def _body(source: str, judged: Collection[str]) -> str:
+    """The demonstration, if another class than those that are judged builds one of these."""
+    tree = parsed(source)
+    owners = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name not in judged]
+    built = {last_name(n.func) for o in owners for n in ast.walk(o) if isinstance(n, ast.Call)}
+    return "\n".join(
+        ast.unparse(one)
+        for node in tree.body
+        if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) and built & {*judged}
+        for one in node.body
+    )
+
+
+def _demo_of(session: Submission, body: str, judged: set[str]) -> _Demo | None:
     """The demonstration, if it runs and calls another class than those that are judged."""
     classes = session.classes()
-    built = session.build(DEMO, [], {})
+    built = session.demonstrate(body)
     if isinstance(classes, Failure) or isinstance(built, Failure):
         return None
     owner = next((info for info in classes if info.name == built.plain.get("owner")), None)

@@ -128,7 +128,10 @@ def data_parts(data: Path | None) -> list[tuple[Path, str]]:
 
 
 # What the child runs, each after what it imports.
-CHILD = ("pass_recorder", "recorded_arrays", "object_contents", "missing_parts", "worker")
+CHILD = (
+    "pass_recorder", "recorded_arrays", "object_contents", "missing_parts", "demonstration",
+    "worker",
+)  # fmt: skip
 
 
 def command_for(

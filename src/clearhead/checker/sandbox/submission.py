@@ -221,6 +221,14 @@ class Submission(ABC):
         }
         return self._get("build", fields, sent.tensors, read_built)
 
+    def demonstrate(self, body: str) -> Built | Failure:
+        """Run the file's own demonstration; later questions are about the first module it calls.
+
+        Args:
+            body: What stands under `if __name__ == "__main__":`.
+        """
+        return self._get("demonstrate", {"body": body}, {}, read_built)
+
     def describe(self) -> Built | Failure:
         """The object as it is now: some layers are made in the first forward pass."""
         return self._get("describe", {}, {}, read_built)

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.autograd import grad as differentiate
 from torch.nn import Module
 
+from clearhead.checker.sandbox.demonstration import Demonstration
 from clearhead.checker.sandbox.missing_parts import (
     OnCpu,
     Siblings,
@@ -346,6 +347,13 @@ class Worker:
         self.built = self.known[name].make(
             *revive(arguments, tensors), **{key: revive(v, tensors) for key, v in keywords.items()}
         )
+        return self.do_describe(tensors)
+
+    def do_demonstrate(self, tensors: Tensors, body: str) -> tuple[Header, Tensors]:
+        """Run the file's own demonstration, and keep the first module that it calls."""
+        _seed(0)
+        self.built, self.held = None, {}
+        self.built = Demonstration(body, self.space)
         return self.do_describe(tensors)
 
     def do_describe(self, tensors: Tensors) -> tuple[Header, Tensors]:
