@@ -1,6 +1,6 @@
 """A whole class: two hundred submissions, two at a time, every one with its row.
 
-python tests/test_checker_class.py benchmarks/results/check-cpu-200.json     measures it
+python tests/checker/test_checker_class.py benchmarks/results/check-cpu-200.json     measures it
 """
 
 import csv
