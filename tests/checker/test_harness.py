@@ -547,6 +547,25 @@ def test_a_helper_that_cannot_run_alone_is_judged_inside_its_owner():
     assert (report.cls, report.verdict) == ("Attention", "correct")
 
 
+def test_pooling_with_a_mask_is_not_judged():
+    """It was said that it cannot be run: another order of axes came further than the pooling."""
+    source = """
+class AttentionPooling(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.score = nn.Linear(dim, 1)
+
+    def forward(self, x, mask=None):
+        w = self.score(x).squeeze(-1)
+        if mask is not None:
+            w = w.masked_fill(mask == 0, -1e9)
+        return (w.softmax(1).unsqueeze(-1) * x).sum(1)
+"""
+    (report,) = check_source(IMPORTS + source, "file.py")
+    assert report.verdict == "unsure"
+    assert "it pools the tokens" in report.findings[0].evidence
+
+
 def test_pooling_is_not_judged():
     source = IMPORTS + attention("d", "x", "pass").replace("@ v\n", "@ v.sum(1, keepdim=True)\n")
     source = source.replace("s.softmax(-1) @ v.sum(1, keepdim=True)", "(s.softmax(-1) @ v).mean(1)")
