@@ -89,6 +89,7 @@ def test_a_part_of_each_head_is_rotated() -> None:
         ("# pad_mask: (b, n), True 表示真实的词, False 表示填充", set()),
         ("# pad_mask: True beim Wort, sonst False", set()),
         ("# pad_mask: True = padding", {"padding-inverted"}),
+        ("# pad_mask: (b, n) bool, True at <pad>", {"padding-inverted"}),
         ("# the padding is hidden", {"padding-inverted"}),
     ],
 )
@@ -338,3 +339,47 @@ class PairAttention(nn.Module):
 """
     report = check(source)
     assert (report.verdict, ids(report)) == ("correct", set()), report
+
+
+def test_angles_that_a_setting_switches_off() -> None:
+    source = attention(
+        "dim, heads, kind='absolute': self.kind = kind",
+        "x, cos, sin",
+        "if self.kind == 'rotary':\n"
+        "            q, k = (t * cos + torch.cat((-t.chunk(2, -1)[1], t.chunk(2, -1)[0]), -1) "
+        "* sin for t in (q, k))",
+    )
+    assert ids(check(source)) == set()
+
+
+UNSCALED = """
+from torch import nn
+
+
+class BucketAttention(nn.Module):
+    \"""As in T5, the scores have no scale.\"""
+
+    def __init__(self, config, layer_idx=None):
+        super().__init__()
+        self.config, self.layer, self.heads = config, layer_idx, config.num_heads
+        self.by_layer = config.scale_by_layer_idx
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
+        self.out = nn.Linear(config.d_model, config.d_model)
+
+    def forward(self, x, attention_mask=None):
+        b, n, d = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT
+        if self.by_layer:
+            scores = scores / float(self.layer + 1)
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, n, d))
+"""
+
+
+def test_an_added_mask_beside_scores_without_a_scale() -> None:
+    report = check(UNSCALED)
+    assert (report.verdict, ids(report)) == ("correct", {"missing-scale"}), report
+    weak = UNSCALED.replace("+ attention_mask", "+ attention_mask.to(x.dtype).clamp(min=-1)")
+    assert check(weak).verdict == "wrong"

@@ -163,9 +163,30 @@ def test_a_function_that_is_missing_is_named() -> None:
     assert "'fast_attention' comes from 'parts', which is not here" in str(report.findings[0])
 
 
+GPT = """
+import torch
+from torch import nn
+from transformers.old_place import Conv1D
+
+
+class SmallAttention(nn.Module):
+    def __init__(self, n_embd, n_head):
+        super().__init__()
+        self.heads = n_head
+        self.c_attn, self.c_proj = Conv1D(3 * n_embd, n_embd), Conv1D(n_embd, n_embd)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for t in self.c_attn(x).chunk(3, dim=-1))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.c_proj((weights @ v).transpose(1, 2).flatten(2))
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "old"),
     [
+        (GPT, " / q.shape[-1] ** 0.5"),
         (REGISTRY, " * scaling"),
         (WRAPPERS, " / q.shape[-1] ** 0.5"),
         (STARRED, " / np.sqrt(q.shape[-1])"),

@@ -340,7 +340,8 @@ _REAL = (
     r"0\s*(=|for|means?)\s*pad"
 )
 _HIDDEN = (
-    r"(?i)(1|True|ones?)\s*(=|:|means?|for|is|are|where|->|marks?)+\W*(pad|ignor|hid|mask|block)"
+    r"(?i)(1|True|ones?)\s*(=|:|means?|for|is|are|where|at|on|->|marks?)+\W*"
+    r"(pad|ignor|hid|mask|block)"
 )
 
 

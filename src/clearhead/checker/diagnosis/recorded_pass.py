@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis.inlining import inlined
 from clearhead.checker.diagnosis.intent import (
+    SCALES,
     fused_order,
     is_causal,
     masks_switched_off,
@@ -25,7 +26,7 @@ from clearhead.checker.harness.alternatives import mask_ways
 from clearhead.checker.harness.axis_orders import HEADS_READY, ONE_TEXT, STATES, taken
 from clearhead.checker.harness.building import head_counts
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.forward_arguments import POLARITIES
+from clearhead.checker.harness.forward_arguments import ANGLE_ROLES, POLARITIES
 from clearhead.checker.harness.subject import (
     Subject,
     arguments_for,
@@ -41,6 +42,7 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.answers import Leaf, Recording
 from clearhead.checker.sandbox.missing_parts import turns
 from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.call_sites import parsed, used_behind
 from clearhead.checker.source.class_text import raises_at
 
 # Where the texts and the tokens are: (axis of the texts, axes of the tokens).
@@ -256,7 +258,7 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> Examined:
         window=subject.sizes.window,
         unscaled=unscaled_on_purpose(case),
         fused_order=fused_order(case),
-        angles=bool(subject.rotary) and not any(map(turns, case.session.missing)),
+        angles=bool(subject.rotary) and _must_turn(case, subject),
         heads=tuple(head_counts(subject)),
     )
     verdict, whole = _judged(reading, runs, expected)
@@ -349,6 +351,13 @@ _NOT_HIDDEN = {
 }
 
 
+def _must_turn(case: Case, subject: Subject) -> bool:
+    """Whether angles that are passed in must have an effect: not where a setting decides that."""
+    names = [name for name, role in subject.feed if role in ANGLE_ROLES]
+    behind = any(used_behind(parsed(case.text.file), name) for name in names)
+    return not behind and not any(map(turns, case.session.missing))
+
+
 def judge_mask(case: Case, subject: Subject) -> None:
     """Pass a causal mask to a class that takes one: does it hide what it marks?
 
@@ -371,7 +380,8 @@ def judge_mask(case: Case, subject: Subject) -> None:
             if not out.isfinite().all():
                 continue  # it is no such mask
             return
-        if verdict.mask in ("causal", "none") and not verdict.findings and not verdict.doubts:
+        others = [found for found in verdict.findings if found.id not in SCALES]
+        if verdict.mask in ("causal", "none") and not others and not verdict.doubts:
             return  # it hides the future
         if any(f.id in ("mask-inverted", "sdpa-mask-polarity") for f in verdict.findings):
             return  # True means the other thing here

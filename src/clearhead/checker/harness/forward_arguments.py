@@ -101,6 +101,8 @@ def feeds(
             found.append((name, "mask"))
         elif called in ANGLES:
             found.append((name, ANGLES[called]))
+        elif re.search(r"\bNone\b|Optional", parameter.annotation):
+            found.append((name, "none"))
         elif place in (1, 2) and "mask" not in small:
             found.append((name, "kv"))
         else:

@@ -164,6 +164,20 @@ def _conv_nd(dims: int, *arguments: Any, **keywords: Any) -> Any:
     return (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](*arguments, **keywords)
 
 
+class Conv1D(nn.Module):
+    """The linear layer of GPT-2, whose weight is (in, out)."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf = nf
+        self.weight = nn.Parameter(torch.randn(nx, nf) * 0.02)
+        self.bias = nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply by the weight, and add the bias."""
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).view(*x.shape[:-1], self.nf)
+
+
 def _group_norm(channels: int, *_: Any, **__: Any) -> Any:
     """The norm of diffusion models: 32 groups, or fewer where the channels do not allow them."""
     return nn.GroupNorm(math.gcd(channels, 32), channels)
@@ -243,7 +257,7 @@ _EINOPS = ("rearrange", "repeat", "reduce", "einsum", "pack", "unpack", "Rearran
 _USUAL: dict[str, Any] = {
     "to_2tuple": _pair, "DropPath": nn.Dropout, "BaseModel": _Record, "Field": _field,
     "exists": lambda value: value is not None, "default": _default, "zero_module": _itself,
-    "conv_nd": _conv_nd, "normalization": _group_norm, "checkpoint": _checkpoint,
+    "Conv1D": Conv1D, "conv_nd": _conv_nd, "normalization": _group_norm, "checkpoint": _checkpoint,
     "get_logger": lambda *_: _Logger(), "memory_efficient_attention": _fused,
     "flash_attn_func": _flash, "flash_attn_qkvpacked_func": _flash_packed,
 }  # fmt: skip

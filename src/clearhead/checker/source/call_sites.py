@@ -365,6 +365,42 @@ def allowed_values(scope: ast.AST | None) -> dict[str, object]:
     return found
 
 
+def used_behind(scope: ast.AST, name: str) -> bool:
+    r"""Whether a name is used under a condition that is about something else.
+
+    Examples:
+        >>> code = "if cos is not None: q = turn(q, cos)\nif kind == 'rotary': q = turn(q, sin)"
+        >>> [used_behind(ast.parse(code), name) for name in ("cos", "sin")]
+        [False, True]
+    """
+    for node in ast.walk(scope):
+        if isinstance(node, ast.If):
+            test, body = (
+                {n.id for one in part for n in ast.walk(one) if isinstance(n, ast.Name)}
+                for part in ([node.test], node.body)
+            )
+            if name in body - test:
+                return True
+    return False
+
+
+def flags_tested(scope: ast.AST) -> frozenset[str]:
+    r"""The names of which the truth is asked, under this name or another one.
+
+    Examples:
+        >>> code = "self.deep = cfg.by_depth\nif self.deep and not cfg.flat and n > 2: stop()"
+        >>> sorted(flags_tested(ast.parse(code)))
+        ['by_depth', 'deep', 'flat']
+    """
+    tests = [node.test for node in ast.walk(scope) if isinstance(node, ast.If | ast.IfExp)]
+    for test in tests:  # grows while it is walked
+        inner = test.values if isinstance(test, ast.BoolOp) else []
+        tests += [test.operand] if isinstance(test, ast.UnaryOp) else inner
+    tested = {*map(last_name, tests)}
+    tested |= {last_name(v) for target, v in _assignments(scope) if last_name(target) in tested}
+    return frozenset(tested) - {""}
+
+
 def _options(init: ast.FunctionDef | None) -> tuple[str, ...]:
     """The names that a constructor must find in its `**kwargs`."""
     if init is None or init.args.kwarg is None:
