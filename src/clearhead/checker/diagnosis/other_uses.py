@@ -130,10 +130,11 @@ def _padding_of(
     if len(runs) < 2 or all(difference(got, out) < 1e-12 for got in runs):
         return False
     keeps, hides = runs
+    inverted = "sdpa-mask-polarity" if uses_sdpa(case.text) else "padding-inverted"
     if difference(hides[real], right[real]) < 1e-5:
         if _said_real(case.text, name):
             case.add(
-                "padding-inverted",
+                inverted,
                 f"The source says that {name} marks the real tokens; when it does, the output "
                 "is what you get when only the padding is seen.",
             )
@@ -141,7 +142,7 @@ def _padding_of(
     if difference(keeps[real], right[real]) < 1e-5:
         if "pad" in name.lower() and not _marks_real(case.text):
             case.add(
-                "padding-inverted",
+                inverted,
                 f"With {name} True at two padding tokens, the output is what you get when only "
                 "the padding is seen; with True at the real tokens, it is right.",
             )
