@@ -192,6 +192,8 @@ def _not_hidden(
     If all tokens are real, a mask of tokens changes nothing: that tells which of its two values
     marks them. Where neither value changes anything, it is something that is added to scores.
     """
+    if any(found.severity == "wrong" for found in case.findings):
+        return False  # which may be the reason
     calm = []
     for marks in (real, ~real):
         every = torch.full_like(real, bool(marks[0, 0]))  # the first token is real
