@@ -230,6 +230,72 @@ def test_angles_that_grow_along_the_heads_are_named():
     assert "f.cos()" in ROTARY.splitlines()[line - 1]
 
 
+_GATHERED = (
+    HEAD
+    + """\
+class WindowAttention(nn.Module):
+    def __init__(self, dim, num_heads, window_size):
+        super().__init__()
+        self.h, self.qkv, self.out = num_heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.table = nn.Parameter(torch.zeros((2 * window_size - 1) ** 2, num_heads))
+        c = torch.cartesian_prod(torch.arange(window_size), torch.arange(window_size)).T
+        r = c[:, :, None] - c[:, None] + window_size - 1
+        self.register_buffer("index", r[0] * (2 * window_size - 1) + r[1])
+
+    def forward(self, x):
+        n = x.shape[1]
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.h, -1)).permute(2, 0, 3, 1, 4)
+        bias = self.table[self.index.flatten()].view(n, n, self.h).permute(2, 0, 1)
+        y = (q @ k.mT / q.shape[-1] ** 0.5 + bias).softmax(-1) @ v
+        return self.out(y.transpose(1, 2).flatten(2))
+"""
+)
+
+
+def test_a_table_whose_heads_stay_last_is_named():
+    assert check(_GATHERED).verdict == "correct"
+    viewed = ("view(n, n, self.h).permute(2, 0, 1)", "view(self.h, n, n)")
+    report = check(edited(_GATHERED, [viewed]))
+    assert (report.verdict, ids(report)) == ("wrong", {"unexplained"})
+    assert "without moving their axis" in report.findings[0].evidence
+
+
+_PIXELS = (
+    HEAD
+    + """class PixelAttention(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.norm = nn.GroupNorm(32, channels)
+        self.q, self.k, self.v = (nn.Conv2d(channels, channels, 1) for _ in range(3))
+
+    def forward(self, x):
+        h = self.norm(x)
+        q, k, v = (f(h).flatten(2) for f in (self.q, self.k, self.v))
+        weights = (q.mT @ k * q.shape[1] ** -0.5).softmax(-1)
+        return x + (v @ weights.mT).view(x.shape)
+"""
+)
+
+
+def test_many_channels_are_read_step_by_step():
+    """A norm of 32 groups wants them."""
+    report = check(_PIXELS)
+    assert report.verdict == "correct"
+    assert "step by step" in report.tested
+    assert "weights-transposed" in ids(check(edited(_PIXELS, [("weights.mT", "weights")])))
+
+
+def test_keys_that_are_rotated_the_other_way_are_named():
+    other = edited(
+        ROTARY,
+        [
+            ("* f.sin() for t in (q, k))", "* w * f.sin() for t, w in turns)"),
+            ("        q, k = (t *", "        turns = ((q, 1), (k, -1))\n        q, k = (t *"),
+        ],
+    )
+    assert ids(check(other)) == {"rotary-on-one-side"}
+
+
 def test_tables_that_are_indexed_by_heads_are_named():
     """The cosines and sines of another file, made once: no call of this pass makes them."""
     tables = [

@@ -172,6 +172,8 @@ def test_heads_that_share_keys_are_never_tried_with_keys_of_their_own():
     wrong = edited(shared, [("// self.g, 1)", "// self.g, 2).view(q.shape)")])
     assert check(shared).verdict == "correct"
     assert check(wrong).verdict == "wrong"
+    alone = edited(shared, [("// self.g, 1)", "// self.h, 1)")])
+    assert ids(check(alone)) == {"breaks-with-size"}
 
 
 def test_a_window_may_count_the_tokens_before_a_token():

@@ -10,6 +10,8 @@ from clearhead.checker.diagnosis.reading import (
     HIDDEN,
 )
 
+_READS = {"__getitem__", "embedding", "index_select"}
+
 
 class MaskCheck(AttentionStep):
     """The mask, and a bias of positions."""
@@ -121,6 +123,12 @@ class MaskCheck(AttentionStep):
         if values is not None:
             verdict.notes.append("A bias for offsets in two directions is added to the scores.")
             self._whole_table(values)
+        elif (line := self._viewed_table(b)) is not None:
+            evidence = (
+                "The table gives one number for each pair and head, with the heads last; it is "
+                "viewed with the heads first, without moving their axis."
+            )
+            verdict.add("unexplained", evidence, line)
         elif window is None and self._of_distance(b):
             verdict.notes.append("A relative position bias is added to the scores.")
             seen = b.masked_fill(b <= HIDDEN, torch.nan).flatten(1)
@@ -133,6 +141,22 @@ class MaskCheck(AttentionStep):
             verdict.notes.append("A bias for each pair of positions is added to the scores.")
         elif not self._of_sum(b):
             verdict.doubts.append("a learned bias that depends on more than the distance")
+
+    def _viewed_table(self, b: Tensor) -> int | None:
+        """Where a table is read whose numbers, with the heads last, are the bias, heads first."""
+        groups, rows, keys = b.shape
+        for call, sources in zip(self.program.calls, self.program.sources, strict=True):
+            if call.name not in _READS or not any(r in self.program.parameters for r in sources):
+                continue
+            read = self.reading.values[call.out[0]]
+            heads = read.shape[-1] if read.ndim else 0
+            if heads < 2 or groups % heads or read.numel() != heads * rows * keys:
+                continue
+            viewed = read.reshape(heads, rows, keys).to(b.dtype)
+            own = b[:heads].masked_fill(b[:heads] <= HIDDEN, 0.0)
+            if float((own - viewed).masked_fill(b[:heads] <= HIDDEN, 0.0).abs().max()) < 1e-5:
+                return call.line
+        return None
 
     def _pair_table(self, tokens: int) -> bool:
         """Whether a parameter has a number for each pair of tokens."""

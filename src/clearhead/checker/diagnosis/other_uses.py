@@ -131,10 +131,11 @@ def _padding_of(
     if len(runs) < 2 or all(difference(got, out) < 1e-12 for got in runs):
         return False
     keeps, hides = runs
+    inverted = "sdpa-mask-polarity" if uses_sdpa(case.text) else "padding-inverted"
     if difference(hides[rows], right[rows]) < 1e-5:
         if _said_real(case.text, name):
             case.add(
-                "padding-inverted",
+                inverted,
                 f"The source says that {name} marks the real tokens; when it does, the output "
                 "is what you get when only the padding is seen.",
             )
@@ -142,7 +143,7 @@ def _padding_of(
     if difference(keeps[rows], right[rows]) < 1e-5:
         if _marks_padding(case.text, name):
             case.add(
-                "padding-inverted",
+                inverted,
                 f"With {name} True at two padding tokens, the output is what you get when only "
                 "the padding is seen; with True at the real tokens, it is right.",
             )
@@ -192,6 +193,8 @@ def _not_hidden(
     If all tokens are real, a mask of tokens changes nothing: that tells which of its two values
     marks them. Where neither value changes anything, it is something that is added to scores.
     """
+    if any(found.severity == "wrong" for found in case.findings):
+        return False  # which may be the reason
     calm = []
     for marks in (real, ~real):
         every = torch.full_like(real, bool(marks[0, 0]))  # the first token is real

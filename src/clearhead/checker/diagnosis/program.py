@@ -326,8 +326,10 @@ class Program:
             raise NotRunnable("repeat_interleave with numbers from a tensor")
         elif call.name in ("linear", "embedding") and len(tensors) > 1 and tensors[1].ndim:
             largest = sizes[0] * max(tensors[1].shape)
-        elif call.name in ("conv1d", "conv2d", "conv3d") and len(tensors) > 1:
-            largest *= sizes[0] * max(tensors[1].shape)
+        elif call.name in ("conv1d", "conv2d", "conv3d") and len(tensors) > 1 and tensors[1].ndim:
+            padding = call.kwargs.get("padding", call.args[4] if len(call.args) > 4 else 0)
+            wider = 1 + 2 * max((abs(n) for n in _integers(padding)), default=0)
+            largest = sizes[0] * tensors[1].shape[0] * wider ** int(call.name[4])
         elif call.name == "scaled_dot_product_attention" and len(tensors) > 2:
             rows, keys = sizes[0] // max(tensors[0].shape[-1:], default=1), tensors[1].shape[-2:-1]
             largest = max(rows * math.prod(keys), sizes[0], sizes[2])

@@ -442,6 +442,13 @@ class Layout:
             evidence = f"The {which} are rotated by their positions, and the {other} are not."
             verdict.add("rotary-on-one-side", evidence, None)
             return
+        if self._of_distance(dots.flip(-1)):
+            evidence = (
+                "With equal tokens, scores depend on the sum of two positions and not on their "
+                "distance: queries and keys are rotated in opposite directions."
+            )
+            verdict.add("rotary-on-one-side", evidence, None)
+            return
         if all(self._keeps_length(new, part.register) for part in self.parts[:2]):
             return  # positions in two directions, or a prefix without positions
         evidence = (

@@ -138,15 +138,19 @@ def prepare(case: Case) -> Subject | Report:
     furthest: _Failed | None = None
     same = True  # whether every attempt failed with one error, at one line
     over = False
+    shared: list[_Failed] = []  # attempts with fewer heads of keys than of queries
     for sizes, arguments, keywords in _constructors(case):
         for got in _attempts(case, sizes, arguments, keywords):
             if isinstance(got, Subject):
+                if sizes.kv_heads == sizes.heads:
+                    _note_shared_keys(case, shared)
                 if first is not None and sizes.d_in == sizes.d_out and sizes.window is None:
                     _note_equal_widths(case, first)
                 return replace(got, how=description(got))
             if isinstance(got, Report):
                 return got
             same &= first is None or got.error == first.error
+            shared += [got] if sizes.kv_heads != sizes.heads else []
             if first is None or (first.stage == "build" and got.stage == "forward"):
                 first = got
             if furthest is None or got.progress > furthest.progress:
@@ -282,6 +286,23 @@ def _note_equal_widths(case: Case, first: _Failed) -> None:
         evidence = f"With d_in={sizes.d_in} and d_out={sizes.d_out}: {failure.message}"
         defined = id == "out-proj-takes-d-in"  # the error comes where it is used
         case.add(id, evidence, None if defined else failure.line)
+
+
+def _note_shared_keys(case: Case, failed: Sequence[_Failed]) -> None:
+    """Note that a class that takes a number of key heads fails where that is a smaller one."""
+    fields = (meaning_of(name.rpartition(".")[2]) for name, _ in case.info.fields)
+    takes = "kv_heads" in {*map(meaning_for, case.info.init), *fields}
+    places = {(one.stage, one.failure.type, one.failure.line) for one in failed}
+    if takes and len(places) == 1 and failed[0].stage == "forward":
+        failure, sizes = failed[-1].failure, failed[-1].sizes
+        if failure.type == "RuntimeError" and failure.line is not None:
+            evidence = (
+                f"With {sizes.heads} heads of queries and {sizes.kv_heads} of keys: "
+                f"{failure.message}"[:300]
+            )
+            case.add(
+                "breaks-with-size", f"{evidence}. With as many of each it works.", failure.line
+            )
 
 
 def _unregistered(built: Built) -> list[str]:

@@ -350,6 +350,7 @@ def constructors(
     if present & {"kv_heads", "kv_groups"}:
         grouped = known.grouped
         attempts = [grouped, replace(grouped, d_in=grouped.d_out), *attempts]
+        attempts.sort(key=lambda one: one.kv_heads == one.heads)  # all that share keys first
     if "config" in present:
         attempts = attempts[2:] if not present & {"kv_heads", "kv_groups"} else attempts[1:]
     if "heads" not in present or "head_dim" in present:
