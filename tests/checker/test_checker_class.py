@@ -6,13 +6,11 @@ python tests/checker/test_checker_class.py benchmarks/results/check-cpu-200.json
 import csv
 import json
 import os
-import resource
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -85,40 +83,14 @@ def test_two_hundred_submissions_all_get_their_row(tmp_path, capsys):
     assert f"{STUDENTS} of {STUDENTS} were judged before" in capsys.readouterr().out
 
 
-def processor_seconds(files: list[str]) -> float:
-    """Processor time of one check and of its process, the mean over some files.
-
-    Without bubblewrap: what a process in its own namespace has used is lost when it is ended.
-    """
-    from clearhead.checker.diagnosis import diagnose
-    from clearhead.checker.sandbox import submission as isolate
-
-    def used() -> float:
-        both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return sum(each.ru_utime + each.ru_stime for each in both)
-
-    kept = diagnose.Isolated
-    diagnose.Isolated = partial(isolate.Isolated, way="plain")
-    try:
-        before = used()
-        for text in files:
-            diagnose.check_source(text, "student.py")
-        return (used() - before) / len(files)
-    finally:
-        diagnose.Isolated = kept
-
-
 def measure(students: int = STUDENTS) -> dict[str, object]:
-    """One run over the class: wall time, and processor time a file from a sample of it."""
+    """One run over the class."""
     from clearhead import timing
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "submissions"
         folder.mkdir()
         expected = write_class(folder, students)
-        texts = [(folder / name).read_text(encoding="utf-8") for name in expected]
-        sample = texts[:: max(len(texts) // 8, 1)]
-        processor = processor_seconds(sample)
         load = os.getloadavg()[0]
         began = time.perf_counter()
         rows = mark(folder, Path(place) / "marks.csv")
@@ -128,9 +100,8 @@ def measure(students: int = STUDENTS) -> dict[str, object]:
         "schema": 1,
         "benchmark": "check",
         **timing.environment(["torch", "safetensors"]),
-        "settings": {"submissions": len(expected), "jobs": 2, "processor_sample": len(sample)},
+        "settings": {"submissions": len(expected), "jobs": 2},
         "wall_seconds": round(wall, 1),
-        "processor_seconds_a_file": round(processor, 2),
         "load_average_before": round(load, 2),
         "seconds_a_file": {"median": seconds[len(seconds) // 2], "longest": seconds[-1]},
         "verdicts": dict(Counter(row["verdict"] for row in rows.values())),
