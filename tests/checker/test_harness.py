@@ -502,8 +502,14 @@ def test_flags_are_tried_with_their_other_value():
 
 def test_a_mask_of_heads_is_no_mask_of_tokens():
     """BERT takes both; the note was that no usual meaning of the mask explains the output."""
-    _, subject = made(attention("d", "x, attention_mask=None, head_mask=None", "pass"))
+    source = attention("d", "x, attention_mask=None, head_mask=None", "pass")
+    _, subject = made(source)
     assert [name for name, role in subject.feed if role == "mask"] == ["attention_mask"]
+    masks = "s + (0 if attention_mask is None else attention_mask)"
+    weights = f"({masks})[:, None].softmax(-1)"
+    weights = f"({weights} * (1 if head_mask is None else head_mask))[:, 0]"
+    (report,) = check_source(IMPORTS + source.replace("s.softmax(-1)", weights), "file.py")
+    assert (report.verdict, report.findings, report.notes) == ("correct", (), ()), report
 
 
 def test_masks_come_in_both_meanings():
