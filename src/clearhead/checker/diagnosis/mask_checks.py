@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.attention_step import AttentionStep
-from clearhead.checker.diagnosis.reading import (
-    HIDDEN,
-)
+from clearhead.checker.diagnosis.reading import HIDDEN, changed_at, differs
 
 _READS = {"__getitem__", "embedding", "index_select"}
 
@@ -139,8 +137,26 @@ class MaskCheck(AttentionStep):
                 verdict.add("bias-ignores-distance", evidence, self._table_line())
         elif self._pair_table(b.shape[-1]):
             verdict.notes.append("A bias for each pair of positions is added to the scores.")
+        elif self._of_given_pairs():
+            verdict.notes.append("A bias from features of each pair is added to the scores.")
         elif not self._of_sum(b):
             verdict.doubts.append("a learned bias that depends on more than the distance")
+
+    def _of_given_pairs(self) -> bool:
+        """Whether an input has features of each pair, and those of (2, 1) move that score alone."""
+        core, program, base = self.core, self.program, self.reading.values
+        scores = core.pairs(base)[1]
+        keys = scores.shape[2]
+        for register in {*program.inputs.values()} - {s.register for s in self.reading.sources}:
+            given = base[register]
+            for axis in range(given.ndim - 1):
+                if given.shape[axis : axis + 2] != scores.shape[1:] or min(scores.shape[1:]) < 3:
+                    continue
+                moved = changed_at(given, (axis, axis + 1), 2 * keys + 1)
+                new = {**base, **program.again(base, {register: moved})}
+                if differs(core.pairs(new)[1], scores).any(0).nonzero().tolist() == [[2, 1]]:
+                    return True
+        return False
 
     def _viewed_table(self, b: Tensor) -> int | None:
         """Where a table is read whose numbers, with the heads last, are the bias, heads first."""

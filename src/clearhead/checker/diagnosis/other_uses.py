@@ -67,7 +67,9 @@ def batch_axis(case: Case, subject: Subject, inputs: Inputs) -> None:
 
 
 _MASK = re.compile(r"mask|pad|keep|valid|real")
-_NO_MASK = r"cache|past|state|pos|layer|return|need|output|use|train|context|memory$|bias|scale|head"
+_NO_MASK = (
+    r"cache|past|state|pos|layer|return|need|output|use|train|context|memory$|bias|scale|head"
+)
 
 
 def padding(
