@@ -167,6 +167,14 @@ def test_an_index_that_stays_the_same_for_all_heads(old: str, new: str, expected
     assert ids(report) == expected, report
 
 
+def test_heads_of_full_width_in_a_list_share_nothing() -> None:
+    edits = [("nn.Linear(d_model, self.d_k)", "nn.Linear(d_model, d_model)"),
+             ("torch.cat(heads, -1)", "torch.stack(heads).mean(0)")]  # fmt: skip
+    found = ids(check(edited(_LISTS, edits)))
+    assert "heads-summed" in found
+    assert "heads-share-projection" not in found
+
+
 def test_a_weight_that_is_frozen_is_no_mistake() -> None:
     frozen = "self.gain = nn.Parameter(torch.ones(1), requires_grad=False)"
     source = edited(_GAINS, [("self.gain = nn.Parameter(torch.ones(1))", frozen)])

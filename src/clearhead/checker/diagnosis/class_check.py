@@ -327,7 +327,8 @@ def _heads(case: Case, subject: Subject, steps: Judgement) -> None:
     shapes = subject.built.parameters
     inside = [n for n, s in shapes.items() if role_of(n) in ("q", "k", "v") and len(s) == 2]
     width = steps.head_dim
-    if steps.heads > 1 and inside and all(shapes[n] == (width, width) for n in inside):
+    shared = len(inside) < 3 * steps.heads  # else each head of a list has its own
+    if steps.heads > 1 and inside and shared and all(shapes[n] == (width, width) for n in inside):
         evidence = f"{inside[0]} is {width} × {width} for {steps.heads} heads of {width}."
         case.add("heads-share-projection", evidence)
     asked = [p.name for p in case.info.init if meaning_for(p) == "heads" and not case.given]
