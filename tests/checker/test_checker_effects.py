@@ -169,7 +169,8 @@ def test_an_index_that_stays_the_same_for_all_heads(old: str, new: str, expected
 
 def test_heads_of_full_width_in_a_list_share_nothing() -> None:
     edits = [("nn.Linear(d_model, self.d_k)", "nn.Linear(d_model, d_model)"),
-             ("torch.cat(heads, -1)", "torch.stack(heads).mean(0)")]  # fmt: skip
+             ("self.d_k)\n            heads", "x.shape[-1])\n            heads"),
+             ("self.o(torch.cat(heads, -1))", "torch.stack(heads).mean(0)")]  # fmt: skip
     found = ids(check(edited(_LISTS, edits)))
     assert "heads-summed" in found
     assert "heads-share-projection" not in found
