@@ -133,11 +133,10 @@ def _padding_of(
     if len(runs) < 2 or all(difference(got, out) < 1e-12 for got in runs):
         return False
     keeps, hides = runs
-    inverted = "sdpa-mask-polarity" if uses_sdpa(case.text) else "padding-inverted"
     if difference(hides[rows], right[rows]) < 1e-5:
         if _said_real(case.text, name):
             case.add(
-                inverted,
+                "padding-inverted",
                 f"The source says that {name} marks the real tokens; when it does, the output "
                 "is what you get when only the padding is seen.",
             )
@@ -145,7 +144,7 @@ def _padding_of(
     if difference(keeps[rows], right[rows]) < 1e-5:
         if _marks_padding(case.text, name):
             case.add(
-                inverted,
+                "padding-inverted",
                 f"With {name} True at two padding tokens, the output is what you get when only "
                 "the padding is seen; with True at the real tokens, it is right.",
             )
