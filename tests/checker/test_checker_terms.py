@@ -74,6 +74,20 @@ def test_a_slope_that_rewards_distance_is_wrong():
     assert (report.verdict, ids(report)) == ("wrong", {"bias-favours-distant"})
 
 
+@pytest.mark.parametrize(
+    ("bias", "verdict"),
+    [
+        (" + 0.3 * i", "correct"),
+        (" - 0.3 * i.flip(0)", "correct"),
+        (" - 0.3 * i", "unsure"),
+        (" + 0.3 * i**2", "unsure"),
+    ],
+)
+def test_a_slope_in_the_keys_position_is_one_in_the_distance(bias, verdict):
+    """They differ by one number for each query, which changes no weight."""
+    assert check(edited(BIASED, [(_BIAS, bias)])).verdict == verdict
+
+
 COSINE = edited(
     BIASED,
     [
