@@ -88,6 +88,15 @@ def test_a_slope_in_the_keys_position_is_one_in_the_distance(bias, verdict):
     assert check(edited(BIASED, [(_BIAS, bias)])).verdict == verdict
 
 
+def test_the_only_token_has_the_whole_weight():
+    """With one token no mask is needed, other code runs, and the softmax has one entry."""
+    pairs = "nn.Parameter(torch.randn(n_heads, max_len, max_len))"
+    mask = "\n        if n > 1:\n            s = s.masked_fill(i > i[:, None], -torch.inf)"
+    table = ("self.max_len = max_len", f"self.pairs = {pairs}")
+    report = check(edited(BIASED, [table, (_BIAS, f" + self.pairs[:, :n, :n]{mask}")]))
+    assert (report.verdict, ids(report)) == ("correct", set())
+
+
 COSINE = edited(
     BIASED,
     [
