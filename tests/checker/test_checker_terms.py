@@ -74,6 +74,29 @@ def test_a_slope_that_rewards_distance_is_wrong():
     assert (report.verdict, ids(report)) == ("wrong", {"bias-favours-distant"})
 
 
+@pytest.mark.parametrize(
+    ("bias", "verdict"),
+    [
+        (" + 0.3 * i", "correct"),
+        (" - 0.3 * i.flip(0)", "correct"),
+        (" - 0.3 * i", "unsure"),
+        (" + 0.3 * i**2", "unsure"),
+    ],
+)
+def test_a_slope_in_the_keys_position_is_one_in_the_distance(bias, verdict):
+    """They differ by one number for each query, which changes no weight."""
+    assert check(edited(BIASED, [(_BIAS, bias)])).verdict == verdict
+
+
+def test_the_only_token_has_the_whole_weight():
+    """With one token no mask is needed, other code runs, and the softmax has one entry."""
+    pairs = "nn.Parameter(torch.randn(n_heads, max_len, max_len))"
+    mask = "\n        if n > 1:\n            s = s.masked_fill(i > i[:, None], -torch.inf)"
+    table = ("self.max_len = max_len", f"self.pairs = {pairs}")
+    report = check(edited(BIASED, [table, (_BIAS, f" + self.pairs[:, :n, :n]{mask}")]))
+    assert (report.verdict, ids(report)) == ("correct", set())
+
+
 COSINE = edited(
     BIASED,
     [

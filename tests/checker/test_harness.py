@@ -341,6 +341,17 @@ def test_a_crash_that_may_come_from_what_was_passed_is_none():
         assert report.verdict == "error"
 
 
+def test_a_base_class_whose_heirs_provide_a_method_does_not_crash():
+    base = CLASS.replace("class Attention", "class BaseAttention").replace(
+        "self.k(x)", "self.keys(x)"
+    )
+    mixin = "class Keys:\n    def keys(self, x):\n        return self.k(x)\n\n\n"
+    heir = "\n\nclass SelfAttention(Keys, BaseAttention):\n    pass\n"
+    assert base.count("self.keys(x)") == 1
+    (report,) = check_source(IMPORTS + mixin + base + heir, "file.py")
+    assert (report.cls, report.verdict) == ("SelfAttention", "correct")
+
+
 def test_an_object_that_is_no_tensor_is_said_to_be_one():
     source = attention("d", "g", "pass").replace("self.q(x)", "self.q(g.nodes)")
     report = check(IMPORTS + source.replace("(x)", "(g.nodes)"))

@@ -101,7 +101,7 @@ class MaskCheck(AttentionStep):
                     id, verdict.mask = "mask-fill-too-small", "causal"
                 verdict.add(id, evidence, line)
                 return
-        if self._of_distance(b):
+        if self._of_distance(b) or self._of_key(b):
             verdict.notes.append("A relative position bias is added to the scores.")
             last = b[..., -1, :].masked_fill(b[..., -1, :] < HIDDEN, 0.0)
             if bool((last.diff(dim=-1) < -1e-6).all(-1).any()):
@@ -230,6 +230,16 @@ class MaskCheck(AttentionStep):
             if bool((most - least > 1e-5).any()):
                 return False
         return True
+
+    def _of_key(self, b: Tensor) -> bool:
+        """Whether a bias rises with the key's position alone, as steeply everywhere.
+
+        ALiBi may be written so: a number for each query changes no weight.
+        """
+        level, last = b.diagonal(0, -2, -1)[..., None], b[..., -1:, :]
+        same = (b - last).masked_fill(b <= HIDDEN, 0.0).abs() <= 1e-5
+        rises = (level > HIDDEN).all() and (last.diff(dim=-1) > -1e-6).all()
+        return bool(same.all() and rises) and self._of_distance(b - level)
 
     def _of_sum(self, b: Tensor) -> bool:
         """Name a bias that depends on the sum of the positions of query and key."""

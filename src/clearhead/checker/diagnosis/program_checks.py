@@ -56,8 +56,13 @@ def normed_over_tokens(reading: Reading, verdict: Judgement) -> bool:
 
 
 def softmax_of_one(reading: Reading, verdict: Judgement) -> bool:
-    """Whether scores go through a softmax over an axis with one entry, which makes them all 1."""
+    """Whether scores go through a softmax over an axis with one entry, which makes them all 1.
+
+    The only token of a text has the weight 1 rightly.
+    """
     program = reading.program
+    if 1 in reading.size:
+        return False
     for index in sorted(program.before(reading.output)):
         call = program.calls[index]
         dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)

@@ -150,18 +150,16 @@ def _no_attribute(
     node = class_node(file, owner or "")
     if node is None or {ast.unparse(base) for base in node.bases} & set(missing):
         return ""
-    family = [node, *(n for b in node.bases if (n := class_node(file, ast.unparse(b))) is not None)]
+    family = _family(file, node)
     plain = ("nn.Module", "Module", "torch.nn.Module", "object", "ABC", "abc.ABC")
     bases = [base for one in family for base in map(ast.unparse, one.bases)]
     if any(base not in plain and class_node(file, base) is None for base in bases):
         return ""
-    set_in = {n.attr for one in family for n in ast.walk(one) if isinstance(n, ast.Attribute)
-              and isinstance(n.ctx, ast.Store)}  # fmt: skip
-    set_in |= {n.name for one in family for n in one.body if isinstance(n, ast.FunctionDef)}
+    if name in _provided(_heirs(file, node)):
+        return ""  # a base class, to which the classes derived from it give the attribute
     texts = {n.value for one in family for n in ast.walk(one) if isinstance(n, ast.Constant)}
-    stored = (n for one in family for n in ast.walk(one) if isinstance(n, ast.Name))
-    inside = {n.id for n in stored if isinstance(n.ctx, ast.Store)}
-    if name not in set_in | inside and name not in texts:
+    set_in = _provided(family)
+    if name not in set_in and name not in texts:
         return f"{said}. Nothing sets self.{name}.{_meant(name, set_in, 'self.')}"
     init = method(node, "__init__")
     later = [n.lineno for n in ([] if init is None else init.body) if isinstance(n, ast.Assign)
@@ -170,6 +168,34 @@ def _no_attribute(
     if own and later and min(later) > line:
         return f"{said}. It is set later, in line {min(later)}."
     return ""
+
+
+def _provided(classes: Iterable[ast.ClassDef]) -> set[str]:
+    """The attributes that these classes set, and the methods and fields that they have."""
+    found = set()
+    for node in (inner for one in classes for inner in ast.walk(one)):
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(last_name(node))
+    return found
+
+
+def _heirs(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
+    """The classes of a file that derive from one, and all that they derive from beside it."""
+    classes = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.ClassDef)]
+    family = {n.name: _family(file, n) for n in classes}
+    heirs = [n for n in classes if n is not node and node in family[n.name]]
+    return [one for heir in heirs for one in family[heir.name] if one is not node]
+
+
+def _family(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
+    """A class, and the classes of the file that it derives from."""
+    found = [node]
+    for one in found:  # grows while it is walked
+        bases = (class_node(file, last_name(base)) for base in one.bases)
+        found += [base for base in bases if base is not None and base not in found]
+    return found
 
 
 def _defined(file: str) -> set[str]:
