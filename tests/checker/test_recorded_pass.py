@@ -421,6 +421,26 @@ def test_masks_that_are_passed_in_are_tested():
         assert (report.verdict, ids(report)) == ("wrong", {id}), report
 
 
+def test_masks_that_need_a_batch_axis_are_tested():
+    """It gives the mask an axis for the heads behind its first one."""
+    takes = edited(
+        MINIMAL,
+        [
+            ("def forward(self, x):", "def forward(self, x, mask=None):"),
+            ("        m = torch.tril(torch.ones(T, T, device=x.device))\n", ""),
+            (
+                's = s.masked_fill(m == 0, float("-inf"))',
+                "if mask is not None:\n"
+                '            s = s.masked_fill(mask.unsqueeze(1) == 0, float("-inf"))',
+            ),
+        ],
+    )
+    assert check(takes).verdict == "correct"
+    for new, id in (("1e-9", "mask-fill-not-inf"), ("0.0", "mask-fill-not-inf")):
+        report = check(edited(takes, [('float("-inf")', new)]))
+        assert (report.verdict, ids(report)) == ("wrong", {id}), report
+
+
 def test_a_mask_that_fits_in_no_usual_shape_is_wrong():
     takes = edited(
         MINIMAL,
