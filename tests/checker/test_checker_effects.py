@@ -32,16 +32,24 @@ _WITH_POSITIONS = edited(
      ("self.W_q(x)", "self.W_q(w)"), ("self.W_k(x)", "self.W_k(w)")],
 )  # fmt: skip
 
+_SHARED_BIAS = edited(
+    MINIMAL,
+    [(_FORWARD, "    def forward(self, x, bias=0.0):\n        B, T, D = x.shape\n"),
+     ("        s = q @ k", "        s = bias + q @ k")],
+)  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
+        (_SHARED_BIAS, set()),
+        (edited(_SHARED_BIAS, [("        s = bias + q @ k", "        s = bias\n        s += q @ k")]), {"changes-its-input"}),
         (_WITH_POSITIONS, set()),
         (edited(_WITH_POSITIONS, [("w = w + pos", "w += pos")]), {"changes-its-input"}),
         (edited(MINIMAL, [(_FORWARD, f"{_FORWARD}        x = x * 1.0\n        x *= 0.5\n        x *= 2\n")]), set()),
         (edited(MINIMAL, [(_FORWARD, f"{_FORWARD}        x.mul_(0.5)\n        x = x * 2\n")]), {"changes-its-input"}),
     ],
-    ids=["a new tensor", "positions in place", "a copy in place", "always in place"],
+    ids=["a new bias", "a bias in place", "a new tensor", "positions in place", "a copy in place", "always in place"],
 )  # fmt: skip
 def test_the_callers_tensor_must_stay_as_it_is(source: str, expected: set[str]) -> None:
     report = check(source)

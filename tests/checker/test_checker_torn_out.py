@@ -350,6 +350,37 @@ def test_positions_that_are_passed_in_are_no_evidence() -> None:
     assert report.verdict == "unsure", report
 
 
+@pytest.mark.parametrize(("values", "expected"), [("v", set()), ("v[i]", {"heads-summed"})])
+def test_a_list_of_heads_may_be_averaged_if_they_share_their_values(values, expected) -> None:
+    source = f"""
+import torch
+from torch import nn
+
+
+class ReadableAttention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads, self.hd = heads, dim // heads
+        self.q = nn.ModuleList([nn.Linear(dim, self.hd) for _ in range(heads)])
+        self.k = nn.ModuleList([nn.Linear(dim, self.hd) for _ in range(heads)])
+        self.v = {
+        "nn.Linear(dim, self.hd)"
+        if values == "v"
+        else "nn.ModuleList([nn.Linear(dim, self.hd) for _ in range(heads)])"
+    }
+        self.out = nn.Linear(self.hd, dim)
+
+    def forward(self, x):
+        v = {"self.v(x)" if values == "v" else "[value(x) for value in self.v]"}
+        y = []
+        for i in range(self.heads):
+            scores = self.q[i](x) @ self.k[i](x).transpose(1, 2) / self.hd ** 0.5
+            y.append(scores.softmax(-1) @ {values})
+        return self.out(torch.stack(y).mean(0))
+"""
+    assert ids(check(source)) == expected
+
+
 def test_averaged_heads_with_values_of_their_own_are_a_mistake() -> None:
     own = SHARED.replace("nn.Linear(dim, self.hd)\n", "nn.Linear(dim, dim)\n")
     own = own.replace("self.v(x).unsqueeze(1)",

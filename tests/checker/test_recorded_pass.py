@@ -421,6 +421,49 @@ def test_masks_that_are_passed_in_are_tested():
         assert (report.verdict, ids(report)) == ("wrong", {id}), report
 
 
+def test_a_width_split_in_front_of_the_batch_is_named():
+    """It was called attention across the batch, whose remedy is another one."""
+    fused = edited(
+        MINIMAL,
+        [
+            ("self.W_q = nn.Linear(d, d, bias=bias)", "self.qkv = nn.Linear(d, 3 * d, bias=bias)"),
+            ("        self.W_k = nn.Linear(d, d, bias=bias)\n", ""),
+            ("        self.W_v = nn.Linear(d, d, bias=bias)\n", ""),
+            (
+                "q = self.W_q(x).view(B, T, self.h, self.dk).transpose(1, 2)",
+                "q, k, v = self.qkv(x).reshape(3, B, self.h, T, self.dk)",
+            ),
+            ("        k = self.W_k(x).view(B, T, self.h, self.dk).transpose(1, 2)\n", ""),
+            ("        v = self.W_v(x).view(B, T, self.h, self.dk).transpose(1, 2)\n", ""),
+        ],
+    )
+    report = check(fused)
+    assert (report.verdict, ids(report)) == ("wrong", {"split-without-transpose"}), report
+    right = "self.qkv(x).reshape(B, T, 3, self.h, self.dk).permute(2, 0, 3, 1, 4)"
+    old = "self.qkv(x).reshape(3, B, self.h, T, self.dk)"
+    assert check(edited(fused, [(old, right)])).verdict == "correct"
+
+
+def test_masks_that_need_a_batch_axis_are_tested():
+    """It gives the mask an axis for the heads behind its first one."""
+    takes = edited(
+        MINIMAL,
+        [
+            ("def forward(self, x):", "def forward(self, x, mask=None):"),
+            ("        m = torch.tril(torch.ones(T, T, device=x.device))\n", ""),
+            (
+                's = s.masked_fill(m == 0, float("-inf"))',
+                "if mask is not None:\n"
+                '            s = s.masked_fill(mask.unsqueeze(1) == 0, float("-inf"))',
+            ),
+        ],
+    )
+    assert check(takes).verdict == "correct"
+    for new, id in (("1e-9", "mask-fill-not-inf"), ("0.0", "mask-fill-not-inf")):
+        report = check(edited(takes, [('float("-inf")', new)]))
+        assert (report.verdict, ids(report)) == ("wrong", {id}), report
+
+
 def test_a_mask_that_fits_in_no_usual_shape_is_wrong():
     takes = edited(
         MINIMAL,

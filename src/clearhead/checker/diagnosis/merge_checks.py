@@ -162,6 +162,8 @@ def judge_information(
     mixed = reading.values[reading.cores[0].mixed.values]
     if heads > 1 and mixed.numel() * heads == reading.values[contexts[0][0]].numel():
         return  # heads that share their values may be averaged, so that weights can be read
+    if len(reading.cores) == heads > 1 == len({core.mixed.values for core in reading.cores}):
+        return  # the same, each head on its own
     if heads > 1 and rank <= len(columns) // heads:
         still = any(float(column.abs().max()) < 1e-12 for column in columns)
         if not still or len(contexts) == 1:  # a gate may leave out heads

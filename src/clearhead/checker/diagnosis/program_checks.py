@@ -80,6 +80,28 @@ def softmax_of_one(reading: Reading, verdict: Judgement) -> bool:
     return False
 
 
+def _cut_across(reading: Reading, before: int, verdict: Judgement) -> bool:
+    """Name a reshape before a call that splits the width in front of batch and tokens."""
+    program, source = reading.program, reading.sources[0]
+    texts = reading.values[source.register].shape[source.batch or 0]
+    for index in sorted(program.before(program.calls[before].out[0]) - {before}):
+        call = program.calls[index]
+        read = [r for r in program.sources[index] if r in reading.texts]
+        if call.name not in RESHAPES or not read or call.out[0] not in reading.texts:
+            continue
+        had, has = (tuple(reading.values[r].shape) for r in (read[0], call.out[0]))
+        lost = reading.text_axis(read[0]) == 0 and reading.text_axis(call.out[0]) is None
+        named = lost and has[0] != texts and texts in has[1:] and reading.size[0] in has[1:]
+        if named and len(has) > len(had) and reading.token_axis(read[0]) == 1:
+            evidence = (
+                f"{call.name} {had} -> {has} keeps the order of the numbers: the new first axis "
+                "divides sequences, not the width. The axes must be split in place, then permuted."
+            )
+            verdict.add("split-without-transpose", evidence, call.line)
+            return True
+    return False
+
+
 def across_texts(reading: Reading, verdict: Judgement, before: int | None = None) -> bool:
     """Name the step after which one text changes what comes out for another, if one does.
 
@@ -107,6 +129,8 @@ def across_texts(reading: Reading, verdict: Judgement, before: int | None = None
         if mixed or bool(lost.any()):
             if before is not None and index >= before:
                 return False
+            if _cut_across(reading, index, verdict):
+                return True
             line = program.calls[index].line
             shape = tuple(reading.values[read[0]].shape)
             how = "mixes several sequences" if mixed else "drops some of the sequences"

@@ -369,6 +369,9 @@ def judge_mask(case: Case, subject: Subject) -> None:
         return  # a flag
     tried: dict[str, Judgement] = {}
     doubtful = False
+    of_each_text = _of_each_text(case, subject)
+    if of_each_text:
+        subject = replace(subject, mask_shape=of_each_text)
     for polarity in POLARITIES:
         trial = replace(subject, polarity=polarity)
         out = call(case.session, trial, inputs_for(trial, trial.sizes.tokens))
@@ -402,13 +405,33 @@ def judge_mask(case: Case, subject: Subject) -> None:
                 evidence = f"With a causal mask passed in: {found.evidence}"
                 case.add(found.id, evidence, found.line)
                 return
-    if doubtful:
+    if doubtful or of_each_text:
         return
     if masks_switched_off(subject):
         return
     if all(f.id == "no-causal-mask" for verdict in tried.values() for f in verdict.findings):
         evidence = "A causal mask that is passed in hides nothing, whatever True means."
         case.add("mask-ignored", evidence)
+
+
+def _of_each_text(case: Case, subject: Subject) -> str:
+    """The shape of masks that have a batch axis, where no mask without one runs; else ""."""
+    inputs = inputs_for(subject, subject.sizes.tokens)
+
+    def runs(shape: str) -> bool:
+        trials = (replace(subject, polarity=one, mask_shape=shape) for one in POLARITIES)
+        return any(isinstance(call(case.session, one, inputs), Tensor) for one in trials)
+
+    plain = call(case.session, subject, inputs)
+    if isinstance(plain, Failure) or runs(subject.mask_shape):
+        return ""
+    batch, tokens = inputs[0].shape[:2]
+    for shape, sizes in (("bnn", (batch, tokens, tokens)), ("b1nn", (batch, 1, tokens, tokens))):
+        calm = call(case.session, subject, inputs, mask=torch.ones(sizes, dtype=torch.bool))
+        fits = isinstance(calm, Tensor) and torch.equal(calm, plain)  # nothing is hidden
+        if fits and runs(shape):
+            return shape
+    return ""
 
 
 def _branch_fails(case: Case, subject: Subject) -> None:

@@ -1,6 +1,7 @@
 """What a call leaves behind: an input that was changed in place, or a graph that was kept."""
 
 import re
+from dataclasses import replace
 
 import torch
 
@@ -13,11 +14,12 @@ from clearhead.checker.source.class_text import keeps_something
 
 _POSITIONS = r"pos(ition)?(_?(emb\w*|enc\w*))?$|pos_?emb|pos_?enc"
 _CACHES = r"@\s*(functools\.|ft\.)?(lru_)?cache\b"
+_SCORES = ("b h n n", "1 h n n", "h n n")  # shapes of a bias
 _STATE = r"self\.\w*(cache|past|memory|mems?\b|state)"
 
 
 def changed_inputs(case: Case, subject: Subject, inputs: probes.Inputs) -> None:
-    """Whether the caller's tensors are others after the call; also with positions given."""
+    """Whether the caller's tensors are others after the call; with positions or a bias too."""
     if subject.ids or subject.axes in ("single", *STATES):
         return
     names = [p.name for p in case.info.forward if p.has_default and p.default is None]
@@ -36,6 +38,29 @@ def changed_inputs(case: Case, subject: Subject, inputs: probes.Inputs) -> None:
             evidence = f"After one call{given}, {changed[0]} has changed."
             case.add("changes-its-input", evidence)
             return
+    _changed_bias(case, subject, inputs)
+
+
+def _changed_bias(case: Case, subject: Subject, inputs: probes.Inputs) -> None:
+    """Whether a bias of the scores, which layers may share, is another one after the call."""
+    for parameter in case.info.forward:
+        told = isinstance(parameter.default, bool) or parameter.annotation == "bool"
+        if told or "bias" not in parameter.name.lower():
+            continue
+        others = tuple(pair for pair in subject.feed if pair[0] != parameter.name)
+        for shape in _SCORES:
+            trial = replace(subject, feed=(*others, (parameter.name, f"tensor {shape}")))
+            positional, keywords = arguments_for(trial, handed(trial, inputs), None)
+            got = case.session.forward(positional, keywords)
+            order = [p.name for p in case.info.forward]
+            changed = () if isinstance(got, Failure) else got.changed
+            if parameter.name in (order[n] if isinstance(n, int) else n for n in changed):
+                evidence = (
+                    f"After one call, the {parameter.name} that was passed has changed: the next "
+                    "layer that it is passed to gets another one."
+                )
+                case.add("changes-its-input", evidence)
+                return
 
 
 def _inputs_among(subject: Subject, got: Output) -> list[str]:
