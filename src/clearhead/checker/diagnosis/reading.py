@@ -340,6 +340,14 @@ class Reading:
                 found.append(Core(self, index, *softmax))
         return tuple(found)
 
+    @property
+    def has_softmax(self) -> bool:
+        """Whether there is an attention with a softmax, if perhaps one that cannot be read."""
+        try:
+            return bool(self.cores)
+        except Unreadable:
+            return True
+
     def is_product(self, index: int) -> bool:
         """Whether a call's numbers depend on two tokens, though those of its operands do not."""
         out = self.program.calls[index].out[0]

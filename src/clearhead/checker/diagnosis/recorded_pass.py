@@ -105,7 +105,7 @@ def record(case: Case, subject: Subject) -> Reading:
     try:
         sources = _sources(subject, program, given)
         reading = Reading(program, sources, output)
-        if not reading.cores:
+        if not reading.has_softmax:
             reading = _with_learned_queries(reading) or reading
         return reading
     except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
@@ -209,11 +209,13 @@ def _with_learned_queries(reading: Reading) -> Reading | None:
         calls = [program.calls[i].name for i in program.users.get(register, ())]
         if rows < 0 or "linear" in calls:
             continue
-        trial = Reading(
-            program, (Source(register, None, (rows,)), *reading.sources), reading.output
-        )
+        sources = (Source(register, None, (rows,)), *reading.sources)
+        try:
+            trial = Reading(program, sources, reading.output)
+            operands = [[trial.tokens[r] for r in core.operands] for core in trial.cores]
+        except (NotRunnable, Unreadable):
+            continue  # its rows are no queries
         learned, *given = torch.split(torch.arange(sum(trial.size)), trial.size)
-        operands = [[trial.tokens[r] for r in core.operands] for core in trial.cores]
         if operands and all(
             any(moves[learned].any() for moves in pair)
             and not any(moves[learned].any() and moves[torch.cat(given)].any() for moves in pair)
@@ -274,7 +276,7 @@ def _judged(
     steps = Judgement()
     if normed_over_tokens(reading, steps):
         return steps, None
-    if not reading.cores and softmax_of_one(reading, steps):
+    if not reading.has_softmax and softmax_of_one(reading, steps):
         return steps, None
     try:
         steps = judge(reading, runs, expected)
