@@ -38,7 +38,8 @@ def test_both_pages_carry_the_palette(build):
     themes = [
         (r":root \{", 0),
         (r":root:not\(\[data-theme\]\) \{", 1),
-        (r':root\[data-theme="dark"\] \{', 1),
+        (r':root\[data-theme="dark"\], :root:target \{', 1),
+        (r":root:has\(> body:target\) \{", 0),
     ]
     for selector, theme in themes:
         (rule,) = re.findall(rf"(?:^|>){selector} color-scheme: \w+;(.*) \}}$", text, re.MULTILINE)
@@ -54,7 +55,7 @@ def test_a_changed_colour_reaches_the_page(monkeypatch):
         "clearhead.drawing", html="page.html", css=("page.css",), scripts=(), sources=""
     ).page({"title": "x", "data": ""})
     assert '"scale": [[1, 2, 3], [251, 252, 253]]' in made
-    assert made.count("--accent: #123456;") == 1
+    assert made.count("--accent: #123456;") == 2
     assert made.count("--accent: #abcdef;") == 2
     assert (drawing.shade(0.0), drawing.shade(1.0)) == ("#010203", "#fbfcfd")
 

@@ -268,7 +268,7 @@ def _right(
     how = "step by step" if isinstance(reference, Reference) else "against the formula"
     case.tested = (
         f"tested {how} and at other lengths; numpy has no gradients and no training mode"
-        if subject.built.arrays
+        if subject.built.arrays or case.numpy
         else f"tested {how}, at other lengths, with gradients, in training and in evaluation"
     )
     return case.report()

@@ -89,7 +89,9 @@ def _gradients(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
         id = translate(got, "backward", case.text, subject.sizes) or "backward-fails"
         case.add(id, f"In the backward pass: {got.type}: {got.message}"[:300], got.line)
         return
-    if not out.isfinite().all() or learning.detached(case, subject, inputs, out):
+    if not out.isfinite().all() or learning.through_numpy(case, got[1]):
+        return
+    if learning.detached(case, subject, inputs, out):
         return
     gap = probes.gradient_gap(case.session, subject, inputs, got[1], got[2])
     if gap > 1e-2:

@@ -6,7 +6,7 @@ is a multiple of the other.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -78,6 +78,22 @@ def _gradients(
     return {
         n: torch.zeros_like(weights[n]) if g is None else g.to(weights[n]) for n, g in found.items()
     }
+
+
+def through_numpy(case: Case, gradients: Sequence[Tensor | None]) -> bool:
+    """Whether an adapter passes tensors to numpy code, which has no gradients; a note says so."""
+    if (
+        not case.given
+        or not case.text.has(r"\b(np|numpy)\.")
+        or any(g is not None for g in gradients)
+    ):
+        return False
+    case.numpy = True
+    case.notes.append(
+        "The adapter passes tensors to numpy code, so gradients were not tested. An adapter "
+        "without torch, as --write-adapter creates it, is judged step by step."
+    )
+    return True
 
 
 def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:

@@ -33,6 +33,7 @@ class Case:
         seed: What the sizes, the weights and the inputs are drawn with.
         asked_from: How many questions had got no answer when the examination began.
         dropping: Whether dropout is on in evaluation, so that a pass is read without it.
+        numpy: Whether an adapter passes its tensors to numpy code.
         given: Whether we do not know what it was built with: an object that somebody has built, or
             a class inside an adapter.
     """
@@ -47,6 +48,7 @@ class Case:
     given: bool = False
     doubt: bool = False
     dropping: bool = False
+    numpy: bool = False
     began: float = field(default_factory=time.monotonic)
     tries: int = 0
     how: str = ""
