@@ -3,6 +3,8 @@
 import pytest
 from checker_here import check
 
+SLOW = pytest.mark.slow
+
 LOOPS = """
 import math
 import numpy as np
@@ -45,10 +47,10 @@ def test_loops_over_single_numbers_are_compared_with_the_formula():
     ("old", "new"),
     [
         (" / math.sqrt(len(k[j]))", ""),
-        ("math.sqrt(len(k[j]))", "len(k[j])"),
-        ("range(i + 1)]", "range(i + 1 if i != 4 else i)]"),
-        ("w / total", "w / (total + 0.1)"),
-        ("* v[j] for", "* k[j] for"),
+        pytest.param("math.sqrt(len(k[j]))", "len(k[j])", marks=SLOW),
+        pytest.param("range(i + 1)]", "range(i + 1 if i != 4 else i)]", marks=SLOW),
+        pytest.param("w / total", "w / (total + 0.1)", marks=SLOW),
+        pytest.param("* v[j] for", "* k[j] for", marks=SLOW),
         ("range(len(a))", "range(1, len(a))"),
     ],
 )
@@ -57,6 +59,7 @@ def test_loops_that_compute_something_else_are_not_correct(old, new):
     assert check(LOOPS.replace(old, new)).verdict != "correct"
 
 
+@SLOW
 def test_heads_in_loops_with_an_output_projection():
     output = "self.W_o = np.random.default_rng(4).normal(size=(d_out, d_out))"
     source = LOOPS.replace("d_in, d_out):", "d_in, d_out, n_heads):").replace(
