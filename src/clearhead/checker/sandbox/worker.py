@@ -530,7 +530,7 @@ def serve(reader: int, writer: int) -> None:
     """Answer questions until the parent closes its end."""
     torch.set_num_threads(1)
     # Nobody gives arguments here: those of a program that have a default keep it.
-    vars(argparse)["ArgumentParser"].error = lambda *_: None
+    argparse.ArgumentParser.error = lambda *_: None  # type: ignore[assignment, method-assign]
     home = _getpid()
     name = ""
     worker = Worker(lambda file: file == name, BaseException)
