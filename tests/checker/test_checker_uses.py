@@ -7,6 +7,7 @@ from checker_beyond import FUSED
 from checker_cases import BOOK, HEAD, MINIMAL, NANO, edited
 from checker_here import Here, check
 
+from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.diagnosis.other_uses import order_said
 from clearhead.checker.harness.constructor_arguments import (
     ATTEMPTS,
@@ -457,3 +458,35 @@ class FilmAttention(nn.Module):
     report = check(films)
     assert report.verdict == "error"
     assert "--adapter" in report.findings[0].fix
+
+
+SLOW_AND_FUSED = (
+    HEAD
+    + """\
+class FusedIfThere(nn.Module):
+    def __init__(self, d, heads, length=64):
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.fused = hasattr(F, "scaled_dot_product_attention")
+        if not self.fused:
+            self.register_buffer("past", torch.tril(torch.ones(length, length)))
+
+    def forward(self, x):
+        b, n, d = x.shape
+        q, k, v = (t.view(b, n, self.heads, -1).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        if self.fused:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            y = scores.masked_fill(self.past[:n, :n] == 0, -torch.inf).softmax(-1) @ v
+        return self.proj(y.transpose(1, 2).reshape(b, n, d))
+"""
+)
+
+
+def test_the_branch_for_older_versions_of_torch_is_read_too() -> None:
+    (report,) = check_source(SLOW_AND_FUSED, "file.py")
+    assert report.verdict == "correct", report
+    inverted = edited(SLOW_AND_FUSED, [("== 0", "== 1"), (" * q.shape[-1] ** -0.5", "")])
+    (report,) = check_source(inverted, "file.py")
+    assert {"mask-inverted", "missing-scale"} <= set(found(report)), report

@@ -283,8 +283,9 @@ def _with_other_flags(case: Case, subject: Subject) -> None:
         tried = True
         with suppress(Unreadable):
             steps = judge_steps(case, trial).steps
+            meant = set() if _SAME_FUNCTION.search(trial.switched) else _BY_A_FLAG | SCALES
             for found in steps.findings if steps.wrong else ():
-                if found.is_wrong and found.id not in _BY_A_FLAG | SCALES:
+                if found.is_wrong and found.id not in meant:
                     case.add(found.id, f"When it is {trial.how}: {found.evidence}", found.line)
         if time.monotonic() - began > _PATIENCE:
             break
@@ -375,6 +376,7 @@ def _form(subject: Subject, steps: Judgement) -> Form:
 
 # What another value of a flag may explain: masked=False, scale=False.
 _PATIENCE = 3.0  # seconds
+_SAME_FUNCTION = re.compile(r"(?i)flash|sdpa|fused|efficient|xformers|kernel|scaled_dot|naive|slow")
 _BY_A_FLAG = {"no-causal-mask", "missing-scale", "wrong-scale", "unexplained", "input-ignored"}
 
 

@@ -26,8 +26,9 @@ from clearhead.checker.harness.forward_arguments import (
     shaped_mask,
 )
 from clearhead.checker.harness.repairs import build
-from clearhead.checker.harness.subject import Subject
+from clearhead.checker.harness.subject import Subject, renew
 from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.class_text import switches
 
 MOST = 6
 _NO_FLAGS = ("batch_first", "bias", "rope")  # their other value makes nothing right
@@ -50,8 +51,21 @@ def alternatives(case: Case, subject: Subject) -> Iterator[Subject]:
 
 
 def other_flags(case: Case, subject: Subject) -> Iterator[Subject]:
-    """The class with the other value of each flag, a few at most; see `alternatives`."""
-    return _settled(case, itertools.islice(_flags(case, subject), MOST // 2))
+    """The class with the other value of each flag, a few at most; see `alternatives`.
+
+    Also of attributes on which its code branches, and which no argument sets: `self.flash`.
+    """
+    yield from _settled(case, itertools.islice(_flags(case, subject), MOST // 2))
+    given = {p.name for p in case.info.init}
+    own = {n: v for n, v in subject.built.plain.items() if isinstance(v, bool) and n not in given}
+    for name in [n for n in switches(case.text) if n in own][: MOST // 2]:
+        case.session.switches = {name: not own[name]}
+        trial = replace(
+            subject, switched=name, how=f"{subject.how}; with self.{name} = {not own[name]}"
+        )
+        if renew(case.session, trial):
+            yield trial
+    case.session.switches = {}
 
 
 def _settled(case: Case, trials: Iterable[Subject]) -> Iterator[Subject]:
@@ -121,13 +135,14 @@ def _flags(case: Case, subject: Subject) -> Iterator[Subject]:
     for parameter in sorted(case.info.init, key=lambda p: p.name not in told):
         value = subject.keywords.get(parameter.name, parameter.default)
         if isinstance(value, bool) and meaning_of(parameter.name) not in _NO_FLAGS:
-            yield replace(subject, keywords={**subject.keywords, parameter.name: not value})
+            keywords = {**subject.keywords, parameter.name: not value}
+            yield replace(subject, keywords=keywords, switched=parameter.name)
     for parameter in sorted(case.info.forward, key=lambda p: p.name not in told):
         roles = dict(subject.feed)
         value = {"true": True, "false": False}.get(roles.get(parameter.name, ""), parameter.default)
         if isinstance(value, bool):
             roles[parameter.name] = "false" if value else "true"
-            yield replace(subject, feed=tuple(roles.items()))
+            yield replace(subject, feed=tuple(roles.items()), switched=parameter.name)
 
 
 def _equal_sizes(case: Case, subject: Subject) -> Iterator[Subject]:

@@ -58,6 +58,7 @@ class Subject:
         marks: What a (batch, tokens) argument gets that must be given: one of MARKS, or "".
         texts: How many texts stand in one row, if they are not as many as `sizes` says.
         how: One line on how it was built and called.
+        switched: The flag that has its other value.
         seed: What weights and inputs are drawn with.
     """
 
@@ -80,6 +81,7 @@ class Subject:
     marks: str = ""
     texts: int = 0
     how: str = ""
+    switched: str = ""
     seed: int = 0
 
     @property

@@ -65,7 +65,7 @@ __all__ = [
 
 RESTARTS = 3
 PATIENCE = 5.0  # seconds for a question, where one pass takes next to no time
-NOTHING: Mapping[str, object] = {}
+NOTHING: Mapping[str, Any] = {}
 LIMITS = Limits()
 Answer = TypeVar("Answer")
 
@@ -150,6 +150,7 @@ class Submission(ABC):
     notes: tuple[str, ...] = ()  # on what was left out when the file ran
     missing: tuple[str, ...] = ()  # names that the file imports from modules that are not here
     constants: Mapping[str, object] = NOTHING  # values for such names, from the next build on
+    switches: Mapping[str, bool] = NOTHING  # attributes that get another value when it is built
 
     def __init__(self) -> None:
         self.unanswered: list[Unanswered] = []
@@ -218,6 +219,7 @@ class Submission(ABC):
             "arguments": sent.encode(list(arguments)),
             "keywords": sent.encode(keywords),
             "constants": sent.encode(self.constants),
+            "switches": dict(self.switches),
         }
         return self._get("build", fields, sent.tensors, read_built)
 

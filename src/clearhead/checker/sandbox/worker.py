@@ -205,6 +205,21 @@ def interrupted(seconds: float | None) -> Iterator[None]:
         _set_timer(signal.ITIMER_REAL, 0)
 
 
+@contextlib.contextmanager
+def without_sdpa() -> Iterator[None]:
+    """PyTorch as it was before its fused attention: `hasattr(F, "scaled_dot_product_attention")`.
+
+    A class that asks so makes what its own code needs in place of it.
+    """
+    functional = nn.functional
+    fused = functional.scaled_dot_product_attention
+    del functional.scaled_dot_product_attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = fused
+
+
 class Known(NamedTuple):
     """A class that can be built, the lines where it is written, and what builds it."""
 
@@ -225,6 +240,7 @@ class Worker:
     def __init__(self, own: Callable[[str], bool], catch: type[BaseException]) -> None:
         self.own = own
         self.catch = catch
+        self.alone = catch is BaseException  # in its process
         self.known: dict[str, Known] = {}
         self.built: object = None
         self.arrays = False  # it computes with numpy
@@ -330,10 +346,12 @@ class Worker:
         arguments: list[Any],
         keywords: Header,
         constants: Header | None = None,
+        switches: Header | None = None,
     ) -> tuple[Header, Tensors]:
         """Make an object of a class; the random start values are always the same ones.
 
-        `constants` are values for names that the file imports from a module that is not here.
+        `constants` are values for names that the file imports from a module that is not here,
+        `switches` those of attributes once it is built.
         """
         for known, value in (constants or {}).items():
             if is_stand_in(self.space.get(known)) or known in self.stood_in:
@@ -344,9 +362,12 @@ class Worker:
         _seed(0)
         Config.homes = tuple(k.cls for k in self.known.values() if not issubclass(k.cls, Module))
         self.built, self.held = None, {}
-        self.built = self.known[name].make(
-            *revive(arguments, tensors), **{key: revive(v, tensors) for key, v in keywords.items()}
-        )
+        with without_sdpa() if switches and self.alone else contextlib.nullcontext():
+            self.built = self.known[name].make(
+                *revive(arguments, tensors), **{n: revive(v, tensors) for n, v in keywords.items()}
+            )
+        for attribute, value in (switches or {}).items():
+            setattr(self.built, attribute, value)
         return self.do_describe(tensors)
 
     def do_demonstrate(self, tensors: Tensors, body: str) -> tuple[Header, Tensors]:

@@ -299,6 +299,16 @@ def keeps_something(text: Text) -> bool:
     )
 
 
+def switches(text: Text) -> list[str]:
+    """The attributes that decide outside __init__ which code runs: `if self.flash: ...`."""
+    methods = [n for n in ast.walk(text.tree) if isinstance(n, ast.FunctionDef)]
+    inside = (n for one in methods if one.name != "__init__" for n in ast.walk(one))
+    tests = [n.test for n in inside if isinstance(n, ast.If | ast.IfExp)]
+    read = [n for test in tests for n in ast.walk(test) if isinstance(n, ast.Attribute)]
+    own = [n.attr for n in read if isinstance(n.value, ast.Name) and n.value.id == "self"]
+    return list(dict.fromkeys(own))
+
+
 _NEW = {"masked_fill", "where", "masked_scatter", "add", "mul", "tril", "triu"}
 
 
