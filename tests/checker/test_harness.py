@@ -592,6 +592,49 @@ def test_pooling_is_not_judged():
 
 
 def test_a_call_that_the_checker_chose_is_said_to_be_so():
-    source = IMPORTS + attention("d", "x", "pass", "s = s + x.new_zeros(99)")
+    source = IMPORTS + attention("d", "x", "pass", "s = s + x.new_zeros(99, 98)")
     (report,) = check_source(source, "file.py")
     assert "The checker chose this call: built with d=15; called with x." in report.findings[0].fix
+
+
+_FULL_IN_FLOAT32 = """
+class CausalAttention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5
+        least = torch.finfo(scores.dtype).min
+        scores = scores + torch.full((x.shape[1], x.shape[1]), least).triu(1)
+        return scores.softmax(-1) @ self.v(x)
+"""
+_PADDING_MUST_BE_GIVEN = """
+class CrossAttention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, queries, keys, key_padding):
+        scores = self.q(queries) @ self.k(keys).mT / queries.shape[-1] ** 0.5
+        hidden = key_padding.unsqueeze(1).expand_as(scores)
+        scores = torch.where(hidden, torch.full_like(scores, -1e30), scores)
+        return scores.softmax(-1) @ self.v(keys)
+"""
+_NINE_TOKENS = """
+class GridAttention(nn.Module):
+    side = 3
+
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.bias = nn.Parameter(torch.zeros(self.side**2, self.side**2))
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5 + self.bias
+        return scores.softmax(-1) @ self.v(x)
+"""
+@pytest.mark.parametrize("source", [_FULL_IN_FLOAT32, _PADDING_MUST_BE_GIVEN, _NINE_TOKENS])
+def test_how_a_class_must_be_called_is_found(source):
+    report = check(IMPORTS + source)
+    assert report.verdict == "correct", report

@@ -176,7 +176,6 @@ class MaskCheck(AttentionStep):
 
     def _pair_table(self, tokens: int) -> bool:
         """Whether a parameter has a number for each pair of tokens."""
-        widths = {self.reading.values[r].shape[-1] for r in self.core.operands}
         names = self.program.parameters
         beside = {
             r
@@ -190,7 +189,7 @@ class MaskCheck(AttentionStep):
         }
         shapes = [self.program.weights[names[r]].shape for r in beside]
         return any(
-            len(shape) >= 2 and min(shape[-2:]) >= tokens and not set(shape[-2:]) & widths
+            len(shape) >= 2 and min(shape[-2:]) >= tokens and self.core.head_dim not in shape[-2:]
             for shape in shapes
         )
 
