@@ -134,6 +134,11 @@ def _length(call: Call) -> float:
     return abs((end - start) / step) if step else math.inf
 
 
+def _repeats_told(call: Call) -> bool:
+    """Whether repeat_interleave gets its repeats as a whole number, and not as a tensor."""
+    return isinstance(call.kwargs.get("repeats", (*call.args, None, None)[1]), int)
+
+
 def function_of(call: Call) -> Callable[..., Any]:
     """The function that a call names."""
     if call.name not in _COMPUTES:
@@ -318,12 +323,13 @@ class Program:
         sizes = [max(tensor.numel(), 1) for tensor in tensors]
         everything = (*call.args, *call.kwargs.values())
         integers = [max(abs(n), 1) for v in everything for n in _integers(v)]
-        mentioned = sum(1 for value in everything for _ in registers_in(value))
         largest: float = math.prod(integers)
         if call.name in ("arange", "linspace"):
             largest = _length(call)
-        elif call.name == "repeat_interleave" and mentioned != 1:
-            raise NotRunnable("repeat_interleave with numbers from a tensor")
+        elif call.name == "repeat_interleave" and not _repeats_told(call):
+            if tensors[-1].is_floating_point():
+                raise NotRunnable("repeat_interleave with a fraction of repeats")
+            largest = sizes[0] * float(tensors[-1].to(torch.float64).clamp_min(1).sum())
         elif call.name in ("linear", "embedding") and len(tensors) > 1 and tensors[1].ndim:
             largest = sizes[0] * max(tensors[1].shape)
         elif call.name in ("conv1d", "conv2d", "conv3d") and len(tensors) > 1 and tensors[1].ndim:
