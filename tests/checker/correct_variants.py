@@ -1,6 +1,6 @@
-"""Right attention in unusual styles, with the traps that look like mistakes."""
+"""Correct attention in unusual styles, including code that looks like a mistake."""
 
-# ruff: noqa: E501 - strangers write long lines, and the edits must match them
+# ruff: noqa: E501 - submissions have long lines, and the edits must match them
 
 from planted_mistakes import BOOK, HEAD, MINIMAL, NANO, WRAPPER, edited
 

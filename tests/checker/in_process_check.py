@@ -1,4 +1,4 @@
-"""A file's class, checked in this process: quicker than in one of its own."""
+"""Check a class in this process, which is faster than in a separate one."""
 
 from clearhead.checker.diagnosis.class_check import check_class
 from clearhead.checker.report import Report
@@ -8,7 +8,7 @@ from clearhead.checker.source.class_choice import choose
 
 
 class Here(InProcess):
-    """A file's classes, asked in this process."""
+    """The classes of a file, run in this process."""
 
     def __init__(self, source: str) -> None:
         Submission.__init__(self)

@@ -1,4 +1,4 @@
-"""Mistakes planted in our own code, to prove that our tests see them.
+"""Mistakes planted in our own code, to prove that our tests catch them.
 
 A plant is an edit: a text that occurs exactly once in a module of this package, and what to write
 instead. `catalogue/test_catalogue.py` plants them one by one in a copy, and each must turn a test

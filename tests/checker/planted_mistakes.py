@@ -1,6 +1,6 @@
-"""Attention classes as strangers write them: three styles, each mistake planted, and right ones."""
+"""Attention classes in three common styles, with each mistake of the catalogue planted in them."""
 
-# ruff: noqa: E501 - strangers write long lines, and the edits must match them
+# ruff: noqa: E501 - submissions have long lines, and the edits must match them
 
 HEAD = "import math\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n"
 
@@ -403,7 +403,7 @@ WRAPPER = HEAD + _HEADS
 
 
 def edited(source: str, edits: Edits) -> str:
-    """The source with the changes made; each old text must be there."""
+    """The source after the edits; each old text must occur in it."""
     for old, new in edits:
         assert old in source, f"not in the source: {old}"
         source = source.replace(old, new)
@@ -414,7 +414,7 @@ def planted(id: str, style: str) -> str:
     return edited(STYLES[style], PLANTED[id][style])
 
 
-# Files whose mistake has a shape of its own.
+# Mistakes that need a whole file of their own.
 SPECIAL: dict[str, tuple[str, str, str]] = {
     "concat-on-wrong-axis": (
         "concat-on-wrong-axis", "MultiHeadAttentionWrapper",

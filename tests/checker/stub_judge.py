@@ -1,4 +1,4 @@
-"""Stand-ins for the checker: workers import them by name, so they have a module of their own."""
+"""A stand-in for the checker, in its own module because workers import it by name."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from clearhead.checker.report import Finding, Form, Report
 
 
 def mark(folder: Path, **options: object) -> int:
-    """Mark a folder with the stand-in below."""
+    """Check a folder with the stand-in below."""
     return runner.check(str(folder), runner.Options(**options), judge=judge)
 
 

@@ -1,4 +1,4 @@
-"""A whole class: two hundred submissions, two at a time, every one with its row.
+"""A whole class: two hundred submissions, two at a time, each with its row.
 
 python tests/checker/test_whole_class.py benchmarks/results/check-cpu-200.json     measures it
 """
@@ -23,12 +23,12 @@ from clearhead.checker.catalogue import find
 from clearhead.checker.classroom import check_command as runner
 
 STUDENTS = 200
-STRANGERS = sorted((Path(__file__).parent / "submissions").glob("[0-9]*.py"))
-HEAVY = ("transformers", "timm")  # imports that take longer than the check
+SUBMISSIONS = sorted((Path(__file__).parent / "submissions").glob("[0-9]*.py"))
+HEAVY = ("transformers", "timm")  # importing these takes longer than the check
 
 
 def submissions() -> Iterator[tuple[str, str]]:
-    """Distinct files, and the verdict that each must get ("" where it is not told here)."""
+    """Distinct files, each with its expected verdict ("" if any is accepted)."""
     wrong = [
         (planted(id, style), "wrong" if find(id).severity == "wrong" else "correct")
         for id, styles in PLANTED.items()
@@ -36,14 +36,14 @@ def submissions() -> Iterator[tuple[str, str]]:
     ]
     right = [(text, "correct") for text in (*RIGHT.values(), *UNUSUAL.values())]
     beyond = [(text, "wrong") for _, text in BEYOND.values()]
-    strangers = [(file.read_text(encoding="utf-8"), "") for file in STRANGERS]
-    for text, verdict in (*strangers, *right, *beyond, *wrong):
+    others = [(file.read_text(encoding="utf-8"), "") for file in SUBMISSIONS]
+    for text, verdict in (*others, *right, *beyond, *wrong):
         if not any(name in text for name in HEAVY):
             yield text, verdict
 
 
 def write_class(folder: Path, students: int = STUDENTS) -> dict[str, str]:
-    """Write the submissions; give back the verdict that each must get."""
+    """Write the submissions; return their expected verdicts."""
     expected = {}
     every = STUDENTS // students  # fewer students: a sample of all
     for number, (text, verdict) in enumerate(islice(submissions(), 0, STUDENTS, every)):
@@ -76,7 +76,7 @@ def test_two_hundred_submissions_all_get_their_row(tmp_path, capsys):
     assert not other
     errors = [name for name, row in rows.items() if row["verdict"] == "error"]
     assert [name for name in errors if expected[name]] == []
-    assert len(errors) <= 5  # strangers' files that are not understood: see test_strangers.py
+    assert len(errors) <= 5  # submissions that are not understood: see test_submissions.py
     before = (tmp_path / "marks.csv").read_bytes()
     mark(folder, tmp_path / "marks.csv")
     assert (tmp_path / "marks.csv").read_bytes() == before
@@ -84,7 +84,7 @@ def test_two_hundred_submissions_all_get_their_row(tmp_path, capsys):
 
 
 def measure(students: int = STUDENTS) -> dict[str, object]:
-    """One run over the class."""
+    """Run the checker once over the class and time it."""
     from clearhead import timing
 
     with tempfile.TemporaryDirectory() as place:

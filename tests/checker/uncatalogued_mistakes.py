@@ -1,6 +1,6 @@
-"""Mistakes that are in no list, and right classes of unusual form."""
+"""Mistakes that are not in the catalogue, and correct classes of unusual form."""
 
-# ruff: noqa: E501 - strangers write long lines, and the edits must match them
+# ruff: noqa: E501 - submissions have long lines, and the edits must match them
 
 from planted_mistakes import BOOK, HEAD, MINIMAL, edited
 
@@ -188,7 +188,7 @@ UNUSUAL: dict[str, str] = {
     "a mask that must be given, 1 = hide": _REQUIRED,
     "a mask that must be given, 1 = keep": edited(_REQUIRED, [("mask.bool()", "mask == 0")]),
     "queries and keys normed": edited(FUSED, [("        self.proj", "        self.qn, self.kn = nn.LayerNorm(dim // num_heads), nn.LayerNorm(dim // num_heads)\n        self.proj"), ("        match = (q", "        q, k = self.qn(q), self.kn(k)\n        match = (q")]),
-    "padding, True = filling": edited(FUSED, [("def forward(self, x):", "def forward(self, x, key_padding_mask=None):"), ("        match = match.softmax", "        if key_padding_mask is not None:\n            match = match.masked_fill(key_padding_mask[:, None, None], float('-inf'))\n        match = match.softmax")]),
+    "padding mask, True = padded": edited(FUSED, [("def forward(self, x):", "def forward(self, x, key_padding_mask=None):"), ("        match = match.softmax", "        if key_padding_mask is not None:\n            match = match.masked_fill(key_padding_mask[:, None, None], float('-inf'))\n        match = match.softmax")]),
     "padding, 1 = real as it says": edited(FUSED, [("def forward(self, x):", "def forward(self, x, pad_mask=None):  # 1 = real token"), ("        match = match.softmax", "        if pad_mask is not None:\n            match = match.masked_fill(pad_mask[:, None, None] == 0, float('-inf'))\n        match = match.softmax")]),
     "lazy": edited(MINIMAL, [(f"self.W_{c} = nn.Linear(d, d, bias=bias)", f"self.W_{c} = nn.LazyLinear(d, bias=bias)") for c in "qkv"]),
     "learned scale": edited(MINIMAL, [("self.drop = nn.Dropout(p)", "self.drop = nn.Dropout(p)\n        self.temp = nn.Parameter(torch.ones(1))"), ("math.sqrt(self.dk)", "(math.sqrt(self.dk) * self.temp.exp())")]),
@@ -197,13 +197,13 @@ UNUSUAL: dict[str, str] = {
     "dropped at the output too": edited(MINIMAL, [("return self.proj(y)", "return self.drop(self.proj(y))")]),
 }  # fmt: skip
 
-# Right, and weights from elsewhere do not fit.
+# Correct, but weights from elsewhere do not fit.
 SHARED = HEAD + _SHARED
 
-# Nothing says whether this one may see the future.
+# Nothing in it says whether it is causal.
 MAYBE_CAUSAL = _BLOCK_SIZE
 
-# A flag that is off, the same given to PyTorch, and a flag of a class whose mask comes from outside.
+# A flag that is off, the same passed to PyTorch, and a flag of a class whose mask is an argument.
 _OFF = edited(FUSED, [("        self.proj", "        self.is_causal = False\n        self.proj")])
 NO_SIGNS = (
     _OFF,
@@ -224,7 +224,7 @@ NO_SIGNS = (
     ),
 )  # fmt: skip
 
-# Attention, and something else beside it.
+# Attention beside another layer.
 CONVOLVED = edited(
     FUSED,
     [

@@ -1,4 +1,4 @@
-"""The tests can fail: each mistake of the catalogue, planted in our own code, turns one red.
+"""Each mistake of the catalogue, planted in our own code, makes a test fail.
 
 A plant is put into a copy of the package, and the core of the suite is run on that copy in a
 process of its own. These processes are forked from one that has already imported torch and
@@ -26,17 +26,17 @@ PACKAGE = ROOT / "src" / "clearhead"
 
 LADDER = ["tests/test_ladder.py"]
 MASKS = ["tests/masks/test_masks.py"]
-# Without the tests of memory and of many draws, which take long.
+# Without the tests of memory use and of many random draws, which take long.
 KERNELS = ["tests/kernels/test_kernels.py", "-k", "not queries_by_keys and not right_share"]
 DRAWS = ["tests/kernels/test_kernels.py", "-k", "right_share"]
-# Without compilation and the errors' wording.
+# Without the tests of compilation and of error messages.
 ATTENTION = [
     "tests/test_attention.py",
     "-k",
     "equals_the_ladder or equals_lists or cached or checkpoints or padded or dropout",
 ]
 
-# What is run for a plant in a module, until something is red.
+# The tests to run for an edit in each module, until one fails.
 STAGES = {
     "ladder": [LADDER, ATTENTION],
     "masks.mask": [MASKS],
@@ -143,7 +143,7 @@ def test_planted_mistake_turns_the_suite_red(
 
 @pytest.mark.parametrize(("mistake", "plant"), PLANTS)
 def test_every_plant_fits_the_code_of_today(mistake: Mistake, plant: Plant, tmp_path: Path) -> None:
-    """So that a change of the code is noticed at once, not in the slow tests."""
+    """Edits that no longer fit the code are noticed here, and not only in the slow tests."""
     name = plant.module.replace(".", "/")
     file = PACKAGE / f"{name}.py"
     file = file if file.exists() else PACKAGE / name / "__init__.py"
@@ -155,13 +155,13 @@ def test_every_plant_fits_the_code_of_today(mistake: Mistake, plant: Plant, tmp_
 
 @pytest.mark.slow
 def test_without_a_plant_the_suite_is_green(copy: Path, suite: Suite) -> None:
-    """Else red would say nothing about the plants."""
+    """Otherwise a failing test would prove nothing about the planted mistake."""
     for tests in (LADDER, MASKS, KERNELS, DRAWS, ATTENTION):
         status, text = suite(copy, tests)
         assert status == pytest.ExitCode.OK, text
 
 
-# Their evidence is the hint, and their fix depends on the case.
+# Their evidence serves as the hint, and their fix depends on the case.
 VERDICTS = {mistake.id for mistake in FAMILIES[-1].mistakes}
 
 

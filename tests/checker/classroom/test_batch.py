@@ -1,4 +1,4 @@
-"""Many submissions: nothing lost, nothing run twice, and one bad file harms no other."""
+"""Checking a folder: no row is lost, no file runs twice, a bad file affects only its own row."""
 
 import csv
 import json
@@ -95,7 +95,7 @@ def test_the_files_that_were_written_are_named(classroom, tmp_path, capsys):
 
 
 def test_without_a_terminal_lines_say_how_far_it_is(classroom, tmp_path, capsys):
-    """Two hundred files in a job of the night's showed nothing for minutes."""
+    """A batch job writes progress lines, since it has no terminal for a progress bar."""
     mark(classroom, csv=tmp_path / "marks.csv")
     lines = capsys.readouterr().err.splitlines()
     assert lines[:-1] == [f"{n} of 7 checked" for n in range(1, 8)]
@@ -107,7 +107,7 @@ def test_without_a_terminal_lines_say_how_far_it_is(classroom, tmp_path, capsys)
 
 
 def test_the_note_of_a_crash_is_its_last_line(tmp_path):
-    """The whole traceback stood there, with its line ends written out as \\n."""
+    """Not the whole traceback, whose line breaks would be escaped."""
     evidence = 'File "a.py", line 9, in __init__\n    x()\n    ^\nNameError: no x\n'
     found = Finding("cannot-run", "wrong", "It failed.", evidence, "", 9)
     answer = {"reports": [Report("a.py", "", "error", (found,)).to_json()]}
@@ -116,7 +116,7 @@ def test_the_note_of_a_crash_is_its_last_line(tmp_path):
 
 
 def test_where_nothing_was_judged_there_is_no_severity(classroom, tmp_path):
-    """A file that could not be run had the severity "wrong" in the CSV file."""
+    """A file that could not be run must not have the severity "wrong" in the CSV file."""
     marks = tmp_path / "marks.csv"
     mark(classroom, csv=marks)
     rows = rows_in(marks)
@@ -132,7 +132,7 @@ def test_it_goes_on_where_it_was_interrupted(classroom, tmp_path, monkeypatch, c
     assert len(log_of(log)) == 7
     whole = marks.read_bytes()
     lines = whole.splitlines(keepends=True)
-    # The power failed while the last row was written.
+    # As after a power failure while the last row was written.
     marks.write_bytes(b"".join(lines[:-1]) + lines[-1][:9])
     lost = next(csv.reader([lines[-1].decode()]))[0].removeprefix("'")
     log.unlink()
@@ -155,7 +155,7 @@ def test_a_changed_file_is_judged_again_and_keeps_one_row(classroom, tmp_path, m
 
 
 def test_changed_rules_judge_again(classroom, tmp_path, monkeypatch, capsys):
-    """A new policy or adapter used to leave the old marks as they were."""
+    """A new policy or adapter makes the old marks invalid."""
     marks, log = tmp_path / "marks.csv", tmp_path / "log"
     monkeypatch.setenv("STUB_LOG", str(log))
     rules, adapter = tmp_path / "policy.toml", tmp_path / "adapter.py"
@@ -205,10 +205,10 @@ def test_an_interruption_without_a_csv_says_that_nothing_is_kept(classroom, monk
     assert "Stopped: 0 of 7 checked. Nothing is kept: with --csv FILE" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("torn", ["", "fi", ",".join(HEAD)])
-def test_a_torn_head_is_repaired(torn, tmp_path):
+@pytest.mark.parametrize("start", ["", "fi", ",".join(HEAD)])
+def test_an_incomplete_header_is_repaired(start, tmp_path):
     path = tmp_path / "marks.csv"
-    path.write_text(torn, encoding="utf-8")
+    path.write_text(start, encoding="utf-8")
     Marks(path).close()
     assert path.read_text(encoding="utf-8") == ",".join(HEAD) + "\n"
 
@@ -254,7 +254,7 @@ def test_a_worker_that_hangs_is_ended(tmp_path):
 
 
 def test_a_file_is_judged_on_one_thread():
-    """On a busy machine, threads that wait for each other took three times as long."""
+    """On a busy machine, threads that wait for each other take three times as long."""
     import torch
 
     before = torch.get_num_threads()
@@ -299,7 +299,7 @@ def test_a_notebook_is_read(tmp_path, capsys):
 
 
 def notebook(path: Path, *cells: tuple[str, int | None]) -> Path:
-    """A notebook with a heading before its cells of code, each with its number In[..]."""
+    """A notebook: a heading, then code cells, each with its execution count."""
     made = [{"cell_type": "markdown", "source": ["# Title"]}]
     for text, count in cells:
         source = text.splitlines(keepends=True)
@@ -576,7 +576,7 @@ class SelfAttention(nn.Module):
 
 
 def test_the_real_checker_from_file_to_mark(tmp_path, capsys):
-    """Everything together, in processes of their own: a mark, a crash, an adapter."""
+    """End to end, each file in its own process: a mark, a crash, an adapter."""
     folder = tmp_path / "submissions"
     folder.mkdir()
     (folder / "wrong.py").write_text(WRONG, encoding="utf-8")

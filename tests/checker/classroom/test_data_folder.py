@@ -1,4 +1,4 @@
-"""`--data DIR` and modules beside a submission, as `clearhead check` passes them on."""
+"""`--data DIR`, and modules in the same folder as a submission."""
 
 from pathlib import Path
 
@@ -78,7 +78,7 @@ def test_too_much_data_is_refused(data, monkeypatch):
 
 
 def noted(source, file, only=None, adapter=None, siblings=None, data=""):
-    """A judge that notes what it gets."""
+    """A judge that records its arguments."""
     seen.append((Path(file).name, sorted(siblings or {}), Path(data).name))
     return []
 
@@ -116,7 +116,7 @@ def test_in_a_folder_of_submissions_only_an_own_folder_is_reached(data, tmp_path
     again = {
         row.file: row.sha256 for row, _ in batch.run([root / "alice" / "a.py"], root, check=none)
     }
-    assert rows != again  # a row is made anew when a module beside it changes
+    assert rows != again  # a row is updated when a module in its folder changes
 
 
 def none(source, file, only=None, adapter=None, siblings=None, data=""):

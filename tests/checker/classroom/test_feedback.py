@@ -1,4 +1,4 @@
-"""Feedback: one readable file per submission, written safely, with nothing that acts."""
+"""Feedback: one readable file per submission, written safely, with all user text escaped."""
 
 import os
 import re
@@ -139,12 +139,12 @@ def test_feedback_that_is_missing_or_outdated_is_written_again(subs, tmp_path, m
 
     everything = ["anna.py", "cleo.py", "zoe/hw.py"]
     mark(subs, csv=marks)
-    assert judged() == everything  # there are rows, and no feedback
+    assert judged() == everything  # there are rows, but no feedback
     assert judged() == []
     (folder / "anna.py.html").unlink()
     assert judged() == ["anna.py"]
     (subs / "anna.py").write_text("# correct\n", encoding="utf-8")
-    mark(subs, csv=marks)  # the row is new, the feedback is not
+    mark(subs, csv=marks)  # the row is newer than the feedback
     assert judged() == ["anna.py"]
     assert judged(hint=True) == everything
 
@@ -173,7 +173,7 @@ def test_names_are_safe(file, tmp_path):
     name = feedback.name_for(file)
     assert re.fullmatch(r"[^\x00-\x1f/\\:*?\"<>|]+", name)
     assert not name.startswith(".")
-    (tmp_path / f"{name}.html").write_bytes(b"")  # neither too long nor reserved here
+    (tmp_path / f"{name}.html").write_bytes(b"")  # neither too long nor reserved
     assert len(os.listdir(tmp_path)) == 1
 
 

@@ -1,4 +1,4 @@
-"""Files made to harm the checker itself: one of them is a row, and never the end of the others."""
+"""Files made to harm the checker: each gets a row, and the others are still checked."""
 
 import csv
 import os
@@ -40,12 +40,12 @@ def rows_in(path: Path) -> list[list[str]]:
         return list(csv.reader(file))[1:]
 
 
-# What a name in a folder of submissions can be
+# Kinds of entries in a folder of submissions
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes with names")
 def test_a_pipe_and_a_file_of_a_terabyte_are_rows(tmp_path):
-    """The pipe stopped everything for ever, the file took all memory."""
+    """Opening the pipe would block forever, and reading the file would exhaust memory."""
     os.mkfifo(tmp_path / "a.py")
     with (tmp_path / "b.py").open("wb") as file:
         file.truncate(1 << 40)
@@ -62,7 +62,7 @@ def test_a_pipe_and_a_file_of_a_terabyte_are_rows(tmp_path):
 
 @pytest.fixture
 def deep(tmp_path):
-    """A folder with more folders inside each other than Python's own functions take."""
+    """Folders nested more deeply than Python's recursive functions can handle."""
     place = os.open(tmp_path, os.O_RDONLY)
     for _ in range(1100):
         os.mkdir("d", dir_fd=place)
@@ -75,7 +75,7 @@ def deep(tmp_path):
 
 
 def test_what_is_too_deep_is_endless_and_can_be_removed(deep):
-    """Who watched a submission that made such folders ended, and its limits with it."""
+    """Otherwise the process that enforces the limits would crash on such folders."""
     assert sum(usage.size_of(str(deep))) >= 1 << 60
     usage.remove(str(deep / "d"))
     assert list(deep.iterdir()) == []
@@ -126,7 +126,7 @@ def test_an_error_about_one_file_is_its_row(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["punycode", "rot13", "utf-7", "unicode_escape"])
 def test_a_strange_encoding_is_refused(name, tmp_path):
-    """Of 1.7 MB in punycode every letter is put in its place: hours."""
+    """Decoding 1.7 MB of punycode takes hours."""
     file = tmp_path / "a.py"
     file.write_bytes(f"# coding: {name}\n".encode() + b"x" * 1_700_000)
     with pytest.raises(ValueError, match=r"its encoding is .*; save it as UTF-8"):
@@ -159,7 +159,7 @@ def row(file: str, note: str = "", cls: str = "A") -> Row:
 
 
 def test_a_long_cell_does_not_spoil_the_file(tmp_path):
-    """300 classes with long names made a file of marks that the next run could not read."""
+    """300 classes with long names must not give a marks file that the next run cannot read."""
     path = tmp_path / "marks.csv"
     marks = Marks(path)
     marks.add(row("a.py", note="x" * 200_000, cls="A" * 150_000))
@@ -183,7 +183,7 @@ NAMES = ["=x.py", "'=x.py", "''=x.py", "a\nb.py", "a\\nb.py", "a\\\\nb.py", " =x
 
 
 def test_every_file_has_a_row_of_its_own(tmp_path):
-    """`=x.py` and `'=x.py` had one: the mark of one student stood for two."""
+    """`=x.py` and `'=x.py` are different files: one student's mark must not stand for two."""
     path = tmp_path / "marks.csv"
     marks = Marks(path)
     for name in NAMES:
@@ -225,12 +225,12 @@ def test_the_row_of_a_name_that_no_file_can_have_is_gone(tmp_path):
     ],
 )
 def test_no_part_of_a_cell_is_a_formula(cell, safe):
-    """Where `;` divides cells, what follows one is a cell of its own."""
+    """In locales where `;` separates cells, the text after one starts a new cell."""
     assert guarded(cell) == safe
 
 
 def test_marks_among_the_submissions_are_refused(tmp_path):
-    """A student's own marks.csv, with the right sha256, was believed."""
+    """A student could submit a marks.csv with the right sha256."""
     folder = tmp_path / "subs"
     (folder / "inner").mkdir(parents=True)
     (folder / "a.py").write_text("# wrong x\n", encoding="utf-8")
@@ -245,7 +245,7 @@ def test_the_page_says_how_the_files_were_run():
     assert "Contained by &lt;x&gt;." in page.html([], contained="Contained by <x>.")
 
 
-# Names that a class gives itself
+# Names that a submission chooses
 
 
 HONEST = """
@@ -276,14 +276,14 @@ class MyAttention(nn.Module):
     ],
 )
 def test_a_name_is_not_a_pattern(line):
-    """A name of an attribute was read as a regular expression: it hung, or was none."""
+    """The name of an attribute must not be used as a regular expression."""
     with runner._patient(Path("a.py"), 60):
         (report,) = check_source(HONEST.replace("SET", line), "a.py")
     assert "wrong-scale" in [found.id for found in report.findings]
 
 
 def test_blank_lines_take_no_time():
-    """Two megabytes of them took hours."""
+    """Two megabytes of blank lines must not take hours."""
     source = HONEST.replace("SET", "pass" + "\n" * 2_000_000)
     began = time.monotonic()
     assert _default_in(source, "d_in") is None
@@ -312,7 +312,7 @@ def test_one_file_has_the_patience_of_many(tmp_path, monkeypatch, capsys):
             )
         )
     )
-    thread.start()  # no signals there: it runs all the same
+    thread.start()  # there are no signals in a thread: it runs all the same
     thread.join()
     assert seen == [0]
 
@@ -341,7 +341,7 @@ BAD = "x\nimport os"
     ],
 )  # fmt: skip
 def test_names_from_the_other_side_are_names(changes):
-    """They are written into an adapter, which the teacher runs."""
+    """Names are written into an adapter, which the teacher runs."""
     assert answers.read_classes(class_answer(), {})[0].name == "A"
     with pytest.raises(Forged, match="expected a name as Python allows it"):
         answers.read_classes(class_answer(**changes), {})
@@ -377,7 +377,7 @@ class MyAttention(nn.Module):
 
 
 def test_a_parameter_without_numbers_is_refused():
-    """It took nothing in the submission's process, and 2.4 GB in the checker's own."""
+    """It would take no memory in the submission's process, and 2.4 GB in the checker's."""
     namespace: dict = {}
     exec(META, namespace)
     with InProcess(namespace["MyAttention"]) as session:
@@ -406,7 +406,7 @@ def test_where_nothing_can_be_held_in_the_command_says_so(tmp_path, monkeypatch,
     from clearhead.checker.sandbox import process as sandbox
 
     def refuse(first: str) -> None:
-        raise RuntimeError("A stranger's code runs only where it can be held in.")
+        raise RuntimeError("A submission's code runs only where it can be held in.")
 
     monkeypatch.setattr(sandbox, "choose_way", refuse)
     (tmp_path / "a.py").write_text("class A: ...\n", encoding="utf-8")
@@ -414,4 +414,4 @@ def test_where_nothing_can_be_held_in_the_command_says_so(tmp_path, monkeypatch,
         with pytest.raises(SystemExit) as end:
             cli.main(["check", str(tmp_path / "a.py"), *words])
         assert end.value.code == 2
-        assert capsys.readouterr().err.startswith("Error: A stranger's code runs only where")
+        assert capsys.readouterr().err.startswith("Error: A submission's code runs only where")

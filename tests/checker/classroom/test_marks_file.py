@@ -1,4 +1,4 @@
-"""What a teacher reads: the summary, the page, and the rows of files that come and go."""
+"""The teacher's summary, page and marks file, also when files are added, renamed or removed."""
 
 import csv
 import html
@@ -70,7 +70,7 @@ ROWS = [
 
 
 def test_with_hint_the_page_has_no_fixes(subs, tmp_path):
-    """The page to project printed the fixes, and the ids that give the cause away."""
+    """The projected page must show neither fixes nor ids, which give the cause away."""
     file = tmp_path / "class.html"
     mark(subs, html=file)
     known = {mistake.id: mistake for mistake in MISTAKES}
@@ -95,7 +95,7 @@ def test_with_hint_the_summary_names_no_cause():
 
 
 def test_a_hint_says_what_the_assignment_asks_for():
-    """For a file without the class the hint was only "Found: none."."""
+    """For a file without the class, "Found: none." alone would not help."""
     made = Policy(cls="MultiHead*", causal=True)
     (report,) = made.judge("f.py", [])
     text = drawing.plain(report.draw(hint=True), width=200)
@@ -112,13 +112,13 @@ def test_a_hint_says_what_the_assignment_asks_for():
 
 
 def test_a_file_that_is_gone_is_not_counted_and_is_named(subs, tmp_path, capsys):
-    """After `rm subs/anna.py` there were "5 of 5 judged before" and then "6 submissions"."""
+    """After `rm subs/anna.py`, all counts must agree: 5 submissions, not 6."""
     marks, file = tmp_path / "marks.csv", tmp_path / "class.html"
     assert mark(subs, csv=marks) == 1
     before = names_in(marks)
     (subs / "anna.py").unlink()
     capsys.readouterr()
-    assert mark(subs, csv=marks, html=file) == 2  # nothing wrong is left
+    assert mark(subs, csv=marks, html=file) == 2  # no wrong submission is left
     out, err = capsys.readouterr()
     assert "3 submissions: 2 correct" in out
     assert "missing-scale" not in out
@@ -155,7 +155,7 @@ def test_one_file_beside_its_class_counts_them_all(subs, tmp_path, capsys):
 
 
 def test_rows_are_in_the_order_of_the_names(tmp_path):
-    """They stood as they had finished."""
+    """Not in the order in which the files finished."""
     path = tmp_path / "marks.csv"
     marks = Marks(path)
     for name in ("b.py", "c/a.py", "=x.py", "a.py"):
@@ -168,7 +168,7 @@ def test_rows_are_in_the_order_of_the_names(tmp_path):
 
 
 def test_sorting_keeps_what_is_no_row(tmp_path):
-    """A line that somebody wrote below the rows is not ours to throw away."""
+    """A line that a user wrote below the rows is kept."""
     path = tmp_path / "marks.csv"
     marks = Marks(path)
     marks.add(row("b.py", "correct"))
@@ -222,7 +222,7 @@ def test_changed_rules_say_that_all_is_judged_again(subs, tmp_path, capsys):
 
 
 def test_what_fails_and_what_does_not_are_apart():
-    """An edge finding of a correct class stood among the mistakes, without its severity."""
+    """An edge finding of a correct class is no mistake, and shows its severity."""
     seen = tally(ROWS, ("wrong",))
     assert seen.fails == [Counted("missing-scale", 1), Counted("softmax-twice", 1)]
     assert seen.remarks == [Counted("mask-not-a-buffer", 1, "edge: only in some situations")]
@@ -250,7 +250,7 @@ def test_files_that_could_not_be_judged_have_their_reason():
 
 
 def test_the_page_names_nobody():
-    """It is projected; a traceback and an error of reading begin with the name of the file."""
+    """The page is projected; tracebacks and read errors begin with the name of the file."""
     seen = 'File "anna.py", line 3, in forward\nTypeError: anna.py is odd'
     details = pack([Detail("crashes", "line 3", "x()", seen)])
     lost = row("zoe/hw.py", "error", note="hw.py: expected a file, got a link. It was not read.")
@@ -297,7 +297,7 @@ def test_a_policy_can_fail_what_cannot_be_run(subs, tmp_path):
 
 
 def test_the_notes_of_a_judged_file_are_in_its_row():
-    """A file that ran only in part, for want of a network, looked like any other."""
+    """For example, that a file ran only in part because there is no network."""
     notes = ("Line 5 failed (URLError).", "It is slow.")
     report = Report("a.py", "A", "correct", notes=notes)
     row, _ = row_of("a.py", "", {"reports": [report.to_json()] * 2}, 1.0, Policy())

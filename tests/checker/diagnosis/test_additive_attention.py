@@ -1,10 +1,10 @@
-"""Additive attention, and a decoder's state that reads an encoder's outputs."""
+"""Additive attention, and a decoder state that attends to encoder outputs."""
 
 import pytest
 from in_process_check import check, ids
 from planted_mistakes import HEAD, edited
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # user code may warn
+pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
 
 PAIRS = (
     HEAD

@@ -1,4 +1,4 @@
-"""Forms beyond the plain one: functions, channels first, windows of pixels, blocks."""
+"""Other layouts of attention: functions, channels first, windows of pixels, blocks of tokens."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from clearhead.checker.harness import axis_orders as axes
 from clearhead.checker.report import Report
 from clearhead.checker.source.wrapped_functions import wrapped
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
+pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
 
 
 FUNCTION = """\
@@ -215,7 +215,7 @@ class BlockAttention(nn.Module):
 
 def test_blocks_of_a_text_get_whole_blocks():
     report = check(BLOCKS)
-    assert (report.verdict, ids(report)) == ("unsure", {"unsure"})  # built, and not understood
+    assert (report.verdict, ids(report)) == ("unsure", {"unsure"})  # built, but not understood
     report = check(edited(BLOCKS, [("local.tril()", "local")]))
     assert (report.verdict, ids(report)) == ("wrong", {"unexplained"})
 
@@ -246,7 +246,7 @@ class PooledAttention(nn.Module):
     ],
 )
 def test_learned_queries(old, new, expected):
-    """The rows of the output belong to queries that are parameters: that was once called wrong."""
+    """The output rows belong to queries that are parameters, which is not a mistake."""
     report = check(edited(POOLED, [(old, new)]))
     assert (report.verdict, ids(report)) == ("wrong" if expected else "correct", expected), report
 
@@ -303,7 +303,7 @@ class SelfAttn(nn.Module):
     ],
 )
 def test_heads_of_one_number_tell_no_scale(old, new, expected):
-    """14 channels make queries of one number: the scale was right there, and wrong in wide ones."""
+    """14 channels give a head_dim of 1, where any power of it is 1: other widths show the scale."""
     report = check(edited(EIGHTH, [(old, new)]))
     assert ids(report) == expected
     assert "breaks-with-size" not in ids(report)
@@ -341,7 +341,7 @@ FIRST = (
     HEAD
     + """\
 class FirstAttention(nn.Module):
-    '''x: (T, B, C), pad: (B, T), True marks the filling.'''
+    '''x: (T, B, C), pad: (B, T), True marks the padding.'''
 
     def __init__(self, dim, heads):
         super().__init__()

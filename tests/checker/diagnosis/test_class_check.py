@@ -1,4 +1,4 @@
-"""The checker: every mistake of the catalogue is named in several styles, right code is not."""
+"""Every mistake of the catalogue is named in several styles; correct code is not flagged."""
 
 import difflib
 import functools
@@ -22,7 +22,7 @@ from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_choice import choose
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
+pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
 
 
 def check(source: str, only: str | None = None) -> list[Report]:
@@ -37,7 +37,7 @@ def ids(report: Report) -> set[str]:
 
 
 def changed_lines(old: str, new: str) -> set[int]:
-    """The lines of the new text that are not in the old one, counted from 1."""
+    """The numbers of the lines in the new text that are not in the old one, from 1."""
     match = difflib.SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False)
     return {
         line + 1
@@ -47,7 +47,7 @@ def changed_lines(old: str, new: str) -> set[int]:
     }
 
 
-# Two lines make the mistake together, and the other one is named.
+# Two lines make the mistake together, and the finding names the other one.
 TWO_LINES = {
     ("merge-without-transpose", "book"),
     ("heads-interleaved", "book"),
@@ -83,7 +83,7 @@ def test_a_mistake_with_a_shape_of_its_own_is_named(name: str) -> None:
     assert ids(report) == {id}, report
 
 
-# Both are named, where each shows through the other.
+# Pairs where neither mistake hides the other: both are named.
 PAIRS = [
     ("book", "missing-scale", "mask-off-by-one"),
     ("book", "softmax-over-queries", "scale-by-d-out"),
@@ -131,7 +131,7 @@ def test_mistakes_in_no_list(name: str) -> None:
     assert report.verdict == "wrong"
 
 
-# Each token is projected by itself: no register holds the merged heads of all tokens.
+# Each token is projected separately: no tensor holds the merged heads of all tokens.
 NOT_UNDERSTOOD = "a parameter a head, loops"
 
 
@@ -146,7 +146,7 @@ def test_right_code_is_not_flagged(name: str) -> None:
     assert reports
     for report in reports:
         assert report.verdict == "correct", report
-        # What goes wrong in half precision, or with huge scores, is said, and no more.
+        # Failures in half precision or with huge scores are remarks, not mistakes.
         assert ids(report) <= {"mask-fill-overflows-half", "mask-fill-too-small"}, report
 
 
@@ -216,7 +216,7 @@ def test_a_file_that_cannot_run_says_so() -> None:
 
 
 def test_an_adapter_that_fails_is_no_evidence():
-    """One adapter serves a whole course; a file may lack the class that it builds."""
+    """One adapter serves a whole course; a file may lack the class that the adapter builds."""
     adapter = (
         "class Adapted(nn.Module):\n"
         "    def __init__(self):\n"
@@ -229,8 +229,8 @@ def test_an_adapter_that_fails_is_no_evidence():
     assert "The adapter failed in its line 4: NameError" in report.findings[0].says
 
 
-def test_an_adapter_makes_a_strange_class_checkable() -> None:
-    strange = BOOK.replace(
+def test_an_adapter_makes_an_unusual_class_checkable() -> None:
+    unusual = BOOK.replace(
         "def forward(self, x):", "def forward(self, bundle):\n        x = bundle['x']"
     )
     adapter = """
@@ -242,8 +242,8 @@ class Adapted(nn.Module):
     def forward(self, x):
         return self.inner({"x": x})
 """
-    assert check(strange)[0].verdict == "error"
-    (report,) = check_source(strange, "mine.py", adapter=adapter)
+    assert check(unusual)[0].verdict == "error"
+    (report,) = check_source(unusual, "mine.py", adapter=adapter)
     assert report.verdict == "correct", report
 
 
@@ -269,7 +269,7 @@ def test_a_mistake_in_no_list_is_wrong_with_the_property_that_fails() -> None:
     assert report.verdict == "wrong"
     assert ids(report) == {"attends-across-batch"}
     assert "One sequence changes the output of another" in report.findings[0].evidence
-    # The mean of the future is taken away from the values.
+    # The mean of future values is subtracted from the values.
     leaking = edited(
         BOOK, [("values = self.W_value(x)", "values = self.W_value(x - x.mean(1, keepdim=True))")]
     )
@@ -306,7 +306,7 @@ def test_a_class_that_is_no_module_is_checked_too() -> None:
 
 
 def test_the_line_of_the_root_is_named_not_a_call_of_that_name() -> None:
-    """A helper called scaled_dot_product was taken for the line with the scale."""
+    """A helper called scaled_dot_product is not the line with the scale."""
     file = Path(__file__).parents[1] / "submissions" / "32_root_of_d_model.py"
     source = file.read_text(encoding="utf-8")
     (report,) = check(source)
@@ -322,7 +322,7 @@ def test_any_wrong_scale_gets_its_own_sentence() -> None:
 
 
 def test_where_it_cannot_be_known_whether_it_is_causal_there_is_a_question() -> None:
-    """An encoder with block_size in its constructor was called wrong."""
+    """An encoder may have block_size in its constructor."""
     (report,) = check(MAYBE_CAUSAL)
     assert report.verdict == "correct"
     (finding,) = report.findings
@@ -370,7 +370,7 @@ def test_a_scale_that_is_set_on_purpose_is_not_called_wrong() -> None:
 
 
 def test_signs_of_causality_that_mean_nothing_are_not_taken_for_signs() -> None:
-    """A flag that is off, and a flag of a class that takes its mask from outside."""
+    """A flag that is off, and a flag of a class whose mask is an argument."""
     for source in NO_SIGNS:
         (report,) = check(source)
         assert (report.verdict, ids(report)) == ("correct", set()), report
@@ -398,7 +398,7 @@ def test_a_convolution_beside_attention_is_no_mistake() -> None:
 
 
 def test_a_module_given_with_dropout_of_its_own_is_not_called_wrong() -> None:
-    """The rate with which it was built is not known, and was taken for 0.3."""
+    """The rate with which it was built is not known, so it cannot be judged."""
     report = check_object(ladder.MultiHeadAttention(10, 12, 9, 0.0, num_heads=4))
     assert (report.verdict, ids(report)) == ("correct", set()), report
 
@@ -476,7 +476,7 @@ def test_errors_that_are_its_own_whatever_is_passed_in(old, new, said):
 
 
 def test_a_length_that_is_written_into_the_code_is_named():
-    """It works with as many tokens as the longest text, and with no fewer."""
+    """The class works with context_length tokens, but not with fewer."""
     fixed = BOOK.replace("view(b, tokens, self", "view(b, self.mask.shape[0], self")
     (report,) = check(fixed)
     assert ids(report) == {"fails-at-some-lengths"}

@@ -1,6 +1,6 @@
-"""Classes that are right where a checker usually looks, and wrong elsewhere, or that keep silent.
+"""Classes that are right under the usual test inputs and wrong elsewhere, or that do not answer.
 
-A class is "correct" only if every question of the examination was answered.
+A class is "correct" only if it answered every question.
 """
 
 import pytest
@@ -70,28 +70,28 @@ def _checked(trigger: str, seed: int, **limits: float) -> Report:
 
 
 def test_the_class_is_right_without_a_trigger():
-    """Otherwise nothing below would mean anything."""
+    """Otherwise the tests below would prove nothing."""
     for seed in (0, 1):
         assert _checked("open_future = False", seed).verdict == "correct"
 
 
 @pytest.mark.parametrize("when", WRONG_WHEN)
 def test_wrong_elsewhere_is_not_called_correct(when):
-    """Whatever the sizes of the plain run are."""
+    """Whatever sizes the first run has."""
     report = _checked(WRONG_WHEN[when], seed=3)
     assert report.verdict == "wrong", report
 
 
 @pytest.mark.parametrize("when", SILENT_WHEN)
 def test_no_answer_is_not_called_correct(when):
-    """It is no evidence either: the verdict is unsure, and says what was asked."""
+    """A missing answer is no evidence either: the verdict is "unsure" and names the question."""
     report = _checked(SILENT_WHEN[when], 0, seconds=3.0)
     assert report.verdict == "unsure", report
     assert "gave no answer when asked for" in str(report).replace("\n", " ")
 
 
 def test_a_slow_class_is_not_called_wrong():
-    """A right one that takes long: unsure, with the question that got no answer."""
+    """A correct class that takes long is "unsure", with the question that got no answer."""
     slow = "time.sleep(0.7)\n        open_future = False"
     report = _checked(slow, 0, seconds=2.0, total_seconds=6.0)
     assert report.verdict == "unsure", report
@@ -99,7 +99,7 @@ def test_a_slow_class_is_not_called_wrong():
 
 
 def test_a_seed_repeats_a_check_and_another_draws_other_sizes():
-    """The report names it, so that a student can repeat what a teacher saw."""
+    """The report names the seed, so that a student can repeat what a teacher saw."""
     one, again, other = (_checked("open_future = False", seed) for seed in (7, 7, 8))
     assert str(one) == str(again)
     assert "--seed 7 repeats this check" in str(one)

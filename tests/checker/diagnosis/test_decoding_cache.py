@@ -1,4 +1,4 @@
-"""Caches of past keys and values, in the ways that models keep them."""
+"""Caches of past keys and values, in the forms that models use."""
 
 import pytest
 from in_process_check import check
@@ -6,7 +6,7 @@ from planted_mistakes import HEAD, edited
 
 from clearhead.checker.report import Report
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # user code may warn
+pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
 
 _START = (
     HEAD
@@ -230,7 +230,7 @@ def test_a_later_piece_that_ignores_the_cache_is_a_remark():
 
 
 def test_positions_that_the_file_itself_leaves_out_must_be_right():
-    """With the positions given the cache is right; the file's own layer gives none."""
+    """The cache is right if positions are passed; the layer in the file passes none."""
     layer = """
 
 class Layer(nn.Module):

@@ -1,4 +1,4 @@
-"""Evidence: each finding has its own, in sentences that can be read."""
+"""Each finding has its own evidence, in readable sentences."""
 
 import in_process_check
 import pytest
@@ -36,7 +36,7 @@ def test_two_mistakes_have_their_own_evidence(evidence):
 
 
 def test_a_leak_is_evidence_for_the_mask_and_not_for_the_scale(evidence):
-    """Both findings said which output a later token had changed."""
+    """Which output a later token changes says nothing about the scale."""
     assert "Changing token" in evidence["mask-result-dropped"]
     assert "Changing token" not in evidence["missing-scale"]
     assert "The scale is 1 instead of" in evidence["missing-scale"]

@@ -1,4 +1,4 @@
-"""No false alarm on the attention of packages that many people use."""
+"""No false alarms on the attention of widely used packages."""
 
 import importlib
 import importlib.util
@@ -63,7 +63,7 @@ def test_timm() -> None:
         assert str(report.form).startswith("3 heads of size 5, not causal")
 
 
-# Module, class, what the form must say. The batched cache takes an offset a sentence: it needs an
+# Module, class, what the form must say. The batched cache takes an offset per sequence: it needs an
 # adapter, and is not here.
 BOOK = [
     ("ch03", "SelfAttention_v1", "1 head"),

@@ -1,4 +1,4 @@
-"""Mistakes that were once missed, each planted in right code; found by mutating right classes."""
+"""Mistakes planted in correct classes of other kinds than those of `planted_mistakes`."""
 
 # ruff: noqa: E501 - the edits must match the code
 
@@ -6,7 +6,7 @@ import pytest
 from in_process_check import check, ids
 from planted_mistakes import HEAD, MINIMAL, edited
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # user code may warn
+pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
 
 CROSS = (
     HEAD
@@ -159,7 +159,7 @@ def test_a_mistake_is_named(start, old, new, id):
 
 
 def test_heads_that_share_keys_are_never_tried_with_keys_of_their_own():
-    """It is right if no keys are shared, and that is no other use of it."""
+    """With a key head per query head the class is right, but it is not built that way."""
     shared = edited(MINIMAL, [
         ("p=0.1, bias=True", "num_kv_heads, p=0.1, bias=True"),
         ("self.h = h", "self.h, self.g = h, num_kv_heads"),
@@ -182,6 +182,6 @@ def test_a_window_may_count_the_tokens_before_a_token():
 
 
 def test_queries_of_the_first_token_alone_are_no_mistake():
-    """A class token reads all others; what comes out has one row."""
+    """A class token attends to all others; the output has one row."""
     pooled = edited(ENCODER, [("self.W_q(x).view(B, T,", "self.W_q(x[:, :1]).view(B, 1,"), ("reshape(B, T, D)", "reshape(B, 1, D)")])  # fmt: skip
     assert check(pooled).verdict in ("unsure", "correct")

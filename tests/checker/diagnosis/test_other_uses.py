@@ -1,6 +1,6 @@
-"""Mistakes that show only in use: long texts, filled-up texts, the batch's axis, a cache."""
+"""Mistakes that show only in other uses: long texts, padding, batches, caches."""
 
-# ruff: noqa: E501 - strangers write long lines, and the edits must match them
+# ruff: noqa: E501 - submissions have long lines, and the edits must match them
 
 import pytest
 from in_process_check import Here, check
@@ -18,14 +18,14 @@ from clearhead.checker.harness.constructor_arguments import (
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
+pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
 
 
 def found(report: Report) -> dict[str, str]:
     return {finding.id: finding.severity for finding in report.findings}
 
 
-# Grouped heads: queries have more heads than keys and values.
+# Grouped queries: more heads of queries than of keys and values.
 _GROUPED = (
     HEAD
     + """\
@@ -59,7 +59,7 @@ _GROUPED_EXPANDED = edited(
      ("v = v.repeat_interleave(times, dim=1)", "v = v.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)")],
 )  # fmt: skip
 
-# Queries taken in pieces, to save memory.
+# Queries in chunks, to save memory.
 _PIECES = (
     HEAD
     + """\
@@ -136,7 +136,7 @@ class HandAttention(nn.Module):
 """
 )
 
-# Past keys and values, kept inside or passed in and out.
+# Past keys and values, kept in the module or passed in and out.
 _KEPT = (
     HEAD
     + """\
@@ -250,7 +250,7 @@ def test_a_mistake_in_use_is_named(id: str, style: int) -> None:
 
 
 def test_the_length_is_named() -> None:
-    """A block of 16 was called correct: no text longer than 11 tokens was tried."""
+    """A block of 16 tokens shows only in texts that are longer than a block."""
     report = check(WRONG["breaks-with-length"][0])
     assert "With 8 tokens, the output is that of attention; from 9" in report.findings[0].evidence
 
@@ -285,7 +285,7 @@ def test_tokens_first_is_a_question_where_nothing_says_so() -> None:
     assert report.verdict == "correct", report
     assert found(report) == {"attends-across-batch": "edge"}
     assert "meant to be (tokens, batch, d), it is right" in report.findings[0].evidence
-    # What another class says of its own input is no sign against this one.
+    # What another class says about its own input does not count for this one.
     report = check(silent + "\n\nclass Model(nn.Module):\n    # (batch, tokens, dim)\n    pass\n")
     assert found(report) == {"attends-across-batch": "edge"}
     said = edited(silent, [("    def forward", "    # x: (tokens, batch, dim)\n    def forward")])
@@ -419,8 +419,8 @@ def test_token_ids_are_given_where_forward_wants_them() -> None:
     assert "missing-scale" in found(check(unscaled))
 
 
-def test_filling_among_token_ids_must_be_hidden() -> None:
-    """scaled_dot_product_attention got a mask that was True on the filling."""
+def test_padding_among_token_ids_must_be_hidden() -> None:
+    """The mistake: a mask for scaled_dot_product_attention that is True on padding."""
     report = check(
         edited(
             _IDS,

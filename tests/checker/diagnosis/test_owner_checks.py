@@ -1,4 +1,4 @@
-"""Models that use a right attention class wrongly, run as their own files run them."""
+"""Models that use a correct attention class wrongly, run as their files run them."""
 
 import pytest
 from planted_mistakes import HEAD, edited

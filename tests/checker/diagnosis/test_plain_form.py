@@ -1,4 +1,4 @@
-"""Code whose steps cannot be read, compared with the usual form of attention."""
+"""Code whose steps cannot be recorded is compared with the standard formula of attention."""
 
 import pytest
 from in_process_check import check

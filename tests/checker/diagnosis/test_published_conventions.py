@@ -1,4 +1,4 @@
-"""Habits of published code that once gave false alarms, or could not be run."""
+"""Conventions of published code that must neither stop the checker nor raise a false alarm."""
 
 import pytest
 from in_process_check import check, ids
@@ -20,7 +20,7 @@ def attend(q, k, v, hide=None):
 
 
 def attention(init: str, forward: str, before: str = "", how: str = "attend(q, k, v)") -> str:
-    """A class; `init` follows its layers, `before` stands between projections and `how`."""
+    """A class: `init` follows its layers, `before` stands between the projections and `how`."""
     arguments, _, body = init.partition(": ")
     return (
         HEAD
@@ -104,7 +104,7 @@ def test_what_is_said_of_a_mask_counts_before_its_name(said: str, found: set[str
 
 
 def test_new_axes_tell_the_rank_of_a_mask() -> None:
-    """A mask of another rank would be broadcast to six axes, and run."""
+    """A mask of another rank would be broadcast to six axes without an error."""
     source = attention(
         "dim, heads",
         "x, attention_mask",

@@ -1,4 +1,4 @@
-"""Dropout that stays on in evaluation, and what else is wrong beside it."""
+"""Dropout that stays on in evaluation, also together with other mistakes."""
 
 import pytest
 from in_process_check import check, ids

@@ -1,4 +1,4 @@
-"""The recorded forward pass: run again, read, and judged step by step."""
+"""The recorded forward pass: replayed, interpreted, and judged step by step."""
 
 import functools
 import math
@@ -44,7 +44,7 @@ def multi_head() -> tuple[Program, torch.Tensor]:
     return recorded(ladder.MultiHeadAttention, D_IN, HEADS * HEAD_DIM, 13, 0.0, HEADS)
 
 
-# Recording and running again.
+# Recording and replaying.
 
 
 def test_a_recording_gives_the_same_output_on_other_inputs():
@@ -98,7 +98,7 @@ def test_lines_are_those_of_the_file():
         assert "softmax" in lines[softmax.line - 1]
 
 
-# What a recording may not do.
+# What a recording must not do.
 
 
 def harmless(*calls: Call) -> Program:
@@ -176,7 +176,7 @@ def test_a_pass_that_never_ends_is_not_recorded():
     assert "3000 calls" in got.message
 
 
-# Fused calls against their plain form.
+# Fused calls and their equivalent in basic operations.
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -218,7 +218,7 @@ def test_a_fused_pass_runs_again_after_it_was_written_out():
     torch.testing.assert_close(plain.run()[output], values[output])
 
 
-# What an axis means.
+# Axes and their meaning.
 
 
 def test_an_axis_is_the_tokens_if_each_entry_moves_with_its_own_token():
@@ -259,7 +259,7 @@ def test_what_has_no_softmax_is_no_attention_with_one():
     assert reading.cores == ()
 
 
-# Several mistakes are several findings, each at its own line.
+# Several mistakes give several findings, each at its own line.
 
 SCALE = ("/ math.sqrt(self.dk)", "")
 SPLIT = ("q = self.W_q(x).view(B, T, self.h, self.dk).transpose(1, 2)",
@@ -338,7 +338,7 @@ def test_a_form_that_no_list_has_is_read():
 
 
 def test_a_class_that_notices_the_recording_is_not_cleared():
-    """It computes right attention while it is recorded, and something else otherwise."""
+    """The class computes correct attention only while it is recorded."""
     cheat = edited(
         MINIMAL,
         [
@@ -422,7 +422,7 @@ def test_masks_that_are_passed_in_are_tested():
 
 
 def test_a_width_split_in_front_of_the_batch_is_named():
-    """It was called attention across the batch, whose remedy is another one."""
+    """This is not attention across the batch, which has another fix."""
     fused = edited(
         MINIMAL,
         [
@@ -445,7 +445,7 @@ def test_a_width_split_in_front_of_the_batch_is_named():
 
 
 def test_masks_that_need_a_batch_axis_are_tested():
-    """It gives the mask an axis for the heads behind its first one."""
+    """The class inserts the axis of the heads after the first axis of the mask."""
     takes = edited(
         MINIMAL,
         [

@@ -1,16 +1,16 @@
-"""Mistakes that show when one text follows another, in a long text, or in training from the start."""
+"""Mistakes that show in a second call, in a long text, or at the start of training."""
 
-# ruff: noqa: E501 - strangers write long lines, and the edits must match them
+# ruff: noqa: E501 - submissions have long lines, and the edits must match them
 
 import pytest
 from in_process_check import check, ids
 from planted_mistakes import BOOK, HEAD, MINIMAL, edited
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
+pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
 
 _MADE = "m = torch.tril(torch.ones(T, T, device=x.device))"
 
-# A mask that is kept, and made anew when it is too small.
+# A mask that is kept, and rebuilt when it is too small.
 _KEPT = edited(
     MINIMAL,
     [("self.drop = nn.Dropout(p)", "self.drop = nn.Dropout(p)\n        self.m = None"),
@@ -30,7 +30,7 @@ _KEPT_AS_BUFFER = edited(
 
 EARLIER = [
     edited(_KEPT, [("if self.m is None or self.m.shape[0] < T:", "if self.m is None:")]),
-    # A mask of one token fits every length that comes after it, and hides nothing there.
+    # A mask of one token broadcasts to every later length, and hides nothing there.
     edited(_KEPT, [(" or self.m.shape[0] < T:", " or 1 < self.m.shape[0] < T:")]),
     edited(_KEPT_BY_LENGTH, [("if T not in self.masks:", "if not self.masks:"), ("self.masks[T] =", "self.masks[0] ="), ("m = self.masks[T]", "m = self.masks[0][:T, :T]")]),
     edited(_KEPT_AS_BUFFER, [(" or len(self.mask) < tokens:", ":")]),
@@ -45,7 +45,7 @@ def test_what_is_kept_and_made_anew_is_right(source: str) -> None:
 
 @pytest.mark.parametrize("style", range(len(EARLIER)))
 def test_what_an_earlier_text_has_left_is_named(style: int) -> None:
-    """It was an edge: "fails at some lengths", or nothing at all."""
+    """A failure that depends on the previous call is wrong, and not an edge case of lengths."""
     report = check(EARLIER[style])
     assert (report.verdict, ids(report)) == ("wrong", {"depends-on-earlier-call"}), report
     start = "After an input of 1 token" if style == 1 else "After inputs of up to 7 tokens, one of"
@@ -60,7 +60,7 @@ def test_a_length_that_always_fails_is_no_fault_of_an_earlier_text() -> None:
     assert report.findings[0].severity == "edge"
 
 
-# Keys taken in blocks, with a running maximum.
+# Keys in blocks, with a running maximum.
 _STREAMED = (
     HEAD
     + """\
@@ -97,7 +97,7 @@ _LIMITED = edited(
     ],
 )
 def test_blocks_longer_than_a_short_text(right: str, wrong: tuple[str, str], last: int) -> None:
-    """A block of 128 was never crossed: no text was longer than 67 tokens, or than the context."""
+    """A block of 128 tokens needs a text that is longer than a block."""
     report = check(right)
     assert (report.verdict, report.findings) == ("correct", ()), report
     report = check(edited(right, [wrong]))
@@ -118,7 +118,7 @@ _LONG_WAY = """\
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_long_text_that_takes_another_way_must_give_what_its_tokens_give_once(wrong):
-    """The other way cannot be compared step by step: each token of a short text is repeated."""
+    """Each token of a short text is repeated, which must not change the output."""
     half = "    def half(self, t):\n        return t{}\n\n    def forward".format(
         "[:, :, : t.shape[2] // 2]" if wrong else ""
     )
@@ -188,7 +188,7 @@ def test_zeros_are_room_for_weights_from_elsewhere() -> None:
 
 
 def test_scores_without_gradient_after_an_embedding() -> None:
-    """A fused matrix got a gradient for its values, and no one looked at the other rows."""
+    """In a fused matrix, the rows of the values get a gradient and the others must too."""
     unknown = (
         HEAD
         + """\

@@ -1,10 +1,10 @@
-"""What attention may have on top: biases, learned scales, mixed heads, narrow windows."""
+"""Additions to attention: biases, learned scales, mixed heads, sinks, rotary positions."""
 
 import pytest
 from in_process_check import check, ids
 from planted_mistakes import HEAD, edited
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
+pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
 
 
 BIASED = (
@@ -49,7 +49,7 @@ def test_a_bias_of_distances_is_right_and_is_said():
         (
             _BIAS,
             " - i.diff(prepend=i[:1] - 1) * self.slopes[:, None, None]",
-            "correct",  # one number for each head, which changes no weight
+            "correct",  # one number per head, which changes no weight
             "",
         ),
         (
@@ -84,12 +84,12 @@ def test_a_slope_that_rewards_distance_is_wrong():
     ],
 )
 def test_a_slope_in_the_keys_position_is_one_in_the_distance(bias, verdict):
-    """They differ by one number for each query, which changes no weight."""
+    """The two differ by one number per query, which changes no weight."""
     assert check(edited(BIASED, [(_BIAS, bias)])).verdict == verdict
 
 
 def test_the_only_token_has_the_whole_weight():
-    """With one token no mask is needed, other code runs, and the softmax has one entry."""
+    """A single token needs no mask, and its softmax has one entry."""
     pairs = "nn.Parameter(torch.randn(n_heads, max_len, max_len))"
     mask = "\n        if n > 1:\n            s = s.masked_fill(i > i[:, None], -torch.inf)"
     table = ("self.max_len = max_len", f"self.pairs = {pairs}")
@@ -123,7 +123,7 @@ def test_a_norm_over_another_axis_is_named(axis):
 
 
 def test_a_slope_that_is_learned_does_not_excuse_a_missing_scale():
-    """A parameter that sets the bias once stood for a learned scale."""
+    """A parameter of the bias is not a learned scale."""
     slopes = " - self.slopes.exp()[:, None, None] * (i[:, None] - i).abs()"
     report = check(edited(BIASED, [(_BIAS, slopes), (" / self.hd**0.5", "")]))
     assert (report.verdict, ids(report)) == ("unsure", {"missing-scale"})
@@ -181,7 +181,7 @@ SINK = edited(
 
 
 def test_a_learned_sink_is_right_and_does_not_hide_a_mistake():
-    """Its rows sum to less than one, and are meant to."""
+    """Rows of weights that sum to less than one are intended here."""
     report = check(SINK)
     assert report.verdict == "correct"
     assert any("a sink" in note for note in report.notes)
@@ -301,7 +301,7 @@ _PIXELS = (
 
 
 def test_many_channels_are_read_step_by_step():
-    """A norm of 32 groups wants them."""
+    """A norm of 32 groups needs many channels."""
     report = check(_PIXELS)
     assert report.verdict == "correct"
     assert "step by step" in report.tested
@@ -320,7 +320,7 @@ def test_keys_that_are_rotated_the_other_way_are_named():
 
 
 def test_tables_that_are_indexed_by_heads_are_named():
-    """The cosines and sines of another file, made once: no call of this pass makes them."""
+    """The cosines and sines are made once, by no call of the recorded pass."""
     tables = [
         ("class ", "_ANGLES = torch.outer(torch.arange(99.0), 10000 ** -torch.linspace(0, 1, 20))\n"
          "_COS, _SIN = _ANGLES.cos(), _ANGLES.sin()\n\n\nclass "),
@@ -365,7 +365,7 @@ RELATIVE = edited(
 
 
 def test_a_term_of_queries_and_distances_is_right():
-    """As in Transformer-XL: the queries meet vectors of relative positions too."""
+    """As in Transformer-XL, queries are also multiplied with vectors of relative positions."""
     report = check(RELATIVE)
     assert (report.verdict, ids(report)) == ("correct", set())
     assert "A relative position term is added to the scores." in report.notes
@@ -427,7 +427,7 @@ class PairBiasAttention(nn.Module):
 
 
 def test_a_bias_from_features_of_pairs():
-    """It was a doubt, whatever else was wrong."""
+    """Such a bias alone must not give the verdict "unsure"."""
     report = check(PAIRED)
     assert (report.verdict, ids(report)) == ("correct", set()), report
     assert "A bias from features of each pair is added to the scores." in report.notes

@@ -1,6 +1,6 @@
-"""What a call leaves behind, what is no attention, and classes and functions of unusual names."""
+"""Side effects of a call, classes that are not attention, and unusual names and arguments."""
 
-# ruff: noqa: E501 - strangers write long lines, and the edits must match them
+# ruff: noqa: E501 - submissions have long lines, and the edits must match them
 
 import pytest
 from in_process_check import Here, check, ids
@@ -14,7 +14,7 @@ from clearhead.checker.source.class_choice import choose, choose_unnamed, left_o
 from clearhead.checker.source.class_text import Text
 from clearhead.checker.source.wrapped_functions import wrapped
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
+pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
 
 
 def judged(source: str) -> list[Report]:
@@ -170,7 +170,7 @@ class Attention(nn.Module):
     ],
 )
 def test_an_index_that_stays_the_same_for_all_heads(old: str, new: str, expected: set[str]) -> None:
-    """It was a note that weights have no effect, beside the verdict "correct"."""
+    """Heads whose weights have no effect are wrong; a remark is not enough."""
     report = check(edited(_LISTS, [(old, new)]))
     assert ids(report) == expected, report
 
@@ -254,7 +254,7 @@ class ChunkAttention(nn.Module):
 )
 
 
-def test_much_filling_at_the_beginning() -> None:
+def test_much_padding_at_the_start() -> None:
     assert check(_IN_PIECES).verdict == "correct"
     report = check(edited(_IN_PIECES, [(".clamp_min(-1e30)", "")]))
     assert (report.verdict, ids(report)) == ("wrong", {"padding-gives-nan"}), report

@@ -1,4 +1,4 @@
-"""Lengths that forward takes, and numbers that look like typing errors."""
+"""Lengths as arguments of forward, and literals that look like typing errors."""
 
 import pytest
 from in_process_check import check, ids

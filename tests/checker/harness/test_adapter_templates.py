@@ -1,4 +1,4 @@
-"""The adapter that `check --write-adapter` writes runs as it is, for the usual forms of classes."""
+"""The adapter that `check --write-adapter` writes runs unchanged for the usual forms of classes."""
 
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import ClassInfo, Failure
 from clearhead.checker.source.wrapped_functions import likely_functions
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
+pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
 
-STRANGERS = Path(__file__).parents[1] / "submissions"
+SUBMISSIONS = Path(__file__).parents[1] / "submissions"
 
 
 class Classes(Here):
@@ -37,7 +37,7 @@ def written(source: str, name: str = "") -> Skeleton:
 
 
 def judged(source: str, adapter: str) -> Report:
-    """What the checker says of the file with this adapter."""
+    """The report on the file with this adapter."""
     whole = f"{source}\n\n{adapter}\n"
     session = Classes(whole)
     adapted = max(session.all(), key=lambda info: info.line)
@@ -66,8 +66,8 @@ def test_the_usual_styles_need_no_change(style: str) -> None:
         "25_rotary",
     ],
 )
-def test_strangers_classes_need_no_change(name: str) -> None:
-    source = (STRANGERS / f"{name}.py").read_text(encoding="utf-8")
+def test_submissions_need_no_change(name: str) -> None:
+    source = (SUBMISSIONS / f"{name}.py").read_text(encoding="utf-8")
     made = written(source)
     assert not made.open, made.text
     report = judged(source, made.text)
@@ -81,7 +81,7 @@ def test_a_mistake_is_found_through_the_adapter() -> None:
 
 
 def test_the_constructors_own_arguments_are_used() -> None:
-    """It was always `Class(d_out, num_heads)`, whatever the class wanted."""
+    """The adapter calls the constructor with its real arguments."""
     text = written(BOOK).text
     assert "def __init__(self, d_in, d_out, context_length, dropout, num_heads):" in text
     assert "num_heads=num_heads" in text
@@ -132,7 +132,7 @@ def attention(x, w_q, w_k, w_v):
 
 @pytest.mark.parametrize("source", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_a_function_has_an_adapter_too(source: str) -> None:
-    """There was no class in the file, and so no adapter."""
+    """A file without a class gets an adapter for its function."""
     (node,) = likely_functions(source)
     made = adapter_for_function(node, source)
     assert not made.open, made.text
@@ -147,7 +147,7 @@ def test_a_function_whose_arguments_say_nothing_is_marked() -> None:
 
 
 def test_an_adapter_for_numpy_is_judged_step_by_step() -> None:
-    """The adapter was a torch module, and the checker missed gradients that numpy cannot have."""
+    """NumPy has no gradients, so their absence is no mistake."""
     made = written(NUMPY)
     assert "torch" not in made.text
     report = judged(NUMPY, made.text)

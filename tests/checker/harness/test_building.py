@@ -1,4 +1,4 @@
-"""How a class is built and called, learned from the file itself and from its errors."""
+"""How a class is built and called: from its source and from its error messages."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ IMPORTS = "import torch\nfrom torch import nn\n"
 
 
 def test_no_two_sizes_are_equal():
-    """Else an axis could be taken for another one."""
+    """Otherwise one axis could be confused with another."""
     for seed in range(200):
         sizes = attempts_for(seed)
         for one in (*sizes.plain, sizes.grouped, sizes.wide):
@@ -88,7 +88,7 @@ class Attention(nn.Module):
 
 
 def test_scripted_and_compiled_code_and_the_arguments_of_a_program():
-    """A program that wants arguments ended here; scripted code was not read."""
+    """argparse in a file must not end the check, and scripted code has to be read."""
     (report,) = check_source(IMPORTS + SCRIPT, "file.py")
     assert [found.id for found in report.findings] == ["scale-twice"], report
 
@@ -144,7 +144,7 @@ def test_the_cpu_stands_for_a_gpu():
 
 
 def made(source: str, name: str = "Attention") -> tuple[Case, Subject]:
-    """The class, built and called as `check` does it."""
+    """Build and call the class as `check` does."""
     session = Here(IMPORTS + source)
     classes = session.classes()
     assert not isinstance(classes, Failure)
@@ -162,7 +162,7 @@ def test_how_it_was_built_and_called_is_said():
 
 
 def attention(init: str, forward: str, body: str, scores: str = "") -> str:
-    """A class with these signatures; `body` comes before its queries, `scores` after the scores."""
+    """A class with these signatures: `body` comes before the queries, `scores` after the scores."""
     return f"""
 class Attention(nn.Module):
     def __init__(self, {init}):
@@ -410,7 +410,7 @@ def test_an_argument_that_forward_calls_gets_a_class_of_the_file():
 
 
 def test_a_class_of_the_file_has_the_sizes_of_its_owner():
-    """With other sizes than the usual ones, the identity took its place, and then failed."""
+    """An identity must not replace a class of the file only because its sizes differ."""
     source = attention("d, mixer", "x", "self.mixer = mixer")
     source = source.replace("s.softmax(-1) @ v", "self.mixer(s, v)")
     source += "\nclass Mixer(nn.Module):\n    def __init__(self, d):\n        super().__init__()"
@@ -496,7 +496,7 @@ class MultiHead(nn.Module):
 
 
 def test_heads_have_the_width_that_the_file_fixes():
-    """It was built with 3 heads of size 5, which do not fit into the output projection."""
+    """3 heads of size 5 would not fit into the output projection."""
     (report,) = check_source(IMPORTS + FIXED_WIDTH, "file.py", only="MultiHead")
     assert report.verdict == "correct", report
     assert (report.form.heads, report.form.head_dim, report.form.kv_heads) == (4, 16, None)
@@ -512,7 +512,7 @@ def test_flags_are_tried_with_their_other_value():
 
 
 def test_a_mask_of_heads_is_no_mask_of_tokens():
-    """BERT takes both; the note was that no usual meaning of the mask explains the output."""
+    """BERT takes both a mask of heads and a mask of tokens."""
     source = attention("d", "x, attention_mask=None, head_mask=None", "pass")
     _, subject = made(source)
     assert [name for name, role in subject.feed if role == "mask"] == ["attention_mask"]
@@ -565,7 +565,7 @@ def test_a_helper_that_cannot_run_alone_is_judged_inside_its_owner():
 
 
 def test_pooling_with_a_mask_is_not_judged():
-    """It was said that it cannot be run: another order of axes came further than the pooling."""
+    """Pooling is recognised before another order of axes is tried."""
     source = """
 class AttentionPooling(nn.Module):
     def __init__(self, dim):

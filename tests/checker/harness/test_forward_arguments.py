@@ -1,6 +1,6 @@
-"""Classes that take something else than one text of the model's width: numpy, windows, marks."""
+"""Classes whose input is not one sequence of embeddings: NumPy arrays, masks, images."""
 
-# ruff: noqa: E501 - strangers write long lines, and the edits must match them
+# ruff: noqa: E501 - submissions have long lines, and the edits must match them
 
 import pytest
 from in_process_check import check, ids
@@ -9,9 +9,9 @@ from planted_mistakes import HEAD, edited
 from clearhead.checker.sandbox.submission import Isolated
 from clearhead.checker.source.wrapped_functions import wrapped
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
+pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
 
-# Two styles: arrays of three axes as attributes, and matrices in a dictionary.
+# Two styles: three-dimensional arrays as attributes, and matrices in a dictionary.
 _ARRAYS = """\
 import numpy as np
 
@@ -83,7 +83,7 @@ class Attention:
     ],
 )
 def test_numpy_without_weights_is_judged(source: str) -> None:
-    """It was given torch's tensors, whose `max` returns two things."""
+    """It must get arrays: `max` of a torch tensor returns two results."""
     for text, verdict, found in (
         (source, "correct", set()),
         (
@@ -98,7 +98,7 @@ def test_numpy_without_weights_is_judged(source: str) -> None:
 
 @pytest.mark.parametrize("source", [_ARRAYS, _DICTIONARY])
 def test_numpy_is_judged(source: str) -> None:
-    """An array was no answer: "forward returns nothing", said of a class that is right."""
+    """An array is an output like a tensor."""
     report = check(source)
     assert (report.verdict, report.findings) == ("correct", ()), report
     assert report.form.causal == "yes"
@@ -115,14 +115,14 @@ def test_numpy_is_judged(source: str) -> None:
 )  # fmt: skip
 def test_mistakes_in_numpy_are_named(source: str, edit: tuple[str, str], id: str) -> None:
     source = edited(source, [edit])
-    if id == "softmax-over-queries":  # exponentials less a row's maximum are no softmax of columns
+    if id == "softmax-over-queries":  # the maximum may stay that of a row
         source = edited(source, [("scores.max(-1, keepdims=True)", "scores.max()")])
     report = check(source)
     assert (report.verdict, ids(report)) == ("wrong", {id}), report
 
 
 def test_arrays_are_the_parameters_of_a_plain_object() -> None:
-    """In a process of its own; an nn.Module's arrays are not taken for parameters."""
+    """Checked in a separate process; the arrays of an nn.Module are not parameters."""
     both = f"{_DICTIONARY}\n\nimport torch\n\n\nclass M(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.table = np.ones(3)\n"
     with Isolated(both, "arrays.py") as session:
         built = session.build("SelfAttention", [], {"d_model": 6, "d_k": 4})
@@ -133,7 +133,7 @@ def test_arrays_are_the_parameters_of_a_plain_object() -> None:
         assert session.build("M", [], {}).parameters == {}
 
 
-# An input that is narrower than the model, and marks that must be given.
+# An input that is narrower than the model, and masks that are required.
 _MARKED = (
     HEAD
     + """\
@@ -151,10 +151,10 @@ class MarkedAttention(nn.Module):
         return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
 """
 )
-_FILLING = edited(_MARKED, [("~visible[", "filler["), ("visible", "filler"), ("-torch.inf", "torch.finfo(s.dtype).min")])  # fmt: skip
+_PADDING_MARKED = edited(_MARKED, [("~visible[", "filler["), ("visible", "filler"), ("-torch.inf", "torch.finfo(s.dtype).min")])  # fmt: skip
 
 
-@pytest.mark.parametrize("source", [_MARKED, _FILLING])
+@pytest.mark.parametrize("source", [_MARKED, _PADDING_MARKED])
 def test_marks_that_must_be_given(source: str) -> None:
     report = check(source)
     assert (report.verdict, report.findings) == ("correct", ()), report
@@ -163,11 +163,11 @@ def test_marks_that_must_be_given(source: str) -> None:
 
 
 def test_marks_along_the_wrong_axis_are_named() -> None:
-    source = edited(_FILLING, [("[:, None, None, :]", "[:, None, :, None]")])
+    source = edited(_PADDING_MARKED, [("[:, None, None, :]", "[:, None, :, None]")])
     assert ids(check(source)) == {"padding-on-queries"}
 
 
-# PyTorch's own module reads from an input of another width.
+# PyTorch's module attends to an input of another width.
 _PROMPTED = (
     HEAD
     + """\
@@ -202,7 +202,7 @@ def test_a_mask_is_held_against_what_the_source_says() -> None:
     assert check(silent).findings == ()
 
 
-# A picture that reads a text; each of the two has a norm of its own.
+# An image that attends to a text; each has its own norm.
 _READING = (
     HEAD
     + """\
@@ -261,7 +261,7 @@ def test_pictures(source: str, edit: tuple[str, str], id: str) -> None:
 
 
 def test_one_tensor_for_three_projections_of_a_head() -> None:
-    """Its bias has three axes, and was taken for an output projection."""
+    """Its bias has three axes, but is not an output projection."""
     source = (
         HEAD
         + """\

@@ -1,4 +1,4 @@
-"""What a stranger's process may not do: keep rights, make namespaces, hide memory, leave notes."""
+"""A confined process cannot keep privileges, create namespaces, hide memory or leave messages."""
 
 import ctypes
 import os
@@ -76,7 +76,7 @@ def strike(submission, what, value=None):
 
 
 def test_it_has_no_rights(attacker):
-    """Root's own right to read every file stayed, and opened any file by its number."""
+    """Root's right to read every file would allow opening any file by its handle."""
     assert strike(attacker, "rights").tensors[0] == 0
 
 
@@ -86,7 +86,7 @@ ADD_KEY = {"x86_64": 248, "aarch64": 217}.get(platform.machine(), 0)
 
 @pytest.mark.skipif(not ADD_KEY, reason="the numbers of the calls are those of two processors")
 def test_a_key_of_one_submission_is_not_there_for_the_next(attacker):
-    """The kernel keeps keys for a session; a session was common to all."""
+    """The kernel keeps keys per session, so each submission needs its own session."""
     libc = ctypes.CDLL(None)
     ours = libc.syscall(ADD_KEY, b"user", b"clearhead-note", b"ours", 4, -3)
     try:
@@ -112,7 +112,7 @@ def test_in_bubblewrap_no_user_namespace_can_be_made():
     ("what", "kinds"), [("hides_memory", ("memory",)), ("hides_in_files", ("memory", "exception"))]
 )
 def test_memory_outside_every_page_table_is_counted_or_refused(what, kinds):
-    """Pages of shared memory stay when no page table shows them: 5 GiB were held so."""
+    """Pages of shared memory stay allocated when no page table maps them."""
     limits = Limits(seconds=15, memory_mib=900, processes=24)
     with Isolated(ATTACKS, "attacks.py", limits=limits) as submission:
         submission.build("Attack", [], {})
@@ -132,7 +132,7 @@ def test_a_shared_piece_counts_once():
     assert usage.takes_more([os.getpid()], 1 << 20)
 
 
-# The folder of the package, and Python, may be for one user only.
+# The package and Python may be readable by one user only.
 
 
 def copy_of_the_package(folder: Path) -> Path:
@@ -151,7 +151,7 @@ WAY_OF = (
 
 @pytest.mark.skipif(not ROOT, reason="only root becomes another user")
 def test_root_with_a_package_for_root_only_still_contains_it(tmp_path):
-    """After `umask 077` bubblewrap seemed not to work, and strangers' code ran as root."""
+    """After `umask 077`, a failing trial of bubblewrap must not lead to running as root."""
     need("bwrap")
     package = copy_of_the_package(tmp_path)
     for path in [package, *package.rglob("*")]:
@@ -169,7 +169,7 @@ def test_root_with_a_package_for_root_only_still_contains_it(tmp_path):
 
 
 def test_where_nothing_holds_it_in_nothing_runs(monkeypatch):
-    """The last way was to run it as root."""
+    """It must not fall back to running as root."""
     monkeypatch.setattr(sandbox, "try_way", lambda way: f"{way.program}: not here")
     with pytest.raises(RuntimeError, match=r"runs only where it can be held in") as error:
         sandbox.choose_way.__wrapped__("bwrap")
@@ -188,7 +188,7 @@ def test_why_a_stronger_way_was_not_taken_is_said(monkeypatch):
 
 
 def test_a_python_that_others_cannot_read_is_named(monkeypatch, tmp_path):
-    """The trial asked with the rights of root; the process had them no more."""
+    """The trial runs as root, but the process itself has no such rights."""
     if not ROOT:
         pytest.skip("only root becomes another user")
     need("bwrap")

@@ -1,4 +1,4 @@
-"""A stranger's file is asked from outside: honest answers are right, attacks harm nobody."""
+"""A submission runs in its own process: honest answers arrive intact, attacks do no harm."""
 
 import contextlib
 import json
@@ -106,7 +106,7 @@ def honest():
 
 @pytest.fixture(params=["isolated", "in process"])
 def submission(request, honest):
-    """The same questions to a process of its own, and to a class of this one."""
+    """The same calls to a class in a separate process, and to one in this process."""
     if request.param == "isolated":
         return honest
     namespace = {"__name__": "theirs"}
@@ -268,7 +268,7 @@ def test_an_argument_that_cannot_be_sent_is_our_own_error():
         InProcess(nn.Linear).build("Linear", [{1, 2}], {})
 
 
-# Attacks. Each is a function of the stranger's file; `Attack` calls it inside forward.
+# Attacks. Each is a function in the submission; `Attack` calls it inside forward.
 
 ATTACKS = """\
 import ctypes, json, mmap, os, shutil, socket, subprocess, sys, threading, time
@@ -364,7 +364,7 @@ class Attack(nn.Module):
 
 @pytest.fixture(scope="module")
 def secret():
-    """In our own environment, and in that of another process of ours."""
+    """A value in our environment, and in that of another process of ours."""
     word = "s3cret-of-the-teacher"
     os.environ["CLEARHEAD_TEST_TOKEN"] = word
     with subprocess.Popen(["sleep", "600"], env={"TOKEN": word}) as other:
@@ -425,7 +425,7 @@ def test_the_environment_holds_nothing_of_ours(attacker, way, secret):
 
 
 def test_the_working_folder_is_empty_and_the_user_is_nobody_known(way):
-    """In a process of its own: other attacks leave files in theirs."""
+    """In a new process, since other attacks leave files in theirs."""
     with Isolated(ATTACKS, "attacks.py", limits=QUICK, way=way) as fresh:
         build(fresh, "Attack", [])
         assert strike(fresh, "folder").tensors[0] == 0
@@ -480,7 +480,7 @@ def test_a_gigabyte_of_print_goes_nowhere(attacker, capfd):
 
 
 def test_patched_torch_json_and_os_do_not_reach_the_parent(attacker):
-    """Asked last of this process: it is spoilt afterwards, and only it."""
+    """The last call to this process, which is unusable afterwards."""
     output = strike(attacker, "patches")
     assert isinstance(output, Output)
     assert output.tensors[0] == 2
@@ -488,14 +488,14 @@ def test_patched_torch_json_and_os_do_not_reach_the_parent(attacker):
 
 
 def processes(file: str) -> Iterator[bytes]:
-    """What this file in /proc says of every process that is there now."""
+    """The contents of this file in /proc for every running process."""
     for path in Path("/proc").glob(f"[0-9]*/{file}"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             yield path.read_bytes()
 
 
 def running(token: str) -> bool:
-    """Whether a process with this name is there."""
+    """Whether a process with this name is running."""
     return any(line.split(b"\0")[0] == token.encode() for line in processes("cmdline"))
 
 
@@ -530,7 +530,7 @@ def test_bombs_and_what_hides_in_the_background(way):
 
 @pytest.mark.parametrize("strongest", ["bwrap", "plain"])
 def test_nothing_goes_on_when_the_checker_itself_is_killed(strongest, tmp_path):
-    """The one that keeps the others was itself ended too early, so that they stayed."""
+    """The supervising process must outlive the checker until all others have ended."""
     need(strongest)
     token = f"clearhead-orphan-{strongest}-{os.getpid()}"
     program = (
@@ -557,7 +557,7 @@ def test_memory_that_no_process_limit_counts_is_watched():
 
 
 def test_a_process_that_is_gone_is_started_again():
-    """Four deaths of one file: each is named, and the next question is asked of a new process."""
+    """A file that dies four times: each death is reported, and the next call gets a new process."""
     limits = Limits(seconds=2.5, memory_mib=900, processes=24)
     with Isolated(ATTACKS, "attacks.py", limits=limits) as submission:
         build(submission, "Attack", [])
@@ -611,13 +611,13 @@ def frame(header: object, blob: bytes = b"") -> bytes:
 
 
 def safe(header: dict, size: int = 0) -> bytes:
-    """Safetensors bytes with a header of our own making."""
+    """Safetensors bytes with this header."""
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + bytes(size)
 
 
 def answering(monkeypatch, answer: bytes, then: str = "time.sleep(60)") -> Isolated:
-    """A submission whose process says hello, accepts the file, then sends these bytes."""
+    """A submission whose process completes the handshake, then sends these bytes."""
     hello, started = frame({"id": 0}), frame({"id": 1})
     code = (
         "import os, time, sys\n"
@@ -641,7 +641,7 @@ ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 
 def test_the_stand_in_can_also_be_believed(monkeypatch):
-    """Else the forged answers below might fail for another reason."""
+    """Otherwise the forged answers below might fail for another reason."""
     with answering(monkeypatch, frame(OUTPUT, save({"a": torch.ones(1)}))) as submission:
         assert submission.forward([]).tensors[0] == 1
 

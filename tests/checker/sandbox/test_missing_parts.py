@@ -1,4 +1,4 @@
-"""Classes that were torn out of a package: its other modules are missing, its habits remain."""
+"""Classes copied out of a package: the other modules are missing, its conventions remain."""
 
 import pytest
 from in_process_check import check, ids

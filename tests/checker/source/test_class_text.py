@@ -1,4 +1,4 @@
-"""Where a mistake is: also in the classes and functions that the judged class uses."""
+"""The line of a mistake, also in classes and functions that the judged class uses."""
 
 import ast
 
@@ -55,7 +55,7 @@ def line_of(file: str, code: str) -> int:
 
 
 def test_the_line_is_found_in_the_class_that_is_wrapped():
-    """With class = "MultiHead*" in the policy the wrapper is judged, and the line was lost."""
+    """A policy may choose the wrapper, while the mistake is in the wrapped class."""
     session = Here(HEADS)
     info = next(one for one in session.classes() if one.name == "MultiHeadWrapper")
     (found,) = check_class(session, info, HEADS, "file.py").findings
@@ -122,7 +122,7 @@ def test_what_is_used():
 
 
 def test_a_loop_at_the_top_of_a_file_is_named():
-    """There was only "timeout: no answer in 20 s"."""
+    """A timeout alone does not say where the file hangs."""
     source = "import torch\nx = 0\nwhile True:\n    x += 1\n"
     (report,) = check_source(source, "loop.py", limits=Limits(seconds=2))
     (found,) = report.findings
