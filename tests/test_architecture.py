@@ -152,6 +152,17 @@ def test_a_file_name_occurs_once():
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_the_tests_mirror_the_package():
+    """A folder of tests has the name of a package folder, and a file name occurs once."""
+    tests = ROOT / "tests"
+    files = [file for file in tests.rglob("*.py") if "submissions" not in file.parts]
+    folders = {file.parent.relative_to(tests).as_posix() for file in files}
+    folders -= {"attack", "benchmarks", "browser"}  # not about one folder of the package
+    assert [folder for folder in folders if not (PACKAGE / folder).is_dir()] == []
+    names = Counter(file.name for file in files if file.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 PRIVATE = re.compile(
     r"torch(\.[a-z]\w*)*\._[A-Za-z]\w*|\baten\._\w+|TESTING_ONLY|_lazy_clone|_call_impl"
     r"|\._version\b|_global_(forward|backward)\w*|_(forward|backward)(_pre)?_hooks\b"

@@ -16,8 +16,8 @@ BANNED = {
     r"\bthe house\b": "the architecture",
     r"\ba row a student\b": "one row per student",
 }
-# A key in the JSON of a claim, which programs may read.
-ALLOWED = {'"mended"'}
+# A key in the JSON of a claim, which programs may read, and texts that models read.
+ALLOWED = {'"mended"', "in front of the house", "ran to the house"}
 # It is rebuilt next; until then it keeps its words.
 NOT_YET = ("checker",)
 TEXTS = [
@@ -26,6 +26,11 @@ TEXTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "docs").rglob("*.py")),
     *sorted((ROOT / "benchmarks").rglob("*.py")),
+    *(
+        file
+        for file in sorted((ROOT / "tests").rglob("*.py"))
+        if file.name != "test_english.py" and "submissions" not in file.parts
+    ),
     *(
         file
         for end in ("py", "md", "js", "css", "html")

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from batch_stubs import mark
+from stub_judge import mark
 
 from clearhead.checker.classroom import batch
 from clearhead.checker.classroom import check_command as runner

@@ -176,7 +176,7 @@ def test_a_pipe_without_a_temporary_folder_is_one_line(no_temporary_folder, tmp_
 
 def test_the_check_needs_none(no_temporary_folder, tmp_path):
     """In bubblewrap the working folder is in memory; a worker that ends has none to remove."""
-    from batch_stubs import mark
+    from stub_judge import mark
 
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.py").write_text("# correct\n", encoding="utf-8")

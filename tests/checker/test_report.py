@@ -1,4 +1,4 @@
-"""The report: verdict first, everything from outside escaped, the same facts in every form."""
+"""The report: verdict first, user text escaped, the same facts in every format."""
 
 import json
 import re
@@ -210,7 +210,7 @@ NOTEBOOK = Source(
 
 
 def test_a_notebooks_line_is_told_by_its_cell():
-    """The line was that of all cells together, which no one can find in Jupyter."""
+    """Line numbers count from the start of the cell, as in Jupyter."""
     first, second, outside = (replace(SOFTMAX, line=n, code="") for n in (2, 5, 99))
     made = report(first, second, outside).placed(NOTEBOOK)
     assert [finding.place for finding in made.findings] == [
@@ -241,7 +241,7 @@ def test_a_traceback_of_a_notebook_names_its_cells():
 
 
 def test_what_could_not_be_run_was_not_judged():
-    """A file that crashed at import was shown as "cannot-run (wrong)"."""
+    """A file that crashes at import has no severity."""
     crash = Finding("cannot-run", "wrong", "It failed at import.", "", "", None)
     text = str(report(crash, HALF, verdict="error"))
     assert "cannot-run (not judged)" in text
@@ -273,7 +273,7 @@ def test_every_finding_has_its_section_in_the_docs():
 
 
 def test_no_other_finding_can_be_emitted():
-    """Ids stand as texts in the checker's code: as options, in tables and in calls."""
+    """Ids are string literals in the checker's code: options, table entries, arguments."""
     folder = Path(report_module.__file__).parent
     code = "".join(file.read_text(encoding="utf-8") for file in folder.rglob("*.py"))
     calls = r'(?:\.add|Finding|finding|_plain|_option)\(\s*"([a-z-]+)"'
@@ -283,7 +283,7 @@ def test_no_other_finding_can_be_emitted():
 
 
 def test_a_class_that_was_typed_at_pythons_prompt():
-    """It has no file: `check` failed with "source code not available"."""
+    """Such a class has no file, and its source is not available."""
     program = (
         "import clearhead\n"
         "from clearhead.ladder import SelfAttention\n"
@@ -401,7 +401,7 @@ def test_a_form_in_words_and_as_facts(form, text, hides_future, multi_head):
 
 
 def test_unsure_has_no_severity():
-    """It read "unsure (edge: only in some situations)"."""
+    """Not "unsure (edge: only in some situations)"."""
     found = Finding("unsure", "edge", "The checker does not know.", "", "", None)
     text = str(report(found, HALF, verdict="unsure"))
     assert "\n  unsure\n" in text
@@ -409,7 +409,7 @@ def test_unsure_has_no_severity():
 
 
 def test_classes_that_are_no_attention_are_left_out():
-    """Two reports were told apart by the text of their evidence."""
+    """Such reports are recognised by a field, and not by the text of their evidence."""
     right = report(verdict="correct")
     norm = report(verdict="unsure", is_attention=False)
     assert left_out([norm, right]) == [right]

@@ -1,25 +1,24 @@
-"""A hundred and eighty-four files as users might write them: half are right, half wrong.
+"""A hundred and eighty-four files as users might write them: half are correct, half are wrong.
 
-They were written without looking at how the checker works, in as many styles as there are files;
-the right ones were compared with PyTorch's own attention. The first line of each says what a good
+They were written without knowledge of how the checker works, in as many styles as there are files;
+the correct ones were compared with PyTorch's own attention. The first line of each says what a good
 checker answers: `# expect: correct`, the ids of its mistakes, or `wrong` for one in no list.
 
-61 to 84 came later, from someone who had not seen the checker at all. When it first saw them, it
-raised no false alarm on the 12 right ones (8 correct, 4 that it could not run), and found and named
-6 of the 12 wrong ones. 85 to 114 came from a third person, who had not seen it either. At first
-sight it raised no false alarm on the 15 right ones (5 correct, 10 not understood), named 5 of the
-15 wrong ones, took 2 for correct and did not understand 8. 115 to 144 came from a fourth. Of the 15
-right ones it called 10 correct, did not understand 4, and raised 1 false alarm (numpy's arrays were
-no answer to it); of the 15 wrong ones it named 10, took 3 for correct (one with a remark) and could
-not run 2.
+61 to 184 came later, in four sets from authors who did not know the checker. First runs on them:
 
-145 to 184 came from two more, who knew nothing of it: 20 files as students write them (145 to 164),
-20 as engineers and researchers do. At first sight, of the students' 10 right ones it called 8
-correct and did not understand 2; of the 10 wrong ones it found 8 and named 7, took 1 for correct
-and did not understand 1. Of the engineers' 10 right ones it called 3 correct and did not understand
-7 (3 could not be run); of the 10 wrong ones it found 3 and named 2, took 4 for correct and did not
-understand 3; and it raised 1 false alarm, on a norm inside one of them that it took for attention.
-The checker was improved after each of these sets, so the figures below are no longer blind.
+              correct files                            wrong files
+    61-84     12: 8 correct, 4 not run                 12: 6 named
+    85-114    15: 5 correct, 10 not understood         15: 5 named, 2 missed, 8 not understood
+    115-144   15: 10 correct, 4 not understood,        15: 10 named, 3 missed (one with a remark),
+                  1 false alarm (NumPy arrays)             2 not run
+    145-164   10: 8 correct, 2 not understood          10: 8 found, 7 of them named, 1 missed,
+                                                           1 not understood
+    165-184   10: 3 correct, 7 not understood          10: 3 found, 2 of them named, 4 missed,
+                  (3 of them not run)                      3 not understood
+
+The last set also had 1 false alarm, on a norm in one of the files that was taken for attention.
+145 to 164 are in the style of students, 165 to 184 of engineers and researchers. The checker was
+improved after each set, so the figures below are no longer blind.
 
     python tests/checker/test_submissions.py                    prints the table
     python tests/checker/test_submissions.py FOLDER [FILE.json] for a blind set; writes it to a file
@@ -39,7 +38,7 @@ import torch
 FOLDER = Path(__file__).parent / "submissions"
 FILES = sorted(FOLDER.glob("[0-9]*.py"), key=lambda file: int(file.stem.partition("_")[0]))
 
-# A change of the method may only raise these.
+# A change of the checker may only raise these.
 FOUND = 92  # wrong files that are called wrong, of 92
 NAMED = 79  # of the 79 whose mistakes are in the list: all of them named
 UNDERSTOOD = 88  # right files that are called correct, of 92
@@ -81,7 +80,7 @@ def ask(file: Path) -> Answer:
 
     source = file.read_text(encoding="utf-8")
     start = time.perf_counter()
-    # Without the answer of its first lines, and with the lines where they were.
+    # Without the expected answer in its first lines; line numbers stay the same.
     asked = re.sub(r"(?m)^# (expect|why):.*", "#", source)
     reports = check_source(asked, f"{file.stem[:2]}.py")
     findings = [f for report in reports for f in report.findings]
@@ -127,7 +126,7 @@ def test_no_two_files_share_more_than_a_few_lines():
     def lines(file: Path) -> set[str]:
         text = {line.strip() for line in file.read_text(encoding="utf-8").splitlines()}
         common = r"(import|from|class|super|return|def|B, T|b, n)\b.*|\W*|# expect.*"
-        # What a whole course writes alike, since its book does.
+        # Lines that a whole course has in common, because its book has them.
         common += r"|self\.W_(query|key|value) = .*|if __name__ == .*"
         return {line for line in text if not re.fullmatch(common, line)}
 

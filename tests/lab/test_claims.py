@@ -344,7 +344,7 @@ def test_both_forms_of_projection_are_the_ladder_s():
         torch.testing.assert_close(cost_claims.split(x, weights, attend), wrapper(x))
 
 
-def test_filling_in_place_and_a_copy_are_the_same():
+def test_masked_fill_in_place_equals_a_copy():
     q, k, v = torch.randn(3, 2, 3, 7, 5).unbind()
     future = torch.ones(7, 7, dtype=torch.bool).triu(1)
     torch.testing.assert_close(

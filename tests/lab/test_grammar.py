@@ -144,7 +144,7 @@ def test_labels_are_the_ones_a_person_would_give(text, name, query, key, distrac
         assert set(found.wrong) == set(wrong)
 
 
-def test_every_label_is_causal_and_foretells_the_next_word():
+def test_every_label_is_causal_and_predicts_the_next_word():
     for split in ("train", "test"):
         for sentence in some(3000, seed=1, split=split):
             for relation in sentence.relations:

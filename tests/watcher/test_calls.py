@@ -238,8 +238,8 @@ def test_encoder_and_decoder_of_one_length():
     assert row_of(table, CROSS).same_token is None
 
 
-def test_cross_attention_with_a_filled_up_memory():
-    """With as many queries as keys, the queries in the places of filling were left out."""
+def test_cross_attention_with_padded_memory():
+    """The mask is that of the keys: queries at the same positions are no padding."""
     real = torch.arange(9)[None] < 6
     seen, _, _ = read_by_t5(9, 9, mask=real.long())
     table = seen.heads()
@@ -280,12 +280,12 @@ def test_attention_without_causality_after_another_text():
     assert [row.previous is None for row in seen.heads().rows] == [False, False, True]
 
 
-# Filling, where no token sees itself.
+# Padding, where no token attends to itself.
 
 
 @pytest.mark.parametrize("kind", ["bool", "-inf"])
-def test_the_last_token_of_strict_causality_is_no_filling(kind):
-    """Nobody sees it, since it does not see itself; it was left out of the means."""
+def test_the_last_token_of_strict_causality_is_no_padding(kind):
+    """No token attends to it, not even itself; it still counts in the means."""
     torch.manual_seed(2)
     q, k = torch.randn(2, 3, 2, 8, 4, dtype=torch.float64)
     strict = torch.ones(8, 8, dtype=torch.bool).tril(-1)

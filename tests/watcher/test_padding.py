@@ -1,4 +1,4 @@
-"""Filling: what only fills a batch up to one length is left out of the table of heads."""
+"""Padding is left out of the table of heads."""
 
 import math
 
@@ -35,7 +35,7 @@ def texts_alone(build_model, ids, lengths, side="right"):
 
 
 def padded_texts(side="right"):
-    """Texts of different lengths in one batch; the filling has the id of a real token."""
+    """Texts of different lengths in one batch; the padding has the id of a real token."""
     ids = torch.randint(1, 6, (3, max(LENGTHS)), generator=torch.Generator().manual_seed(4))
     real = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     real = real if side == "right" else real.flip(1)
@@ -74,8 +74,8 @@ def llama_in_double():
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["found", "told"])
-def test_filling_is_left_out_of_the_table(told):
-    """Queries that only fill a batch were averaged with the rest, and their ids were copies."""
+def test_padding_is_left_out_of_the_table(told):
+    """Queries of padding must not be averaged with the rest."""
     ids, real = padded_texts()
     expected = texts_alone(gpt2_in_double, ids, LENGTHS)
     with torch.no_grad(), watch(model := gpt2_in_double()) as seen:
@@ -86,8 +86,8 @@ def test_filling_is_left_out_of_the_table(told):
     assert plain["h.0.attn"] == pytest.approx(float(expected["h.0.attn", "entropy"][2]), abs=1e-6)
 
 
-def test_filling_on_the_left_of_gpt2_needs_positions():
-    """As `Seen.heads` says: without them its weights themselves are others."""
+def test_padding_on_the_left_of_gpt2_needs_positions():
+    """As `Seen.heads` says: without positions, the weights themselves differ."""
     ids, real = padded_texts("left")
     expected = texts_alone(gpt2_in_double, ids, LENGTHS, "left")
     model, places = gpt2_in_double(), (real.cumsum(1) - 1).clamp_min(0)
@@ -101,7 +101,7 @@ def test_filling_on_the_left_of_gpt2_needs_positions():
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["found", "told"])
-def test_filling_on_the_left_is_left_out_of_the_table(told):
+def test_padding_on_the_left_is_left_out_of_the_table(told):
     """Llama's positions are relative, so a shift changes nothing; see `Seen.heads` on GPT-2."""
     ids, real = padded_texts("left")
     expected = texts_alone(llama_in_double, ids, LENGTHS, "left")
@@ -114,7 +114,7 @@ def test_filling_on_the_left_is_left_out_of_the_table(told):
 @pytest.mark.parametrize("value", ["bool", "-inf", "lowest"])
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_filling_is_found_in_every_kind_of_mask(value, side, causal):
+def test_padding_is_found_in_every_kind_of_mask(value, side, causal):
     torch.manual_seed(1)
     q, k = torch.randn(2, 3, 2, 13, 5, dtype=torch.float64)
     ids, real = padded_texts(side)
@@ -141,7 +141,7 @@ def test_filling_is_found_in_every_kind_of_mask(value, side, causal):
     assert [row.entropy for row in table.rows] == pytest.approx(expected.tolist(), abs=1e-6)
 
 
-def test_filling_in_generation():
+def test_padding_in_generation():
     ids, real = padded_texts("left")
     model = build(transformers.LlamaForCausalLM, llama_in_double().config)
     with watch(model) as seen:
@@ -171,7 +171,7 @@ def test_attention_masks_that_do_not_fit():
 
 
 def test_a_mask_of_the_keys_in_cross_attention():
-    """Its queries are other tokens: none of them is filling."""
+    """Its queries are other tokens: none of them is padding."""
     torch.manual_seed(0)
     real = torch.arange(11) < torch.tensor([[7], [11]])
     m = AttentionMap(torch.randn(2, 3, 5, 4), torch.randn(2, 3, 11, 4), Mask.padding(real))
@@ -182,7 +182,7 @@ def test_a_mask_of_the_keys_in_cross_attention():
     assert [row.entropy for row in table.rows] == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_mask_that_hides_everything_says_nothing_of_filling():
+def test_a_mask_that_hides_everything_says_nothing_of_padding():
     seen = Seen()
     hidden = torch.zeros(2, 1, 1, 5, dtype=torch.bool)
     seen.add(

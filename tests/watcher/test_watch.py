@@ -1209,7 +1209,7 @@ def test_what_a_head_does_in_words():
 
 def test_queries_that_see_nothing_are_left_out():
     q, mask = torch.randn(1, 1, 6, 4), torch.ones(6, 6, dtype=torch.bool).tril()
-    mask[:, :2] = False  # two filled-up places on the left: the first token is number 2
+    mask[:, :2] = False  # two padding positions on the left: the first token is number 2
     mask[2:, 2] = True
     model = Calls(lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=mask))
     with watch(model) as seen:

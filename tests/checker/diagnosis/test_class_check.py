@@ -1,0 +1,483 @@
+"""Every mistake of the catalogue is named in several styles; correct code is not flagged."""
+
+import difflib
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from correct_variants import RIGHT
+from in_process_check import Here
+from planted_mistakes import BOOK, MINIMAL, PLANTED, SPECIAL, STYLES, WRAPPER, edited, planted
+from uncatalogued_mistakes import BEYOND, CONVOLVED, MAYBE_CAUSAL, NO_SIGNS, SHARED, UNUSUAL
+
+import clearhead
+from clearhead import ladder
+from clearhead.checker.catalogue import find
+from clearhead.checker.diagnosis.class_check import check_class, check_object
+from clearhead.checker.diagnosis.file_check import check_source
+from clearhead.checker.harness.constructor_arguments import meaning_of
+from clearhead.checker.harness.weight_roles import role_of
+from clearhead.checker.report import Report
+from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.class_choice import choose
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
+
+
+def check(source: str, only: str | None = None) -> list[Report]:
+    session = Here(source)
+    classes = session.classes()
+    assert not isinstance(classes, Failure)
+    return [check_class(session, info, source, "file.py") for info in choose(classes, source, only)]
+
+
+def ids(report: Report) -> set[str]:
+    return {finding.id for finding in report.findings}
+
+
+def changed_lines(old: str, new: str) -> set[int]:
+    """The numbers of the lines in the new text that are not in the old one, from 1."""
+    match = difflib.SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False)
+    return {
+        line + 1
+        for tag, _, _, first, last in match.get_opcodes()
+        for line in range(first, last)
+        if tag != "equal"
+    }
+
+
+# Two lines make the mistake together, and the finding names the other one.
+TWO_LINES = {
+    ("merge-without-transpose", "book"),
+    ("heads-interleaved", "book"),
+    ("missing-scale", "book"),
+    ("mask-inverted", "book"),
+    ("mask-not-sliced", "book"),
+    ("out-proj-unused", "nano"),
+    ("one-dtype-only", "minimal"),
+}
+EVERY = [(id, style) for id, styles in PLANTED.items() for style in styles]
+
+
+@pytest.mark.parametrize(("id", "style"), EVERY)
+def test_a_planted_mistake_is_named(id: str, style: str) -> None:
+    source = planted(id, style)
+    (report,) = check(source)
+    assert ids(report) == {id}, report
+    (finding,) = report.findings
+    severity = find(id).severity
+    assert finding.severity == severity
+    assert report.verdict == ("wrong" if severity == "wrong" else "correct")
+    assert finding.evidence
+    assert finding.fix
+    assert finding.line is not None
+    changed = changed_lines(STYLES[style], source)
+    assert not changed or finding.line in changed or (id, style) in TWO_LINES
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_a_mistake_with_a_shape_of_its_own_is_named(name: str) -> None:
+    id, cls, source = SPECIAL[name]
+    (report,) = check(source, cls)
+    assert ids(report) == {id}, report
+
+
+# Pairs where neither mistake hides the other: both are named.
+PAIRS = [
+    ("book", "missing-scale", "mask-off-by-one"),
+    ("book", "softmax-over-queries", "scale-by-d-out"),
+    ("book", "merge-without-transpose", "out-proj-unused"),
+    ("book", "key-from-query-weights", "mask-after-softmax"),
+    ("book", "view-with-d-in", "missing-scale"),
+    ("book", "dropout-unused", "scale-multiplied"),
+    ("book", "dropout-in-eval", "mask-result-dropped"),
+    ("book", "mask-not-sliced", "value-from-keys"),
+    ("minimal", "split-without-transpose", "missing-scale"),
+    ("minimal", "key-from-query-weights", "value-from-keys"),
+    ("nano", "padding-inverted", "scale-twice"),
+    ("minimal", "mask-inverted", "scale-twice"),
+    ("minimal", "value-from-keys", "mask-fill-not-inf"),
+    ("minimal", "scores-detached", "mask-off-by-one"),
+    ("minimal", "heads-interleaved", "mask-result-dropped"),
+    ("minimal", "out-proj-unused", "scores-detached"),
+    ("nano", "merge-without-transpose", "mask-fill-not-inf"),
+    ("nano", "split-without-transpose", "mask-off-by-one"),
+    ("nano", "heads-summed", "scale-by-d-out"),
+    ("nano", "query-key-swapped", "mask-hides-self"),
+    ("nano", "dropout-rescaled-twice", "no-causal-mask"),
+]
+
+
+@pytest.mark.parametrize(("style", "one", "other"), PAIRS)
+def test_two_mistakes_are_both_named(style: str, one: str, other: str) -> None:
+    source = edited(edited(STYLES[style], PLANTED[one][style]), PLANTED[other][style])
+    (report,) = check(source)
+    assert ids(report) == {one, other}, report
+
+
+def test_three_mistakes_are_all_named() -> None:
+    wanted = ("missing-scale", "mask-off-by-one", "merge-without-transpose")
+    source = functools.reduce(lambda text, id: edited(text, PLANTED[id]["book"]), wanted, BOOK)
+    (report,) = check(source)
+    assert ids(report) == set(wanted)
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_mistakes_in_no_list(name: str) -> None:
+    wanted, source = BEYOND[name]
+    (report,) = check(source)
+    assert ids(report) - {"mask-fill-overflows-half"} == wanted, report
+    assert report.verdict == "wrong"
+
+
+# Each token is projected separately: no tensor holds the merged heads of all tokens.
+NOT_UNDERSTOOD = "a parameter a head, loops"
+
+
+def test_what_is_not_understood_is_not_called_wrong() -> None:
+    (report,) = check({**RIGHT, **UNUSUAL}[NOT_UNDERSTOOD])
+    assert (report.verdict, ids(report)) == ("unsure", {"unsure"}), report
+
+
+@pytest.mark.parametrize("name", sorted({*RIGHT, *UNUSUAL} - {NOT_UNDERSTOOD}))
+def test_right_code_is_not_flagged(name: str) -> None:
+    reports = check({**RIGHT, **UNUSUAL}[name])
+    assert reports
+    for report in reports:
+        assert report.verdict == "correct", report
+        # Failures in half precision or with huge scores are remarks, not mistakes.
+        assert ids(report) <= {"mask-fill-overflows-half", "mask-fill-too-small"}, report
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        ladder.SelfAttention,
+        ladder.CausalAttention,
+        ladder.MultiHeadAttentionWrapper,
+        ladder.MultiHeadAttention,
+        ladder.EncoderAttention,
+        clearhead.MultiHeadAttention,
+    ],
+)
+def test_our_own_attention_is_right(cls: type) -> None:
+    report = check_object(cls)
+    assert report.verdict == "correct", report
+    assert not report.findings
+
+
+@pytest.mark.parametrize("subject", ["file.py", lambda x: x, None])
+def test_what_is_neither_a_class_nor_a_module_is_refused(subject: object) -> None:
+    with pytest.raises(TypeError, match=r"expected a class or a module, got .*\n.*check FILE"):
+        clearhead.check(subject)  # type: ignore[arg-type]
+
+
+def test_a_report_has_a_short_repr() -> None:
+    shown = repr(check_object(ladder.CausalAttention))
+    assert shown == "Report(CausalAttention: correct; no findings): print it"
+
+
+def test_a_module_that_is_built_is_checked_as_it_is() -> None:
+    module = ladder.MultiHeadAttention(10, 12, 9, 0.1, num_heads=4)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    report = check_object(module)
+    assert report.verdict == "correct", report
+    assert not report.findings
+    assert str(report.form).startswith("4 heads of size 3, causal")
+    for name, value in module.state_dict().items():
+        assert torch.equal(before[name], value)
+
+
+def test_a_file_is_checked_in_a_process_of_its_own() -> None:
+    right, wrapper = check_source(WRAPPER, "mine.py")
+    assert (right.cls, wrapper.cls) == ("CausalAttention", "MultiHeadAttentionWrapper")
+    assert right.verdict == wrapper.verdict == "correct"
+    (wrong,) = check_source(planted("softmax-over-queries", "nano"), "mine.py")
+    assert ids(wrong) == {"softmax-over-queries"}
+    assert "softmax runs over the queries" in wrong.findings[0].evidence
+    assert "Changing token" in wrong.findings[0].evidence
+
+
+def test_a_file_that_cannot_run_says_so() -> None:
+    (report,) = check_source("import nothing_of_this_name\n", "mine.py")
+    assert report.verdict == "error"
+    assert "nothing_of_this_name" in report.findings[0].says
+    (report,) = check_source("x = 1\n", "mine.py")
+    assert report.verdict == "error"
+    assert "no attention class; its classes: none. The checker looks for" in report.findings[0].says
+    (report,) = check_source("def f(:\n", "mine.py")
+    assert report.findings[0].says.startswith("Python could not read the file: SyntaxError: ")
+    more = ("b, tokens, d_in = x.shape", "b, tokens, d_in, more = x.shape")
+    (report,) = check(edited(BOOK, [more]))
+    assert report.verdict == "error"
+    assert ids(report) == {"cannot-run"}
+    assert report.findings[0].line is not None
+
+
+def test_an_adapter_that_fails_is_no_evidence():
+    """One adapter serves a whole course; a file may lack the class that the adapter builds."""
+    adapter = (
+        "class Adapted(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.inner = NotInThisFile(14, 15, 11, 0.0, 3)\n"
+    )
+    (report,) = check_source(BOOK, "mine.py", adapter=adapter)
+    assert report.verdict == "error"
+    assert [found.id for found in report.findings] == ["cannot-run"]
+    assert "The adapter failed in its line 4: NameError" in report.findings[0].says
+
+
+def test_an_adapter_makes_an_unusual_class_checkable() -> None:
+    unusual = BOOK.replace(
+        "def forward(self, x):", "def forward(self, bundle):\n        x = bundle['x']"
+    )
+    adapter = """
+class Adapted(nn.Module):
+    def __init__(self, d_in, d_out, context_length, dropout, num_heads):
+        super().__init__()
+        self.inner = MultiHeadAttention(d_in, d_out, context_length, dropout, num_heads)
+
+    def forward(self, x):
+        return self.inner({"x": x})
+"""
+    assert check(unusual)[0].verdict == "error"
+    (report,) = check_source(unusual, "mine.py", adapter=adapter)
+    assert report.verdict == "correct", report
+
+
+UNSURE = edited(
+    BOOK,
+    [("weights = torch.softmax(scores / keys.shape[-1] ** 0.5, dim=-1)",
+      "scores = scores.tanh() * 3 - future * 1e30\n"
+      "        weights = torch.softmax(scores, dim=-1)"),
+     ("        scores.masked_fill_(future, -torch.inf)\n", "")],
+)  # fmt: skip
+
+
+def test_what_is_not_known_is_called_unsure() -> None:
+    (report,) = check(UNSURE)
+    assert report.verdict == "unsure", report
+    assert "unsure" in ids(report)
+    assert "the scores are capped in an unknown way" in report.findings[0].evidence
+
+
+def test_a_mistake_in_no_list_is_wrong_with_the_property_that_fails() -> None:
+    mixed = edited(BOOK, [("keys = self.W_key(x)", "keys = self.W_key(x.roll(1, 0) * 0.5)")])
+    (report,) = check(mixed)
+    assert report.verdict == "wrong"
+    assert ids(report) == {"attends-across-batch"}
+    assert "One sequence changes the output of another" in report.findings[0].evidence
+    # The mean of future values is subtracted from the values.
+    leaking = edited(
+        BOOK, [("values = self.W_value(x)", "values = self.W_value(x - x.mean(1, keepdim=True))")]
+    )
+    (report,) = check(leaking)
+    assert report.verdict == "wrong"
+    assert "Changing token" in report.findings[0].evidence
+
+
+def test_a_class_in_which_no_token_sees_another_is_no_attention() -> None:
+    source = """
+import torch.nn as nn
+class Attention(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.layer = nn.Linear(dim, dim)
+    def forward(self, x):
+        return self.layer(x)
+"""
+    (report,) = check(source)
+    assert report.verdict == "wrong"
+    assert "no token sees another" in report.findings[0].evidence
+
+
+def test_a_class_that_is_no_module_is_checked_too() -> None:
+    plain = edited(
+        BOOK,
+        [("(nn.Module)", ""), ("        super().__init__()\n", ""),
+         ('self.register_buffer("mask", ', "self.mask = ("),
+         ("self.dropout(weights)", "weights")],
+    )  # fmt: skip
+    (report,) = check(plain)
+    assert report.verdict in ("correct", "wrong"), report
+    assert str(report.form).startswith("3 heads of size 5, causal")
+
+
+def test_the_line_of_the_root_is_named_not_a_call_of_that_name() -> None:
+    """A helper called scaled_dot_product is not the line with the scale."""
+    file = Path(__file__).parents[1] / "submissions" / "32_root_of_d_model.py"
+    source = file.read_text(encoding="utf-8")
+    (report,) = check(source)
+    (finding,) = report.findings
+    assert finding.line is not None
+    assert "math.sqrt(self.d_model)" in source.splitlines()[finding.line - 1]
+
+
+def test_any_wrong_scale_gets_its_own_sentence() -> None:
+    (report,) = check(edited(BOOK, [("keys.shape[-1] ** 0.5", "1.7")]))
+    assert ids(report) == {"wrong-scale"}
+    assert "The scale is 0.588 instead of 0.447" in report.findings[0].evidence
+
+
+def test_where_it_cannot_be_known_whether_it_is_causal_there_is_a_question() -> None:
+    """An encoder may have block_size in its constructor."""
+    (report,) = check(MAYBE_CAUSAL)
+    assert report.verdict == "correct"
+    (finding,) = report.findings
+    assert (finding.id, finding.severity) == ("no-causal-mask", "edge")
+    assert (
+        "meant for a language model, as block_size suggests, the mask is missing"
+        in finding.evidence
+    )
+    (report,) = check(MAYBE_CAUSAL + "\n\nclass TinyGPT(nn.Module):\n    pass\n", "SelfAttn")
+    assert (report.verdict, ids(report)) == ("wrong", {"no-causal-mask"})
+
+
+def test_an_adapter_with_a_context_length_says_nothing_about_causality() -> None:
+    adapter = """
+class Adapted(nn.Module):
+    def __init__(self, d_in, d_out, context_length, dropout, num_heads):
+        super().__init__()
+        self.inner = SelfAttn(d_out, num_heads)
+
+    def forward(self, x):
+        return self.inner(x)
+"""
+    (report,) = check_source(UNUSUAL["fused, for images"], "mine.py", adapter=adapter)
+    assert report.verdict == "correct", report
+    assert not report.findings
+    assert report.form.causal == "no"
+
+
+def test_a_scale_that_is_set_on_purpose_is_not_called_wrong() -> None:
+    given = edited(
+        MINIMAL,
+        [
+            ("p=0.1,", "p=0.1, scale=0.25,"),
+            ("self.h = h", "self.h = h\n        self.scale = scale"),
+            (" / math.sqrt(self.dk)", " * self.scale"),
+        ],
+    )
+    (report,) = check(given)
+    assert (report.verdict, ids(report)) == ("correct", set()), report
+    assert report.notes == ("The scale is an argument, and the value passed is used.",)
+    (report,) = check(edited(given, [("self.scale = scale", "self.scale = 1.0")]))
+    assert report.verdict == "correct"
+    assert [(f.id, f.severity) for f in report.findings] == [("missing-scale", "edge")]
+    assert "If that is intended, as in T5," in report.findings[0].evidence
+
+
+def test_signs_of_causality_that_mean_nothing_are_not_taken_for_signs() -> None:
+    """A flag that is off, and a flag of a class whose mask is an argument."""
+    for source in NO_SIGNS:
+        (report,) = check(source)
+        assert (report.verdict, ids(report)) == ("correct", set()), report
+        assert report.form.causal == "no"
+
+
+def test_keys_from_elsewhere_are_given_where_forward_needs_them() -> None:
+    source = RIGHT["cross attention"]
+    assert "context" in source
+    optional = source.replace("context)", "context=None)", 1)
+    assert optional != source
+    (report,) = check(optional)
+    assert (report.verdict, ids(report)) == ("correct", set()), report
+
+
+def test_projections_inside_each_head_are_right_but_not_the_papers() -> None:
+    (report,) = check(SHARED)
+    assert report.verdict == "correct", report
+    assert [(f.id, f.severity) for f in report.findings] == [("heads-share-projection", "compat")]
+
+
+def test_a_convolution_beside_attention_is_no_mistake() -> None:
+    (report,) = check(CONVOLVED)
+    assert report.verdict == "unsure", report
+
+
+def test_a_module_given_with_dropout_of_its_own_is_not_called_wrong() -> None:
+    """The rate with which it was built is not known, so it cannot be judged."""
+    report = check_object(ladder.MultiHeadAttention(10, 12, 9, 0.0, num_heads=4))
+    assert (report.verdict, ids(report)) == ("correct", set()), report
+
+
+def test_a_mask_argument_may_have_any_polarity_but_must_hide() -> None:
+    source = RIGHT["head by head inside the fused matrix"]
+    fills: dict[str, set[str]] = {
+        "mask == 0, -9e15": set(),
+        "mask == 1, -1e4": set(),
+        "mask == 0, 0.0": {"mask-fill-not-inf"},
+    }
+    for fill, wanted in fills.items():
+        (report,) = check(edited(source, [("mask == 0, -9e15", fill)]))
+        assert ids(report) - {"mask-fill-overflows-half"} == wanted, (fill, report)
+    ignored = edited(
+        source,
+        [("            match = match.masked_fill(mask == 0, -9e15)\n", "            pass\n")],
+    )
+    assert ids(check(ignored)[0]) == {"mask-ignored"}
+
+
+@pytest.mark.parametrize(
+    ("path", "role"),
+    [
+        ("W_query.weight", "q"), ("to_q.weight", "q"), ("w_qs.weight", "q"), ("querys.weight", "q"),
+        ("toQueries.weight", "q"), ("attn.q_proj.weight", "q"), ("W_keys", "k"),
+        ("fc_k.weight", "k"), ("values.weight", "v"), ("vproj.weight", "v"),
+        ("attn.c_attn.weight", "qkv"), ("in_proj_weight", "qkv"),
+        ("query_key_value.weight", "qkv"), ("to_kv.weight", "kv"),
+        ("to_out.0.weight", "o"), ("unifyheads.weight", "o"), ("W_o.weight", "o"),
+        ("attn.c_proj.weight", "o"), ("fc_out.weight", "o"), ("alpha.weight", ""),
+    ],
+)  # fmt: skip
+def test_names_tell_roles(path: str, role: str) -> None:
+    assert role_of(path) == role
+
+
+def test_constructor_names_are_understood() -> None:
+    assert meaning_of("numHeads") == "heads"
+    assert meaning_of("ctx_len") == "context"
+    assert meaning_of("attn_pdrop") == "p"
+    assert meaning_of("xyz") == ""
+
+
+@pytest.mark.parametrize(
+    ("default", "verdict", "said"),
+    [
+        ("DROPUOT", "wrong", "Nothing in the file defines DROPUOT. Did you mean DROPOUT?"),
+        ("float(open('rate.txt').read())", "error", ""),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_wrong_if_that_is_its_own_fault(default, verdict, said):
+    source = edited(
+        MINIMAL, [("p=0.1", f"p={default}"), ("class Attn", "DROPOUT = 0\n\n\nclass Attn")]
+    )
+    (report,) = check_source(source, "mine.py")
+    assert report.verdict == verdict
+    assert said in report.findings[0].evidence
+    assert (report.findings[0].id == "crashes") == (verdict == "wrong")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("        m = torch.tril", "        if T > 1000:\n            m = torch.tril",
+         "Nothing is assigned to it before on this path."),
+        ("self.drop = nn", "self.q = nn.Linear(1, 1)\n        self.q = 5\n        self.drop = nn",
+         "A layer already has this name."),
+    ],
+)  # fmt: skip
+def test_errors_that_are_its_own_whatever_is_passed_in(old, new, said):
+    (report,) = check(edited(MINIMAL, [(old, new)]))
+    assert (report.verdict, ids(report)) == ("wrong", {"crashes"})
+    assert said in report.findings[0].evidence
+
+
+def test_a_length_that_is_written_into_the_code_is_named():
+    """The class works with context_length tokens, but not with fewer."""
+    fixed = BOOK.replace("view(b, tokens, self", "view(b, self.mask.shape[0], self")
+    (report,) = check(fixed)
+    assert ids(report) == {"fails-at-some-lengths"}
+    assert "7 tokens with a context of 11" in report.findings[0].evidence

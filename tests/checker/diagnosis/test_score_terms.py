@@ -1,0 +1,435 @@
+"""Additions to attention: biases, learned scales, mixed heads, sinks, rotary positions."""
+
+import pytest
+from in_process_check import check, ids
+from planted_mistakes import HEAD, edited
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
+
+
+BIASED = (
+    HEAD
+    + """\
+class BiasedAttention(nn.Module):
+    def __init__(self, d_model, n_heads, max_len=80):
+        super().__init__()
+        self.h, self.hd = n_heads, d_model // n_heads
+        self.q, self.k = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.v, self.o = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.slopes = nn.Parameter(torch.ones(n_heads))
+        self.table = nn.Parameter(torch.zeros(n_heads, 2 * max_len - 1))
+        self.max_len = max_len
+
+    def forward(self, x):
+        b, n, d = x.shape
+        q, k, v = (f(x).view(b, n, self.h, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        i = torch.arange(n, device=x.device)
+        s = q @ k.mT / self.hd**0.5 + self.table[:, i[None] - i[:, None] + self.max_len - 1]
+        y = s.softmax(-1) @ v
+        return self.o(y.transpose(1, 2).reshape(b, n, d)) + 0 * self.slopes.sum()
+"""
+)
+_BIAS = " + self.table[:, i[None] - i[:, None] + self.max_len - 1]"
+
+
+def test_a_bias_of_distances_is_right_and_is_said():
+    report = check(BIASED)
+    assert (report.verdict, ids(report)) == ("correct", set())
+    assert "A relative position bias is added to the scores." in report.notes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict", "id"),
+    [
+        (" / self.hd**0.5", "", "unsure", "missing-scale"),  # T5 has none, on purpose
+        (" / self.hd**0.5", " / d**0.5", "wrong", "scale-by-d-out"),
+        ("i[None] - i[:, None]", "i[None] + i[:, None] - n", "wrong", "bias-of-summed-positions"),
+        ("softmax(-1)", "softmax(-2)", "wrong", "softmax-over-queries"),
+        (_BIAS, " - 3.0 * (i[None] > i[:, None])", "wrong", "mask-fill-not-inf"),
+        (
+            _BIAS,
+            " - i.diff(prepend=i[:1] - 1) * self.slopes[:, None, None]",
+            "correct",  # one number per head, which changes no weight
+            "",
+        ),
+        (
+            "i[None] - i[:, None] +",
+            "(i[None] - i[:, None]).clamp(min=2 * n) +",
+            "wrong",
+            "bias-ignores-distance",
+        ),
+    ],
+)
+def test_what_else_is_wrong_beside_a_bias_is_not_called_correct(old, new, verdict, id):
+    report = check(edited(BIASED, [(old, new)]))
+    assert (report.verdict, id in ids(report) or not id) == (verdict, True)
+
+
+def test_a_slope_that_rewards_distance_is_wrong():
+    """ALiBi with the wrong sign: far tokens get more."""
+    falls = " - self.slope * (i[:, None] - i).abs()"
+    slope = ("self.max_len = max_len", "self.max_len, self.slope = max_len, 0.3")
+    assert check(edited(BIASED, [slope, (_BIAS, falls)])).verdict == "correct"
+    report = check(edited(BIASED, [slope, (_BIAS, falls.replace("- ", "+ ", 1))]))
+    assert (report.verdict, ids(report)) == ("wrong", {"bias-favours-distant"})
+
+
+@pytest.mark.parametrize(
+    ("bias", "verdict"),
+    [
+        (" + 0.3 * i", "correct"),
+        (" - 0.3 * i.flip(0)", "correct"),
+        (" - 0.3 * i", "unsure"),
+        (" + 0.3 * i**2", "unsure"),
+    ],
+)
+def test_a_slope_in_the_keys_position_is_one_in_the_distance(bias, verdict):
+    """The two differ by one number per query, which changes no weight."""
+    assert check(edited(BIASED, [(_BIAS, bias)])).verdict == verdict
+
+
+def test_the_only_token_has_the_whole_weight():
+    """A single token needs no mask, and its softmax has one entry."""
+    pairs = "nn.Parameter(torch.randn(n_heads, max_len, max_len))"
+    mask = "\n        if n > 1:\n            s = s.masked_fill(i > i[:, None], -torch.inf)"
+    table = ("self.max_len = max_len", f"self.pairs = {pairs}")
+    report = check(edited(BIASED, [table, (_BIAS, f" + self.pairs[:, :n, :n]{mask}")]))
+    assert (report.verdict, ids(report)) == ("correct", set())
+
+
+COSINE = edited(
+    BIASED,
+    [
+        (f"q @ k.mT / self.hd**0.5{_BIAS}", "F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT"),
+        ("        y = s", "        s = s * self.slopes.exp()[:, None, None]\n        y = s"),
+    ],
+)
+
+
+def test_cosine_attention_with_a_learned_temperature_is_right():
+    report = check(COSINE)
+    assert (report.verdict, ids(report)) == ("correct", set())
+    assert len(report.notes) == 2
+
+
+@pytest.mark.parametrize("axis", ["", ", dim=1"])
+def test_a_norm_over_another_axis_is_named(axis):
+    wrong = COSINE.replace(", dim=-1)", f"{axis})")
+    report = check(wrong)
+    assert (report.verdict, ids(report)) == ("wrong", {"norm-over-wrong-axis"})
+    line = report.findings[0].line
+    assert line is not None
+    assert "normalize" in wrong.splitlines()[line - 1]
+
+
+def test_a_slope_that_is_learned_does_not_excuse_a_missing_scale():
+    """A parameter of the bias is not a learned scale."""
+    slopes = " - self.slopes.exp()[:, None, None] * (i[:, None] - i).abs()"
+    report = check(edited(BIASED, [(_BIAS, slopes), (" / self.hd**0.5", "")]))
+    assert (report.verdict, ids(report)) == ("unsure", {"missing-scale"})
+
+
+TALKING = edited(
+    BIASED,
+    [
+        (_BIAS, ""),
+        ("self.slopes = nn.Parameter(torch.ones(n_heads))",
+         "self.mix, self.blend = (nn.Parameter(torch.eye(n_heads)) for _ in range(2))"),
+        (" + 0 * self.slopes.sum()", ""),
+        ("        y = s.softmax(-1) @ v\n",
+         "        s = torch.einsum('bhij,hg->bgij', s, self.mix)\n"
+         "        a = torch.einsum('bhij,gh->bgij', s.softmax(-1), self.blend)\n"
+         "        y = a @ v\n"),
+        ("        self.table = nn.Parameter(torch.zeros(n_heads, 2 * max_len - 1))\n", ""),
+    ],
+)  # fmt: skip
+
+
+def test_heads_may_talk():
+    report = check(TALKING)
+    assert (report.verdict, ids(report)) == ("correct", set())
+    assert report.notes == ("Heads are mixed: talking heads.",)
+    assert "missing-scale" in ids(check(edited(TALKING, [(" / self.hd**0.5", "")])))
+
+
+def test_mixed_pairs_of_rotary_positions_are_named():
+    rotary = edited(
+        BIASED,
+        [
+            (_BIAS, ""),
+            ("        s = q",
+             "        f = 10000 ** (-torch.arange(0, self.hd, 2) / self.hd)\n"
+             "        f = torch.cat([i[:, None] * f] * 2, -1).to(x.dtype)\n"
+             "        q, k = (t * f.cos() + torch.cat([-t.chunk(2, -1)[1], t.chunk(2, -1)[0]], -1)"
+             " * f.sin() for t in (q, k))\n"
+             "        s = q"),
+        ],
+    )  # fmt: skip
+    assert check(rotary).verdict == "correct"
+    old, new = "torch.cat([i[:, None] * f] * 2, -1)", "(i[:, None] * f).repeat_interleave(2, -1)"
+    wrong = edited(rotary, [(old, new)])
+    assert ids(check(wrong)) == {"rotary-pairs-mixed"}
+
+
+SINK = edited(
+    BIASED,
+    [(_BIAS, ""), ("s.softmax(-1) @ v", "a @ v"),
+     ("        y = a",
+      "        s = torch.cat([s, self.slopes[:, None, None].expand(b, -1, n, 1)], -1)\n"
+      "        a = s.softmax(-1)[..., :-1]\n        y = a")],
+)  # fmt: skip
+
+
+def test_a_learned_sink_is_right_and_does_not_hide_a_mistake():
+    """Rows of weights that sum to less than one are intended here."""
+    report = check(SINK)
+    assert report.verdict == "correct"
+    assert any("a sink" in note for note in report.notes)
+    unscaled = edited(SINK, [(" / self.hd**0.5", "")])
+    assert ids(check(unscaled)) == {"missing-scale"}
+
+
+CAPPED = edited(
+    BIASED,
+    [(_BIAS, ""), ("        y = s", "        s = 4.0 * torch.tanh(s / 4.0)\n        y = s")],
+)
+
+
+def test_capped_scores_are_right_and_do_not_hide_a_mistake():
+    report = check(CAPPED)
+    assert report.verdict == "correct"
+    assert "The scores are capped at 4 by a tanh." in report.notes
+    assert ids(check(edited(CAPPED, [(" / self.hd**0.5", "")]))) == {"missing-scale"}
+
+
+def test_values_that_are_never_used_are_wrong():
+    one = edited(BIASED, [(_BIAS, ""), ("softmax(-1) @ v", "softmax(-1) @ v[:, :1]")])
+    report = check(one)
+    assert (report.verdict, ids(report)) == ("wrong", {"unexplained"})
+    assert "10 of the 15 numbers that v.weight gives are never used" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    ["(i[:, None] - i).abs() > self.r", "(i > i[:, None]) | (i[:, None] - i >= self.r)"],
+    ids=["band", "causal window"],
+)
+def test_a_width_that_was_asked_for_is_no_break_at_longer_texts(hidden):
+    """The name of its argument may be anything."""
+    narrow = edited(
+        BIASED,
+        [(_BIAS, ""), ("n_heads, max_len=80", "n_heads, reach"), (", 2 * max_len - 1", ""),
+         ("self.max_len = max_len", "self.r = reach"),
+         ("        y = s", f"        s = s.masked_fill({hidden}, -torch.inf)\n        y = s")],
+    )  # fmt: skip
+    report = check(narrow)
+    assert (report.verdict, ids(report)) == ("correct", set())
+    assert "In longer sequences, each token sees a window of 11 tokens." in report.notes
+
+
+ROTARY = edited(
+    BIASED,
+    [
+        (_BIAS, ""),
+        ("        s = q",
+         "        f = 10000 ** (-torch.arange(0, self.hd, 2) / self.hd)\n"
+         "        f = torch.cat([i[:, None] * f] * 2, -1).to(x.dtype)\n"
+         "        q, k = (t * f.cos() + torch.cat([-t.chunk(2, -1)[1], t.chunk(2, -1)[0]], -1)"
+         " * f.sin() for t in (q, k))\n"
+         "        s = q"),
+    ],
+)  # fmt: skip
+
+
+def test_angles_that_grow_along_the_heads_are_named():
+    along_heads = [
+        ("torch.cat([i[:, None] * f] * 2, -1)",
+         "torch.cat([torch.arange(self.h)[:, None] * f] * 2, -1)[:, None]"),
+    ]  # fmt: skip
+    report = check(edited(ROTARY, along_heads))
+    assert (report.verdict, ids(report)) == ("wrong", {"rotary-ignores-position"})
+    line = report.findings[0].line
+    assert line is not None
+    assert "f.cos()" in ROTARY.splitlines()[line - 1]
+
+
+_GATHERED = (
+    HEAD
+    + """\
+class WindowAttention(nn.Module):
+    def __init__(self, dim, num_heads, window_size):
+        super().__init__()
+        self.h, self.qkv, self.out = num_heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.table = nn.Parameter(torch.zeros((2 * window_size - 1) ** 2, num_heads))
+        c = torch.cartesian_prod(torch.arange(window_size), torch.arange(window_size)).T
+        r = c[:, :, None] - c[:, None] + window_size - 1
+        self.register_buffer("index", r[0] * (2 * window_size - 1) + r[1])
+
+    def forward(self, x):
+        n = x.shape[1]
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.h, -1)).permute(2, 0, 3, 1, 4)
+        bias = self.table[self.index.flatten()].view(n, n, self.h).permute(2, 0, 1)
+        y = (q @ k.mT / q.shape[-1] ** 0.5 + bias).softmax(-1) @ v
+        return self.out(y.transpose(1, 2).flatten(2))
+"""
+)
+
+
+def test_a_table_whose_heads_stay_last_is_named():
+    assert check(_GATHERED).verdict == "correct"
+    viewed = ("view(n, n, self.h).permute(2, 0, 1)", "view(self.h, n, n)")
+    report = check(edited(_GATHERED, [viewed]))
+    assert (report.verdict, ids(report)) == ("wrong", {"unexplained"})
+    assert "without moving their axis" in report.findings[0].evidence
+
+
+_PIXELS = (
+    HEAD
+    + """class PixelAttention(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.norm = nn.GroupNorm(32, channels)
+        self.q, self.k, self.v = (nn.Conv2d(channels, channels, 1) for _ in range(3))
+
+    def forward(self, x):
+        h = self.norm(x)
+        q, k, v = (f(h).flatten(2) for f in (self.q, self.k, self.v))
+        weights = (q.mT @ k * q.shape[1] ** -0.5).softmax(-1)
+        return x + (v @ weights.mT).view(x.shape)
+"""
+)
+
+
+def test_many_channels_are_read_step_by_step():
+    """A norm of 32 groups needs many channels."""
+    report = check(_PIXELS)
+    assert report.verdict == "correct"
+    assert "step by step" in report.tested
+    assert "weights-transposed" in ids(check(edited(_PIXELS, [("weights.mT", "weights")])))
+
+
+def test_keys_that_are_rotated_the_other_way_are_named():
+    other = edited(
+        ROTARY,
+        [
+            ("* f.sin() for t in (q, k))", "* w * f.sin() for t, w in turns)"),
+            ("        q, k = (t *", "        turns = ((q, 1), (k, -1))\n        q, k = (t *"),
+        ],
+    )
+    assert ids(check(other)) == {"rotary-on-one-side"}
+
+
+def test_tables_that_are_indexed_by_heads_are_named():
+    """The cosines and sines are made once, by no call of the recorded pass."""
+    tables = [
+        ("class ", "_ANGLES = torch.outer(torch.arange(99.0), 10000 ** -torch.linspace(0, 1, 20))\n"
+         "_COS, _SIN = _ANGLES.cos(), _ANGLES.sin()\n\n\nclass "),
+        ("f = 10000 ** (-torch.arange(0, self.hd, 2) / self.hd)",
+         "c, f = (torch.cat([t[{rows}, : self.hd // 2]] * 2, -1){axis}.to(x.dtype)"
+         " for t in (_COS, _SIN))"),
+        ("        f = torch.cat([i[:, None] * f] * 2, -1).to(x.dtype)\n", ""),
+        ("f.cos()", "c"), ("f.sin()", "f"),
+    ]  # fmt: skip
+    along = edited(ROTARY, tables)
+    right, wrong = (
+        edited(along, [("{rows}", rows), ("{axis}", axis)])
+        for rows, axis in ((":n", ""), (": self.h", "[:, None]"))
+    )
+    assert check(right).verdict == "correct"
+    assert ids(check(wrong)) == {"rotary-ignores-position"}
+
+
+@pytest.mark.parametrize("summed", ["(2, 3)", "2"])
+def test_lengths_that_are_taken_over_the_tokens_are_named(summed):
+    normed = "(t * (t**2).mean({}, keepdim=True).rsqrt() for t in (q, k))\n        s = q @ k.mT /"
+    right, wrong = (
+        edited(BIASED, [("s = q @ k.mT /", f"q, k = {normed.format(axes)}"), (_BIAS, "")])
+        for axes in ("-1", summed)
+    )
+    assert check(right).verdict == "correct"
+    report = check(wrong)
+    assert (report.verdict, ids(report)) == ("wrong", {"norm-over-wrong-axis"})
+
+
+RELATIVE = edited(
+    BIASED,
+    [
+        ("torch.zeros(n_heads, 2 * max_len - 1)",
+         "torch.zeros(2 * max_len - 1, d_model // n_heads)"),
+        ("        s = q @ k.mT / self.hd**0.5 + self.table[:, i[None] - i[:, None] + "
+         "self.max_len - 1]",
+         "        r = self.table[i[None] - i[:, None] + self.max_len - 1]\n"
+         "        s = (q @ k.mT + torch.einsum('bhid,ijd->bhij', q, r)) / self.hd**0.5"),
+    ],
+)  # fmt: skip
+
+
+def test_a_term_of_queries_and_distances_is_right():
+    """As in Transformer-XL, queries are also multiplied with vectors of relative positions."""
+    report = check(RELATIVE)
+    assert (report.verdict, ids(report)) == ("correct", set())
+    assert "A relative position term is added to the scores." in report.notes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict", "id"),
+    [
+        (") / self.hd**0.5", ")", "wrong", "missing-scale"),
+        ("[i[None] - i[:, None] +", "[i[None] + 0 * i[:, None] +", "unsure", "unsure"),
+    ],
+)
+def test_a_term_of_positions_does_not_hide_a_mistake(old, new, verdict, id):
+    report = check(edited(RELATIVE, [(old, new)]))
+    assert (report.verdict, ids(report)) == (verdict, {id})
+
+
+OWN_KEYS = edited(
+    BIASED,
+    [
+        (_BIAS, ""),
+        ("torch.zeros(n_heads, 2 * max_len - 1)", "torch.randn(2, n_heads, 4, d_model // n_heads)"),
+        ("        s = q",
+         "        k, v = (torch.cat([own.expand(b, -1, -1, -1), t], 2)"
+         " for own, t in zip(self.table, (k, v)))\n"
+         "        hidden = F.pad(i > i[:, None], (4, 0))\n"
+         "        s = q"),
+        ("        y = s", "        s = s.masked_fill(hidden, -torch.inf)\n        y = s"),
+    ],
+)  # fmt: skip
+
+
+def test_keys_of_its_own_beside_the_tokens_are_read():
+    report = check(OWN_KEYS)
+    assert (report.verdict, ids(report)) == ("correct", set())
+    assert report.form.causal == "yes"
+    one_more = edited(OWN_KEYS, [("i > i[:, None]", "i > i[:, None] + 1")])
+    assert ids(check(one_more)) == {"mask-off-by-one"}
+
+
+PAIRED = (
+    HEAD
+    + """\
+class PairBiasAttention(nn.Module):
+    def __init__(self, c_s, c_z, n_heads):
+        super().__init__()
+        self.h, self.norm = n_heads, nn.LayerNorm(c_z)
+        self.q, self.k, self.v, self.o = (nn.Linear(c_s, c_s) for _ in range(4))
+        self.bias = nn.Linear(c_z, n_heads, bias=False)
+
+    def forward(self, s, z):
+        made = (layer(s) for layer in (self.q, self.k, self.v))
+        q, k, v = (x.unflatten(-1, (self.h, -1)).transpose(1, 2) for x in made)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        scores = scores + self.bias(self.norm(z)).permute(0, 3, 1, 2)
+        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+)
+
+
+def test_a_bias_from_features_of_pairs():
+    """Such a bias alone must not give the verdict "unsure"."""
+    report = check(PAIRED)
+    assert (report.verdict, ids(report)) == ("correct", set()), report
+    assert "A bias from features of each pair is added to the scores." in report.notes
+    assert ids(check(edited(PAIRED, [(" / q.shape[-1] ** 0.5", "")]))) == {"missing-scale"}
+    assert check(edited(PAIRED, [("0, 3, 1, 2", "0, 3, 2, 1")])).verdict == "unsure"

@@ -1,0 +1,640 @@
+"""How a class is built and called: from its source and from its error messages."""
+
+import pytest
+import torch
+from in_process_check import Here, check
+
+from clearhead.checker.diagnosis.file_check import check_source
+from clearhead.checker.harness.alternatives import alternatives, mask_ways
+from clearhead.checker.harness.building import prepare
+from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.constructor_arguments import attempts_for, with_configs
+from clearhead.checker.harness.subject import Subject
+from clearhead.checker.sandbox.submission import Failure, Isolated
+from clearhead.checker.source.class_text import text_of
+from clearhead.checker.source.siblings import siblings_of
+
+CLASS = """
+class Attention(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def split(self, x):
+        return x.unflatten(-1, (self.h, -1)).transpose(1, 2)
+
+    def forward(self, x):
+        q, k, v = self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+"""
+IMPORTS = "import torch\nfrom torch import nn\n"
+
+
+def test_no_two_sizes_are_equal():
+    """Otherwise one axis could be confused with another."""
+    for seed in range(200):
+        sizes = attempts_for(seed)
+        for one in (*sizes.plain, sizes.grouped, sizes.wide):
+            assert len({one.batch, one.tokens, one.heads, one.head_dim}) == 4, (seed, one)
+            assert one.d_out % one.tokens, (seed, one)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("import no_such_module\n", "", "no_such_module"),
+        ("from .layers import RMSNorm, helper\n", "", "layers"),
+        ("text = open('shakespeare.txt').read()\n", "", "shakespeare.txt"),
+        ("text = open('s.txt').read()\nchars = sorted(set(text))\n", "", "s.txt"),
+        ("", "model = Attention(8, 2)\nprint(model.missing)\n", "missing"),
+        ("", "raise SystemExit(1)\n", "SystemExit"),
+    ],
+)
+def test_what_is_missing_at_the_top_is_left_out(before, after, said):
+    with Isolated(IMPORTS + before + CLASS + after, "file.py") as session:
+        (info,) = session.classes()
+        assert info.name == "Attention"
+        assert said in " ".join(session.notes)
+        assert not isinstance(
+            session.build("Attention", [], {"d_model": 6, "num_heads": 2}), Failure
+        )
+
+
+SCRIPT = """\
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=24)
+parser.add_argument("--checkpoint", required=True)
+args = parser.parse_args()
+
+
+@torch.jit.script
+def scores_of(q, k, scale: float):
+    return q @ k.transpose(-1, -2) / scale
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(args.width, args.width) for _ in range(3))
+
+    @torch.compile
+    def forward(self, x):
+        return scores_of(self.q(x), self.k(x), float(args.width)).softmax(-1) @ self.v(x)
+"""
+
+
+def test_scripted_and_compiled_code_and_the_arguments_of_a_program():
+    """argparse in a file must not end the check, and scripted code has to be read."""
+    (report,) = check_source(IMPORTS + SCRIPT, "file.py")
+    assert [found.id for found in report.findings] == ["scale-twice"], report
+
+
+def test_nothing_is_said_of_a_file_that_runs():
+    with Isolated(IMPORTS + CLASS, "file.py") as session:
+        session.classes()
+        assert (session.notes, session.missing) == ((), ())
+
+
+def test_an_optional_import_is_left_to_its_own_handler():
+    optional = "try:\n    import flash_attn\nexcept ImportError:\n    flash_attn = None\n"
+    check = "assert flash_attn is None\n"
+    with Isolated(IMPORTS + optional + check + CLASS, "file.py") as session:
+        session.classes()
+        assert session.notes == ()
+
+
+def test_a_broken_class_is_an_error_of_the_file():
+    with Isolated(IMPORTS + "class A(nn.Modul):\n    pass\n", "file.py") as session:
+        failure = session.classes()
+    assert isinstance(failure, Failure)
+    assert failure.line == 3
+
+
+def test_siblings_can_be_imported():
+    source = IMPORTS + "from .sizes import WIDTH\nfrom tools.maths import double\n" + CLASS
+    source += "class Two(Attention):\n    def forward(self, x): return double(x) + WIDTH\n"
+    siblings = {"sizes": "WIDTH = 3\n", "tools.maths": "def double(x): return 2 * x\n"}
+    with Isolated(source, "file.py", siblings=siblings) as session:
+        session.build("Two", [], {"d_model": 6, "num_heads": 2})
+        out = session.forward([torch.ones(1, 2, 6)])
+    assert session.notes == ()
+    assert not isinstance(out, Failure)
+    assert torch.equal(out.tensors[0], torch.full((1, 2, 6), 5.0))
+
+
+def test_the_cpu_stands_for_a_gpu():
+    source = IMPORTS + (
+        "class Attention(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.w = nn.Linear(3, 3).cuda()\n"
+        "        self.register_buffer('m', torch.ones(3, device='cuda:0'))\n"
+        "    def forward(self, x):\n"
+        "        return self.w(x).to('cuda') * self.m.to(torch.device('cuda'))\n"
+    )
+    with Isolated(source, "file.py") as session:
+        built = session.build("Attention", [], {})
+        out = session.forward([torch.ones(1, 3)])
+    assert not isinstance(built, Failure)
+    assert not isinstance(out, Failure)
+
+
+def made(source: str, name: str = "Attention") -> tuple[Case, Subject]:
+    """Build and call the class as `check` does."""
+    session = Here(IMPORTS + source)
+    classes = session.classes()
+    assert not isinstance(classes, Failure)
+    (info,) = (one for one in classes if one.name == name)
+    text = text_of(IMPORTS + source, info)
+    case = Case(session, with_configs(info, text.code, text.file), text, "file.py")
+    subject = prepare(case)
+    assert isinstance(subject, Subject), subject
+    return case, subject
+
+
+def test_how_it_was_built_and_called_is_said():
+    _, subject = made(CLASS)
+    assert subject.how == "built with d_model=15 and num_heads=3; called with x"
+
+
+def attention(init: str, forward: str, body: str, scores: str = "") -> str:
+    """A class with these signatures: `body` comes before the queries, `scores` after the scores."""
+    return f"""
+class Attention(nn.Module):
+    def __init__(self, {init}):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(d, d), nn.Linear(d, d), nn.Linear(d, d)
+        {body}
+
+    def forward(self, {forward}):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        s = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        {scores or "pass"}
+        return s.softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize(
+    ("scores", "shape"),
+    [
+        ("b, _, _, n = mask.shape; s = s.masked_fill(mask.view(b, 1, n) == 0, -1e9)", "b11n"),
+        ("s = s.masked_fill(mask.view(x.shape[0], 1, -1) == 0, -1e9)", "bn"),
+        ("_, _, n, _ = mask.shape; s = s.masked_fill(mask.view(1, n, n) == 0, -1e9)", "11nn"),
+        ("assert mask.shape[0] == 2; s = s.masked_fill(mask == 0, -1e9)", "bnn"),
+    ],
+)
+def test_a_mask_that_is_needed_comes_in_the_shape_that_runs(scores, shape):
+    _, subject = made(attention("d", "x, mask", "pass", scores))
+    assert subject.mask_shape == shape
+    assert subject.polarity
+
+
+def test_plain_arguments_of_forward_get_plain_values():
+    source = attention(
+        "d", "x, start_pos, cache, seq_len", "pass", "assert start_pos + 7 == seq_len"
+    )
+    _, subject = made(source)
+    assert dict(subject.feed) == {
+        "x": "x", "start_pos": "zero", "cache": "none", "seq_len": "length",
+    }  # fmt: skip
+    assert "start_pos=0" in subject.how
+
+
+def test_a_tensor_that_an_error_shows_to_be_needed_is_given():
+    _, subject = made(attention("d", "x, pos_emb", "pass", "s = s + self.q(pos_emb).sum() * 0"))
+    assert dict(subject.feed)["pos_emb"] == "tensor b n 15"
+
+
+@pytest.mark.parametrize(
+    ("scores", "shape"),
+    [
+        ("z = self.z(z).view(2, 7, 7); s = s + z", "b n n 11"),
+        ("s = s + z.view(2, 1, 7).sum(1, keepdim=True)", "b 1 n"),
+        ("s = s + (q @ self.r(z).mT)[..., 3:10]", "1 m 15"),
+    ],
+)
+def test_an_argument_that_an_error_blames_is_tried_in_more_shapes(scores, shape):
+    body = "self.z, self.r = nn.Linear(11, 1), nn.Linear(d, d)"
+    if shape == "b 1 n":  # one head: the batch times the heads
+        shape = "e 1 n"
+        body = "self.h = heads"
+        scores = "s = s + z.view(6, 1, 7)[:2]"
+    scores = scores.replace("; ", "\n        ")
+    _, subject = made(attention("d, heads", "x, z", body, scores))
+    assert dict(subject.feed)["z"] == f"tensor {shape}"
+    assert "a random tensor (" in subject.how
+
+
+def test_configurations_may_lie_in_each_other():
+    source = attention("cfg", "x", "self.r = Relative(cfg.model, cfg.rel)")
+    source = source.replace("(d, d)", '(cfg.model.width, cfg.model["width"])')
+    source += """
+class Relative:
+    def __init__(self, model, spec):
+        m, inner = model, spec.inner
+        self.a = [0] * (m.heads + inner.buckets)
+
+class Defaults:
+    buckets = 32
+"""
+    _, subject = made(source)
+    fields = subject.keywords["cfg"]["__config__"]
+    assert fields["model"]["__config__"]["heads"] == subject.sizes.heads
+    assert "rel.inner.buckets=32" in subject.how
+
+
+def test_a_configuration_of_the_files_own_class_is_made_where_a_plain_one_does_not_do():
+    source = attention("cfg: Config", "x", "assert isinstance(cfg, Config) and cfg.norm is Norm.L")
+    source = source.replace("(d, d)", "(cfg.width, cfg.width)")
+    source = (
+        """
+import enum
+from dataclasses import dataclass, field
+
+class Norm(enum.Enum):
+    L = 1
+
+@dataclass
+class Inner:
+    buckets: int = 4
+
+@dataclass
+class Config:
+    width: int
+    heads: int = 12
+    norm: Norm = Norm.L
+    inner: Inner = field(default_factory=Inner)
+"""
+        + source
+    )
+    _, subject = made(source)
+    assert subject.keywords["cfg"]["__object__"] == "Config"
+    assert "cfg=Config(width=24, heads=4)" in subject.how
+
+
+def test_a_window_has_as_many_sizes_as_the_constructor_reads():
+    body = "self.n = window_size[0] * window_size[1] * window_size[2]"
+    source = attention("d, window_size", "x", body, "assert x.shape[1] == self.n")
+    _, subject = made(source)
+    assert subject.keywords["window_size"] == [2, 2, 3]
+
+
+@pytest.mark.parametrize(("axis", "axes"), [(2, "rows"), (1, "columns")])
+def test_a_table_is_no_picture(axis, axes):
+    source = attention("d", "x", "pass").replace(
+        "q, k, v = self.q(x)", f"x = x.transpose({axis}, 2)\n        q, k, v = self.q(x)"
+    )
+    source = source.replace("s.softmax(-1) @ v", f"(s.softmax(-1) @ v).transpose({axis}, 2)")
+    source = source.replace("x = x.tr", "b, rows, cols, c = x.shape\n        x = x.tr")
+    _, subject = made(source)
+    assert subject.axes == axes
+
+
+def test_a_stand_in_for_a_function_gets_no_number():
+    source = "from sizes import padded_size, WIDTH\n" + IMPORTS
+    source += attention("d", "x", "self.n = padded_size(d); self.m = WIDTH + 1")
+    with Isolated(source, "file.py") as session:
+        classes = session.classes()
+        assert not isinstance(classes, Failure)
+        text = text_of(source, classes[0])
+        case = Case(session, classes[0], text, "file.py")
+        assert isinstance(prepare(case), Subject)
+        assert session.constants.keys() == {"WIDTH"}
+
+
+def test_missing_base_classes_and_registries_do_no_harm():
+    source = "import lightning as L\nfrom registry import LAYERS\n" + IMPORTS + CLASS
+    source = source.replace("class", "@LAYERS.register_module(name='a')\nclass")
+    source = source.replace("nn.Module)", "L.LightningModule)")
+    source = source.replace("self.h = ", "self.save_hyperparameters(); self.h = ")
+    (report,) = check_source(source, "file.py")
+    assert report.verdict == "correct"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "line"),
+    [
+        ("self.h = num_heads", "self.h = self.num_head", "Nothing sets self.num_head.", 6),
+        ("self.h = num_heads", "self.h = heads", "Nothing in the file defines heads.", 6),
+        ("self.h, -1", "self.heads, -1", "Nothing sets self.heads.", 10),
+        (".softmax(-1)", ".sofmax(-1)", "Did you mean softmax?", 14),
+        ("self.h = num_heads", "self.h = nn.Linear(num_heads)", "The call is in your own code.", 6),
+        ("self.h = num_heads", "self.h = self.n; self.n = 1", "It is set later", 6),
+    ],
+)
+def test_a_crash_in_its_own_code_is_a_finding(old, new, said, line):
+    new = new.replace("; ", "\n        ")
+    report = check(IMPORTS + CLASS.replace(old, new).lstrip("\n"))
+    (found,) = report.findings
+    assert (report.verdict, found.id, found.line) == ("wrong", "crashes", line)
+    assert said in found.evidence
+
+
+def test_a_crash_that_may_come_from_what_was_passed_is_none():
+    for body in ("self.a = norm_factory()(d, d, d)", "self.a = cfg_like.missing"):
+        source = attention("d, norm_factory, cfg_like=None", "x", body)
+        report = check(IMPORTS + source)
+        assert report.verdict == "error"
+
+
+def test_a_base_class_whose_heirs_provide_a_method_does_not_crash():
+    base = CLASS.replace("class Attention", "class BaseAttention").replace(
+        "self.k(x)", "self.keys(x)"
+    )
+    mixin = "class Keys:\n    def keys(self, x):\n        return self.k(x)\n\n\n"
+    heir = "\n\nclass SelfAttention(Keys, BaseAttention):\n    pass\n"
+    assert base.count("self.keys(x)") == 1
+    (report,) = check_source(IMPORTS + mixin + base + heir, "file.py")
+    assert (report.cls, report.verdict) == ("SelfAttention", "correct")
+
+
+def test_an_object_that_is_no_tensor_is_said_to_be_one():
+    source = attention("d", "g", "pass").replace("self.q(x)", "self.q(g.nodes)")
+    report = check(IMPORTS + source.replace("(x)", "(g.nodes)"))
+    assert "forward reads g.nodes: it expects a custom object" in report.findings[0].evidence
+
+
+def test_a_block_is_checked_where_nothing_else_attends():
+    source = CLASS.replace("class Attention", "class AttentionBlock")
+    source = source.replace("return self.o(", "return x + torch.relu(self.o(").replace(
+        "(2))", "(2)))"
+    )
+    (report,) = check_source(IMPORTS + source, "file.py")
+    assert report.cls == "AttentionBlock"
+    assert report.verdict != "error"
+
+
+def test_a_class_that_cannot_be_called_by_itself_is_checked_inside_its_owner():
+    source = CLASS.replace("class Attention", "class Layer")
+    source = source.replace("(weights @ v)", "Mix().forward(weights, v, [1])")
+    source = source.replace("Mix()", "self.mix")
+    source = source.replace("self.h = num_heads", "self.h = num_heads; self.mix = MixAttention()")
+    source += "\nclass MixAttention(nn.Module):\n"
+    source += "    def forward(self, a, v, n): assert n == [1]; return a @ v\n"
+    (report,) = check_source(IMPORTS + source, "file.py")
+    assert (report.cls, report.verdict) == ("MixAttention", "correct")
+    assert "it was checked inside Layer" in report.notes[0]
+
+
+def test_fields_of_a_configuration_are_guessed_by_name():
+    body = "self.inner = Inner(c)"
+    source = attention("c", "x", body).replace("(d, d)", "(c.width, c.width)")
+    source += "\nclass Inner:\n    def __init__(self, k):\n"
+    source += "        assert not k.use_flash and k.rope_base == 10000 and k.my_device is None\n"
+    _, subject = made(source)
+    assert subject.keywords["c"]["__config__"]["use_flash"] is False
+
+
+def test_what_kwargs_must_hold_is_given():
+    size = "kwargs['config'].n_embd"
+    source = attention("**kwargs", "x", "pass").replace("(d, d)", f"({size}, {size})")
+    _, subject = made(source)
+    assert "config" in subject.keywords
+
+
+def test_an_argument_that_is_called_gets_a_layer():
+    _, subject = made(attention("d, norm_layer", "x", "self.norm = norm_layer(d)"))
+    assert subject.built.modules["norm"] == "LayerNorm"
+
+
+def test_an_argument_that_forward_calls_gets_a_class_of_the_file():
+    body = "self.mixer = mixer"
+    source = attention("d, mixer", "x", body).replace("s.softmax(-1) @ v", "self.mixer(s, v)")
+    source += "\nclass Mixer(nn.Module):\n    def forward(self, s, v): return s.softmax(-1) @ v\n"
+    _, subject = made(source)
+    assert subject.built.modules["mixer"] == "Mixer"
+
+
+def test_a_class_of_the_file_has_the_sizes_of_its_owner():
+    """An identity must not replace a class of the file only because its sizes differ."""
+    source = attention("d, mixer", "x", "self.mixer = mixer")
+    source = source.replace("s.softmax(-1) @ v", "self.mixer(s, v)")
+    source += "\nclass Mixer(nn.Module):\n    def __init__(self, d):\n        super().__init__()"
+    source += "\n\n    def forward(self, s, v): return s.softmax(-1) @ v\n"
+    (report,) = check_source(IMPORTS + source, "file.py", only="Attention", seed=10)
+    assert report.verdict == "correct", report
+
+
+def test_a_call_site_tells_what_unknown_names_mean():
+    source = CLASS.replace("d_model, num_heads", "alpha, beta")
+    source = source.replace("d_model", "alpha").replace("num_heads", "beta")
+    source += (
+        "\nclass Block(nn.Module):\n    def __init__(self, n_head, n_embd):\n"
+        "        super().__init__()\n        self.a = Attention(n_embd, n_head)\n"
+    )
+    _, subject = made(source)
+    assert subject.keywords == {"alpha": 15, "beta": 3}
+
+
+@pytest.mark.parametrize(
+    ("unpack", "back", "axes"),
+    [
+        (
+            "b, h, w, c = x.shape\n        x = x.reshape(b, h * w, c)",
+            ".reshape(b, h, w, c)",
+            "pixels",
+        ),
+        (
+            "b, c, h, w = x.size()\n        x = x.flatten(2).mT",
+            ".mT.reshape(b, c, h, w)",
+            "picture",
+        ),
+        ("b, n, c, h, w = x.shape\n        x = x[..., 0, 0]", "[..., None, None]", "frames"),
+    ],
+)
+def test_the_order_of_axes_is_read_from_their_names(unpack, back, axes):
+    source = attention("d", "x", "pass").replace(
+        "q, k, v = self.q(x)", f"{unpack}\n        q, k, v = self.q(x)"
+    )
+    source = source.replace("s.softmax(-1) @ v", f"(s.softmax(-1) @ v){back}")
+    _, subject = made(source)
+    assert subject.axes == axes
+
+
+def test_a_helper_without_weights_gets_inputs_of_the_width_it_was_told():
+    source = """
+class Attention(nn.Module):
+    def __init__(self, d_k):
+        super().__init__()
+        self.d_k = d_k
+
+    def forward(self, q, k, v):
+        assert q.shape[-1] == self.d_k
+        return (q @ k.mT / self.d_k ** 0.5).softmax(-1) @ v
+"""
+    _, subject = made(source)
+    assert subject.d_in == subject.keywords["d_k"]
+
+
+FIXED_WIDTH = """\
+WIDTH = 64
+
+
+class Head(nn.Module):
+    def __init__(self, head_size):
+        super().__init__()
+        self.key, self.query, self.value = (nn.Linear(WIDTH, head_size) for _ in range(3))
+
+    def forward(self, x):
+        scores = self.query(x) @ self.key(x).mT * self.key.out_features**-0.5
+        return scores.softmax(-1) @ self.value(x)
+
+
+class MultiHead(nn.Module):
+    def __init__(self, num_heads, head_size):
+        super().__init__()
+        self.heads = nn.ModuleList(Head(head_size) for _ in range(num_heads))
+        self.proj = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.proj(torch.cat([head(x) for head in self.heads], dim=-1))
+"""
+
+
+def test_heads_have_the_width_that_the_file_fixes():
+    """3 heads of size 5 would not fit into the output projection."""
+    (report,) = check_source(IMPORTS + FIXED_WIDTH, "file.py", only="MultiHead")
+    assert report.verdict == "correct", report
+    assert (report.form.heads, report.form.head_dim, report.form.kv_heads) == (4, 16, None)
+
+
+def test_flags_are_tried_with_their_other_value():
+    source = attention("d, scaled=False", "x, causal=False", "self.f = scaled", "pass")
+    case, subject = made(source)
+    ways = list(alternatives(case, subject))
+    assert ways[0].keywords["scaled"] is True
+    assert any(dict(one.feed).get("causal") == "true" for one in ways)
+    assert len(ways) <= 6
+
+
+def test_a_mask_of_heads_is_no_mask_of_tokens():
+    """BERT takes both a mask of heads and a mask of tokens."""
+    source = attention("d", "x, attention_mask=None, head_mask=None", "pass")
+    _, subject = made(source)
+    assert [name for name, role in subject.feed if role == "mask"] == ["attention_mask"]
+    masks = "s + (0 if attention_mask is None else attention_mask)"
+    weights = f"({masks})[:, None].softmax(-1)"
+    weights = f"({weights} * (1 if head_mask is None else head_mask))[:, 0]"
+    (report,) = check_source(IMPORTS + source.replace("s.softmax(-1)", weights), "file.py")
+    assert (report.verdict, report.findings, report.notes) == ("correct", (), ()), report
+
+
+def test_masks_come_in_both_meanings():
+    _, subject = made(attention("d", "x, mask=None", "pass"))
+    ways = list(mask_ways(subject))
+    seen = torch.ones(7, 7).tril().bool()
+    assert any(way.shape == seen.shape and way.equal(seen) for way in ways)
+    assert any(way.shape == seen.shape and way.equal(~seen) for way in ways)
+    assert {tuple(way.shape) for way in ways} >= {(2, 1, 1, 7), (2, 3, 7, 7), (6, 7, 7)}
+
+
+def test_siblings_are_found_beside_a_file(tmp_path):
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "layers" / "norms.py").write_text("from sizes import D\n", encoding="utf-8")
+    (tmp_path / "sizes.py").write_text("D = 3\n", encoding="utf-8")
+    (tmp_path / "other.py").write_text("", encoding="utf-8")
+    source = "import torch\nfrom .layers.norms import Norm\n"
+    found = siblings_of(tmp_path / "file.py", source, tmp_path)
+    assert found == {"layers.norms": "from sizes import D\n", "sizes": "D = 3\n"}
+
+
+def test_a_folder_may_name_itself_and_no_other_folder_is_reached(tmp_path):
+    for name in ("alice/model", "bob"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.py").write_text(f"# {name}\n", encoding="utf-8")
+    (tmp_path / "alice" / "top.py").write_text("", encoding="utf-8")
+    file = tmp_path / "alice" / "model" / "attention.py"
+    source = "from model.config import A\nimport bob.config\nimport top\nfrom ..top import x\n"
+    assert siblings_of(file, source, file.parent) == {"model.config": "# alice/model\n"}
+    assert siblings_of(file, source, tmp_path / "alice").keys() == {"model.config", "top"}
+
+
+def test_a_helper_that_cannot_run_alone_is_judged_inside_its_owner():
+    source = IMPORTS + CLASS.replace("(weights @ v)", "Mix()(weights, v)")
+    source += (
+        "\nclass MixAttention(nn.Module):\n    def forward(self, a, v, missing): return a @ v\n"
+    )
+    source = source.replace("Mix()(weights, v)", "MixAttention()(weights, v, 1)")
+    source = source.replace("missing): return a @ v", "n): assert n == 1; return a @ v")
+    (report,) = check_source(source, "file.py")
+    assert (report.cls, report.verdict) == ("Attention", "correct")
+
+
+def test_pooling_with_a_mask_is_not_judged():
+    """Pooling is recognised before another order of axes is tried."""
+    source = """
+class AttentionPooling(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.score = nn.Linear(dim, 1)
+
+    def forward(self, x, mask=None):
+        w = self.score(x).squeeze(-1)
+        if mask is not None:
+            w = w.masked_fill(mask == 0, -1e9)
+        return (w.softmax(1).unsqueeze(-1) * x).sum(1)
+"""
+    (report,) = check_source(IMPORTS + source, "file.py")
+    assert report.verdict == "unsure"
+    assert "it pools the tokens" in report.findings[0].evidence
+
+
+def test_pooling_is_not_judged():
+    source = IMPORTS + attention("d", "x", "pass").replace("@ v\n", "@ v.sum(1, keepdim=True)\n")
+    source = source.replace("s.softmax(-1) @ v.sum(1, keepdim=True)", "(s.softmax(-1) @ v).mean(1)")
+    (report,) = check_source(source, "file.py")
+    assert report.verdict == "unsure"
+    assert "it pools the tokens" in report.findings[0].evidence
+
+
+def test_a_call_that_the_checker_chose_is_said_to_be_so():
+    source = IMPORTS + attention("d", "x", "pass", "s = s + x.new_zeros(99, 98)")
+    (report,) = check_source(source, "file.py")
+    assert "The checker chose this call: built with d=15; called with x." in report.findings[0].fix
+
+
+_FULL_IN_FLOAT32 = """
+class CausalAttention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5
+        least = torch.finfo(scores.dtype).min
+        scores = scores + torch.full((x.shape[1], x.shape[1]), least).triu(1)
+        return scores.softmax(-1) @ self.v(x)
+"""
+_PADDING_MUST_BE_GIVEN = """
+class CrossAttention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, queries, keys, key_padding):
+        scores = self.q(queries) @ self.k(keys).mT / queries.shape[-1] ** 0.5
+        hidden = key_padding.unsqueeze(1).expand_as(scores)
+        scores = torch.where(hidden, torch.full_like(scores, -1e30), scores)
+        return scores.softmax(-1) @ self.v(keys)
+"""
+_NINE_TOKENS = """
+class GridAttention(nn.Module):
+    side = 3
+
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.bias = nn.Parameter(torch.zeros(self.side**2, self.side**2))
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5 + self.bias
+        return scores.softmax(-1) @ self.v(x)
+"""
+@pytest.mark.parametrize("source", [_FULL_IN_FLOAT32, _PADDING_MUST_BE_GIVEN, _NINE_TOKENS])
+def test_how_a_class_must_be_called_is_found(source):
+    report = check(IMPORTS + source)
+    assert report.verdict == "correct", report
