@@ -189,6 +189,13 @@ def test_a_learned_sink_is_right_and_does_not_hide_a_mistake():
     assert ids(check(unscaled)) == {"missing-scale"}
 
 
+def test_a_sink_is_found_through_other_types_and_a_shift():
+    stable = "(s - s.amax(-1, True)).float().softmax(-1).to(v.dtype)"
+    report = check(edited(SINK, [("s.softmax(-1)[..., :-1]", f"{stable}[..., :-1]")]))
+    assert report.verdict == "correct", report
+    assert any("a sink" in note for note in report.notes)
+
+
 CAPPED = edited(
     BIASED,
     [(_BIAS, ""), ("        y = s", "        s = 4.0 * torch.tanh(s / 4.0)\n        y = s")],

@@ -23,6 +23,7 @@ HIDDEN = -1e3  # a score lower than the others by this much gets no weight
 
 
 _LIKE = {"type_as", "view_as", "reshape_as", "expand_as", "to"}
+_CONVERTS = {"to", "float", "double", "type", "type_as"}
 
 
 class Unreadable(ValueError):
@@ -400,18 +401,25 @@ class Reading:
 
     def _without_sink(self, scores: int, weights: int) -> tuple[int, int] | None:
         """The scores before a sink is put beside them, and the weights without the sink's."""
-        maker = self.program.maker.get(scores)
-        if maker is None or self.program.calls[maker].name not in ("cat", "concat", "concatenate"):
+        program = self.program
+        maker = program.maker.get(self._unshifted(scores))
+        while maker is not None and program.calls[maker].name in _CONVERTS:
+            maker = program.maker.get(self._unshifted(program.sources[maker][0]))
+        if maker is None or program.calls[maker].name not in ("cat", "concat", "concatenate"):
             return None
         parts = self.places(maker)
         pairs = [r for r in parts if self._pairs(r)]
         if len(pairs) != 1 or len(parts) != 2 or self.depends(next(iter({*parts} - {*pairs}))):
             return None
         shape = self.values[pairs[0]].shape
-        for index in self.program.users.get(weights, ()):
-            for out in self.program.calls[index].out:
-                if out in self.values and self.values[out].shape == shape:
-                    return pairs[0], out
+        made = [weights]
+        for register in made:  # grows while it is walked
+            for index in program.users.get(register, ()):
+                for out in program.calls[index].out:
+                    if out in self.values and self.values[out].shape == shape:
+                        return pairs[0], out
+                if program.calls[index].name in _CONVERTS:
+                    made.append(program.calls[index].out[0])
         return None
 
     @staticmethod
