@@ -339,6 +339,13 @@ class MaskCheck(AttentionStep):
                 evidence = f"The result of {call.name} is never used, so nothing is hidden."
                 self.verdict.add("mask-result-dropped", evidence, call.line)
                 return
+        for index in sorted(program.before(self.core.scores)):
+            call = program.calls[index]
+            tiny = [v for v in call.args if isinstance(v, float) and -1e-5 < v < 0]
+            if call.name == "mul" and tiny and not self.reading.depends(call.out[0]):
+                evidence = f"Masked entries get {tiny[0]:.3g} added, which hides nothing."
+                self.verdict.add("mask-fill-not-inf", evidence, call.line)
+                return
         evidence = "No score is hidden: every token attends to the tokens after it."
         self.verdict.add("no-causal-mask", evidence, self.core.line)
 
