@@ -634,6 +634,8 @@ class GridAttention(nn.Module):
         scores = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5 + self.bias
         return scores.softmax(-1) @ self.v(x)
 """
+
+
 @pytest.mark.parametrize("source", [_FULL_IN_FLOAT32, _PADDING_MUST_BE_GIVEN, _NINE_TOKENS])
 def test_how_a_class_must_be_called_is_found(source):
     report = check(IMPORTS + source)

@@ -74,10 +74,10 @@ def _unknown_kind(case: Case, subject: Subject, inputs: probes.Inputs, out: Tens
     roles = {role_of(name) for name in subject.built.parameters}
     if subject.axes in CHANNELS_FIRST and not roles & {"q", "k", "qkv", "kv"}:
         return "It takes channels first and has no queries and keys: it may be a gate."
-    rank_told = 2 in {case.usage.ranks.get(name) for name, _ in subject.feed}
-    if subject.axes == "single" and not rank_told:
-        if not probes.sees_others(case.session, subject, inputs, out):
-            return "Called with a single sequence, no token sees another: it may want other inputs."
+    guessed = 2 not in {case.usage.ranks.get(name) for name, _ in subject.feed}
+    single = subject.axes == "single" and guessed
+    if single and not probes.sees_others(case.session, subject, inputs, out):
+        return "Called with a single sequence, no token sees another: it may want other inputs."
     if probes.only_weighs(case.session, subject, inputs, out):
         return "Another token changes a whole output row by one factor: tokens are not mixed."
     return ""
