@@ -640,3 +640,32 @@ class GridAttention(nn.Module):
 def test_how_a_class_must_be_called_is_found(source):
     report = check(IMPORTS + source)
     assert report.verdict == "correct", report
+
+
+_SHAPE_IN_DOCSTRING = '''
+class GatedAttention(nn.Module):
+    def __init__(self, width, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x, relevance):
+        """Attention to what is relevant.
+
+        Args:
+            x: the tokens, (batch, tokens, width)
+            relevance (torch.Tensor): a logit for each key
+                and head, of shape [batch, tokens, heads]
+        """
+        q, k, v = (f(x).unflatten(-1, (self.h, -1)) for f in (self.q, self.k, self.v))
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + relevance.permute(0, 2, 1).unsqueeze(2)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+'''
+
+
+def test_shapes_in_docstrings_are_read():
+    report = check(IMPORTS + _SHAPE_IN_DOCSTRING)
+    assert report.verdict == "correct", report
+    assert "a random tensor (batch, tokens, heads) for relevance" in report.how
+    assert "A bias that is passed in is added to the scores." in report.notes

@@ -111,8 +111,21 @@ class MaskCheck(AttentionStep):
                 )
                 verdict.add("bias-favours-distant", evidence, line)
             return
-        if not self._of_sum(b):
+        if self._passed_in(a):
+            verdict.notes.append("A bias that is passed in is added to the scores.")
+        elif not self._of_sum(b):
             verdict.doubts.append("a bias that could not be judged is added to the scores")
+
+    def _passed_in(self, a: Tensor) -> bool:
+        """Whether nothing is added to the scores if every input beside the tokens is zero."""
+        base, tokens = self.reading.values, {s.register for s in self.reading.sources}
+        beside = {*self.program.inputs.values()} - tokens
+        zeros = {r: torch.zeros_like(base[r]) for r in beside if base[r].is_floating_point()}
+        dots, scores = self.core.pairs({**base, **self.program.again(base, zeros)})
+        if not zeros or dots.shape != scores.shape:
+            return False
+        rest = (scores - float(a.nanmedian()) * dots)[scores > HIDDEN]
+        return rest.numel() > 0 and float(rest.abs().max()) < 10 * self.close
 
     def learned_bias(self, b: Tensor) -> None:
         """A bias of distances, of offsets in a window, or for each pair: else it is not judged."""
