@@ -283,10 +283,12 @@ def _with_other_flags(case: Case, subject: Subject) -> None:
         tried = True
         with suppress(Unreadable):
             steps = judge_steps(case, trial).steps
-            meant = set() if _SAME_FUNCTION.search(trial.switched) else _BY_A_FLAG | SCALES
+            same = _SAME_FUNCTION.search(trial.switched)
+            meant, severity = (set(), "") if same else (_BY_A_FLAG | SCALES, "edge")
             for found in steps.findings if steps.wrong else ():
                 if found.is_wrong and found.id not in meant:
-                    case.add(found.id, f"When it is {trial.how}: {found.evidence}", found.line)
+                    evidence = f"When it is {trial.how}: {found.evidence}"
+                    case.add(found.id, evidence, found.line, severity)
         if time.monotonic() - began > _PATIENCE:
             break
     if tried:
@@ -377,7 +379,10 @@ def _form(subject: Subject, steps: Judgement) -> Form:
 # What another value of a flag may explain: masked=False, scale=False.
 _PATIENCE = 3.0  # seconds
 _SAME_FUNCTION = re.compile(r"(?i)flash|sdpa|fused|efficient|xformers|kernel|scaled_dot|naive|slow")
-_BY_A_FLAG = {"no-causal-mask", "missing-scale", "wrong-scale", "unexplained", "input-ignored"}
+_BY_A_FLAG = {
+    *("no-causal-mask", "missing-scale", "wrong-scale", "unexplained", "input-ignored"),
+    "dropout-unused",
+}
 
 
 def _otherwise(case: Case, subject: Subject, report: Report) -> Report | None:

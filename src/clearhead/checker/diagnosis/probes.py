@@ -213,14 +213,14 @@ def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -
 
 
 def backward(
-    session: Session, subject: Subject, inputs: Inputs, out: Tensor
+    session: Session, subject: Subject, inputs: Inputs, out: Tensor, *, train: bool = False
 ) -> tuple[Gradients, Tensor] | Failure:
     """The gradients of the output's product with random numbers, and those numbers."""
     q, k, v = handed(subject, inputs)
     out = axes.given(out, subject.axes if subject.axes not in axes.STATES else "single")
     positional, keywords = arguments_for(subject, (q, k, v), None)
     noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    got = session.backward(positional, keywords, cotangent=noise.to(subject.dtype))
+    got = session.backward(positional, keywords, cotangent=noise.to(subject.dtype), train=train)
     return got if isinstance(got, Failure) else (got, noise)
 
 

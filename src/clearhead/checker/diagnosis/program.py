@@ -50,7 +50,7 @@ _COMPUTES = {
     "fill_", "flatten", "flip", "float", "floor", "floor_divide", "fmod", "full",
     "full_like", "gather", "ge", "gelu", "glu", "group_norm", "gt", "half", "hstack", "imag",
     "index_fill", "index_select", "inner", "instance_norm", "int", "isfinite",
-    "isinf", "isnan", "layer_norm", "le", "leaky_relu", "lerp", "linear", "linspace",
+    "isinf", "isnan", "layer_norm", "le", "leaky_relu", "lerp", "lgamma", "linear", "linspace",
     "log", "log10", "log1p", "log2", "log_softmax", "logical_and", "logical_not", "logical_or",
     "logical_xor", "logsumexp", "long", "lt", "mH", "mT", "masked_fill", "masked_fill_",
     "matmul", "max", "maximum", "mean", "meshgrid", "min", "minimum", "mish", "mm", "moveaxis",

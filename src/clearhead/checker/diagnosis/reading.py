@@ -337,8 +337,11 @@ class Reading:
         found: list[Core] = []
         for index in sorted(self.program.before(self.output)):
             softmax = self._softmax(index)
-            if softmax is not None and not self._of_weights(softmax[0], found):
-                found.append(Core(self, index, *softmax))
+            if softmax is None or self._of_weights(softmax[0], found):
+                continue
+            if any(core.mixing in self.program.before(softmax[0]) for core in found):
+                raise Unreadable("one attention reads what another one gives")
+            found.append(Core(self, index, *softmax))
         return tuple(found)
 
     @property

@@ -621,6 +621,9 @@ def _with_whole_context(case: Case, subject: Subject, failure: Failure) -> Subje
         call(case.session, full, inputs_for(full, 2 * full.sizes.tokens)), Tensor
     ):
         return None  # it takes whole blocks
+    if not {"context", "config"} & {*map(meaning_for, case.info.init)}:
+        sizes = replace(full.sizes, window=(full.sizes.tokens,))
+        return replace(full, sizes=sizes)  # nothing says that this number is the most
     evidence = (
         f"{subject.sizes.tokens} tokens with a context of {full.sizes.tokens}: {failure.message}; "
         f"{full.sizes.tokens} tokens work."
