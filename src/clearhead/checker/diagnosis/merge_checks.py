@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.attention_step import RESHAPES, AttentionStep
+from clearhead.checker.diagnosis.attention_step import AttentionStep
 from clearhead.checker.diagnosis.judgement import Judgement
-from clearhead.checker.diagnosis.reading import Reading, changed_at, differs
+from clearhead.checker.diagnosis.reading import RESHAPES, Reading, changed_at, differs
 
 _CUTS_OFF = {"relu", "relu_", "relu6", "threshold", "clamp", "clamp_min"}
 _NORMS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "rsqrt"}

@@ -83,6 +83,15 @@ def sees_others(session: Session, subject: Subject, inputs: Inputs, out: Tensor)
     return not bool(((other - out)[:, 1:].abs() < 1e-12).all())
 
 
+def moved_by_last(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> list[int]:
+    """The other tokens whose outputs the last token changes."""
+    other = call(session, subject, changed(inputs, slice(None), -1))
+    if isinstance(other, Failure) or other.shape != out.shape or out.shape[1] < 3:
+        return []
+    moved = (other - out)[:, :-1].abs().amax((0, 2)) > 1e-9
+    return [int(token) for token in moved.nonzero()]
+
+
 def only_weighs(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
     """Whether the first token changes every later output by a factor only: nothing is mixed."""
     other = call(session, subject, changed(inputs, slice(None), 0))

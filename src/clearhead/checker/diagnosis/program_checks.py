@@ -7,9 +7,9 @@ import re
 
 import torch
 
-from clearhead.checker.diagnosis.attention_step import RESHAPES
 from clearhead.checker.diagnosis.judgement import Judgement
 from clearhead.checker.diagnosis.reading import (
+    RESHAPES,
     Reading,
     changed_at,
     differs,

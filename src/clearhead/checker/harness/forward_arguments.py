@@ -90,7 +90,7 @@ def feeds(
             found.append((name, role))
         elif place == 0:
             found.append((name, "x"))
-        elif optional and small in _SOURCE:
+        elif optional and (small in _SOURCE or role in ("k", "v", "kv")):
             found.append((name, "kv"))
         elif parameter.has_default:
             continue
