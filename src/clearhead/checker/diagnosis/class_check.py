@@ -16,10 +16,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import extras, learning, lengths, probes
-from clearhead.checker.diagnosis.channel_attention import OVER_CHANNELS, is_over_channels
-from clearhead.checker.diagnosis.intent import SCALES, is_causal, scale_set_by, unscaled_on_purpose
+from clearhead.checker.diagnosis.intent import SCALES
 from clearhead.checker.diagnosis.judgement import Judgement, StepFinding
 from clearhead.checker.diagnosis.plain_form import PlainForm, plain_form
 from clearhead.checker.diagnosis.properties import judge_properties
@@ -35,11 +33,7 @@ from clearhead.checker.diagnosis.reference import Reference
 from clearhead.checker.diagnosis.shown_steps import shown_steps
 from clearhead.checker.harness.alternatives import alternatives, other_flags, widened
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES
-from clearhead.checker.harness.building import (
-    mark_ways,
-    prepare,
-    rotary_ways,
-)
+from clearhead.checker.harness.building import mark_ways, prepare, rotary_ways
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import meaning_for, with_configs
 from clearhead.checker.harness.error_messages import misspelled
@@ -48,8 +42,13 @@ from clearhead.checker.harness.subject import Session, Subject, call, inputs_for
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Form, Report
 from clearhead.checker.sandbox.submission import ClassInfo, Failure, InProcess
-from clearhead.checker.source.class_choice import NO_ATTENTION, is_no_attention
-from clearhead.checker.source.class_text import Text, context_name, text_of
+from clearhead.checker.source.class_choice import (
+    NO_ATTENTION,
+    OVER_CHANNELS,
+    is_no_attention,
+    is_over_channels,
+)
+from clearhead.checker.source.class_text import Text, text_of
 
 
 def check_object(subject: type | nn.Module) -> Report:
@@ -108,7 +107,7 @@ def check_class(
     if wrong_name is not None:
         id, name = wrong_name
         name = name.removeprefix(f"_{info.name}")  # Python mangles __init
-        line = case.text.line(rf"def {re.escape(name)}\b")
+        line = case.text.line_with(f"def-{name}")
         case.add(id, f"The class has a method named {name!r}.", line)
         return case.report()
     try:
@@ -119,10 +118,7 @@ def check_class(
         return _otherwise(case, subject, report) or report
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError) as error:
         # Answers may be forged, or of a form that no one has thought of: that is no verdict.
-        evidence = f"The checker itself failed: {type(error).__name__}: {error}"[:300]
-        case.findings.append(finding("unsure", evidence, None, "edge"))
-        wrong = any(found.severity == "wrong" for found in case.findings)
-        return case.report("wrong" if wrong else "unsure")
+        return case.unsure(f"The checker itself failed: {type(error).__name__}: {error}"[:300])
 
 
 def _examine(case: Case, subject: Subject) -> Report:
@@ -135,11 +131,9 @@ def _examine(case: Case, subject: Subject) -> Report:
         return ran
     subject, out = ran
     if is_no_attention(case, subject, inputs, out):
-        case.findings.append(finding("unsure", NO_ATTENTION, None, "edge"))
-        return replace(case.report("unsure"), is_attention=False)
-    if is_over_channels(case, subject):
-        case.findings.append(finding("unsure", OVER_CHANNELS, None, "edge"))
-        return case.report("unsure")
+        return replace(case.unsure(NO_ATTENTION), is_attention=False)
+    if is_over_channels(case.text):
+        return case.unsure(OVER_CHANNELS)
     subject, out, read = _read(case, subject, inputs, out)
     if not isinstance(read, str) and read.steps.head_dim == 1 < subject.sizes.head_dim:
         wide = widened(case, subject)  # of heads with one number, the scale cannot be told
@@ -221,11 +215,11 @@ def _wrong(
     case.notes += steps.notes
     ids = {found.id for found in steps.findings}
     if subject.marks and any(re.match("mask|no-causal|sdpa|padding", id) for id in ids):
-        unknown = "A required argument may be a mask, and its meaning could not be determined."
-        case.findings.append(finding("unsure", unknown, None, "edge"))
-        return case.report("unsure")
+        return case.unsure(
+            "A required argument may be a mask, and its meaning could not be determined."
+        )
     leak = probes.future_leak(case.session, subject, inputs, out)
-    for found in _on_purpose(case, subject, steps):
+    for found in _on_purpose(subject, steps):
         evidence = found.evidence
         if re.match("mask|no-causal|sdpa|softmax", found.id) and leak.size > 1e-9:
             moved = f"Changing token {leak.changed} changed output {leak.moved}"
@@ -246,20 +240,18 @@ def _right(
     reference: Reference | PlainForm,
 ) -> Report:
     """Every step of the recorded pass is right, and the class computes what was recorded."""
-    for found in _on_purpose(case, subject, steps):
+    for found in _on_purpose(subject, steps):
         case.add(found.id, found.evidence, found.line, found.severity)
     case.doubt |= steps.question
     case.notes += steps.notes
     _heads(case, subject, steps)
     if subject.takes_mask and not subject.polarity:
         judge_mask(case, subject)
-    if steps.mask == "none" and is_causal(case, subject) == "maybe":
-        _ask_for_causality(case, subject, inputs, out)
     if steps.mask.startswith("window"):
         lengths.window_asked(case, subject, reference, int(steps.mask.removeprefix("window")))
     idle = probes.idle_rows(case.session, subject, inputs, out)
     extras.examine(case, subject, inputs, out, reference)
-    if all(found.severity != "wrong" for found in case.findings):
+    if not case.wrong:
         for name, rows in idle.items():
             size = subject.built.parameters[name][0]
             evidence = f"{rows} of the {size} numbers that {name} gives are never used."
@@ -276,7 +268,7 @@ def _right(
 
 def _with_other_flags(case: Case, subject: Subject) -> None:
     """The other value of a flag runs other code: is a step of that wrong?"""
-    if case.given or any(found.severity == "wrong" for found in case.findings):
+    if case.given or case.wrong:
         return
     began, tried = time.monotonic(), False
     for trial in other_flags(case, subject):
@@ -293,32 +285,17 @@ def _with_other_flags(case: Case, subject: Subject) -> None:
         renew(case.session, subject)
 
 
-def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFinding]:
+def _on_purpose(subject: Subject, steps: Judgement) -> list[StepFinding]:
     """The findings, of which a scale that seems to be meant so is a question only."""
     found = []
     for one in steps.findings:
-        evidence, question = one.evidence, ""
-        if one.id in SCALES:
-            set_by = scale_set_by(case, subject, steps.scale)
-            if set_by == "an argument":
-                case.notes.append("The scale is an argument, and the value passed is used.")
-                continue
-            if set_by == "a constant":
-                question = "A constant sets this scale. If that is intended, as in T5, it is right."
-        if one.id == "missing-scale":
-            if unscaled_on_purpose(case):
-                question = "The source says that this is intended."
-            elif subject.axes in STATES:
-                question = "It is right in Luong's attention, which has no scale."
-            elif subject.axes in CHANNELS_FIRST and steps.heads == 1:
-                question = "It is right in SAGAN and in non-local blocks, which have no scale."
-            elif not subject.built.parameters and "scaled" not in case.info.name.lower():
-                question = (
-                    "It is right if the caller scales the queries, or if this is Luong's "
-                    "attention, which has no scale."
-                )
+        question = ""
+        if one.id == "missing-scale" and subject.axes in STATES:
+            question = "It is right in Luong's attention, which has no scale."
+        elif one.id == "missing-scale" and subject.axes in CHANNELS_FIRST and steps.heads == 1:
+            question = "It is right in SAGAN and in non-local blocks, which have no scale."
         if question:
-            one = replace(one, evidence=f"{evidence} {question}", severity="edge")
+            one = replace(one, evidence=f"{one.evidence} {question}", severity="edge")
         found.append(one)
     return found
 
@@ -336,18 +313,6 @@ def _heads(case: Case, subject: Subject, steps: Judgement) -> None:
     splits = any(len(shape) > 1 for shape in shapes.values())  # else its caller does
     if splits and asked and subject.sizes.heads > steps.heads == 1 and asked[0] in subject.keywords:
         case.add("heads-ignored", f"With {asked[0]}={subject.sizes.heads} there is still one head.")
-
-
-def _ask_for_causality(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
-    """It sees the future, and nothing says whether it may: a question, and no verdict."""
-    leak = probes.future_leak(case.session, subject, inputs, out)
-    name = context_name(case.text, case.info)
-    evidence = (
-        f"Changing token {leak.changed} changed output {leak.moved} by {leak.size:.2g}. "
-        f"If it is meant for a language model, as {name} suggests, the mask is missing. In an "
-        "encoder, it is right."
-    )
-    case.add("no-causal-mask", evidence, severity="edge")
 
 
 _AXES = {

@@ -133,7 +133,7 @@ def decoding(
         longer: The same with the window that longer texts have shown, if they have.
     """
     ways = list(ways_of(case, subject))
-    if not ways or case.given or any(f.severity == "wrong" for f in case.findings):
+    if not ways or case.given or case.wrong:
         return
     wanted = _wanted(subject, inputs, out, reference)
     best = None if wanted is None else _best(case, subject, inputs[0], wanted, reference, ways)
@@ -151,7 +151,7 @@ def _wanted(
     subject: Subject, inputs: Inputs, out: Tensor, reference: AnyReference
 ) -> Tensor | None:
     """What decoding must give; None if that is not known."""
-    if subject.axes != "batch" or subject.separate or subject.ids:
+    if subject.axes != "batch" or subject.separate:
         return None
     if reference.mask == "causal" or reference.mask.startswith("window"):
         return out
@@ -329,7 +329,7 @@ def _arguments(
     case: Case, subject: Subject, x: Tensor, way: Way, start: int, stop: int
 ) -> dict[str, object]:
     """Forward's arguments for the tokens from `start` to `stop`, by name."""
-    positional, keywords = arguments_for(subject, (x, x, x), None)
+    positional, keywords = arguments_for(subject, (x, x, x))
     names = [p.name for p in case.info.forward]
     given = {**dict(zip(names, positional, strict=False)), **keywords}
     for name, role in subject.feed:

@@ -10,7 +10,6 @@ from clearhead.checker.diagnosis import learning, lengths, long_padding, other_s
 from clearhead.checker.diagnosis import other_uses as uses
 from clearhead.checker.diagnosis import side_effects as effects
 from clearhead.checker.diagnosis.devices import first_meeting
-from clearhead.checker.diagnosis.intent import masks_switched_off
 from clearhead.checker.diagnosis.reference import AnyReference, Reference
 from clearhead.checker.diagnosis.valid_lengths import valid_lengths
 from clearhead.checker.harness.building import without_dropout
@@ -21,7 +20,7 @@ from clearhead.checker.harness.error_messages import translate
 from clearhead.checker.harness.subject import Subject, call
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Failure
-from clearhead.checker.source.class_text import dropped_mask, made_without
+from clearhead.checker.source.class_text import dropped_mask
 from clearhead.checker.source.crossed_arguments import dropout_makes_bias
 
 Inputs = probes.Inputs
@@ -35,7 +34,6 @@ def examine(
     uses.batch_axis(case, subject, inputs)
     longer = lengths.lengths(case, subject, reference)
     lengths.keys_apart(case, subject, reference)
-    lengths.after_another(case, subject, inputs, out)
     effects.changed_inputs(case, subject, inputs)
     effects.kept_graph(case, subject, inputs, out)
     _gradients(case, subject, inputs, out)
@@ -63,14 +61,11 @@ def examine(
 def _stray(case: Case, subject: Subject) -> None:
     for path in subject.built.stray:
         name = path.rpartition(".")[2]
-        own = rf"self\.{re.escape(name)}"
-        lines = [line for line in case.text.code.splitlines() if re.search(rf"{own}\b", line)]
-        if not lines:
+        code = enumerate(case.text.code.splitlines(), case.text.first)
+        lines = {n: line for n, line in code if re.search(rf"self\.{re.escape(name)}\b", line)}
+        if any(re.search(r"\.to\(|type_as|\.cuda\(|device", line) for line in lines.values()):
             continue
-        if any(re.search(r"\.to\(|type_as|\.cuda\(|device", line) for line in lines):
-            continue
-        made = next((line for line in lines if re.search(rf"{own}\s*[:=]", line)), lines[0])
-        line = case.text.line(rf"{own}\s*[:=]", rf"{own}\b")
+        line, made = next(iter(lines.items()), (None, ""))
         evidence = f"self.{name} is a tensor, but neither a parameter nor a buffer."
         if re.search(r"mask|tri[lu]|causal", name + made):
             case.add("mask-not-a-buffer", evidence, line)
@@ -79,27 +74,18 @@ def _stray(case: Case, subject: Subject) -> None:
 
 
 def _gradients(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """Whether the gradients are those of the output."""
-    if not subject.built.parameters or subject.ids or subject.built.arrays:
+    """Whether there are gradients, and whether they reach every projection."""
+    if not subject.built.parameters or subject.built.arrays:
         return
-    got = probes.gradients(case.session, subject, inputs, out)
+    got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure):
         if not got.raised or "expected shape" in got.message:
             return  # the result is not the first thing returned
         id = translate(got, "backward", case.text, subject.sizes) or "backward-fails"
         case.add(id, f"In the backward pass: {got.type}: {got.message}"[:300], got.line)
         return
-    if not out.isfinite().all() or learning.through_numpy(case, got[1]):
-        return
-    if learning.detached(case, subject, inputs, out):
-        return
-    gap = probes.gradient_gap(case.session, subject, inputs, got[1], got[2])
-    if gap > 1e-2:
-        evidence = (
-            "The gradient at the input does not match how the output changes with the input: "
-            f"they differ by {percent(gap)}."
-        )
-        case.add("scores-detached", evidence)
+    if out.isfinite().all() and not learning.through_numpy(case, got.inputs):
+        learning.detached(case, subject, inputs, out)
 
 
 def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_keys: bool) -> None:
@@ -170,7 +156,7 @@ def _other_dtypes(case: Case, subject: Subject) -> None:
     failure = probes.dtype_failure(case.session, subject, torch.bfloat16)
     if failure is not None and re.search(_TWO_DTYPES, failure.message) and not _left(case):
         evidence = f"In bfloat16: {failure.type}: {failure.message}"[:300]
-        case.add("one-dtype-only", evidence, made_without(case.text, "dtype") or failure.line)
+        case.add("one-dtype-only", evidence, failure.line)
 
 
 _TWO_DTYPES = r"same dtype|expected scalar type|expected dtype|dtypes? (do|does) not match"
@@ -179,7 +165,7 @@ _TWO_DTYPES = r"same dtype|expected scalar type|expected dtype|dtypes? (do|does)
 def _left(case: Case) -> bool:
     """Whether something is wrong anyway, or a tensor that .to() leaves behind is named already."""
     known = ("mask-not-a-buffer", "scale-is-stray-tensor")
-    return any(found.severity == "wrong" or found.id in known for found in case.findings)
+    return case.wrong or any(found.id in known for found in case.findings)
 
 
 def _device(case: Case, reference: AnyReference) -> None:
@@ -215,7 +201,7 @@ def _alone(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
 
 def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
     """With dropout 0, or without any, training must compute what evaluation does."""
-    if case.given or any(found.severity == "wrong" for found in case.findings):
+    if case.given or case.wrong:
         return
     meanings = {meaning_for(p) for p in case.info.init}
     layers = any("Dropout" in kind for kind in subject.built.modules.values())
@@ -288,8 +274,6 @@ def _mask_argument(
                 return
             ran.append(got)
     if ran and all(difference(got, out) < 1e-9 for got in ran):
-        if masks_switched_off(subject):
-            return
         line = dropped_mask(case.text)
         id = "mask-ignored" if line is None else "mask-result-dropped"
         case.add(id, "A mask that hides 40 % of the entries changes nothing.", line)

@@ -29,9 +29,9 @@ _FILLED_LATER = (
 
 def from_its_start(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
     """Take a few steps from the class's own values: which weights never get a gradient?"""
-    if not subject.weights or subject.ids or subject.built.arrays:
+    if not subject.weights or subject.built.arrays:
         return
-    if any(found.severity == "wrong" for found in case.findings):
+    if case.wrong:
         return
     own = {name: subject.built.weights.get(name) for name in subject.weights}
     values = {name: w.to(torch.float64) for name, w in own.items() if w is not None}
@@ -74,7 +74,7 @@ def _gradients(
     got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure):
         return {}
-    found = {n: got[0].parameters.get(n) for n in weights}
+    found = {n: got.parameters.get(n) for n in weights}
     return {
         n: torch.zeros_like(weights[n]) if g is None else g.to(weights[n]) for n, g in found.items()
     }
@@ -102,7 +102,7 @@ def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -
     if isinstance(got, Failure):
         return False
     found = False
-    for name, gradient in got[0].parameters.items():
+    for name, gradient in got.parameters.items():
         role = role_of(name)
         if role not in ("q", "k", "v", "o", "qkv", "kv") or subject.weights[name].ndim < 2:
             continue
@@ -132,15 +132,15 @@ def out_of_reach(case: Case, subject: Subject, inputs: probes.Inputs, out: Tenso
 
     A gradient of zero is another thing: at these values the output may be flat.
     """
-    if not subject.weights or subject.ids or subject.built.arrays:
+    if not subject.weights or subject.built.arrays:
         return
-    if any(found.severity == "wrong" for found in case.findings):
+    if case.wrong:
         return
     got = probes.backward(case.session, subject, inputs, out)
-    if isinstance(got, Failure) or not any(g is not None for g in got[0].parameters.values()):
+    if isinstance(got, Failure) or not any(g is not None for g in got.parameters.values()):
         return
     found = []
-    for name in [n for n, gradient in got[0].parameters.items() if gradient is None][:12]:
+    for name in [n for n, gradient in got.parameters.items() if gradient is None][:12]:
         weight = subject.weights.get(name)
         if weight is None or case.text.has(rf"\b{name.rpartition('.')[2]}\.(detach\(|data\b)"):
             continue  # it says itself that it does not learn
@@ -154,7 +154,7 @@ def out_of_reach(case: Case, subject: Subject, inputs: probes.Inputs, out: Tenso
             f"No gradient reaches {', '.join(found[:4])}, though the output depends on them: "
             "they are converted to plain numbers on the way."
         )
-        line = case.text.line(r"float\(|\.item\(\)|math\.\w+\(.*self\.|no_grad|tolist\(|numpy\(")
+        line = case.text.line_with("float( item( tolist( numpy( no_grad( math")
         case.add("never-learns", evidence, line)
 
 

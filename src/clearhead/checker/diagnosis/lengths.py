@@ -1,4 +1,4 @@
-"""Texts of other lengths, and one text after another: is it the same attention there?
+"""Texts of other lengths: is it the same attention there?
 
 A mask or a table may fit one length only, code that works in blocks shows its mistakes when a text
 is longer than a block, and what an object has kept from one text may be wrong for the next.
@@ -66,7 +66,7 @@ def lengths(case: Case, subject: Subject, right: AnyReference) -> AnyReference |
     known = {meaning_for(p) for p in case.info.init}
     told = bool(known & {"context", "config"}) and not case.given
     most = longest(case, subject)
-    judged = not any(found.severity == "wrong" for found in case.findings)
+    judged = not case.wrong
     for tokens in sorted({*LENGTHS, subject.sizes.context}):
         if tokens > most:
             break
@@ -106,7 +106,7 @@ def keys_apart(case: Case, subject: Subject, right: AnyReference) -> None:
     """
     if not subject.separate or subject.axes != "batch" or subject.memory or right.mask != "none":
         return
-    if subject.polarity or any(found.severity == "wrong" for found in case.findings):
+    if subject.polarity or case.wrong:
         return
     severity = "wrong" if any(role == "kv" for _, role in subject.feed) else ""
     tokens = subject.sizes.tokens
@@ -233,39 +233,12 @@ def _is_new(
     return True
 
 
-def after_another(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """Whether a text of one token, taken before, changes the output; only where something is kept.
-
-    A mask of one token is as good as none: it fits every shape, and hides nothing.
-    """
-    if of_one_length(subject) or not keeps_something(case.text):
-        return
-    if any(found.severity == "wrong" for found in case.findings):
-        return
-    if not renew(case.session, subject):
-        return
-    first = call(case.session, subject, inputs_for(subject, 1))
-    got = call(case.session, subject, inputs)
-    renew(case.session, subject)
-    if isinstance(first, Failure):
-        return
-    tokens = inputs[0].shape[1]
-    if isinstance(got, Failure):
-        what = f"fails: {got.type}: {got.message}"[:250]
-    elif difference(got, out) > 1e-6:
-        gap = percent(difference(got, out))
-        what = f"gives an output that differs by {gap} from that of a new object"
-    else:
-        return
-    case.add("depends-on-earlier-call", f"After an input of 1 token, one of {tokens} {what}.")
-
-
 def long_texts(case: Case, subject: Subject, right: AnyReference) -> None:
     """The same attention in a text of about a thousand tokens, longer than the usual blocks?
 
     The text gets shorter where the class is slow, or has many heads.
     """
-    if "Lazy" in case.text.file or any(found.severity == "wrong" for found in case.findings):
+    if "Lazy" in case.text.file or case.wrong:
         return
     limited = longest(case, subject) < LONG
     roomy = _with_room(case, subject) if limited else subject
@@ -393,30 +366,21 @@ def window_asked(case: Case, subject: Subject, right: AnyReference, width: int) 
 
 def _name_length(case: Case, subject: Subject, right: AnyReference, tokens: int) -> None:
     """Say from which length on it breaks."""
-    fine = subject.sizes.tokens
-    low, high = min(fine, tokens), max(fine, tokens)
+    fine, bad = subject.sizes.tokens, tokens
 
-    def gap_at(length: int) -> float | None:
+    def gap_at(length: int) -> float:
         inputs = inputs_for(subject, length, batch=1 if tokens >= LEAST else 0)
         got = call(case.session, subject, inputs)
-        return None if isinstance(got, Failure) else _parts(right, inputs, got)
+        return math.inf if isinstance(got, Failure) else _parts(right, inputs, got)
 
-    while high - low > 1:
-        middle = (low + high) // 2
-        found = gap_at(middle)
-        bad = found is None or found > BREAKS
-        low, high = (low, middle) if bad == (fine < tokens) else (middle, high)
-    gap, before = (
-        gap_at(length) or 0.0 for length in ((high, low) if fine < tokens else (low, high))
-    )
-    if before > DRIFT:
-        return  # it parts slowly: numbers are rounded somewhere
+    while abs(bad - fine) > 1:
+        middle = (fine + bad) // 2
+        fine, bad = (fine, middle) if gap_at(middle) > BREAKS else (middle, bad)
+    where = f"from {bad} tokens on" if bad > fine else f"with {bad} or fewer"
     evidence = (
-        f"With {low} tokens, the output is that of attention; from {high} tokens on,"
-        if fine < tokens
-        else f"With {high} tokens, the output is that of attention; with {low} or fewer,"
+        f"With {fine} tokens, the output is that of attention; {where}, it differs by "
+        f"{percent(gap_at(bad))}."
     )
-    evidence += f" it differs by {percent(gap)}."
     if case.text.has(SPARSE):
         evidence += " If it is meant to see only part of a long sequence, it is right."
         case.add("breaks-with-length", evidence, severity="edge")

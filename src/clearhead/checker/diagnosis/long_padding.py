@@ -38,7 +38,7 @@ def long_padding(case: Case, subject: Subject, reference: AnyReference, known: s
         "causal",
     ):
         return
-    if subject.ids or of_one_length(subject):
+    if of_one_length(subject):
         return
     if not any(part.has(_PIECES) for part in (case.text, *used_by(case.text))):
         return

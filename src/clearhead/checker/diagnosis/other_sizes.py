@@ -29,7 +29,7 @@ LOOSE = 1e-3  # of its size: float32 is closer than that
 def same_elsewhere(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
     """Whether a right class is right in a larger batch, in float32, and every time."""
     for probe in (many_texts, in_float32, many_times):
-        if not any(found.severity == "wrong" for found in case.findings):
+        if not case.wrong:
             probe(case, subject, inputs, out)
 
 
@@ -57,7 +57,7 @@ def many_times(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
 
 def many_texts(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
     """Whether a text gives the same in a larger batch."""
-    if subject.axes not in ("batch", "first", "channels") or subject.ids:
+    if subject.axes not in ("batch", "first", "channels"):
         return
     count = subject.sizes.batch
     more = inputs_for(subject, inputs[0].shape[1], seed=41, batch=count + TEXTS)
@@ -104,9 +104,9 @@ def _read(case: Case, subject: Subject) -> tuple[object, ...] | None:
 
 def wide(case: Case, subject: Subject) -> None:
     """Whether it is right with many heads and large widths, read step by step."""
-    if case.given or subject.ids or subject.axes in HEADS_READY or subject.sizes.window:
+    if case.given or subject.axes in HEADS_READY or subject.sizes.window:
         return
-    if any(found.severity == "wrong" for found in case.findings):
+    if case.wrong:
         return
     with case.session.optional():
         trial = widened(case, subject)

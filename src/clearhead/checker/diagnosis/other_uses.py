@@ -12,12 +12,12 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.diagnosis.reference import AnyReference
-from clearhead.checker.harness.axis_orders import HEADS_READY, taken
+from clearhead.checker.harness.axis_orders import HEADS_READY
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
-from clearhead.checker.harness.subject import Subject, arguments_for, call, handed, ids_for, pick
+from clearhead.checker.harness.subject import Subject, call
 from clearhead.checker.sandbox.submission import Failure
-from clearhead.checker.source.class_text import Text, uses_sdpa
+from clearhead.checker.source.class_text import Text
 
 Inputs = probes.Inputs
 
@@ -84,9 +84,6 @@ def padding(
     """
     understood: set[str] = set()
     if subject.axes not in ("batch", "first") or not _hides_known(reference):
-        return understood
-    if subject.ids:
-        _padding_in_ids(case, subject, inputs, reference)
         return understood
     fed = {name for name, role in subject.feed if role not in ("mask", "marks")}
     must = {name for name, role in subject.feed if role == "marks"}
@@ -194,7 +191,7 @@ def _not_hidden(
     If all tokens are real, a mask of tokens changes nothing: that tells which of its two values
     marks them. Where neither value changes anything, it is something that is added to scores.
     """
-    if any(found.severity == "wrong" for found in case.findings):
+    if case.wrong:
         return False  # which may be the reason
     calm = []
     for marks in (real, ~real):
@@ -247,42 +244,6 @@ def _hides_in_others(
     return False
 
 
-def _padding_in_ids(case: Case, subject: Subject, inputs: Inputs, reference: AnyReference) -> None:
-    """Token ids with padding among them: is it hidden, or is only the padding seen?"""
-    told = [v for n, v in subject.built.plain.items() if "pad" in n.lower() and type(v) is int]
-    if not told and not case.text.has(r"padding_idx\s*=\s*0|[!=]=\s*0"):
-        return
-    padding = told[0] if told else 0
-    x = inputs[0].clone()
-    batch, tokens = x.shape[:2]
-    real = torch.ones(batch, tokens, dtype=torch.bool)
-    real[:, [1, tokens - 1]] = False
-    x[~real] = x[-1, -1].clone()
-    ids = ids_for(case.session, subject, x, padding)
-    if isinstance(ids, Failure):
-        return
-    ids[~real] = padding
-    positional, keywords = arguments_for(subject, (ids, ids, ids), None)
-    output = case.session.forward(positional, keywords)
-    chosen = None if isinstance(output, Failure) else pick(output, x.shape)
-    if isinstance(output, Failure) or chosen is None:
-        return
-    got = output.tensors[chosen].to(torch.float64)
-    visible = real[:, None, None, :].expand(batch, 1, tokens, tokens)
-    right, plain = reference.output((x, x, x), visible), reference.output((x, x, x))
-    inverted = reference.output((x, x, x), ~visible, own_mask=False)
-    if right is None or plain is None or inverted is None or got.shape != right.shape:
-        return
-    if difference(got[real], right[real]) < 1e-5 or difference(got[real], plain[real]) < 1e-5:
-        return
-    if difference(got[real], inverted[real]) < 1e-5:
-        case.add(
-            "sdpa-mask-polarity" if uses_sdpa(case.text) else "padding-inverted",
-            f"With two tokens of each sequence replaced by the padding id {padding}, the output is "
-            "what you get when only the padding is seen.",
-        )
-
-
 def with_mask(
     case: Case,
     subject: Subject,
@@ -302,26 +263,15 @@ def with_mask(
         marks: The marked tokens, (batch, tokens).
         keys_first: Mark the keys as in scores of (keys, queries).
     """
-    q, k, v = handed(subject, inputs)
     marks = marks[:1] if subject.axes in HEADS_READY else marks  # what is a batch here are heads
-    positional, keywords = arguments_for(subject, (q, k, v), None)
-    names = [parameter.name for parameter in case.info.forward]
-    place = names.index(name)
     shaped = [marks[:, None, :, None]] if keys_first else [marks, marks[:, None, None, :]]
     if subject.axes == "first":
         shaped.append(marks.T.contiguous())
     for shape in shaped:
         for dtype in (torch.bool, torch.int64, subject.dtype):
-            if place < len(positional):
-                positional[place] = shape.to(dtype)
-            else:
-                keywords[name] = shape.to(dtype)
-            output = case.session.forward(positional, keywords)
-            if isinstance(output, Failure):
-                continue
-            chosen = pick(output, q.shape)
-            if chosen is not None:
-                return taken(output.tensors[chosen].to(torch.float64), subject.axes)
+            got = call(case.session, subject, inputs, given={name: shape.to(dtype)})
+            if isinstance(got, Tensor):
+                return got
     return None
 
 

@@ -183,25 +183,13 @@ def alone(
     return None if same else got
 
 
-def gradients(
-    session: Session, subject: Subject, inputs: Inputs, out: Tensor
-) -> tuple[dict[str, float], tuple[Tensor | None, ...], Tensor] | Failure:
-    """The size of each parameter's gradient (0 for none), the inputs' gradients, the cotangent."""
-    got = backward(session, subject, inputs, out)
-    if isinstance(got, Failure):
-        return got
-    found, noise = got
-    sizes = {n: 0.0 if g is None else float(g.abs().max()) for n, g in found.parameters.items()}
-    return sizes, found.inputs, noise
-
-
 def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> dict[str, int]:
     """Weights of queries, keys, values or output of which some outputs are never used: how many."""
     got = backward(session, subject, inputs, out)
     if isinstance(got, Failure):
         return {}
     idle = {}
-    for name, gradient in got[0].parameters.items():
+    for name, gradient in got.parameters.items():
         layer = takes_last(subject.built.modules.get(name.rpartition(".")[0], ""))
         roles = ("q", "k", "v", "o", "qkv", "kv")
         named = role_of(name) in roles and name.endswith("weight")
@@ -214,69 +202,13 @@ def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -
 
 def backward(
     session: Session, subject: Subject, inputs: Inputs, out: Tensor
-) -> tuple[Gradients, Tensor] | Failure:
-    """The gradients of the output's product with random numbers, and those numbers."""
+) -> Gradients | Failure:
+    """The gradients of the output's product with random numbers."""
     q, k, v = handed(subject, inputs)
     out = axes.given(out, subject.axes if subject.axes not in axes.STATES else "single")
-    positional, keywords = arguments_for(subject, (q, k, v), None)
+    positional, keywords = arguments_for(subject, (q, k, v))
     noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    got = session.backward(positional, keywords, cotangent=noise.to(subject.dtype))
-    return got if isinstance(got, Failure) else (got, noise)
-
-
-def gradient_gap(
-    session: Session,
-    subject: Subject,
-    inputs: Inputs,
-    gradients: tuple[Tensor | None, ...],
-    cotangent: Tensor,
-) -> float:
-    """How far the first input's gradient is from the output's own change; 0 where unknown.
-
-    Args:
-        session: Who answers for the class.
-        subject: The class.
-        inputs: What it was given.
-        gradients: The gradients of its inputs.
-        cotangent: What the output was multiplied by.
-    """
-    place = place_of_queries(subject)
-    if place is None or place >= len(gradients) or subject.dtype != torch.float64:
-        return 0.0
-    if subject.axes in (*axes.ONE_TEXT, *axes.HEADS_READY):
-        return 0.0
-    noise = torch.Generator().manual_seed(6)
-    direction = torch.randn(inputs[0].shape, generator=noise, dtype=torch.float64)
-    weights = axes.taken(cotangent, subject.axes)
-    measured = []
-    for step in (1e-3, 1e-4):
-        outs = []
-        for moved in (inputs[0] + step * direction, inputs[0] - step * direction):
-            q, k, v = (moved if tensor is inputs[0] else tensor for tensor in inputs)
-            got = call(session, subject, (q, k, v))
-            if isinstance(got, Failure) or got.shape != weights.shape or not got.isfinite().all():
-                return 0.0
-            outs.append(got)
-        measured.append(float(((outs[0] - outs[1]) * weights).sum()) / (2 * step))
-    given = gradients[place]
-    slope = torch.zeros_like(direction)
-    if given is not None:
-        given = axes.taken(given.to(torch.float64), subject.axes)
-        if given.shape != direction.shape:
-            return 0.0
-        slope = given * direction
-    size = max(abs(measured[1]), float(slope.norm()))
-    if size < 1e-9 or abs(measured[0] - measured[1]) > 1e-3 * size:
-        return 0.0  # it is not smooth here, or rounds to float32 inside
-    return abs(float(slope.sum()) - measured[1]) / size
-
-
-def place_of_queries(subject: Subject) -> int | None:
-    """Which of forward's positional arguments the queries come from."""
-    for place, (_, role) in enumerate(subject.feed):
-        if role in ("x", "q"):
-            return place
-    return None
+    return session.backward(positional, keywords, cotangent=noise.to(subject.dtype))
 
 
 @dataclass(frozen=True)

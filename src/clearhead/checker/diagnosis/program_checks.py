@@ -55,31 +55,6 @@ def normed_over_tokens(reading: Reading, verdict: Judgement) -> bool:
     return False
 
 
-def softmax_of_one(reading: Reading, verdict: Judgement) -> bool:
-    """Whether scores go through a softmax over an axis with one entry, which makes them all 1.
-
-    The only token of a text has the weight 1 rightly.
-    """
-    program = reading.program
-    if 1 in reading.size:
-        return False
-    for index in sorted(program.before(reading.output)):
-        call = program.calls[index]
-        dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
-        if call.name != "softmax" or not isinstance(dim, int):
-            continue
-        scores = reading.places(index)[0]
-        shape = tuple(reading.values[scores].shape)
-        if reading.depends(scores) and shape[dim] == 1:
-            evidence = (
-                f"The softmax runs over axis {dim % len(shape)} of {shape}, which has one entry: "
-                "every weight is 1."
-            )
-            verdict.add("softmax-over-queries", evidence, call.line)
-            return True
-    return False
-
-
 def _cut_across(reading: Reading, before: int, verdict: Judgement) -> bool:
     """Name a reshape before a call that splits the width in front of batch and tokens."""
     program, source = reading.program, reading.sources[0]

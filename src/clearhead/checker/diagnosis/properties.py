@@ -30,8 +30,7 @@ def judge_properties(
     """
     unknown = _unknown_kind(case, subject, inputs, out)
     if unknown:
-        case.findings.append(finding("unsure", unknown, None, "edge"))
-        return case.report("unsure")
+        return case.unsure(unknown)
     failed = [*_of_values(subject, inputs, out), *_of_tokens(case, subject, inputs, out)]
     failed += _of_learning(case, subject, inputs, out)
     why = f" Its steps could not be judged: {reason}." if reason else ""
@@ -45,20 +44,11 @@ def judge_properties(
         case.findings.insert(0, finding(id, evidence, None, "wrong"))
         return case.report("wrong")
     evidence = f"It has all tested properties of attention, but what it computes is unknown.{why}"
-    case.findings.append(finding("unsure", evidence, None, "edge"))
-    wrong = any(found.severity == "wrong" for found in case.findings)
-    return case.report("wrong" if wrong else "unsure")
+    return case.unsure(evidence)
 
 
 def _named(subject: Subject, out: Tensor, failed: list[str]) -> str:
     """The mistake that a lost property is, if it can be no other one."""
-    lost = ~out.isfinite()
-    rows = lost.all(-1).all(0).nonzero().flatten().tolist()  # in which nothing is visible
-    if len(failed) == 1 and not subject.polarity and int(lost.sum()) == lost[:, 0].numel():
-        if rows == [0]:
-            return "mask-hides-self"
-        if rows == [out.shape[1] - 1]:
-            return "mask-inverted"
     if any(one.startswith(_LEAK) for one in failed) and out.shape[0] == subject.sizes.batch:
         return "attends-across-batch"
     idle = "".join(one for one in failed if "no gradient reaches" in one or "are never used" in one)
@@ -124,7 +114,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
         )
     ordered = causal or positions or counted or bool(subject.polarity) or text.has("mask")
     roles = [role for _, role in subject.feed]
-    ordered |= any(role.startswith("tensor") or role in ("grid", "rows") for role in roles)
+    ordered |= any(role.startswith("tensor") or role == "grid" for role in roles)
     if not ordered and future.size > 1e-7:
         moved = probes.permutation_gap(session, subject, inputs, out)
         if moved > 1e-6:
@@ -136,13 +126,14 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
 
 def _of_learning(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> list[str]:
     """Whether gradients reach every weight."""
-    got = probes.gradients(case.session, subject, inputs, out)
+    got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure) or not out.isfinite().all():
         return []
-    if learning.through_numpy(case, got[1]):
+    if learning.through_numpy(case, got.inputs):
         return []
     failed = []
-    idle = [n for n, size in got[0].items() if size < 1e-12 and role_of(n) and "bias" not in n]
+    still = [n for n, g in got.parameters.items() if g is None or float(g.abs().max()) < 1e-12]
+    idle = [n for n in still if role_of(n) and "bias" not in n]
     idle = [n for n in idle if case.text.has(rf"\b{n.partition('.')[0]}\b")]  # else inherited
     if idle:
         failed.append(f"no gradient reaches {', '.join(idle[:4])}")

@@ -5,6 +5,7 @@ else is wrong is found beside it.
 """
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
@@ -47,26 +48,17 @@ def run_twice(
     line = dropped[0].line if dropped else None
     evidence = f"In evaluation, two runs on the same input differ by {gap:.2g}."
     case.add("dropout-in-eval" if dropped else "random-in-eval", evidence, line)
-    read: Examined | None = None
     if dropped:
         case.dropping = True
-        try:
-            read = judge_steps(case, subject)
-        except Unreadable:
-            read = None
-        else:
-            _before_softmax(case, read)
-        finally:
-            case.dropping = False
+        with suppress(Unreadable):
+            _before_softmax(case, judge_steps(case, subject))
+        case.dropping = False
     calm = without_dropout(case, subject)
     if calm is not None:
         out, again = (call(case.session, calm, inputs, seed=seed) for seed in (0, 1))
         if isinstance(out, Tensor) and isinstance(again, Tensor) and difference(out, again) == 0:
             return calm, out
-    if read is None:
-        case.notes.append("Nothing else was checked: fix this first, then check again.")
-    for found in read.steps.findings if read is not None else ():
-        case.add(found.id, found.evidence, found.line, found.severity)
+    case.notes.append("Nothing else was checked: fix this first, then check again.")
     return case.report()
 
 

@@ -13,12 +13,11 @@ from clearhead.checker.diagnosis.intent import (
     SCALES,
     fused_order,
     is_causal,
-    masks_switched_off,
     unscaled_on_purpose,
 )
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
-from clearhead.checker.diagnosis.program import NotRunnable, Program, Values, registers_in
-from clearhead.checker.diagnosis.program_checks import normed_over_tokens, softmax_of_one
+from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
+from clearhead.checker.diagnosis.program_checks import normed_over_tokens
 from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable, is_same
 from clearhead.checker.diagnosis.step_checks import judge, judge_whole
 from clearhead.checker.diagnosis.whole_attention import WholeAttention, find_whole
@@ -26,23 +25,21 @@ from clearhead.checker.harness.alternatives import mask_ways
 from clearhead.checker.harness.axis_orders import HEADS_READY, ONE_TEXT, STATES, taken
 from clearhead.checker.harness.building import head_counts
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.forward_arguments import ANGLE_ROLES, POLARITIES
+from clearhead.checker.harness.forward_arguments import POLARITIES
 from clearhead.checker.harness.subject import (
     Subject,
     arguments_for,
     call,
     handed,
-    ids_for,
     inputs_for,
     one_text,
     orders,
     result_in,
 )
 from clearhead.checker.harness.weight_roles import role_of
-from clearhead.checker.sandbox.answers import Leaf, Recording
+from clearhead.checker.sandbox.answers import Recording
 from clearhead.checker.sandbox.missing_parts import turns
 from clearhead.checker.sandbox.submission import Failure
-from clearhead.checker.source.call_sites import parsed, used_behind
 from clearhead.checker.source.class_text import raises_at
 
 # Where the texts and the tokens are: (axis of the texts, axes of the tokens).
@@ -67,7 +64,6 @@ _AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {
     "turned": (1, (3,)),
 }
 RUNS = 6
-EMBEDDED = "the embedded tokens"
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,17 +127,10 @@ def recorded(
         shaped = handed(subject, inputs)
     given = {id(tensor): new for tensor, new in zip(inputs, shaped, strict=True)}
     q, k, v = (given[id(tensor)] for tensor in inputs)
-    ids = ids_for(case.session, subject, q) if subject.ids else q
-    if isinstance(ids, Failure):
-        raise Unreadable("its tokens could not be embedded")
-    passed = (ids, ids, ids) if subject.ids else (q, k, v)
-    positional, keywords = arguments_for(subject, passed, None)
-    got = case.session.record(positional, keywords)
+    got = case.session.record(*arguments_for(subject, (q, k, v)))
     if isinstance(got, Failure):
         raise Unreadable(f"it could not be recorded: {got.message}"[:200])
     recording, sent = got
-    if subject.ids:
-        recording, sent = _embedded(recording, subject.ids), {**sent, EMBEDDED: q}
     chosen = result_in(subject, recording.output, q.shape)
     if chosen is None:
         raise Unreadable("it returns no tensor")
@@ -158,19 +147,6 @@ def recorded(
     except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
     return program, recording.outputs[chosen], (q, k, v)
-
-
-def _embedded(recording: Recording, table: str) -> Recording:
-    """A recording of a class that takes token ids, as if it took their embeddings."""
-    tables = {leaf.register for leaf in recording.leaves if leaf.name == table}
-    for index, one in enumerate(recording.calls):
-        read = {r for value in (*one.args, *one.kwargs.values()) for r in registers_in(value)}
-        if one.name == "embedding" and read & tables:
-            calls = recording.calls[:index] + recording.calls[index + 1 :]
-            leaves = tuple(leaf for leaf in recording.leaves if leaf.register not in tables)
-            leaf = Leaf(one.out[0], "input", EMBEDDED)
-            return replace(recording, calls=calls, leaves=(*leaves, leaf))
-    raise Unreadable("its tokens are not embedded by a table")
 
 
 def _with_tables(recording: Recording, weights: dict[str, Tensor]) -> Recording:
@@ -260,7 +236,7 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> Examined:
         window=subject.sizes.window,
         unscaled=unscaled_on_purpose(case),
         fused_order=fused_order(case),
-        angles=bool(subject.rotary) and _must_turn(case, subject),
+        angles=bool(subject.rotary) and not any(map(turns, case.session.missing)),
         heads=tuple(head_counts(subject)),
     )
     verdict, whole = _judged(reading, runs, expected)
@@ -275,8 +251,6 @@ def _judged(
     problem = ""
     steps = Judgement()
     if normed_over_tokens(reading, steps):
-        return steps, None
-    if not reading.has_softmax and softmax_of_one(reading, steps):
         return steps, None
     try:
         steps = judge(reading, runs, expected)
@@ -353,13 +327,6 @@ _NOT_HIDDEN = {
 }
 
 
-def _must_turn(case: Case, subject: Subject) -> bool:
-    """Whether angles that are passed in must have an effect: not where a setting decides that."""
-    names = [name for name, role in subject.feed if role in ANGLE_ROLES]
-    behind = any(used_behind(parsed(case.text.file), name) for name in names)
-    return not behind and not any(map(turns, case.session.missing))
-
-
 def judge_mask(case: Case, subject: Subject) -> None:
     """Pass a causal mask to a class that takes one: does it hide what it marks?
 
@@ -408,8 +375,6 @@ def judge_mask(case: Case, subject: Subject) -> None:
                 case.add(found.id, evidence, found.line)
                 return
     if doubtful or of_each_text:
-        return
-    if masks_switched_off(subject):
         return
     if all(f.id == "no-causal-mask" for verdict in tried.values() for f in verdict.findings):
         evidence = "A causal mask that is passed in hides nothing, whatever True means."

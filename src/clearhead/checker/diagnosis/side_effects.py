@@ -20,18 +20,16 @@ _STATE = r"self\.\w*(cache|past|memory|mems?\b|state)"
 
 def changed_inputs(case: Case, subject: Subject, inputs: probes.Inputs) -> None:
     """Whether the caller's tensors are others after the call; with positions or a bias too."""
-    if subject.ids or subject.axes in ("single", *STATES):
+    if subject.axes in ("single", *STATES):
         return
     names = [p.name for p in case.info.forward if p.has_default and p.default is None]
     fed = {name for name, _ in subject.feed}
     places = [n for n in names if n not in fed and re.search(_POSITIONS, n.lower())]
     for name in ("", *places):
         x = handed(subject, inputs)
-        positional, keywords = arguments_for(subject, x, None)
-        if name:
-            noise = torch.Generator().manual_seed(17)
-            keywords[name] = torch.randn(x[0].shape, generator=noise, dtype=torch.float64).to(x[0])
-        got = case.session.forward(positional, keywords)
+        noise = torch.Generator().manual_seed(17)
+        other = torch.randn(x[0].shape, generator=noise, dtype=torch.float64).to(x[0])
+        got = case.session.forward(*arguments_for(subject, x, given={name: other} if name else {}))
         changed = () if isinstance(got, Failure) else _inputs_among(subject, got)
         if changed:
             given = f" with {name} given" if name else ""
@@ -50,7 +48,7 @@ def _changed_bias(case: Case, subject: Subject, inputs: probes.Inputs) -> None:
         others = tuple(pair for pair in subject.feed if pair[0] != parameter.name)
         for shape in _SCORES:
             trial = replace(subject, feed=(*others, (parameter.name, f"tensor {shape}")))
-            positional, keywords = arguments_for(trial, handed(trial, inputs), None)
+            positional, keywords = arguments_for(trial, handed(trial, inputs))
             got = case.session.forward(positional, keywords)
             order = [p.name for p in case.info.forward]
             changed = () if isinstance(got, Failure) else got.changed
@@ -73,10 +71,10 @@ def _inputs_among(subject: Subject, got: Output) -> list[str]:
 
 def kept_graph(case: Case, subject: Subject, inputs: probes.Inputs, out: torch.Tensor) -> None:
     """Whether a second step of training fails, because the first one's graph was kept."""
-    if not subject.weights or subject.ids or subject.built.arrays:
+    if not subject.weights or subject.built.arrays:
         return
     kept = keeps_something(case.text) or re.search(_CACHES, case.text.file)
-    if not kept or any(found.severity == "wrong" for found in case.findings):
+    if not kept or case.wrong:
         return
     if not renew(case.session, subject):
         return

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis import probes
-from clearhead.checker.harness.axis_orders import taken
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
-from clearhead.checker.harness.subject import Subject, arguments_for, call, handed, pick, renew
+from clearhead.checker.harness.subject import Subject, call, renew
 from clearhead.checker.sandbox.submission import Failure, Parameter
 from clearhead.checker.source.class_text import keeps_something
 
@@ -24,7 +23,7 @@ _SAME, _SEEN = 1e-6, 1e-3
 
 def valid_lengths(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
     """Pass lengths to a class that takes them, if it does."""
-    if subject.axes not in ("batch", "first") or subject.ids or len(out) < 2:
+    if subject.axes not in ("batch", "first") or len(out) < 2:
         return
     tokens = inputs[0].shape[1]
     lengths = torch.full([len(out)], tokens)
@@ -109,15 +108,5 @@ def _alone(case: Case, subject: Subject, inputs: probes.Inputs, short: int) -> T
 def _with_lengths(
     case: Case, subject: Subject, inputs: probes.Inputs, name: str, lengths: Tensor
 ) -> Tensor | None:
-    given = handed(subject, inputs)
-    positional, keywords = arguments_for(subject, given, None)
-    place = [parameter.name for parameter in case.info.forward].index(name)
-    if place < len(positional):
-        positional[place] = lengths
-    else:
-        keywords[name] = lengths
-    output = case.session.forward(positional, keywords)
-    chosen = None if isinstance(output, Failure) else pick(output, given[0].shape)
-    if isinstance(output, Failure) or chosen is None:
-        return None
-    return taken(output.tensors[chosen].to(torch.float64), subject.axes)
+    got = call(case.session, subject, inputs, given={name: lengths})
+    return None if isinstance(got, Failure) else got

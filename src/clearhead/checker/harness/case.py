@@ -80,13 +80,22 @@ class Case:
                 evidence += literal_meant(self.text.file, place)
             self.findings.append(finding(id, evidence, place, severity))
 
+    @property
+    def wrong(self) -> bool:
+        """Whether a mistake was found."""
+        return any(found.severity == "wrong" for found in self.findings)
+
+    def unsure(self, evidence: str) -> Report:
+        """The report of a class that cannot be judged further: wrong if a mistake was found."""
+        self.findings.append(finding("unsure", evidence, None, "edge"))
+        return self.report("wrong" if self.wrong else "unsure")
+
     def report(self, verdict: str = "") -> Report:
         """The report as it stands: wrong if anything is, else correct."""
         order = {"wrong": 0, "compat": 1, "edge": 2}
         ranked = sorted(self.findings, key=lambda f: order.get(f.severity, 3))
         if not verdict:
-            wrong = any(f.severity == "wrong" for f in ranked)
-            verdict = "wrong" if wrong else "unsure" if self.doubt else "correct"
+            verdict = "wrong" if self.wrong else "unsure" if self.doubt else "correct"
         unanswered = self.session.unanswered[self.asked_from :]
         if verdict == "correct" and unanswered:
             more = len(unanswered) - 1

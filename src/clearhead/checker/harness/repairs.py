@@ -86,29 +86,6 @@ def with_field(
     return more if name and more != keywords else None
 
 
-def with_width(
-    case: Case, failure: Failure, sizes: Sizes, keywords: dict[str, object]
-) -> tuple[Sizes, dict[str, object]] | None:
-    """Heads that together have the width that the file fixes, if the error tells one.
-
-    Args:
-        case: The class.
-        failure: What was answered.
-        sizes: What it was built with.
-        keywords: What it was built with.
-    """
-    found = re.search(r"cannot be multiplied \(\d+x(\d+) and (\d+)x", failure.message)
-    got, width = (int(found[1]), int(found[2])) if found else (0, 0)
-    heads = next((n for n in (4, 3, 5, 2, 7) if width % n == 0), 0)
-    if got != sizes.d_out or width in (got, sizes.d_in) or not heads:
-        return None
-    fitting = replace(sizes, heads=heads, head_dim=width // heads, kv_heads=heads)
-    fields = ("heads", "head_dim", "kv_heads", "d_out")
-    meanings = {p.name: meaning_for(p) for p in case.info.init if p.name in keywords}
-    changed = {n: getattr(fitting, meaning) for n, meaning in meanings.items() if meaning in fields}
-    return (fitting, {**keywords, **changed}) if changed else None
-
-
 def _with_numbers(
     case: Case, failure: Failure, keywords: dict[str, object]
 ) -> dict[str, object] | None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES, given, taken
+from clearhead.checker.harness import axis_orders
+from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES, taken
 from clearhead.checker.harness.constructor_arguments import (
     Sizes,
     likely_meaning,
@@ -53,7 +54,6 @@ class Subject:
         weights: The random weights it carries now.
         arguments: Positional-only arguments of the constructor.
         d_kv: The width of the keys' and values' own input, if it is another one; else 0.
-        ids: The embedding's weights, where forward takes token ids; else "".
         memory: The order of axes of the keys' and values' own input, if it is another one; else "".
         marks: What a (batch, tokens) argument gets that must be given: one of MARKS, or "".
         texts: How many texts stand in one row, if they are not as many as `sizes` says.
@@ -76,7 +76,6 @@ class Subject:
     weights: dict[str, Tensor] = field(default_factory=dict)
     arguments: tuple[object, ...] = ()
     d_kv: int = 0
-    ids: str = ""
     memory: str = ""
     marks: str = ""
     texts: int = 0
@@ -187,20 +186,36 @@ def call(
     train: bool = False,
     seed: int = 0,
     mask: Tensor | None = None,
-    grad: Tensor | None = None,
+    given: Mapping[str, object] | None = None,
 ) -> Tensor | Failure:
-    """The class's output for inputs (batch, tokens, d_in), brought to (batch, tokens, d)."""
+    """The class's output for inputs (batch, tokens, d_in), brought to (batch, tokens, d).
+
+    Args:
+        session: Who answers for the class.
+        subject: How it is called.
+        inputs: Queries', keys' and values' inputs.
+        train: Whether it is in training.
+        seed: What its own randomness is drawn with.
+        mask: What its mask argument gets.
+        given: What other arguments of forward get, by name.
+    """
+
+    def one(shaped: tuple[Tensor, Tensor, Tensor]) -> Tensor | Failure:
+        arguments = arguments_for(subject, shaped, mask, given)
+        output = session.forward(*arguments, train=train, seed=seed)
+        return output if isinstance(output, Failure) else _result(subject, output, shaped[0].shape)
+
     if subject.axes in ("single", *STATES):
         rows = []
         for row in range(len(inputs[0])):
-            got = _one(session, subject, one_text(subject, inputs, row), train, seed, mask)
+            got = one(one_text(subject, inputs, row))
             if isinstance(got, Failure):
                 return got
             rows.append(got)
         return torch.stack(rows)
     if subject.axes == "packed":
         subject = replace(subject, texts=len(inputs[0]))
-    got = _one(session, subject, handed(subject, inputs), train, seed, mask)
+    got = one(handed(subject, inputs))
     if isinstance(got, Tensor) and subject.axes == "packed":
         return got.view(*inputs[0].shape[:2], -1) if len(got) == inputs[0][..., 0].numel() else got
     return got if isinstance(got, Failure) else taken(got, subject.axes)
@@ -210,7 +225,7 @@ def handed(
     subject: Subject, inputs: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs (batch, tokens, width) with their axes as the class wants them."""
-    q, k, v = (given(one, order) for one, order in zip(inputs, orders(subject), strict=True))
+    q, k, v = map(axis_orders.given, inputs, orders(subject))
     return q, k, v
 
 
@@ -247,9 +262,12 @@ def length_of(x: Tensor, axes: str) -> int:
 
 
 def arguments_for(
-    subject: Subject, inputs: tuple[Tensor, Tensor, Tensor], mask: Tensor | None
+    subject: Subject,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None = None,
+    given: Mapping[str, object] | None = None,
 ) -> tuple[list[object], dict[str, object]]:
-    """Forward's arguments, positional as far as possible."""
+    """Forward's arguments, positional as far as possible; see `call`."""
     q, k, v = inputs
     length = length_of(v, orders(subject)[2])
     single = subject.axes == "single"
@@ -268,7 +286,7 @@ def arguments_for(
         rows = [torch.randn(axes, generator=seed) for seed in seeds]  # the same in a larger batch
         value[role] = torch.stack(rows).to(subject.dtype)
     value |= dict.fromkeys(ANGLE_ROLES)
-    value |= {"grid": list(GRID), "rows": GRID[0], "columns": GRID[1]}
+    value["grid"] = list(GRID)
     if subject.axes == "packed":
         each = length // (subject.texts or subject.sizes.batch)
         value["cumulative"] = torch.arange(0, length + 1, each, dtype=torch.int32)
@@ -283,7 +301,7 @@ def arguments_for(
         name: value[role]
         for name, role in subject.feed
         if not (name in optional and value[role] is None)
-    }
+    } | dict(given or {})
     positional: list[object] = []
     for parameter in subject.info.forward:
         if parameter.name not in keywords or kinds[parameter.name] == "KEYWORD_ONLY":
@@ -292,24 +310,8 @@ def arguments_for(
     return positional, keywords
 
 
-def _one(
-    session: Session,
-    subject: Subject,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    train: bool,
-    seed: int,
-    mask: Tensor | None,
-) -> Tensor | Failure:
-    shape = inputs[0].shape
-    if subject.ids:
-        ids = ids_for(session, subject, inputs[0])
-        if isinstance(ids, Failure):
-            return ids
-        inputs = (ids, ids, ids)
-    positional, keywords = arguments_for(subject, inputs, mask)
-    output = session.forward(positional, keywords, train=train, seed=seed)
-    if isinstance(output, Failure):
-        return output
+def _result(subject: Subject, output: Output, shape: Sequence[int]) -> Tensor | Failure:
+    """The result among what was returned, for inputs of this shape."""
     chosen = result_in(subject, output, shape)
     if chosen is None:
         return Failure("exception", "NoTensor", "forward returned no tensor")
@@ -325,29 +327,6 @@ def _one(
             shapes = f"one vector per sentence, {shapes}"
         return Failure("exception", "ShapeError", f"forward returned {shapes}")
     return result.to(torch.float64)
-
-
-def ids_for(
-    session: Session, subject: Subject, x: Tensor, padding: int | None = None
-) -> Tensor | Failure:
-    """Ids whose embeddings are the vectors x: those are written into the embedding's last rows.
-
-    Args:
-        session: Who answers for the class.
-        subject: The class.
-        x: The vectors, (..., d_in).
-        padding: The id of the padding, whose embedding becomes the last vector.
-    """
-    table = subject.weights[subject.ids].clone()
-    flat = x.reshape(-1, x.shape[-1])
-    first = len(table) - len(flat)
-    if first < 1 or (padding is not None and padding >= first):
-        return Failure("exception", "IndexError", f"{len(table)} ids are too few to try it")
-    table[first:] = flat.to(table)
-    if padding is not None:
-        table[padding] = flat[-1].to(table)
-    failed = session.load({subject.ids: table.to(subject.dtype)})
-    return failed or torch.arange(first, len(table)).view(x.shape[:-1])
 
 
 def result_in(subject: Subject, output: Output, shape: Sequence[int]) -> int | None:

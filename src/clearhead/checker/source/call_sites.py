@@ -68,11 +68,6 @@ class Usage:
     called_in: frozenset[str] = frozenset()
     allowed: dict[str, object] = field(default_factory=dict)
 
-    def alias(self, parameter: str) -> str:
-        """What the file's own calls name an argument of forward; "" if they do not tell."""
-        names = [site[parameter].name for site in self.called if parameter in site]
-        return next((name for name in names if name), "")
-
 
 @functools.lru_cache(maxsize=16)
 def parsed(file: str) -> ast.Module:
@@ -363,25 +358,6 @@ def allowed_values(scope: ast.AST | None) -> dict[str, object]:
             if isinstance(first, ast.Constant) and last_name(node.left):
                 found.setdefault(last_name(node.left), first.value)
     return found
-
-
-def used_behind(scope: ast.AST, name: str) -> bool:
-    r"""Whether a name is used under a condition that is about something else.
-
-    Examples:
-        >>> code = "if cos is not None: q = turn(q, cos)\nif kind == 'rotary': q = turn(q, sin)"
-        >>> [used_behind(ast.parse(code), name) for name in ("cos", "sin")]
-        [False, True]
-    """
-    for node in ast.walk(scope):
-        if isinstance(node, ast.If):
-            test, body = (
-                {n.id for one in part for n in ast.walk(one) if isinstance(n, ast.Name)}
-                for part in ([node.test], node.body)
-            )
-            if name in body - test:
-                return True
-    return False
 
 
 def flags_tested(scope: ast.AST) -> frozenset[str]:

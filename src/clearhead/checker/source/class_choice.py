@@ -36,6 +36,19 @@ NO_ATTENTION = (
 )
 
 
+# How a source calls attention over channels, as XCiT, Restormer, DaViT and EdgeNeXt have it.
+_CHANNELS = r"(?i)channel[\w-]*[ _-]?att|covarian|\bxca\b|\bmdta\b|transposed[\w -]*attention"
+OVER_CHANNELS = (
+    "Its source speaks of attention over channels, in which features are compared and the tokens "
+    "are summed. This kind of attention is not judged."
+)
+
+
+def is_over_channels(text: Text) -> bool:
+    """Whether a class says that it attends over channels, where scores without tokens are right."""
+    return re.search(_CHANNELS, f"{text.name}\n{text.source}") is not None
+
+
 def is_attention(info: ClassInfo) -> bool:
     """Whether a class looks like attention by its name."""
     small = info.name.lower()

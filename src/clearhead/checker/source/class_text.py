@@ -7,7 +7,7 @@ reproduce the output equally, and say where to look.
 import ast
 import functools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from clearhead.checker.catalogue import words_of
@@ -112,16 +112,6 @@ class Text:
         """Whether the code has this pattern."""
         return re.search(pattern, self.code) is not None
 
-    def line(self, *patterns: str) -> int | None:
-        """The first line with the first pattern that occurs, as the file counts."""
-        lines: list[str] = self.code.splitlines()
-        start: int = next((i for i, text in enumerate(lines) if "def-forward" in text), 0)
-        for pattern in patterns:
-            for number in (*range(start, len(lines)), *range(start)):
-                if re.search(pattern, lines[number]):
-                    return int(self.first + number)
-        return None
-
 
 def _words_in(node: ast.AST) -> Iterator[str]:
     """The words that one node of a syntax tree is; see `Text.words`."""
@@ -202,8 +192,6 @@ def locate(id: str, text: Text) -> int | None:
     The catalogue says what to look for. Scores and softmax may be elsewhere: in a class around
     heads, or in a function that is called.
     """
-    if id == "sdpa-mask-polarity":
-        return text.line_with(" ".join(f"{name}(" for name in sorted(sdpa_names(text.file))))
     parts = (text, *used_by(text))
     attending = sorted(parts, key=lambda part: not part.uses(_ATTENDS))
     for landmark in words_of(id).at:
@@ -212,69 +200,6 @@ def locate(id: str, text: Text) -> int | None:
             if line is not None:
                 return line
     return None
-
-
-def sdpa_names(file: str) -> set[str]:
-    """What a file calls PyTorch's scaled_dot_product_attention: imported, assigned or wrapped.
-
-    Examples:
-        >>> line = "from torch.nn.functional import scaled_dot_product_attention as attend"
-        >>> sorted(sdpa_names(line))
-        ['attend', 'scaled_dot_product_attention']
-    """
-    names = {_SDPA}
-    for node in ast.walk(parsed(file)):
-        if isinstance(node, ast.ImportFrom):
-            names |= {one.asname for one in node.names if one.name == _SDPA and one.asname}
-        elif isinstance(node, ast.Assign):
-            value = node.value
-            if isinstance(value, ast.Call):
-                value = value.args[0] if last_name(value.func) == "partial" else ast.Constant(None)
-            if last_name(value) == _SDPA:
-                names |= set(map(last_name, node.targets))
-    for node in parsed(file).body:
-        if isinstance(node, ast.FunctionDef):
-            calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
-            names |= {node.name} if {last_name(call.func) for call in calls} & names else set()
-    return names
-
-
-def uses_sdpa(text: Text) -> bool:
-    """Whether a class calls PyTorch's own attention, under whatever name."""
-    return text.uses(" ".join(f"{name}(" for name in sdpa_names(text.file)))
-
-
-_MAKERS = {"ones", "zeros", "full", "arange", "tensor", "eye", "empty"}
-_KEPT = {"to", "type_as", "register_buffer", "Parameter"}
-
-
-def made_without(text: Text, what: str) -> int | None:
-    """The line of forward, or of a helper, that makes a tensor and does not say its device (dtype).
-
-    Args:
-        text: The source.
-        what: "device" or "dtype".
-    """
-    lines = sorted(_makers(text.tree, what))
-    start = min(text.words.get("def-forward", [0]))
-    return next(iter([*(n for n in lines if n >= start), *lines]), None)
-
-
-def _makers(tree: ast.AST, what: str) -> Iterator[int]:
-    for statement in statements(tree):
-        calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        if {last_name(call.func) for call in calls} & _KEPT:
-            continue
-        if any(isinstance(target, ast.Attribute) for target in targets):
-            continue
-        for call in calls:
-            home = call.func.value if isinstance(call.func, ast.Attribute) else None
-            name = last_name(call.func)
-            made = name in _MAKERS or (name.endswith("Tensor") and name[0].isupper())
-            said = any(what in ast.unparse(keyword) for keyword in call.keywords)
-            if made and isinstance(home, ast.Name) and home.id in ("torch", "T", "th") and not said:
-                yield call.lineno
 
 
 def keeps_something(text: Text) -> bool:
@@ -329,10 +254,8 @@ _SAID_CAUSAL = r"(?i)(causal|autoregressive)\b(?! or\b)"  # a docstring whose fi
 _CAUSAL_FILE = r"(?i)\bcausal|autoregress|look.?ahead|gpt|language.?model|\bdef generate\b"
 
 
-def expects_causal(
-    text: Text, info: ClassInfo, takes_mask: bool, asked: bool = False, flags: Collection[str] = ()
-) -> str:
-    """Whether a class means to be causal: "yes", "no", or "maybe", which is a question.
+def expects_causal(text: Text, info: ClassInfo, takes_mask: bool, asked: bool = False) -> str:
+    """Whether a class means to be causal: "yes" or "no".
 
     "yes" needs a sign that can mean nothing else: we asked for it, the name, or a triangle in the
     code. A context length alone is no such sign, since an encoder may have one for its positions.
@@ -342,7 +265,6 @@ def expects_causal(
         info: The class.
         takes_mask: Whether forward takes a mask.
         asked: Whether the constructor was told to be causal.
-        flags: The object's switches: a mask behind one of them may rightly be off.
     """
     if asked:
         return "yes"
@@ -352,25 +274,11 @@ def expects_causal(
     said = ast.get_docstring(text.tree) if isinstance(text.tree, ast.ClassDef) else None
     named = re.search(r"causal|masked|gpt|decoder|autoregress", info.name.lower())
     named = named or re.match(_SAID_CAUSAL, said or "")
-    if built_in and not named and _masked_behind(text, flags):
-        return "no"
     if built_in or named:
         return "no" if _switched_off(info) else "yes"
     if not context_name(text, info) or re.search(_NOT_CAUSAL, text.source):
         return "no"
-    return "yes" if re.search(_CAUSAL_FILE, text.file) or text.uses("~mask") else "maybe"
-
-
-def _masked_behind(text: Text, flags: Collection[str]) -> bool:
-    """Whether the scores are masked only under a switch of the object: `if not self.is_encoder`."""
-    for node in ast.walk(text.tree):
-        if isinstance(node, ast.If):
-            read = {n.attr for n in ast.walk(node.test) if isinstance(n, ast.Attribute)}
-            inside = {word for n in ast.walk(node) for word in _words_in(n)}
-            hides = {"masked_fill(", "where(", "tril(", "triu("}
-            if read & {*flags} and (inside & hides or any("inf" in word for word in inside)):
-                return True
-    return False
+    return "yes" if re.search(_CAUSAL_FILE, text.file) or text.uses("~mask") else "no"
 
 
 _CONTEXT = ("context_length", "block_size", "ctx_len", "context_len", "context_size", "n_ctx")
