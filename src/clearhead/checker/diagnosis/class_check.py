@@ -31,14 +31,14 @@ from clearhead.checker.diagnosis.recorded_pass import (
 )
 from clearhead.checker.diagnosis.reference import Reference
 from clearhead.checker.diagnosis.shown_steps import shown_steps
-from clearhead.checker.harness.alternatives import alternatives, other_flags, widened
+from clearhead.checker.harness.alternatives import alternatives, other_flags
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES
 from clearhead.checker.harness.building import mark_ways, prepare, rotary_ways
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import meaning_for, with_configs
 from clearhead.checker.harness.error_messages import misspelled
 from clearhead.checker.harness.forward_arguments import POLARITIES
-from clearhead.checker.harness.subject import Session, Subject, call, inputs_for, renew
+from clearhead.checker.harness.subject import Inputs, Session, Subject, call, inputs_for, renew
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Form, Report
 from clearhead.checker.sandbox.submission import ClassInfo, Failure, InProcess
@@ -135,11 +135,6 @@ def _examine(case: Case, subject: Subject) -> Report:
     if is_over_channels(case.text):
         return case.unsure(OVER_CHANNELS)
     subject, out, read = _read(case, subject, inputs, out)
-    if not isinstance(read, str) and read.steps.head_dim == 1 < subject.sizes.head_dim:
-        wide = widened(case, subject)  # of heads with one number, the scale cannot be told
-        if wide is not None and wide.sizes != subject.sizes:
-            return _examine(case, wide)
-        renew(case.session, subject)
     judge_default(case, subject)
     if isinstance(read, str):
         return _unread(case, subject, inputs, out, read)
@@ -159,9 +154,7 @@ def _examine(case: Case, subject: Subject) -> Report:
     return _right(case, subject, inputs, out, read.steps, reference)
 
 
-def _unread(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, reason: str
-) -> Report:
+def _unread(case: Case, subject: Subject, inputs: Inputs, out: Tensor, reason: str) -> Report:
     """Its steps could not be judged: compare it with the usual form, or test its properties."""
     plain = plain_form(case, subject, inputs, out)
     if plain is None:
@@ -171,7 +164,7 @@ def _unread(
 
 
 def _read(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor
 ) -> tuple[Subject, Tensor, Examined | str]:
     """What the recorded pass shows, or why it could not be read.
 
@@ -208,16 +201,10 @@ def _trouble(read: Examined | str) -> tuple[int, int]:
 _OTHER_AXES = {"softmax-over-queries", "softmax-over-heads", "softmax-over-batch"}
 
 
-def _wrong(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, steps: Judgement
-) -> Report:
+def _wrong(case: Case, subject: Subject, inputs: Inputs, out: Tensor, steps: Judgement) -> Report:
     """The mistakes that the recorded pass shows, each at its own line."""
     case.notes += steps.notes
     ids = {found.id for found in steps.findings}
-    if subject.marks and any(re.match("mask|no-causal|sdpa|padding", id) for id in ids):
-        return case.unsure(
-            "A required argument may be a mask, and its meaning could not be determined."
-        )
     leak = probes.future_leak(case.session, subject, inputs, out)
     for found in _on_purpose(subject, steps):
         evidence = found.evidence
@@ -234,7 +221,7 @@ def _wrong(
 def _right(
     case: Case,
     subject: Subject,
-    inputs: probes.Inputs,
+    inputs: Inputs,
     out: Tensor,
     steps: Judgement,
     reference: Reference | PlainForm,

@@ -12,13 +12,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.probes import Inputs
 from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.cache_arguments import caches, holders, is_own
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
 from clearhead.checker.harness.forward_arguments import ANGLE_ROLES
-from clearhead.checker.harness.subject import Subject, arguments_for, call, inputs_for, pick, renew
+from clearhead.checker.harness.subject import (
+    Inputs,
+    Subject,
+    arguments_for,
+    call,
+    inputs_for,
+    pick,
+    renew,
+)
 from clearhead.checker.sandbox.submission import Failure, Output, Parameter
 
 _WORDS = r"cache|past|kv_state|prev_k|incremental|decod"

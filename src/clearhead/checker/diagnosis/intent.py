@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.constructor_arguments import asks_for_causal, meaning_of
+from clearhead.checker.harness.constructor_arguments import meaning_of
 from clearhead.checker.harness.subject import Subject
 from clearhead.checker.source.class_text import expects_causal
 
@@ -24,7 +24,8 @@ def is_causal(case: Case, subject: Subject) -> str:
     """Whether the class means to be causal: "yes" or "no"."""
     # An adapter takes a context length whatever it builds.
     info = replace(case.info, name=case.text.name, init=()) if case.given else case.info
-    asked = not case.given and asks_for_causal(subject.keywords)
+    told = subject.keywords.items()
+    asked = not case.given and any(meaning_of(n) == "causal" and v is True for n, v in told)
     kept = [v for n, v in subject.built.plain.items() if meaning_of(n) == "causal"]
     if False in kept:
         return "no"  # the object itself says so

@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
-from clearhead.checker.harness.subject import Subject, call, inputs_for
+from clearhead.checker.harness.subject import Inputs, Subject, call, inputs_for
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Failure
 
@@ -27,7 +27,7 @@ _FILLED_LATER = (
 )
 
 
-def from_its_start(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
+def from_its_start(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
     """Take a few steps from the class's own values: which weights never get a gradient?"""
     if not subject.weights or subject.built.arrays:
         return
@@ -65,7 +65,7 @@ def _gradients(
     case: Case,
     subject: Subject,
     weights: dict[str, Tensor],
-    inputs: probes.Inputs,
+    inputs: Inputs,
     out: Tensor,
 ) -> dict[str, Tensor]:
     """The gradient of each of these weights, zeros where there is none; nothing if it fails."""
@@ -96,7 +96,7 @@ def through_numpy(case: Case, gradients: Sequence[Tensor | None]) -> bool:
     return True
 
 
-def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
+def detached(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
     """Rows of projections that get no gradient, though the output depends on them."""
     got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure):
@@ -127,7 +127,7 @@ def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -
     return found
 
 
-def out_of_reach(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
+def out_of_reach(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
     """Weights that are in no graph though the output depends on them: float(w), math.exp(w).
 
     A gradient of zero is another thing: at these values the output may be flat.

@@ -10,8 +10,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from clearhead.checker.diagnosis import probes
-from clearhead.checker.diagnosis.probes import Inputs, each
 from clearhead.checker.diagnosis.program import MOST_NUMBERS
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_steps
@@ -19,8 +17,13 @@ from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.axis_orders import PICTURES, STATES
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
-from clearhead.checker.harness.constructor_arguments import likely_meaning, meaning_for, meaning_of
-from clearhead.checker.harness.subject import Subject, call, inputs_for, renew
+from clearhead.checker.harness.constructor_arguments import (
+    each_field,
+    likely_meaning,
+    meaning_for,
+    meaning_of,
+)
+from clearhead.checker.harness.subject import Inputs, Subject, call, each, inputs_for, renew
 from clearhead.checker.sandbox.submission import Failure, Parameter
 from clearhead.checker.source.class_text import keeps_something
 
@@ -30,7 +33,6 @@ LEAST = 263  # more than two blocks of 128; a text that is not longer is no long
 READ = 24  # tokens: a longer text would take too long to read step by step
 PATIENCE = 1.5  # seconds: a loop over all pairs of tokens would take longer
 BREAKS = 1e-3  # angles in float32 differ by less, another mask by more
-DRIFT = 1e-5
 SPARSE = r"(?i)window|local|sliding|sparse|dilat|stride|\bband|yarn|ntk|\blog\(|log2"
 
 
@@ -78,8 +80,7 @@ def lengths(case: Case, subject: Subject, right: AnyReference) -> AnyReference |
             if _is_new(case, subject, right, tokens, got):
                 return None
             if tokens <= 3 or (tokens == subject.sizes.context and told):
-                evidence = f"With {tokens} tokens: {got.type}: {got.message}"[:300]
-                case.add("fails-at-some-lengths", evidence, got.line)
+                case.add_failure("fails-at-some-lengths", f"With {tokens} tokens", got)
             elif tokens > subject.sizes.context:
                 return None
             continue
@@ -115,8 +116,8 @@ def keys_apart(case: Case, subject: Subject, right: AnyReference) -> None:
         got = call(case.session, subject, (q, k, v))
         if isinstance(got, Failure):
             if got.raised:
-                evidence = f"With {tokens} queries and {seen} keys: {got.type}: {got.message}"[:300]
-                case.add("fails-at-some-lengths", evidence, got.line, severity)
+                when = f"With {tokens} queries and {seen} keys"
+                case.add_failure("fails-at-some-lengths", when, got, severity)
             return
         wanted = right.output((q, k, v))
         if wanted is not None and wanted.shape == got.shape and difference(got, wanted) > BREAKS:
@@ -152,9 +153,6 @@ def _property_lost(
     case: Case, subject: Subject, right: AnyReference, inputs: Inputs, got: Tensor
 ) -> str:
     """What every attention has and this one has not, at this length; "" if nothing was seen."""
-    leak = probes.batch_leak(case.session, subject, inputs, got)
-    if leak > DRIFT:
-        return f"changing one sequence changed the output of another by {leak:.2g}"
     if subject.axes in PICTURES:
         return ""
     gap = _stretched(case, subject, right, inputs[0].shape[1])
@@ -165,9 +163,6 @@ def _property_lost(
         )
     if right.mask != "causal":
         return ""
-    future = probes.future_leak(case.session, subject, inputs, got)
-    if future.size > DRIFT:
-        return f"changing token {future.changed} changed output {future.moved} by {future.size:.2g}"
     few = subject.sizes.tokens
     if few < inputs[0].shape[1]:
         start = each(inputs, lambda t: t[:, :few].contiguous())
@@ -288,24 +283,18 @@ def _affordable(case: Case, subject: Subject) -> int:
 
 def _with_room(case: Case, subject: Subject) -> Subject | None:
     """The same class with the same weights and a longer context; None if it cannot be had."""
-    keywords: dict[str, object] = {}
-    for name, value in subject.keywords.items():
-        if isinstance(value, dict) and "__config__" in value:
-            fields = {n: _longer(n, v, subject) for n, v in value["__config__"].items()}
-            keywords[name] = {"__config__": fields}
-        else:
-            keywords[name] = _longer(name, value, subject)
+
+    def longer(name: str, value: object) -> object:
+        context = likely_meaning(name.lower()) == "context" and value == subject.sizes.context
+        return LONG + 8 if context else value
+
+    keywords = {name: each_field(value, longer, name) for name, value in subject.keywords.items()}
     roomy = replace(subject, keywords=keywords)
     built = case.session.build(case.info.name, subject.arguments, keywords)
     if isinstance(built, Failure) or built.parameters != subject.built.parameters:
         renew(case.session, subject)
         return None  # a table of positions, perhaps
     return roomy
-
-
-def _longer(name: str, value: object, subject: Subject) -> object:
-    is_context = likely_meaning(name.lower()) == "context" and value == subject.sizes.context
-    return LONG + 8 if is_context else value
 
 
 def _parts(right: AnyReference, inputs: Inputs, got: Tensor) -> float:

@@ -161,18 +161,9 @@ class MaskCheck(AttentionStep):
     def _pair_table(self, tokens: int) -> bool:
         """Whether a parameter has a number for each pair of tokens."""
         widths = {self.reading.values[r].shape[-1] for r in self.core.operands}
-        names = self.program.parameters
-        beside = {
-            r
-            for i in self._between()
-            for place in self.reading.places(i)
-            for r in (
-                place,
-                *(p for k in self.program.before(place) for p in self.program.sources[k]),
-            )
-            if r in names and not self.reading.depends(place)
-        }
-        shapes = [self.program.weights[names[r]].shape for r in beside]
+        read = {place for i in self._between() for place in self.reading.places(i)}
+        beside = {p for r in read if not self.reading.depends(r) for p in self.reading.learned(r)}
+        shapes = [self.reading.values[r].shape for r in beside]
         return any(
             len(shape) >= 2 and min(shape[-2:]) >= tokens and not set(shape[-2:]) & widths
             for shape in shapes

@@ -10,14 +10,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.probes import Inputs, each
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import judge_steps
 from clearhead.checker.harness.alternatives import widened
 from clearhead.checker.harness.axis_orders import HEADS_READY
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
-from clearhead.checker.harness.subject import Subject, call, inputs_for, renew
+from clearhead.checker.harness.subject import Inputs, Subject, call, each, inputs_for, renew
 from clearhead.checker.sandbox.submission import Failure
 
 TIMES = 44  # what goes wrong once in ten calls is then seen in 99 of 100 checks
@@ -43,8 +42,7 @@ def many_times(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
         got = call(case.session, subject, inputs, seed=100 + times)
         if isinstance(got, Failure):
             if got.raised:
-                evidence = f"Called again on the same input: {got.type}: {got.message}"[:300]
-                case.add("depends-on-earlier-call", evidence, got.line)
+                case.add_failure("depends-on-earlier-call", "Called again on the same input", got)
             return
         if got.shape != out.shape or difference(got, out) > 1e-6:
             evidence = (

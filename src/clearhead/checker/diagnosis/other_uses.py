@@ -15,11 +15,9 @@ from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.axis_orders import HEADS_READY
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
-from clearhead.checker.harness.subject import Subject, call
+from clearhead.checker.harness.subject import Inputs, Subject, call, each
 from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_text import Text
-
-Inputs = probes.Inputs
 
 _BATCH = r"b|bs|bsz|batch\w*|n_?batch\w*|num_batch\w*"
 _TOKENS = r"t|l|s|seq\w*|len\w*|time\w*|tok\w*|length|\w+_len|n_tok\w*|num_tok\w*|sequence\w*"
@@ -166,62 +164,18 @@ def _padding_of(
             )
             case.add("padding-on-queries", evidence, severity="edge" if zeros else "")
             return True
-    if _hides_in_others(case, subject, inputs, out, name, runs):
-        return True
-    return _MASK.search(name) is not None and _not_hidden(case, subject, inputs, out, name, real)
+    return _hides_in_others(case, subject, inputs, out, name, runs)
 
 
 def _without_last(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Tensor | None:
     """The output in which the last two keys of the last text are not there."""
-    cut = {id(x): x[:, :-2].contiguous() for x in inputs}
-    q, k, v = (cut[id(x)] for x in inputs)
+    q, k, v = each(inputs, lambda x: x[:, :-2].contiguous())
     got = call(case.session, subject, (inputs[0] if subject.separate else q, k, v))
     if isinstance(got, Failure) or got.shape[0] != out.shape[0] or got.shape[2:] != out.shape[2:]:
         return None
     right = out.clone()
     right[-1, : got.shape[1]] = got[-1]
     return right
-
-
-def _not_hidden(
-    case: Case, subject: Subject, inputs: Inputs, out: Tensor, name: str, real: Tensor
-) -> bool:
-    """Whether padding is still seen by real tokens, though marking it changes the output.
-
-    If all tokens are real, a mask of tokens changes nothing: that tells which of its two values
-    marks them. Where neither value changes anything, it is something that is added to scores.
-    """
-    if case.wrong:
-        return False  # which may be the reason
-    calm = []
-    for marks in (real, ~real):
-        every = torch.full_like(real, bool(marks[0, 0]))  # the first token is real
-        got = with_mask(case, subject, inputs, name, every)
-        if got is not None and got.shape == out.shape and difference(got, out) < 1e-5:
-            calm.append(marks)
-    if len(calm) != 1:
-        return False
-    moved: list[float] = []
-    for part in {id(x): x for x in inputs}.values():  # the marks may be those of either input
-        other = probes.changed((part, part, part), -1, slice(None))[0]
-        other = torch.where(real[..., None], part, other)
-        q, k, v = (other if x is part else x for x in inputs)
-        plain = call(case.session, subject, (q, k, v))
-        if isinstance(plain, Failure) or difference(plain[real], out[real]) < 1e-3:
-            continue  # no other token sees this input
-        before, after = (
-            with_mask(case, subject, each, name, *calm) for each in (inputs, (q, k, v))
-        )
-        if before is not None and after is not None and before.shape == after.shape:
-            moved.append(float((before - after)[real].abs().max()))
-    if not moved or not min(moved) > 1e-3:
-        return False
-    evidence = (
-        f"With {name} given, changing two padding tokens changed the output of a real one "
-        f"by {min(moved):.2g}."
-    )
-    case.add("padding-not-hidden", evidence)
-    return True
 
 
 def _hides_in_others(

@@ -5,9 +5,8 @@ from torch import Tensor
 from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import learning, probes
 from clearhead.checker.diagnosis.intent import is_causal
-from clearhead.checker.harness.axis_orders import CHANNELS_FIRST
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.subject import Subject, others
+from clearhead.checker.harness.subject import Inputs, Subject, others
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
@@ -17,7 +16,7 @@ _LEAK = "changing one sequence changed the output of another"
 
 
 def judge_properties(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, reason: str
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, reason: str
 ) -> Report:
     """A class is wrong if a property fails that every attention has; else nothing is known.
 
@@ -55,21 +54,18 @@ def _named(subject: Subject, out: Tensor, failed: list[str]) -> str:
     return "values-not-mixed" if _ALONE in failed and idle else "unexplained"
 
 
-def _unknown_kind(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> str:
+def _unknown_kind(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> str:
     """Why this may be attention of a kind of which no property is known; "" if it is not."""
     rows = out.shape[1]
     bare = [s for n, s in subject.built.parameters.items() if not n.endswith(("weight", "bias"))]
     if rows != subject.sizes.tokens and any(rows in shape[:-1] for shape in bare):
         return "The rows of its output belong to learned queries, not to tokens."
-    roles = {role_of(name) for name in subject.built.parameters}
-    if subject.axes in CHANNELS_FIRST and not roles & {"q", "k", "qkv", "kv"}:
-        return "It takes channels first and has no queries and keys: it may be a gate."
     if probes.only_weighs(case.session, subject, inputs, out):
         return "Another token changes a whole output row by one factor: tokens are not mixed."
     return ""
 
 
-def _of_values(subject: Subject, inputs: probes.Inputs, out: Tensor) -> list[str]:
+def _of_values(subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
     """Whether the output has numbers, and the shape of the input."""
     failed = []
     if not out.isfinite().all():
@@ -83,7 +79,7 @@ def _of_values(subject: Subject, inputs: probes.Inputs, out: Tensor) -> list[str
     return failed
 
 
-def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> list[str]:
+def _of_tokens(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
     """Which token may change which output."""
     session, text = case.session, case.text
     failed = []
@@ -124,7 +120,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
     return failed
 
 
-def _of_learning(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> list[str]:
+def _of_learning(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
     """Whether gradients reach every weight."""
     got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure) or not out.isfinite().all():

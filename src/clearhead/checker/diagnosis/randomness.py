@@ -10,13 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.checker.diagnosis import probes
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import Examined, judge_steps
 from clearhead.checker.harness.building import could_not_run, without_dropout
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
-from clearhead.checker.harness.subject import Subject, arguments_for, call, handed
+from clearhead.checker.harness.subject import Inputs, Subject, arguments_for, call, handed
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.answers import Call
 from clearhead.checker.sandbox.submission import Failure
@@ -29,9 +28,7 @@ _DROPOUTS: dict[str, tuple[int, int | None]] = {
 }
 
 
-def run_twice(
-    case: Case, subject: Subject, inputs: probes.Inputs
-) -> tuple[Subject, Tensor] | Report:
+def run_twice(case: Case, subject: Subject, inputs: Inputs) -> tuple[Subject, Tensor] | Report:
     """The output, which must be the same in a second run; without dropout if it is not."""
     out = call(case.session, subject, inputs)
     began = time.monotonic()
@@ -62,7 +59,7 @@ def run_twice(
     return case.report()
 
 
-def _dropouts(case: Case, subject: Subject, inputs: probes.Inputs) -> list[Call]:
+def _dropouts(case: Case, subject: Subject, inputs: Inputs) -> list[Call]:
     """The calls of a recorded pass that drop something in evaluation."""
     positional, keywords = arguments_for(subject, handed(subject, inputs), None)
     got = case.session.record(positional, keywords)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,6 +28,7 @@ from clearhead.checker.harness.building import head_counts
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.forward_arguments import POLARITIES
 from clearhead.checker.harness.subject import (
+    Inputs,
     Subject,
     arguments_for,
     call,
@@ -108,9 +110,7 @@ def record(case: Case, subject: Subject) -> Reading:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
 
 
-def recorded(
-    case: Case, subject: Subject, inputs: tuple[Tensor, Tensor, Tensor]
-) -> tuple[Program, int, tuple[Tensor, Tensor, Tensor]]:
+def recorded(case: Case, subject: Subject, inputs: Inputs) -> tuple[Program, int, Inputs]:
     """A forward pass on these inputs as a program, its output's register, and what was passed in.
 
     Where the class takes one text without a batch axis, it gets the first one.
@@ -159,9 +159,7 @@ def _with_tables(recording: Recording, weights: dict[str, Tensor]) -> Recording:
     return replace(recording, leaves=leaves, constants=constants)
 
 
-def _sources(
-    subject: Subject, program: Program, inputs: tuple[Tensor, Tensor, Tensor]
-) -> tuple[Source, ...]:
+def _sources(subject: Subject, program: Program, inputs: Inputs) -> tuple[Source, ...]:
     """The registers that hold tokens."""
     found: list[Source] = []
     for tensor, kind in zip(inputs, orders(subject), strict=True):
@@ -330,14 +328,13 @@ _NOT_HIDDEN = {
 def judge_mask(case: Case, subject: Subject) -> None:
     """Pass a causal mask to a class that takes one: does it hide what it marks?
 
-    Any meaning of True is fine. If every usual mask is ignored, or leaves weights on what it hides,
-    that is a mistake, and the recorded pass shows the line.
+    Any meaning of True is fine. If every usual mask leaves weights on what it hides, that is a
+    mistake, and the recorded pass shows the line.
     """
     takes = [p for p in case.info.forward if p.name == subject.takes_mask]
     if not takes or isinstance(takes[0].default, bool) or takes[0].annotation == "bool":
         return  # a flag
-    tried: dict[str, Judgement] = {}
-    doubtful = False
+    tried: list[Judgement] = []
     of_each_text = _of_each_text(case, subject)
     if of_each_text:
         subject = replace(subject, mask_shape=of_each_text)
@@ -357,28 +354,14 @@ def judge_mask(case: Case, subject: Subject) -> None:
             return  # it hides the future
         if any(f.id in ("mask-inverted", "sdpa-mask-polarity") for f in verdict.findings):
             return  # True means the other thing here
-        if verdict.doubts and polarity == "added":
-            return
         if verdict.doubts:  # ~mask of whole numbers, say
-            doubtful = True
-        else:
-            tried[polarity] = verdict
-    if doubtful and not {"keep", "hide"} <= tried.keys():
-        return
+            return
+        tried.append(verdict)
     if not tried:
         _branch_fails(case, subject)
-        return
-    for verdict in tried.values():
-        for found in verdict.findings:
-            if found.id in _NOT_HIDDEN:
-                evidence = f"With a causal mask passed in: {found.evidence}"
-                case.add(found.id, evidence, found.line)
-                return
-    if doubtful or of_each_text:
-        return
-    if all(f.id == "no-causal-mask" for verdict in tried.values() for f in verdict.findings):
-        evidence = "A causal mask that is passed in hides nothing, whatever True means."
-        case.add("mask-ignored", evidence)
+    seen = (f for verdict in tried for f in verdict.findings if f.id in _NOT_HIDDEN)
+    for found in itertools.islice(seen, 1):
+        case.add(found.id, f"With a causal mask passed in: {found.evidence}", found.line)
 
 
 def _of_each_text(case: Case, subject: Subject) -> str:
@@ -417,8 +400,7 @@ def _branch_fails(case: Case, subject: Subject) -> None:
         if raises_at(case.text.file, got.line):
             return
         found.append(got)
-    evidence = f"With every usual mask: {found[0].type}: {found[0].message}"[:300]
-    case.add("mask-branch-fails", evidence, found[0].line)
+    case.add_failure("mask-branch-fails", "With every usual mask", found[0])
 
 
 def judge_default(case: Case, subject: Subject) -> None:
@@ -429,5 +411,4 @@ def judge_default(case: Case, subject: Subject) -> None:
     plain = replace(subject, polarity="")
     got = call(case.session, plain, inputs_for(plain, plain.sizes.tokens))
     if isinstance(got, Failure) and got.kind == "exception" and got.line is not None:
-        evidence = f"Without {subject.takes_mask}: {got.type}: {got.message}"[:300]
-        case.add("default-mask-fails", evidence, got.line)
+        case.add_failure("default-mask-fails", f"Without {subject.takes_mask}", got)

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.plain_form import PlainForm
-from clearhead.checker.diagnosis.probes import Inputs, each
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
 from clearhead.checker.diagnosis.reading import HIDDEN, Core, Unreadable, closeness
 from clearhead.checker.diagnosis.recorded_pass import Examined, recorded
 from clearhead.checker.diagnosis.whole_attention import found_again, visible_pairs
 from clearhead.checker.harness.axis_orders import ONE_TEXT, taken
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.subject import Subject
+from clearhead.checker.harness.subject import Inputs, Subject, each
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,11 +212,12 @@ def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
         measured = core.scale(runs)
     except Unreadable:
         return _Layer(core, summed, None, False, sink)
-    if not measured.linear:  # a cap, several products, or talking heads
+    if measured is None:  # a cap, several products, or talking heads
         return _Layer(core, summed, None, False, sink)
-    filled = (measured.a.abs() < 1e-12) & (measured.b < -5)  # with a number that is too small
-    hidden = (measured.b < HIDDEN) | filled
-    a = measured.a.masked_fill(hidden, torch.nan).flatten(1)
+    factor, added = measured
+    filled = (factor.abs() < 1e-12) & (added < -5)  # with a number that is too small
+    hidden = (added < HIDDEN) | filled
+    a = factor.masked_fill(hidden, torch.nan).flatten(1)
     usual = a.nanmedian(1).values
     if not usual.isfinite().all():
         raise Unreadable("a head sees nothing")
@@ -232,7 +232,7 @@ def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
         if bool(((per_text - per_text[0]).abs() > near).any()):
             raise Unreadable("the scale depends on the input")
         scale = per_text[0]
-    biased = bool((measured.b.masked_fill(hidden, 0.0).abs() > near).any())
+    biased = bool((added.masked_fill(hidden, 0.0).abs() > near).any())
     return _Layer(core, summed, scale, biased, sink)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
-from clearhead.checker.harness.subject import Subject, call, renew
+from clearhead.checker.harness.subject import Inputs, Subject, call, each, renew
 from clearhead.checker.sandbox.submission import Failure, Parameter
 from clearhead.checker.source.class_text import keeps_something
 
@@ -21,7 +21,7 @@ _LENGTHS = re.compile(r"^(\w*_)?(valid_?lens?|valid_?lengths?|lengths|lens|seq_?
 _SAME, _SEEN = 1e-6, 1e-3
 
 
-def valid_lengths(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
+def valid_lengths(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
     """Pass lengths to a class that takes them, if it does."""
     if subject.axes not in ("batch", "first") or len(out) < 2:
         return
@@ -55,7 +55,7 @@ def valid_lengths(case: Case, subject: Subject, inputs: probes.Inputs, out: Tens
 
 
 def _takes_lengths(
-    case: Case, subject: Subject, parameter: Parameter, inputs: probes.Inputs, out: Tensor
+    case: Case, subject: Subject, parameter: Parameter, inputs: Inputs, out: Tensor
 ) -> bool:
     """Whether an argument is the lengths: by its name, or since full lengths change nothing."""
     name, tokens = parameter.name, inputs[0].shape[1]
@@ -77,7 +77,7 @@ def _takes_lengths(
 
 
 def _kept(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, name: str, lengths: Tensor
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, name: str, lengths: Tensor
 ) -> bool:
     """Whether the lengths of one call still have an effect in the next."""
     if not keeps_something(case.text) or not renew(case.session, subject):
@@ -96,9 +96,9 @@ def _kept(
     return True
 
 
-def _alone(case: Case, subject: Subject, inputs: probes.Inputs, short: int) -> Tensor | None:
+def _alone(case: Case, subject: Subject, inputs: Inputs, short: int) -> Tensor | None:
     """The output of the last text without its padding."""
-    q, k, v = probes.each(inputs, lambda x: x[-1:, :short].contiguous())
+    q, k, v = each(inputs, lambda x: x[-1:, :short].contiguous())
     q = inputs[0][-1:] if subject.separate else q
     sizes = replace(subject.sizes, batch=1)
     got = call(case.session, replace(subject, sizes=sizes), (q, k, v))
@@ -106,7 +106,7 @@ def _alone(case: Case, subject: Subject, inputs: probes.Inputs, short: int) -> T
 
 
 def _with_lengths(
-    case: Case, subject: Subject, inputs: probes.Inputs, name: str, lengths: Tensor
+    case: Case, subject: Subject, inputs: Inputs, name: str, lengths: Tensor
 ) -> Tensor | None:
     got = call(case.session, subject, inputs, given={name: lengths})
     return None if isinstance(got, Failure) else got

@@ -39,7 +39,6 @@ from clearhead.checker.harness.descriptions import description
 from clearhead.checker.harness.error_messages import (
     ALWAYS_OWN,
     SIZE_MISMATCH,
-    objects_wanted,
     only_with_equal_widths,
     own_fault,
     translate,
@@ -55,6 +54,7 @@ from clearhead.checker.harness.forward_arguments import (
 )
 from clearhead.checker.harness.repairs import GONE, NO_FIELD, build, changes, with_field
 from clearhead.checker.harness.subject import (
+    Inputs,
     Subject,
     call,
     head_width,
@@ -175,10 +175,6 @@ def prepare(case: Case) -> Subject | Report:
     failure, stage = furthest.failure, furthest.stage
     chosen = furthest.how if stage == "forward" else ""
     report = could_not_run(case.filename, case.info.name, failure, stage, chosen)
-    wanted = objects_wanted(failure, case.text.file, case.info)
-    if wanted:
-        told = replace(report.findings[0], evidence=f"{wanted} {report.findings[0].evidence}")
-        report = replace(report, findings=(told,))
     findings = (*case.findings, *report.findings)
     return replace(report, findings=findings, notes=tuple(case.notes))
 
@@ -372,11 +368,7 @@ def without_dropout(case: Case, subject: Subject) -> Subject | None:
     def calm(name: str, value: object) -> object:
         return 0.0 if likely_meaning(name) == "p" else value
 
-    keywords = {
-        name: each_field(value, calm) if isinstance(value, dict)
-        else 0.0 if meaning_of(name) == "p" else value
-        for name, value in subject.keywords.items()
-    }  # fmt: skip
+    keywords = {name: each_field(value, calm, name) for name, value in subject.keywords.items()}
     built = case.session.build(case.info.name, subject.arguments, keywords)
     if isinstance(built, Failure):
         return None
@@ -546,7 +538,7 @@ def _blames(case: Case, failure: Failure, names: Sequence[str]) -> bool:
     return not used or bool(used & set(names))
 
 
-def _fits(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
+def _fits(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
     """Whether an output shows that the class was called as it wants to be."""
     axes = subject.axes
     hidden = subject.marks or subject.mask_shape in ("bn", "b11n")
@@ -565,7 +557,7 @@ def _fits(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> b
     return axes not in PICTURES or not _in_one_line(case, subject, inputs, out)
 
 
-def _in_one_line(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
+def _in_one_line(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
     """Whether a pixel is seen in its own row only, or in its own column: a table, no picture."""
     got = call(case.session, subject, probes.changed(inputs, 0, 0))
     if isinstance(got, Failure) or got.shape != out.shape:

@@ -8,7 +8,7 @@ from clearhead.checker.catalogue import finding
 from clearhead.checker.harness.constructor_arguments import Attempts, attempts_for
 from clearhead.checker.harness.subject import Session
 from clearhead.checker.report import Finding, Form, Report, Step
-from clearhead.checker.sandbox.submission import ClassInfo
+from clearhead.checker.sandbox.submission import ClassInfo, Failure
 from clearhead.checker.source.call_sites import Usage, usage_of
 from clearhead.checker.source.class_text import Text, literal_meant, locate
 
@@ -79,6 +79,11 @@ class Case:
             if id == "mask-fill-not-inf":
                 evidence += literal_meant(self.text.file, place)
             self.findings.append(finding(id, evidence, place, severity))
+
+    def add_failure(self, id: str, when: str, failure: Failure, severity: str = "") -> None:
+        """Note a finding that is an error: when it comes, and what it says."""
+        evidence = f"{when}: {failure.type}: {failure.message}"[:300]
+        self.add(id, evidence, failure.line, severity)
 
     @property
     def wrong(self) -> bool:

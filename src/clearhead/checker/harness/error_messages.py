@@ -11,7 +11,7 @@ from torch import nn
 from clearhead.checker.harness.constructor_arguments import Sizes, meaning_for
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import ClassInfo, Failure
-from clearhead.checker.source.call_sites import class_node, fields_read, last_name, method, parsed
+from clearhead.checker.source.call_sites import class_node, last_name, method, parsed
 from clearhead.checker.source.class_text import Text
 
 _IN_PLACE = r"in-?place|leaf Variable that requires grad"
@@ -179,19 +179,3 @@ def _defined(file: str) -> set[str]:
 def _meant(name: str, known: Iterable[str], before: str = "") -> str:
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
     return f" Did you mean {before}{near[0]}?" if near else ""
-
-
-def objects_wanted(failure: Failure, file: str, info: ClassInfo) -> str:
-    """Which argument of forward is an object of its own kind, if one is; else ""."""
-    forward = method(class_node(file, info.name), "forward", "__call__")
-    for parameter in info.forward if forward is not None else ():
-        read = fields_read(file, forward, parameter.name) if forward is not None else {}
-        fields = [f"{parameter.name}.{name}" for name in read if not hasattr(torch.Tensor, name)]
-        if fields:
-            return (
-                f"forward reads {', '.join(fields[:4])}: it expects a custom object, "
-                "such as a graph, and the checker can pass only tensors."
-            )
-        if re.search(r"edge_index|^graph$|edge_attr", parameter.name):
-            return f"{parameter.name} is a graph's edges: attention on graphs is not supported."
-    return ""

@@ -102,20 +102,21 @@ POLARITIES = ("keep", "hide", "int", "added", "float", "int-hide")
 MASK_SHAPES = ("nn", "11nn", "b1nn", "bnn", "bn", "b11n")
 
 
+def written_mask(keep: Tensor, polarity: str, dtype: torch.dtype) -> Tensor:
+    """A mask, True where a key is seen, in one of the ways people write it."""
+    return {
+        "keep": keep,
+        "hide": ~keep,
+        "int": keep.to(torch.int64),
+        "added": torch.zeros(keep.shape, dtype=dtype).masked_fill(~keep, -torch.inf),
+        "float": keep.to(dtype),
+        "int-hide": (~keep).to(torch.int64),
+    }[polarity]
+
+
 def causal_mask(polarity: str, tokens: int, dtype: torch.dtype) -> Tensor:
     """A causal mask in one of the ways people write it."""
-    keep = torch.ones(tokens, tokens).tril().bool()
-    if polarity == "keep":
-        return keep
-    if polarity == "hide":
-        return ~keep
-    if polarity == "int":
-        return keep.to(torch.int64)
-    if polarity == "float":
-        return keep.to(dtype)
-    if polarity == "int-hide":
-        return (~keep).to(torch.int64)
-    return torch.zeros(tokens, tokens, dtype=dtype).masked_fill(~keep, -torch.inf)
+    return written_mask(torch.ones(tokens, tokens).tril().bool(), polarity, dtype)
 
 
 def shaped_mask(polarity: str, shape: str, batch: int, tokens: int, dtype: torch.dtype) -> Tensor:

@@ -19,7 +19,7 @@ from clearhead.checker.harness.subject import Subject
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure
 from clearhead.checker.source.argument_flow import frames, layer_of, used_at
-from clearhead.checker.source.call_sites import allowed_values, flags_tested, parsed, usage_of
+from clearhead.checker.source.call_sites import allowed_values, parsed, usage_of
 
 GONE = ("timeout", "memory", "died", "protocol")
 _FIELDS = 12  # of one configuration that may be guessed after an error
@@ -70,10 +70,7 @@ def with_field(
     name = found[1] if found else failure.message.strip("'") if failure.type == "KeyError" else ""
     told = [v for n, v in case.info.fields if n.rpartition(".")[2] == name and v is not None]
     allowed = allowed_values(parsed(case.text.file))
-    guess = guessed(name, sizes)
-    if guess == 1 and name in flags_tested(parsed(case.text.file)):
-        guess = False
-    value_for = told[0] if told else allowed.get(name, guess)
+    value_for = told[0] if told else allowed.get(name, guessed(name, sizes))
 
     def added(value: object) -> object:
         inner = value.get("__config__") if isinstance(value, dict) else None
@@ -102,8 +99,7 @@ def _with_numbers(
         whole = re.search(r"^n_|num|size|count|length", name.lower())
         return (2 if whole else 30.0) if wanted else value
 
-    more = {key: each_field(value, filled, key) if isinstance(value, dict) else value
-            for key, value in keywords.items()}  # fmt: skip
+    more = {key: each_field(value, filled, key) for key, value in keywords.items()}
     return more if more != keywords else None
 
 

@@ -6,7 +6,7 @@ are chosen, and where the class answers with an error, other sizes and other cal
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -31,6 +31,7 @@ from clearhead.checker.harness.weight_roles import role_of, takes_last
 from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure, Output, Submission
 
 Session = Submission  # a process of its own, or this one
+Inputs = tuple[Tensor, Tensor, Tensor]  # of queries, keys and values: one tensor may stand for all
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,10 +179,17 @@ def _takes_all(shapes: dict[str, tuple[int, ...]], sizes: Sizes) -> bool:
     return any(role_of(n) == "o" and sizes.d_out in shape for n, shape in shapes.items())
 
 
+def each(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
+    """A function of each input; what was one tensor stays one."""
+    made = {key: function(tensor) for key, tensor in {id(t): t for t in inputs}.items()}
+    q, k, v = (made[id(tensor)] for tensor in inputs)
+    return q, k, v
+
+
 def call(
     session: Session,
     subject: Subject,
-    inputs: tuple[Tensor, Tensor, Tensor],
+    inputs: Inputs,
     *,
     train: bool = False,
     seed: int = 0,
@@ -200,7 +208,7 @@ def call(
         given: What other arguments of forward get, by name.
     """
 
-    def one(shaped: tuple[Tensor, Tensor, Tensor]) -> Tensor | Failure:
+    def one(shaped: Inputs) -> Tensor | Failure:
         arguments = arguments_for(subject, shaped, mask, given)
         output = session.forward(*arguments, train=train, seed=seed)
         return output if isinstance(output, Failure) else _result(subject, output, shaped[0].shape)
@@ -221,9 +229,7 @@ def call(
     return got if isinstance(got, Failure) else taken(got, subject.axes)
 
 
-def handed(
-    subject: Subject, inputs: tuple[Tensor, Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
+def handed(subject: Subject, inputs: Inputs) -> Inputs:
     """Inputs (batch, tokens, width) with their axes as the class wants them."""
     q, k, v = map(axis_orders.given, inputs, orders(subject))
     return q, k, v
@@ -235,12 +241,9 @@ def orders(subject: Subject) -> tuple[str, str, str]:
     return subject.axes, memory, subject.axes if memory == "turned" else memory
 
 
-def one_text(
-    subject: Subject, inputs: tuple[Tensor, Tensor, Tensor], row: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def one_text(subject: Subject, inputs: Inputs, row: int) -> Inputs:
     """One text of a batch as the class wants it; what was one tensor stays one."""
-    made = {id(tensor): tensor[row : row + 1] for tensor in inputs}
-    q, k, v = (made[id(tensor)] for tensor in inputs)
+    q, k, v = each(inputs, lambda x: x[row : row + 1])
     shaped = dict(zip(map(id, (q, k, v)), handed(subject, (q, k, v)), strict=True))
     return shaped[id(q)], shaped[id(k)], shaped[id(v)]
 
@@ -263,7 +266,7 @@ def length_of(x: Tensor, axes: str) -> int:
 
 def arguments_for(
     subject: Subject,
-    inputs: tuple[Tensor, Tensor, Tensor],
+    inputs: Inputs,
     mask: Tensor | None = None,
     given: Mapping[str, object] | None = None,
 ) -> tuple[list[object], dict[str, object]]:
@@ -377,9 +380,7 @@ def turned_width(subject: Subject) -> int:
     return int(str(value_of("rope_dim", subject.sizes, set()))) if parted else head_width(subject)
 
 
-def inputs_for(
-    subject: Subject, tokens: int, seed: int = 2, batch: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+def inputs_for(subject: Subject, tokens: int, seed: int = 2, batch: int = 0) -> Inputs:
     """Random inputs: one for all, or three different ones where forward takes three."""
     generator = torch.Generator().manual_seed(seed + 1009 * subject.seed)
     shape = (batch or subject.sizes.batch, tokens, subject.d_in)

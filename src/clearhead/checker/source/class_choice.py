@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.subject import Subject
+from clearhead.checker.harness.subject import Inputs, Subject
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import ClassInfo
@@ -122,7 +122,7 @@ def may_attend(text: Text) -> bool:
     return inherits or any(part.uses(signs) for part in (text, *used_by(text)))
 
 
-def is_no_attention(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
+def is_no_attention(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
     """Whether no token sees another in a class that does not say it is attention.
 
     A class with queries and keys, or that is called so, means to be one.
