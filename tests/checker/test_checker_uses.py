@@ -8,7 +8,6 @@ from checker_cases import BOOK, HEAD, MINIMAL, NANO, edited
 from checker_here import Here, check
 
 from clearhead.checker.diagnosis.file_check import check_source
-from clearhead.checker.diagnosis.other_uses import order_said
 from clearhead.checker.harness.constructor_arguments import (
     ATTEMPTS,
     config,
@@ -17,6 +16,7 @@ from clearhead.checker.harness.constructor_arguments import (
 )
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.class_text import order_said
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # strangers' code may warn
 

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis import decoding_cache as cached
-from clearhead.checker.diagnosis import learning, lengths, long_padding, other_sizes, probes
-from clearhead.checker.diagnosis import other_uses as uses
+from clearhead.checker.diagnosis import learning, lengths, other_sizes, probes
 from clearhead.checker.diagnosis import side_effects as effects
 from clearhead.checker.diagnosis.devices import first_meeting
+from clearhead.checker.diagnosis.padding_checks import PaddingCheck
 from clearhead.checker.diagnosis.reference import AnyReference, Reference
-from clearhead.checker.diagnosis.valid_lengths import valid_lengths
 from clearhead.checker.harness.building import without_dropout
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
@@ -22,7 +21,7 @@ from clearhead.checker.harness.forward_arguments import POLARITIES, written_mask
 from clearhead.checker.harness.subject import Inputs, Subject, call, each
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Failure
-from clearhead.checker.source.class_text import dropped_mask
+from clearhead.checker.source.class_text import dropped_mask, order_said
 
 
 def examine(
@@ -30,7 +29,7 @@ def examine(
 ) -> None:
     """Everything that the plain run could not show."""
     _stray(case, subject)
-    uses.batch_axis(case, subject, inputs)
+    _batch_axis(case, subject, inputs)
     longer = lengths.lengths(case, subject, reference)
     lengths.keys_apart(case, subject, reference)
     effects.changed_inputs(case, subject, inputs)
@@ -40,11 +39,9 @@ def examine(
     learning.from_its_start(case, subject, inputs, out)
     training(case, subject, inputs, out, over_keys=True)
     _large_scores(case, subject, inputs, reference)
-    of_tokens = uses.padding(case, subject, inputs, out, reference)
+    of_tokens = PaddingCheck(case, subject, inputs, out, reference).judge()
     if subject.takes_mask and not subject.polarity and subject.takes_mask not in of_tokens:
         _mask_argument(case, subject, inputs, out, reference)
-    long_padding.long_padding(case, subject, reference, of_tokens)
-    valid_lengths(case, subject, inputs, out)
     _alone(case, subject, inputs, out)
     other_sizes.same_elsewhere(case, subject, inputs, out)
     _device(case, reference)
@@ -55,6 +52,29 @@ def examine(
     other_sizes.wide(case, subject)
     _bias_flag(case, subject)
     _training_differs(case, subject, inputs)
+
+
+def _batch_axis(case: Case, subject: Subject, inputs: Inputs) -> None:
+    """The first axis is that of the tokens: does the source mean it so?"""
+    if subject.axes != "first":
+        return
+    said = order_said(case.text.source)
+    if "tokens" in (said, said or order_said(case.text.file)):
+        return
+    plain = replace(subject, axes="batch")
+    out = call(case.session, plain, inputs)
+    if isinstance(out, Failure):
+        return
+    leak = probes.batch_leak(case.session, plain, inputs, out)
+    evidence = (
+        f"With an input (batch, tokens, d), changing sequence 0 changed the output of sequence 1 "
+        f"by {leak:.2g}, and no token saw another one of its own sequence."
+    )
+    if said == "batch":
+        case.add("attends-across-batch", f"{evidence} The source says that the batch comes first.")
+    else:
+        question = "If the input is meant to be (tokens, batch, d), it is right."
+        case.add("attends-across-batch", f"{evidence} {question}", severity="edge")
 
 
 def _stray(case: Case, subject: Subject) -> None:

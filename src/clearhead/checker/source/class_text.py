@@ -248,6 +248,28 @@ def dropped_mask(text: Text) -> int | None:
     return None
 
 
+_BATCH = r"b|bs|bsz|batch\w*|n_?batch\w*|num_batch\w*"
+_TOKENS = r"t|l|s|seq\w*|len\w*|time\w*|tok\w*|length|\w+_len|n_tok\w*|num_tok\w*|sequence\w*"
+
+
+def order_said(source: str) -> str:
+    """Which axis a source says comes first: "batch", "tokens", "both" or "".
+
+    Examples:
+        >>> order_said("B, T, C = x.shape"), order_said("# (seq, batch, d)"), order_said("y = x")
+        ('batch', 'tokens', '')
+    """
+    between = r"\s*,\s*"
+    end = rf"{between}[\w*/ ]+(\)|\]|=)"
+    batch = rf"(?i)[(\[\s](({_BATCH}){between}\w+|n{between}({_TOKENS})){end}"
+    tokens = rf"(?i)[(\[\s]({_TOKENS}|n){between}({_BATCH}){end}"
+    batch += r"|batch[ -]first|batch_first\s*=\s*True"
+    tokens += r"|(seq\w*|tokens?|time)[ -]first"
+    patterns = {"batch": batch, "tokens": tokens}
+    found = [name for name, pattern in patterns.items() if re.search(pattern, f" {source}")]
+    return found[0] if len(found) == 1 else "both" if found else ""
+
+
 # Words that say in a comment or a docstring that the future may be seen.
 _NOT_CAUSAL = r"(?i)bi-?directional|encoder|\bbert|\bvit\b|vision|image|patch|(not|non)[- ]causal"
 _SAID_CAUSAL = r"(?i)(causal|autoregressive)\b(?! or\b)"  # a docstring whose first word it is
