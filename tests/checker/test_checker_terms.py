@@ -129,29 +129,6 @@ def test_a_slope_that_is_learned_does_not_excuse_a_missing_scale():
     assert (report.verdict, ids(report)) == ("unsure", {"missing-scale"})
 
 
-TALKING = edited(
-    BIASED,
-    [
-        (_BIAS, ""),
-        ("self.slopes = nn.Parameter(torch.ones(n_heads))",
-         "self.mix, self.blend = (nn.Parameter(torch.eye(n_heads)) for _ in range(2))"),
-        (" + 0 * self.slopes.sum()", ""),
-        ("        y = s.softmax(-1) @ v\n",
-         "        s = torch.einsum('bhij,hg->bgij', s, self.mix)\n"
-         "        a = torch.einsum('bhij,gh->bgij', s.softmax(-1), self.blend)\n"
-         "        y = a @ v\n"),
-        ("        self.table = nn.Parameter(torch.zeros(n_heads, 2 * max_len - 1))\n", ""),
-    ],
-)  # fmt: skip
-
-
-def test_heads_may_talk():
-    report = check(TALKING)
-    assert (report.verdict, ids(report)) == ("correct", set())
-    assert report.notes == ("Heads are mixed: talking heads.",)
-    assert "missing-scale" in ids(check(edited(TALKING, [(" / self.hd**0.5", "")])))
-
-
 def test_mixed_pairs_of_rotary_positions_are_named():
     rotary = edited(
         BIASED,

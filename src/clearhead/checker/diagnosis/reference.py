@@ -212,7 +212,7 @@ def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
         measured = core.scale(runs)
     except Unreadable:
         return _Layer(core, summed, None, False, sink)
-    if measured is None:  # a cap, several products, or talking heads
+    if measured is None:  # a cap, or several products
         return _Layer(core, summed, None, False, sink)
     factor, added = measured
     filled = (factor.abs() < 1e-12) & (added < -5)  # with a number that is too small

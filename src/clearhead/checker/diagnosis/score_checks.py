@@ -49,7 +49,7 @@ class ScoreCheck(AttentionStep):
         if linear and core.additive:
             return self.added(a, b)
         if not linear:
-            found = self.sums() or (self.capped() if "tanh" in names else self.mixed_heads())
+            found = self.sums() or (self.capped() if "tanh" in names else None)
             if found is None and not verdict.findings:
                 found = self.with_positions()
             if found is not None:
@@ -233,24 +233,6 @@ class ScoreCheck(AttentionStep):
                 if fine.any() and float((row[fine] - row[fine][0]).abs().max()) > 1e-5 * size:
                     return False
         return True
-
-    def mixed_heads(self) -> tuple[Tensor, Tensor] | None:
-        """Scores whose heads are mixed by a learned matrix: a and b as if they were not."""
-        core = self.core
-        if not self._learned(self._between()):
-            return None
-        try:
-            before, after = zip(*map(core.pairs, self.runs), strict=True)
-        except (Unreadable, RuntimeError):
-            return None
-        mixed_by = self.talk(list(before), list(after))
-        if mixed_by is None:
-            return None
-        if not math.isnan(mixed_by):
-            self.judge_scale(mixed_by, learned=False)
-        scores = self.reading.values[core.scores].to(torch.float64)
-        hidden = scores < HIDDEN
-        return torch.ones_like(scores), torch.zeros_like(scores).masked_fill(hidden, -torch.inf)
 
     def judge_scale(self, a: float, *, learned: bool = True) -> None:
         """Whether a, with what queries and keys were multiplied by, is 1 / sqrt(head_dim).

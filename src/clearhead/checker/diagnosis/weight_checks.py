@@ -156,8 +156,6 @@ class WeightCheck(AttentionStep):
         if sums_to_one:
             return
         if not constant:
-            if self._learned(between) and self.talk(list(start), list(end)) is not None:
-                return
             if self._to_sink(start, end):
                 verdict.notes.append(_SINK)
                 return
