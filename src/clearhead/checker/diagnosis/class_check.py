@@ -10,7 +10,6 @@ import itertools
 import re
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -28,10 +27,11 @@ from clearhead.checker.diagnosis.recorded_pass import (
     judge_default,
     judge_mask,
     judge_steps,
+    steps_of,
 )
 from clearhead.checker.diagnosis.reference import Reference
 from clearhead.checker.diagnosis.shown_steps import shown_steps
-from clearhead.checker.harness.alternatives import alternatives, other_flags
+from clearhead.checker.harness.alternatives import alternatives, other_flags, widened
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES
 from clearhead.checker.harness.building import mark_ways, prepare, rotary_ways
 from clearhead.checker.harness.case import Case
@@ -135,6 +135,11 @@ def _examine(case: Case, subject: Subject) -> Report:
     if is_over_channels(case.text):
         return case.unsure(OVER_CHANNELS)
     subject, out, read = _read(case, subject, inputs, out)
+    if not isinstance(read, str) and read.steps.head_dim == 1 < subject.sizes.head_dim:
+        wide = widened(case, subject)  # of heads with one number, the scale cannot be told
+        if wide is not None and wide.sizes != subject.sizes:
+            return _examine(case, wide)
+        renew(case.session, subject)
     judge_default(case, subject)
     if isinstance(read, str):
         return _unread(case, subject, inputs, out, read)
@@ -260,12 +265,11 @@ def _with_other_flags(case: Case, subject: Subject) -> None:
     began, tried = time.monotonic(), False
     for trial in other_flags(case, subject):
         tried = True
-        with suppress(Unreadable):
-            steps = judge_steps(case, trial).steps
-            meant = set() if _SAME_FUNCTION.search(trial.switched) else _BY_A_FLAG | SCALES
-            for found in steps.findings if steps.wrong else ():
-                if found.is_wrong and found.id not in meant:
-                    case.add(found.id, f"When it is {trial.how}: {found.evidence}", found.line)
+        steps = steps_of(case, trial)
+        meant = set() if _SAME_FUNCTION.search(trial.switched) else _BY_A_FLAG | SCALES
+        for found in steps.findings if steps is not None and steps.wrong else ():
+            if found.is_wrong and found.id not in meant:
+                case.add(found.id, f"When it is {trial.how}: {found.evidence}", found.line)
         if time.monotonic() - began > _PATIENCE:
             break
     if tried:

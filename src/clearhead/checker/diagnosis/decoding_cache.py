@@ -224,7 +224,9 @@ class _Decoder:
             f"With the cache, {name}, the output differs from that of the whole sequence by "
             f"{percent(best.gaps[name])}"
         )
-        misaligned = self._misaligned(self.plans[name])
+        place = torch.cat([torch.arange(size) for size in self.plans[name]])
+        first_keys = torch.arange(len(place)) <= place[:, None]  # in each piece
+        misaligned = self.reference.output(self.inputs, first_keys, own_mask=False)
         id = "cache-differs"
         if misaligned is not None and difference(best.seen[name], misaligned) < _APART:
             evidence += "; it is what you get when a new token sees only the first keys"
@@ -254,12 +256,6 @@ class _Decoder:
                 )
                 self.case.add("cache-differs", evidence)
                 return
-
-    def _misaligned(self, sizes: Sequence[int]) -> Tensor | None:
-        """The output if the mask of each piece starts at the first key."""
-        place = torch.cat([torch.arange(size) for size in sizes])
-        visible = torch.arange(len(place)) <= place[:, None]
-        return self.reference.output(self.inputs, visible, own_mask=False)
 
     def _drive(self, x: Tensor, way: Way, sizes: Sequence[int]) -> Tensor | None:
         """The outputs of one piece after the other, with a new object; None if that fails."""

@@ -11,8 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from clearhead.checker.diagnosis.program import MOST_NUMBERS
-from clearhead.checker.diagnosis.reading import Unreadable
-from clearhead.checker.diagnosis.recorded_pass import judge_steps
+from clearhead.checker.diagnosis.recorded_pass import steps_of
 from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.axis_orders import PICTURES, STATES
 from clearhead.checker.harness.case import Case
@@ -132,10 +131,7 @@ def _reads(case: Case, subject: Subject, right: AnyReference, inputs: Inputs, go
     tokens = inputs[0].shape[1]
     if tokens <= READ:
         other = replace(subject, sizes=replace(subject.sizes, tokens=tokens))
-        try:
-            steps = judge_steps(case, other).steps
-        except Unreadable:
-            steps = None
+        steps = steps_of(case, other)
         if steps is not None and steps.wrong:
             found = next(one for one in steps.findings if one.is_wrong)
             evidence = f"With {tokens} tokens it takes a different path. {found.evidence}"

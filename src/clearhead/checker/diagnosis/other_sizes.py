@@ -10,8 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.reading import Unreadable
-from clearhead.checker.diagnosis.recorded_pass import judge_steps
+from clearhead.checker.diagnosis.recorded_pass import steps_of
 from clearhead.checker.harness.alternatives import widened
 from clearhead.checker.harness.axis_orders import HEADS_READY
 from clearhead.checker.harness.case import Case
@@ -93,29 +92,28 @@ def in_float32(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
 
 def _read(case: Case, subject: Subject) -> tuple[object, ...] | None:
     """What kind of attention its recorded pass shows, if every step of it is right."""
-    try:
-        steps = judge_steps(case, subject).steps
-    except Unreadable:
+    steps = steps_of(case, subject)
+    if steps is None or not steps.right:
         return None
-    return (steps.mask, steps.heads, steps.head_dim, steps.rotary) if steps.right else None
+    return steps.mask, steps.heads, steps.head_dim, steps.rotary
 
 
 def wide(case: Case, subject: Subject) -> None:
     """Whether it is right with many heads and large widths, read step by step."""
-    if case.given or subject.axes in HEADS_READY or subject.sizes.window:
-        return
-    if case.wrong:
+    if case.given or case.wrong or subject.axes in HEADS_READY or subject.sizes.window:
         return
     with case.session.optional():
         trial = widened(case, subject)
     if trial is not None:
-        try:
-            steps = judge_steps(case, trial).steps
-        except Unreadable:
-            steps = None
-        new = [] if steps is None or not steps.wrong else steps.findings
-        new = [one for one in new if one.severity != "edge" and not _known(case, one.id)]
-        new = [one for one in new if one.id not in _ROLES]
+        steps = steps_of(case, trial)
+        before = {found.id for found in case.findings}
+        filled = any(id.startswith("mask-fill") for id in before)
+        new = [
+            one
+            for one in (steps.findings if steps is not None and steps.wrong else ())
+            if one.severity != "edge" and one.id not in {*before, *_ROLES}
+            if not (filled and one.id.startswith("mask-fill"))  # the same number, more or less
+        ]
         for found in new[:1]:
             heads, width = trial.sizes.heads, trial.sizes.head_dim
             evidence = (
@@ -133,10 +131,3 @@ _ROLES = {
     for one in ("query", "key", "value")
     for other in ("query-weights", "key-weights", "value-weights", "keys", "queries")
 }
-
-
-def _known(case: Case, id: str) -> bool:
-    """Whether the same was found before, if only in some situations."""
-    ids = {found.id for found in case.findings}
-    filled = id.startswith("mask-fill") and any(one.startswith("mask-fill") for one in ids)
-    return id in ids or filled

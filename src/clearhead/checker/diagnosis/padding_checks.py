@@ -161,7 +161,10 @@ class PaddingCheck:
             turned = self._marked(name, marks, keys_first=True)
             if turned is not None and difference(turned[real], right[real]) < 1e-5:
                 return True  # its scores are (keys, queries), and so are its masks
-            moved = self._seen_padding(name, marks, real)
+            others = self.inputs
+            for token in (~real[-1]).nonzero().flatten().tolist():
+                others = probes.changed(others, -1, token)
+            moved = self._moved(name, marks, real, others)
             if moved > _SEEN:
                 zeros = bool((got[~real] == 0).all())
                 only = "no output is" if idle else "only the outputs at the padding itself are"
@@ -171,7 +174,9 @@ class PaddingCheck:
                 )
                 case.add("padding-on-queries", evidence, severity="edge" if zeros else "")
                 return True
-        return self._hides_in_others(name, runs)
+        if self._hides_in_others(name, runs):
+            return True
+        return _MASK.search(name) is not None and self._not_hidden(name, real)
 
     def _without_last(self) -> Tensor | None:
         """The output in which the last two keys of the last text are not there."""
@@ -199,11 +204,38 @@ class PaddingCheck:
                 return True
         return False
 
-    def _seen_padding(self, name: str, marks: Tensor, real: Tensor) -> float:
-        """How much the padding changes what comes out at real tokens."""
-        others = self.inputs
-        for token in (~real[-1]).nonzero().flatten().tolist():
-            others = probes.changed(others, -1, token)
+    def _not_hidden(self, name: str, real: Tensor) -> bool:
+        """Whether padding is still seen by real tokens, though marking it changes the output.
+
+        If all tokens are real, a mask of tokens changes nothing: that tells which of its two
+        values marks them. Where neither value changes anything, it is added to scores.
+        """
+        if self.case.wrong:
+            return False  # which may be the reason
+        calm = []
+        for marks in (real, ~real):
+            got = self._marked(name, torch.full_like(real, bool(marks[0, 0])))  # all are real
+            calm += [marks] if got is not None and difference(got, self.out) < 1e-5 else []
+        moved = []
+        for part in {id(x): x for x in self.inputs}.values():  # the marks may be of either input
+            other = probes.changed((part, part, part), -1, slice(None))[0]
+            other = torch.where(real[..., None], part, other)
+            q, k, v = (other if x is part else x for x in self.inputs)
+            plain = call(self.case.session, self.subject, (q, k, v))
+            seen = isinstance(plain, Tensor) and difference(plain[real], self.out[real]) >= _SEEN
+            if seen and len(calm) == 1:  # else no other token sees this input
+                moved.append(self._moved(name, calm[0], real, (q, k, v)))
+        if not moved or min(moved) <= _SEEN:
+            return False
+        evidence = (
+            f"With {name} given, changing two padding tokens changed the output of a real one "
+            f"by {min(moved):.2g}."
+        )
+        self.case.add("padding-not-hidden", evidence)
+        return True
+
+    def _moved(self, name: str, marks: Tensor, real: Tensor, others: Inputs) -> float:
+        """How much other inputs change what comes out at real tokens."""
         before, after = self._marked(name, marks), self._marked(name, marks, others)
         if before is None or after is None or before.shape != after.shape:
             return 0.0

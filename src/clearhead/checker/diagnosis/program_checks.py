@@ -145,6 +145,11 @@ def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) 
     names = program.parameters
     takes = {name: register in used for register, name in names.items()}
     for register, name in ((r, name) for r, name in names.items() if not takes[name]):
+        both = {"q", "k"}
+        partners = [n for n in takes if "norm" in n and {role_of(n), role_of(name)} == both]
+        if "norm" in name and any(takes[n] for n in partners):
+            evidence = f"{name} has no effect on the output, but {min(partners)} does."
+            verdict.add("norm-on-one-side", evidence, None)
         if program.weights[name].ndim < 2 or "bias" in name:
             continue
         evidence = f"{name} has no effect on the output."

@@ -186,14 +186,15 @@ class Reading:
                 read = self.program.sources[self.program.maker[out]]
                 return tuple(
                     Source(out, s.batch, s.axes)
-                    if any(s.register == r or self._comes_from(r, s.register) for r in read)
+                    if any(
+                        s.register == r
+                        or self.program.maker.get(r) in self.program.after(s.register)
+                        for r in read
+                    )
                     else s
                     for s in self.sources
                 )
         return None
-
-    def _comes_from(self, register: int, start: int) -> bool:
-        return self.program.maker.get(register) in self.program.after(start)
 
     def _token_prints(self) -> None:
         total = sum(self.size)

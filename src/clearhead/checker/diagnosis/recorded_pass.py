@@ -214,7 +214,9 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> Examined:
     program = reading.program
     generator = torch.Generator().manual_seed(23)
     registers = set(program.inputs.values()) & {s.register for s in reading.sources}
-    registers |= {r for r in program.inputs.values() if _feeds(reading, r)}
+    makers = {program.maker.get(source.register) for source in reading.sources}
+    # An input may lead to one of the sources by a norm.
+    registers |= {r for r in program.inputs.values() if program.after(r) & makers}
     runs = []
     for _ in range(RUNS):
         inputs = {
@@ -240,6 +242,14 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> Examined:
     verdict, whole = _judged(reading, runs, expected)
     _faithful(case, subject, reading, verdict)
     return Examined(reading, verdict, runs, expected, whole)
+
+
+def steps_of(case: Case, subject: Subject) -> Judgement | None:
+    """What the steps of a class are worth; None if they cannot be read."""
+    try:
+        return judge_steps(case, subject).steps
+    except Unreadable:
+        return None
 
 
 def _judged(
@@ -280,12 +290,6 @@ def _scales(subject: Subject) -> tuple[float, ...]:
         if isinstance(value, int | float) and value > 0 and type(value) is not bool
         if not subject.built.parameters or "scal" in name.lower() or "temp" in name.lower()
     )
-
-
-def _feeds(reading: Reading, register: int) -> bool:
-    """Whether an input leads to one of the sources: a norm may stand between."""
-    makers = {reading.program.maker.get(s.register) for s in reading.sources}
-    return bool(reading.program.after(register) & makers)
 
 
 def _faithful(case: Case, subject: Subject, reading: Reading, verdict: Judgement) -> None:
@@ -334,7 +338,7 @@ def judge_mask(case: Case, subject: Subject) -> None:
     takes = [p for p in case.info.forward if p.name == subject.takes_mask]
     if not takes or isinstance(takes[0].default, bool) or takes[0].annotation == "bool":
         return  # a flag
-    tried: list[Judgement] = []
+    tried: dict[str, Judgement] = {}
     of_each_text = _of_each_text(case, subject)
     if of_each_text:
         subject = replace(subject, mask_shape=of_each_text)
@@ -354,12 +358,13 @@ def judge_mask(case: Case, subject: Subject) -> None:
             return  # it hides the future
         if any(f.id in ("mask-inverted", "sdpa-mask-polarity") for f in verdict.findings):
             return  # True means the other thing here
-        if verdict.doubts:  # ~mask of whole numbers, say
-            return
-        tried.append(verdict)
+        tried[polarity] = verdict
     if not tried:
         _branch_fails(case, subject)
-    seen = (f for verdict in tried for f in verdict.findings if f.id in _NOT_HIDDEN)
+    sure = {polarity: one for polarity, one in tried.items() if not one.doubts}
+    if sure.keys() < tried.keys() and not {"keep", "hide"} <= sure.keys():
+        return  # ~mask of whole numbers, say
+    seen = (f for verdict in sure.values() for f in verdict.findings if f.id in _NOT_HIDDEN)
     for found in itertools.islice(seen, 1):
         case.add(found.id, f"With a causal mask passed in: {found.evidence}", found.line)
 

@@ -85,7 +85,10 @@ class ScoreCheck(AttentionStep):
         """Additive attention: any function of a pair is fine, if the query has an effect."""
         core, base = self.core, self.reading.values
         self.verdict.notes.append("Additive attention: a small network scores each pair.")
-        queries = core.operands[core.axes.index(self._query_axis())]
+        summed, _ = core.mixes_along(core.weight_axes(core.axes))
+        if summed is None:
+            raise Unreadable("how the weights meet the values could not be read")
+        queries = core.operands[1 - summed]
         for source in self.reading.sources[:-1]:  # the decoder's own, before it is repeated
             if queries in self.program.again(base, {source.register: base[source.register] + 1}):
                 queries = source.register
@@ -100,14 +103,6 @@ class ScoreCheck(AttentionStep):
             self.verdict.add("unexplained", evidence, core.line)
             return None, None
         return a, b
-
-    def _query_axis(self) -> int:
-        """The axis of the queries in the scores."""
-        core = self.core
-        summed, _ = core.mixes_along(core.weight_axes(core.axes))
-        if summed is None:
-            raise Unreadable("how the weights meet the values could not be read")
-        return core.axes[1 - summed]
 
     def capped(self) -> tuple[Tensor, Tensor] | None:
         """Scores c * tanh(scores / c): a and b without the cap, if they have one."""

@@ -176,18 +176,15 @@ def _value(meaning: str, present: set[str]) -> str:
 
 def _guess(parameter: Parameter) -> tuple[str, str]:
     """A value for an argument whose name says nothing, and what to look at."""
-    annotation = parameter.annotation.lower()
     if re.search(r"layer|idx|index", parameter.name):
         return "0", ""
-    for kind, value in (("bool", "False"), ("float", "0.0"), ("str", '""'), ("int", "d_out")):
-        if kind in annotation:
-            return value, f"what is {parameter.name}?"
-    return "d_out", f"what is {parameter.name}?"
+    kinds = {"bool": "False", "float": "0.0", "str": '""'}
+    return kinds.get(parameter.annotation.lower(), "d_out"), f"what is {parameter.name}?"
 
 
 def _config(parameter: Parameter, info: ClassInfo, source: str) -> tuple[str, str]:
     """A configuration with the fields that the file reads from it."""
-    defaults = {**dict(with_configs(info, source, source).fields), **dict(info.fields)}
+    defaults = dict(info.fields)
     scope = class_node(source, info.name) or ast.Module([], [])
     names = sorted({*defaults, *fields_read(source, scope, parameter.name)})
     present = {likely_meaning(name) for name in names} | {"heads"}

@@ -46,8 +46,6 @@ ATTEMPTS = (
     Sizes(d_in=24, heads=4, head_dim=6, kv_heads=2),
     Sizes(d_in=128, heads=8, head_dim=16, kv_heads=4, context=16),
 )
-ONE_HEAD = Sizes(d_in=15, heads=1, head_dim=15, kv_heads=1)  # all widths are equal
-GROUPED = Sizes(d_in=20, heads=4, head_dim=6, kv_heads=2)
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,14 @@ class Attempts:
 
     Args:
         plain: In this order.
-        one_head: Where there is no number of heads to be given.
+        one_head: Where there is no number of heads to be given: all widths are equal.
         grouped: Where several heads share keys and values.
         wide: Many heads and large widths, once everything else is right.
     """
 
     plain: tuple[Sizes, ...] = ATTEMPTS
-    one_head: Sizes = ONE_HEAD
-    grouped: Sizes = GROUPED
+    one_head: Sizes = Sizes(d_in=15, heads=1, head_dim=15, kv_heads=1)
+    grouped: Sizes = Sizes(d_in=20, heads=4, head_dim=6, kv_heads=2)
     wide: Sizes = Sizes(d_in=128, heads=8, head_dim=16, kv_heads=4, batch=3)
 
 

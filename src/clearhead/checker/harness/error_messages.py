@@ -89,16 +89,12 @@ def only_with_equal_widths(failure: Failure, text: Text, info: ClassInfo) -> str
         there = [word for word, lines in text.words.items() if failure.line in lines]
         if "mat1" in failure.message and "o" in map(role_of, there):
             return "out-proj-takes-d-in"
-        if any(_adds_x(node) for node in ast.walk(text.tree)):
+        sums = (n for n in ast.walk(text.tree) if isinstance(n, ast.BinOp))
+        added = (n for n in sums if isinstance(n.op, ast.Add))
+        if any("x" in map(last_name, (n.left, n.right)) for n in added):
             return None  # a residual needs equal widths, rightly
         return "wrong-width" if "mat1" in failure.message else None
     return None
-
-
-def _adds_x(node: ast.AST) -> bool:
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
-        return False
-    return "x" in map(last_name, (node.left, node.right))
 
 
 _NO_ATTRIBUTE = re.compile(r"^(?:'(\w+)' object|module '([\w.]+)') has no attribute '(\w+)'")

@@ -132,8 +132,9 @@ def width_in(built: Built, sizes: Sizes, given: Mapping[str, object]) -> int:
     for name, shape in shapes.items():
         owner = built.modules.get(name.rpartition(".")[0], "")
         if role_of(name) in ("q", "qkv", "k"):
-            if shape == (sizes.head_dim, sizes.head_dim) and _takes_all(shapes, sizes):
-                return sizes.d_out  # a projection inside each head
+            inside = shape == (sizes.head_dim, sizes.head_dim)
+            if inside and any(role_of(n) == "o" and sizes.d_out in s for n, s in shapes.items()):
+                return sizes.d_out  # a projection inside each head: the output's takes all heads
             if takes_last(owner) or name.endswith("in_proj_weight"):
                 return shape[1]
             if "Conv1D" in owner:
@@ -172,11 +173,6 @@ def width_of_memory(built: Built, d_in: int) -> int:
         and re.search(r"Linear|MultiheadAttention", built.modules.get(name.rpartition(".")[0], ""))
     }
     return widths.pop() if len(widths) == 1 and d_in not in widths else 0
-
-
-def _takes_all(shapes: dict[str, tuple[int, ...]], sizes: Sizes) -> bool:
-    """Whether an output projection takes all heads together."""
-    return any(role_of(n) == "o" and sizes.d_out in shape for n, shape in shapes.items())
 
 
 def each(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:

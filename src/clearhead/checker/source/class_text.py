@@ -24,7 +24,6 @@ _LANDMARKS = {
 }
 _OF_SCORES = ("scores", "dropout", "mask")
 _ATTENDS = "~softmax( scaled_dot_product_attention( exp("
-_SDPA = "scaled_dot_product_attention"
 
 
 @dataclass(frozen=True)
