@@ -381,32 +381,3 @@ def test_keys_of_its_own_beside_the_tokens_are_read():
     assert report.form.causal == "yes"
     one_more = edited(OWN_KEYS, [("i > i[:, None]", "i > i[:, None] + 1")])
     assert ids(check(one_more)) == {"mask-off-by-one"}
-
-
-PAIRED = (
-    HEAD
-    + """\
-class PairBiasAttention(nn.Module):
-    def __init__(self, c_s, c_z, n_heads):
-        super().__init__()
-        self.h, self.norm = n_heads, nn.LayerNorm(c_z)
-        self.q, self.k, self.v, self.o = (nn.Linear(c_s, c_s) for _ in range(4))
-        self.bias = nn.Linear(c_z, n_heads, bias=False)
-
-    def forward(self, s, z):
-        made = (layer(s) for layer in (self.q, self.k, self.v))
-        q, k, v = (x.unflatten(-1, (self.h, -1)).transpose(1, 2) for x in made)
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        scores = scores + self.bias(self.norm(z)).permute(0, 3, 1, 2)
-        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-"""
-)
-
-
-def test_a_bias_from_features_of_pairs():
-    """It was a doubt, whatever else was wrong."""
-    report = check(PAIRED)
-    assert (report.verdict, ids(report)) == ("correct", set()), report
-    assert "A bias from features of each pair is added to the scores." in report.notes
-    assert ids(check(edited(PAIRED, [(" / q.shape[-1] ** 0.5", "")]))) == {"missing-scale"}
-    assert check(edited(PAIRED, [("0, 3, 1, 2", "0, 3, 2, 1")])).verdict == "unsure"

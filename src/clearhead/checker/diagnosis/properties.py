@@ -5,6 +5,7 @@ from torch import Tensor
 from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import learning, probes
 from clearhead.checker.diagnosis.intent import is_causal
+from clearhead.checker.harness.axis_orders import CHANNELS_FIRST
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.subject import Inputs, Subject, others
 from clearhead.checker.harness.weight_roles import role_of
@@ -60,6 +61,9 @@ def _unknown_kind(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> 
     bare = [s for n, s in subject.built.parameters.items() if not n.endswith(("weight", "bias"))]
     if rows != subject.sizes.tokens and any(rows in shape[:-1] for shape in bare):
         return "The rows of its output belong to learned queries, not to tokens."
+    roles = {role_of(name) for name in subject.built.parameters}
+    if subject.axes in CHANNELS_FIRST and not roles & {"q", "k", "qkv", "kv"}:
+        return "It takes channels first and has no queries and keys: it may be a gate."
     if probes.only_weighs(case.session, subject, inputs, out):
         return "Another token changes a whole output row by one factor: tokens are not mixed."
     return ""

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from clearhead.checker.diagnosis.judgement import StepFinding
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import Examined, judge_steps
 from clearhead.checker.harness.building import could_not_run, without_dropout
@@ -45,17 +46,23 @@ def run_twice(case: Case, subject: Subject, inputs: Inputs) -> tuple[Subject, Te
     line = dropped[0].line if dropped else None
     evidence = f"In evaluation, two runs on the same input differ by {gap:.2g}."
     case.add("dropout-in-eval" if dropped else "random-in-eval", evidence, line)
+    beside: list[StepFinding] = []
     if dropped:
         case.dropping = True
         with suppress(Unreadable):
-            _before_softmax(case, judge_steps(case, subject))
+            read = judge_steps(case, subject)
+            _before_softmax(case, read)
+            beside = read.steps.findings
         case.dropping = False
     calm = without_dropout(case, subject)
     if calm is not None:
         out, again = (call(case.session, calm, inputs, seed=seed) for seed in (0, 1))
         if isinstance(out, Tensor) and isinstance(again, Tensor) and difference(out, again) == 0:
             return calm, out
-    case.notes.append("Nothing else was checked: fix this first, then check again.")
+    for found in beside:
+        case.add(found.id, found.evidence, found.line, found.severity)
+    if not beside:
+        case.notes.append("Nothing else was checked: fix this first, then check again.")
     return case.report()
 
 

@@ -33,7 +33,7 @@ def changed_inputs(case: Case, subject: Subject, inputs: Inputs) -> None:
         flag = isinstance(parameter.default, bool) or parameter.annotation == "bool"
         shapes: tuple[str, ...] = () if flag or "bias" not in small else _SCORES
         if parameter.has_default and parameter.default is None and re.search(_POSITIONS, small):
-            shapes = (f"b n {subject.d_in}",)
+            shapes = (f"{'n b' if subject.axes == 'first' else 'b n'} {subject.d_in}",)
         others = tuple(pair for pair in subject.feed if pair[0] != name)
         trials += [
             (name, replace(subject, feed=(*others, (name, f"tensor {shape}")))) for shape in shapes
