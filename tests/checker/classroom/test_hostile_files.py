@@ -290,9 +290,6 @@ def test_blank_lines_take_no_time():
     with InProcess(torch.nn.Linear) as session:
         (info,) = session.classes()
     with_configs(info, source, source)
-    from clearhead.checker.source.class_text import Text, made_without
-
-    assert made_without(Text(source, 1, "a.py", source), "device") is None
     assert time.monotonic() - began < 20  # it ended at all; not a measurement
 
 

@@ -8,7 +8,6 @@ from planted_mistakes import BOOK, HEAD, MINIMAL, NANO, edited
 from uncatalogued_mistakes import FUSED
 
 from clearhead.checker.diagnosis.file_check import check_source
-from clearhead.checker.diagnosis.other_uses import order_said
 from clearhead.checker.harness.constructor_arguments import (
     ATTEMPTS,
     config,
@@ -17,6 +16,7 @@ from clearhead.checker.harness.constructor_arguments import (
 )
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.class_text import order_said
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
 
@@ -383,61 +383,6 @@ class LooksBack(nn.Module):
     assert (report.verdict, found(report)) == ("correct", {}), report
     report = check(edited(source, [("attention(q, k, v)", "attention(q, k, v, scale=0.5)")]))
     assert found(report) == {"wrong-scale": "wrong"}, report
-
-
-_IDS = (
-    HEAD
-    + """\
-class WordAttention(nn.Module):
-    def __init__(self, vocab_size, dim, num_heads, pad_token_id=0):
-        super().__init__()
-        self.num_heads, self.pad_token_id = num_heads, pad_token_id
-        self.table = nn.Embedding(vocab_size, dim)
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-
-    def forward(self, words):
-        x = self.table(words)
-        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        keep = (words != self.pad_token_id)[:, None, None, :]
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
-        return self.out(y.transpose(1, 2).flatten(2))
-"""
-)
-_IDS_BY_HAND = edited(
-    _IDS,
-    [("        y = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)\n",
-      "        s = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~keep, -1e9)\n        y = s.softmax(-1) @ v\n")],
-)  # fmt: skip
-
-
-def test_token_ids_are_given_where_forward_wants_them() -> None:
-    for source in (_IDS, _IDS_BY_HAND):
-        report = check(source)
-        assert report.verdict == "correct", report
-        assert set(found(report)) <= {"mask-fill-overflows-half"}
-    unscaled = edited(_IDS_BY_HAND, [(" * q.shape[-1] ** -0.5", "")])
-    assert "missing-scale" in found(check(unscaled))
-
-
-def test_padding_among_token_ids_must_be_hidden() -> None:
-    """The mistake: a mask for scaled_dot_product_attention that is True on padding."""
-    report = check(
-        edited(
-            _IDS,
-            [
-                ("words != self", "words == self"),
-                ("attn_mask=keep", "attn_mask=keep if keep.any() else None"),
-            ],
-        )
-    )
-    assert found(report) == {"sdpa-mask-polarity": "wrong"}, report
-    report = check(
-        edited(
-            _IDS_BY_HAND,
-            [("masked_fill(~keep", "masked_fill(keep & (~keep).any()"), ("-1e9", "-1e30")],
-        )
-    )
-    assert "padding-inverted" in found(report), report
 
 
 def test_what_cannot_be_run_gets_the_way_out() -> None:

@@ -3,8 +3,6 @@
 import pytest
 from in_process_check import check, ids
 
-from clearhead.checker.diagnosis.file_check import check_source
-
 HEAD = """
 import torch
 import torch.nn.functional as F
@@ -190,32 +188,6 @@ def test_angles_as_matrices() -> None:
     assert (report.verdict, ids(report)) == ("correct", set()), report
 
 
-def test_masks_that_a_flag_turns_off_are_not_ignored() -> None:
-    source = """
-import torch
-from torch import nn
-from masks import TriangularMask
-
-
-class FullAttention(nn.Module):
-    def __init__(self, mask_flag=True, attention_dropout=0.1):
-        super().__init__()
-        self.mask_flag, self.drop = mask_flag, nn.Dropout(attention_dropout)
-
-    def forward(self, queries, keys, values, attn_mask):
-        scores = torch.einsum("blhe,bshe->bhls", queries, keys) / queries.shape[-1] ** 0.5
-        if self.mask_flag:
-            attn_mask = TriangularMask(scores) if attn_mask is None else attn_mask
-            scores = scores.masked_fill(attn_mask.mask, float("-inf"))
-        return torch.einsum("bhls,bshd->blhd", self.drop(scores.softmax(-1)), values)
-
-
-layer = FullAttention(False)
-"""
-    (report,) = check_source(source, "file.py")
-    assert (report.verdict, ids(report)) == ("correct", set()), report
-
-
 CHANNELS = """
 
 class ChannelAttention(nn.Module):
@@ -339,17 +311,6 @@ class PairAttention(nn.Module):
 """
     report = check(source)
     assert (report.verdict, ids(report)) == ("correct", set()), report
-
-
-def test_angles_that_a_setting_switches_off() -> None:
-    source = attention(
-        "dim, heads, kind='absolute': self.kind = kind",
-        "x, cos, sin",
-        "if self.kind == 'rotary':\n"
-        "            q, k = (t * cos + torch.cat((-t.chunk(2, -1)[1], t.chunk(2, -1)[0]), -1) "
-        "* sin for t in (q, k))",
-    )
-    assert ids(check(source)) == set()
 
 
 UNSCALED = """

@@ -259,11 +259,11 @@ def test_reading_finds_scores_scale_and_mask():
         for _ in range(3)
     ]
     measured = core.scale(runs)
-    hidden = measured.b == -math.inf
+    assert measured is not None
+    a, b = measured
+    hidden = b == -math.inf
     assert torch.equal(hidden, torch.ones(TOKENS, TOKENS).triu(1).bool().expand_as(hidden))
-    torch.testing.assert_close(
-        measured.a[~hidden], torch.full_like(measured.a[~hidden], HEAD_DIM**-0.5)
-    )
+    torch.testing.assert_close(a[~hidden], torch.full_like(a[~hidden], HEAD_DIM**-0.5))
 
 
 def test_what_has_no_softmax_is_no_attention_with_one():

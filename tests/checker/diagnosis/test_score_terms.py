@@ -131,29 +131,6 @@ def test_a_slope_that_is_learned_does_not_excuse_a_missing_scale():
     assert (report.verdict, ids(report)) == ("unsure", {"missing-scale"})
 
 
-TALKING = edited(
-    BIASED,
-    [
-        (_BIAS, ""),
-        ("self.slopes = nn.Parameter(torch.ones(n_heads))",
-         "self.mix, self.blend = (nn.Parameter(torch.eye(n_heads)) for _ in range(2))"),
-        (" + 0 * self.slopes.sum()", ""),
-        ("        y = s.softmax(-1) @ v\n",
-         "        s = torch.einsum('bhij,hg->bgij', s, self.mix)\n"
-         "        a = torch.einsum('bhij,gh->bgij', s.softmax(-1), self.blend)\n"
-         "        y = a @ v\n"),
-        ("        self.table = nn.Parameter(torch.zeros(n_heads, 2 * max_len - 1))\n", ""),
-    ],
-)  # fmt: skip
-
-
-def test_heads_may_talk():
-    report = check(TALKING)
-    assert (report.verdict, ids(report)) == ("correct", set())
-    assert report.notes == ("Heads are mixed: talking heads.",)
-    assert "missing-scale" in ids(check(edited(TALKING, [(" / self.hd**0.5", "")])))
-
-
 def test_mixed_pairs_of_rotary_positions_are_named():
     rotary = edited(
         BIASED,
@@ -413,35 +390,6 @@ def test_keys_of_its_own_beside_the_tokens_are_read():
     assert report.form.causal == "yes"
     one_more = edited(OWN_KEYS, [("i > i[:, None]", "i > i[:, None] + 1")])
     assert ids(check(one_more)) == {"mask-off-by-one"}
-
-
-PAIRED = (
-    HEAD
-    + """\
-class PairBiasAttention(nn.Module):
-    def __init__(self, c_s, c_z, n_heads):
-        super().__init__()
-        self.h, self.norm = n_heads, nn.LayerNorm(c_z)
-        self.q, self.k, self.v, self.o = (nn.Linear(c_s, c_s) for _ in range(4))
-        self.bias = nn.Linear(c_z, n_heads, bias=False)
-
-    def forward(self, s, z):
-        made = (layer(s) for layer in (self.q, self.k, self.v))
-        q, k, v = (x.unflatten(-1, (self.h, -1)).transpose(1, 2) for x in made)
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        scores = scores + self.bias(self.norm(z)).permute(0, 3, 1, 2)
-        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-"""
-)
-
-
-def test_a_bias_from_features_of_pairs():
-    """Such a bias alone must not give the verdict "unsure"."""
-    report = check(PAIRED)
-    assert (report.verdict, ids(report)) == ("correct", set()), report
-    assert "A bias from features of each pair is added to the scores." in report.notes
-    assert ids(check(edited(PAIRED, [(" / q.shape[-1] ** 0.5", "")]))) == {"missing-scale"}
-    assert check(edited(PAIRED, [("0, 3, 1, 2", "0, 3, 2, 1")])).verdict == "unsure"
 
 
 _HEADS = """

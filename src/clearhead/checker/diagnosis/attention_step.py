@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable
 from typing import Self
 
-import torch
-from torch import Tensor
-
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import Values
-from clearhead.checker.diagnosis.reading import HIDDEN, Core, Reading, closeness
+from clearhead.checker.diagnosis.reading import Core, Reading, closeness
 
 
 class AttentionStep:
@@ -68,35 +64,3 @@ class AttentionStep:
         found = [self.program.calls[i] for i in sorted(calls, reverse=last)]
         lines = (call.line for call in found if not names or call.name in names)
         return next((line for line in lines if line is not None), None)
-
-    def talk(self, before: list[Tensor], after: list[Tensor]) -> float | None:
-        """What a learned matrix is multiplied by that mixes the heads of every pair of tokens.
-
-        NaN if the matrix is of another kind; None if no matrix mixes the heads. The tensors are
-        (groups, queries, keys).
-        """
-        heads = len(before[0]) // max(self.batch, 1)
-        if heads < 2 or before[0].shape != after[0].shape or len(before[0]) % heads:
-            return None
-
-        def rows(tensors: list[Tensor]) -> Tensor:
-            joined = torch.stack(tensors).to(torch.float64)
-            split = joined.reshape(-1, heads, *joined.shape[2:])
-            return split.movedim(1, -1).flatten(0, -2)
-
-        x, y = rows(before), rows(after)
-        seen = ~(y < HIDDEN).all(-1)
-        x, y = x[seen], y[seen]
-        x = torch.cat([x, torch.ones_like(x[:, :1])], -1)
-        matrix = torch.linalg.pinv(x) @ y
-        if float((x @ matrix - y).abs().max()) > 1e-6:
-            return None
-        self.verdict.notes.append("Heads are mixed: talking heads.")
-        for weight in self.program.weights.values():
-            if weight.numel() == heads * heads:
-                square = weight.reshape(heads, heads).to(torch.float64)
-                for one in (square, square.T):
-                    ratio = matrix[:-1] / one
-                    if float((ratio - ratio.mean()).abs().max()) < 1e-6:
-                        return float(ratio.mean())
-        return math.nan

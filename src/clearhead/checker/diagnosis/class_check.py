@@ -10,16 +10,13 @@ import itertools
 import re
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import extras, learning, lengths, probes
-from clearhead.checker.diagnosis.channel_attention import OVER_CHANNELS, is_over_channels
-from clearhead.checker.diagnosis.intent import SCALES, is_causal, scale_set_by, unscaled_on_purpose
+from clearhead.checker.diagnosis.intent import SCALES
 from clearhead.checker.diagnosis.judgement import Judgement, StepFinding
 from clearhead.checker.diagnosis.plain_form import PlainForm, plain_form
 from clearhead.checker.diagnosis.properties import judge_properties
@@ -30,26 +27,28 @@ from clearhead.checker.diagnosis.recorded_pass import (
     judge_default,
     judge_mask,
     judge_steps,
+    steps_of,
 )
 from clearhead.checker.diagnosis.reference import Reference
 from clearhead.checker.diagnosis.shown_steps import shown_steps
 from clearhead.checker.harness.alternatives import alternatives, other_flags, widened
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES
-from clearhead.checker.harness.building import (
-    mark_ways,
-    prepare,
-    rotary_ways,
-)
+from clearhead.checker.harness.building import mark_ways, prepare, rotary_ways
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import meaning_for, with_configs
 from clearhead.checker.harness.error_messages import misspelled
 from clearhead.checker.harness.forward_arguments import POLARITIES, feeds
-from clearhead.checker.harness.subject import Session, Subject, call, inputs_for, renew
+from clearhead.checker.harness.subject import Inputs, Session, Subject, call, inputs_for, renew
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Form, Report
 from clearhead.checker.sandbox.submission import ClassInfo, Failure, InProcess
-from clearhead.checker.source.class_choice import NO_ATTENTION, is_no_attention
-from clearhead.checker.source.class_text import Text, context_name, text_of
+from clearhead.checker.source.class_choice import (
+    NO_ATTENTION,
+    OVER_CHANNELS,
+    is_no_attention,
+    is_over_channels,
+)
+from clearhead.checker.source.class_text import Text, text_of
 
 
 def check_object(subject: type | nn.Module) -> Report:
@@ -108,7 +107,7 @@ def check_class(
     if wrong_name is not None:
         id, name = wrong_name
         name = name.removeprefix(f"_{info.name}")  # Python mangles __init
-        line = case.text.line(rf"def {re.escape(name)}\b")
+        line = case.text.line_with(f"def-{name}")
         case.add(id, f"The class has a method named {name!r}.", line)
         return case.report()
     try:
@@ -119,10 +118,7 @@ def check_class(
         return _otherwise(case, subject, report) or report
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError) as error:
         # Answers may be forged, or of a form that no one has thought of: that is no verdict.
-        evidence = f"The checker itself failed: {type(error).__name__}: {error}"[:300]
-        case.findings.append(finding("unsure", evidence, None, "edge"))
-        wrong = any(found.severity == "wrong" for found in case.findings)
-        return case.report("wrong" if wrong else "unsure")
+        return case.unsure(f"The checker itself failed: {type(error).__name__}: {error}"[:300])
 
 
 def _examine(case: Case, subject: Subject) -> Report:
@@ -135,11 +131,9 @@ def _examine(case: Case, subject: Subject) -> Report:
         return ran
     subject, out = ran
     if is_no_attention(case, subject, inputs, out):
-        case.findings.append(finding("unsure", NO_ATTENTION, None, "edge"))
-        return replace(case.report("unsure"), is_attention=False)
-    if is_over_channels(case, subject):
-        case.findings.append(finding("unsure", OVER_CHANNELS, None, "edge"))
-        return case.report("unsure")
+        return replace(case.unsure(NO_ATTENTION), is_attention=False)
+    if is_over_channels(case.text):
+        return case.unsure(OVER_CHANNELS)
     subject, out, read = _read(case, subject, inputs, out)
     if not isinstance(read, str) and read.steps.head_dim == 1 < subject.sizes.head_dim:
         wide = widened(case, subject)  # of heads with one number, the scale cannot be told
@@ -165,9 +159,7 @@ def _examine(case: Case, subject: Subject) -> Report:
     return _right(case, subject, inputs, out, read.steps, reference)
 
 
-def _unread(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, reason: str
-) -> Report:
+def _unread(case: Case, subject: Subject, inputs: Inputs, out: Tensor, reason: str) -> Report:
     """Its steps could not be judged: compare it with the usual form, or test its properties."""
     plain = plain_form(case, subject, inputs, out)
     if plain is None:
@@ -177,7 +169,7 @@ def _unread(
 
 
 def _read(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor
 ) -> tuple[Subject, Tensor, Examined | str]:
     """What the recorded pass shows, or why it could not be read.
 
@@ -214,18 +206,12 @@ def _trouble(read: Examined | str) -> tuple[int, int]:
 _OTHER_AXES = {"softmax-over-queries", "softmax-over-heads", "softmax-over-batch"}
 
 
-def _wrong(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, steps: Judgement
-) -> Report:
+def _wrong(case: Case, subject: Subject, inputs: Inputs, out: Tensor, steps: Judgement) -> Report:
     """The mistakes that the recorded pass shows, each at its own line."""
     case.notes += steps.notes
     ids = {found.id for found in steps.findings}
-    if subject.marks and any(re.match("mask|no-causal|sdpa|padding", id) for id in ids):
-        unknown = "A required argument may be a mask, and its meaning could not be determined."
-        case.findings.append(finding("unsure", unknown, None, "edge"))
-        return case.report("unsure")
     leak = probes.future_leak(case.session, subject, inputs, out)
-    for found in _on_purpose(case, subject, steps):
+    for found in _on_purpose(subject, steps):
         evidence = found.evidence
         if re.match("mask|no-causal|sdpa|softmax", found.id) and leak.size > 1e-9:
             moved = f"Changing token {leak.changed} changed output {leak.moved}"
@@ -240,26 +226,24 @@ def _wrong(
 def _right(
     case: Case,
     subject: Subject,
-    inputs: probes.Inputs,
+    inputs: Inputs,
     out: Tensor,
     steps: Judgement,
     reference: Reference | PlainForm,
 ) -> Report:
     """Every step of the recorded pass is right, and the class computes what was recorded."""
-    for found in _on_purpose(case, subject, steps):
+    for found in _on_purpose(subject, steps):
         case.add(found.id, found.evidence, found.line, found.severity)
     case.doubt |= steps.question
     case.notes += steps.notes
     _heads(case, subject, steps)
     if subject.takes_mask and not subject.polarity:
         judge_mask(case, subject)
-    if steps.mask == "none" and is_causal(case, subject) == "maybe":
-        _ask_for_causality(case, subject, inputs, out)
     if steps.mask.startswith("window"):
         lengths.window_asked(case, subject, reference, int(steps.mask.removeprefix("window")))
     idle = probes.idle_rows(case.session, subject, inputs, out)
     extras.examine(case, subject, inputs, out, reference)
-    if all(found.severity != "wrong" for found in case.findings):
+    if not case.wrong:
         for name, rows in idle.items():
             size = subject.built.parameters[name][0]
             evidence = f"{rows} of the {size} numbers that {name} gives are never used."
@@ -279,67 +263,58 @@ def _with_keys_from_elsewhere(case: Case, subject: Subject) -> None:
     """Where keys and values may come from another input: is a step wrong then?"""
     trial = replace(subject, feed=feeds(case.info, optional=True))
     given = {name for name, role in trial.feed if role in ("k", "v", "kv")}
-    if subject.separate or case.given or not given or case.has_wrong:
+    if subject.separate or case.given or not given or case.wrong:
         return
     inputs = inputs_for(trial, trial.sizes.tokens)
     if isinstance(call(case.session, trial, inputs), Failure):
         return
-    with suppress(Unreadable):
-        steps = judge_steps(case, trial, "no").steps
-        for found in steps.findings if steps.wrong else ():
-            if found.is_wrong and found.id not in SCALES:
-                evidence = f"With {' and '.join(sorted(given))} given: {found.evidence}"
-                case.add(found.id, evidence, found.line)
+    steps = steps_of(case, trial, "no")
+    for found in steps.findings if steps is not None and steps.wrong else ():
+        if found.is_wrong and found.id not in SCALES:
+            evidence = f"With {' and '.join(sorted(given))} given: {found.evidence}"
+            case.add(found.id, evidence, found.line)
 
 
 def _with_other_flags(case: Case, subject: Subject) -> None:
     """The other value of a flag runs other code: is a step of that wrong?"""
-    if case.given or any(found.severity == "wrong" for found in case.findings):
+    if case.given or case.wrong:
         return
     began, tried = time.monotonic(), False
     for trial in other_flags(case, subject):
         tried = True
-        with suppress(Unreadable):
-            steps = judge_steps(case, trial).steps
-            same = _SAME_FUNCTION.search(trial.switched)
-            meant, severity = (set(), "") if same else (_BY_A_FLAG | SCALES, "edge")
-            for found in steps.findings if steps.wrong else ():
-                if found.is_wrong and found.id not in meant:
-                    evidence = f"When it is {trial.how}: {found.evidence}"
-                    case.add(found.id, evidence, found.line, severity)
+        steps = steps_of(case, trial)
+        same = _SAME_FUNCTION.search(trial.switched)
+        meant, severity = (set(), "") if same else (_BY_A_FLAG | SCALES, "edge")
+        for found in steps.findings if steps is not None and steps.wrong else ():
+            if found.is_wrong and found.id not in meant:
+                evidence = f"When it is {trial.how}: {found.evidence}"
+                case.add(found.id, evidence, found.line, severity)
         if time.monotonic() - began > _PATIENCE:
             break
     if tried:
         renew(case.session, subject)
 
 
-def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFinding]:
+def _on_purpose(subject: Subject, steps: Judgement) -> list[StepFinding]:
     """The findings, of which a scale that seems to be meant so is a question only."""
     found = []
     keys = {"k", "kv", "qkv"} & set(map(role_of, subject.built.parameters))
+    told = [(n, v) for n, v in subject.built.plain.items() if type(v) is float]
     for one in steps.findings:
-        evidence, question = one.evidence, ""
-        if one.id in SCALES:
-            set_by = scale_set_by(case, subject, steps.scale)
-            if set_by == "an argument":
-                case.notes.append("The scale is an argument, and the value passed is used.")
-                continue
-            if set_by == "a constant":
-                question = "A constant sets this scale. If that is intended, as in T5, it is right."
-        if one.id == "missing-scale":
-            if unscaled_on_purpose(case):
-                question = "The source says that this is intended."
-            elif subject.axes in STATES:
-                question = "It is right in Luong's attention, which has no scale."
-            elif subject.axes in CHANNELS_FIRST and steps.heads == 1:
-                question = "It is right in SAGAN and in non-local blocks, which have no scale."
-            elif not keys and "scaled" not in case.info.name.lower():
-                question = (
-                    "It is right if the caller scales the queries, or if this is Luong's "
-                    "attention, which has no scale."
-                )
+        question = ""
+        if one.id == "missing-scale" and subject.axes in STATES:
+            question = "It is right in Luong's attention, which has no scale."
+        elif one.id == "missing-scale" and subject.axes in CHANNELS_FIRST and steps.heads == 1:
+            question = "It is right in SAGAN and in non-local blocks, which have no scale."
+        elif one.id == "missing-scale" and any("scal" in n and v == 1 for n, v in told):
+            question = "An attribute sets this scale. If that is intended, as in T5, it is right."
+        elif one.id == "missing-scale" and not keys and "scaled" not in subject.info.name.lower():
+            question = (
+                "It is right if the caller scales the queries, or if this is Luong's attention, "
+                "which has no scale."
+            )
         if question:
-            one = replace(one, evidence=f"{evidence} {question}", severity="edge")
+            one = replace(one, evidence=f"{one.evidence} {question}", severity="edge")
         found.append(one)
     return found
 
@@ -357,18 +332,6 @@ def _heads(case: Case, subject: Subject, steps: Judgement) -> None:
     splits = any(len(shape) > 1 for shape in shapes.values())  # else its caller does
     if splits and asked and subject.sizes.heads > steps.heads == 1 and asked[0] in subject.keywords:
         case.add("heads-ignored", f"With {asked[0]}={subject.sizes.heads} there is still one head.")
-
-
-def _ask_for_causality(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
-    """It sees the future, and nothing says whether it may: a question, and no verdict."""
-    leak = probes.future_leak(case.session, subject, inputs, out)
-    name = context_name(case.text, case.info)
-    evidence = (
-        f"Changing token {leak.changed} changed output {leak.moved} by {leak.size:.2g}. "
-        f"If it is meant for a language model, as {name} suggests, the mask is missing. In an "
-        "encoder, it is right."
-    )
-    case.add("no-causal-mask", evidence, severity="edge")
 
 
 _AXES = {

@@ -6,19 +6,26 @@ allow. A way that was only guessed counts if the tokens of one call have an effe
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.probes import Inputs
 from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.cache_arguments import caches, holders, is_own
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
 from clearhead.checker.harness.forward_arguments import ANGLE_ROLES
-from clearhead.checker.harness.subject import Subject, arguments_for, call, inputs_for, pick, renew
+from clearhead.checker.harness.subject import (
+    Inputs,
+    Subject,
+    arguments_for,
+    call,
+    inputs_for,
+    pick,
+    renew,
+)
 from clearhead.checker.sandbox.submission import Failure, Output, Parameter
 
 _WORDS = r"cache|past|kv_state|prev_k|incremental|decod"
@@ -133,57 +140,154 @@ def decoding(
         longer: The same with the window that longer texts have shown, if they have.
     """
     ways = list(ways_of(case, subject))
-    if not ways or case.given or any(f.severity == "wrong" for f in case.findings):
+    if not ways or case.given or case.wrong:
         return
-    wanted = _wanted(subject, inputs, out, reference)
-    best = None if wanted is None else _best(case, subject, inputs[0], wanted, reference, ways)
+    decoder = _Decoder(case, subject, inputs, out, reference)
+    best = None if decoder.wanted is None else decoder.best(ways)
     if best is None:
         case.notes.append("The cache was not checked: the checker could not operate it.")
-    elif not renew(case.session, subject):
-        return
-    elif best.bad:
-        _report(case, inputs, reference, best)
-    else:
-        _beyond_window(case, subject, best.way, longer)
+    elif renew(case.session, subject):
+        if best.bad:
+            decoder.report(best)
+        elif longer is not None and longer.mask.startswith("window"):
+            decoder.beyond_window(best.way, int(longer.mask.removeprefix("window")))
 
 
-def _wanted(
-    subject: Subject, inputs: Inputs, out: Tensor, reference: AnyReference
-) -> Tensor | None:
-    """What decoding must give; None if that is not known."""
-    if subject.axes != "batch" or subject.separate or subject.ids:
-        return None
-    if reference.mask == "causal" or reference.mask.startswith("window"):
-        return out
-    tokens = inputs[0].shape[1]
-    past = torch.ones(tokens, tokens).tril().bool()  # a token that is decoded sees the past alone
-    right = reference.output(inputs, past) if reference.mask == "none" else None
-    return right if right is not None and right.shape == out.shape else None
+class _Decoder:
+    """A class that decodes with a cache; see `decoding`."""
 
+    def __init__(
+        self,
+        case: Case,
+        subject: Subject,
+        inputs: Inputs,
+        out: Tensor,
+        reference: AnyReference,
+    ) -> None:
+        self.case, self.subject, self.inputs, self.reference = case, subject, inputs, reference
+        self.wanted = self._wanted(out)
+        self.plans = _plans(inputs[0].shape[1], reference.mask)
 
-def _best(
-    case: Case,
-    subject: Subject,
-    x: Tensor,
-    wanted: Tensor,
-    reference: AnyReference,
-    ways: Sequence[Way],
-) -> _Decoded | None:
-    """The way that comes closest to the whole text; None if none of them runs."""
-    found: list[_Decoded] = []
-    plans = _plans(x.shape[1], reference.mask)
-    for way in ways[:MOST_WAYS]:
-        if not is_own(way.first) and any(one.remembers and is_own(one.way.first) for one in found):
-            break  # what the file itself keeps them in counts, and no other way
-        got = _decoded(case, subject, x, wanted, way, plans)
-        if got is None:
-            continue
-        if not got.bad:
-            relied = _as_called(case, way)
-            again = None if relied == way else _decoded(case, subject, x, wanted, relied, plans)
-            return again if again is not None and again.bad else got
-        found.append(got)
-    return min(found, key=lambda one: (not one.remembers, len(one.bad)), default=None)
+    def _wanted(self, out: Tensor) -> Tensor | None:
+        """What decoding must give; None if that is not known."""
+        if self.subject.axes != "batch" or self.subject.separate:
+            return None
+        mask = self.reference.mask
+        if mask == "causal" or mask.startswith("window"):
+            return out
+        tokens = out.shape[1]
+        past = torch.ones(tokens, tokens).tril().bool()  # a decoded token sees the past alone
+        right = self.reference.output(self.inputs, past) if mask == "none" else None
+        return right if right is not None and right.shape == out.shape else None
+
+    def best(self, ways: Sequence[Way]) -> _Decoded | None:
+        """The way that comes closest to the whole text; None if none of them runs."""
+        found: list[_Decoded] = []
+        for way in ways[:MOST_WAYS]:
+            own = [one for one in found if one.remembers and is_own(one.way.first)]
+            if own and not is_own(way.first):
+                break  # what the file itself keeps them in counts, and no other way
+            got = self._decoded(way)
+            if got is None:
+                continue
+            if not got.bad:
+                relied = _as_called(self.case, way)
+                again = None if relied == way else self._decoded(relied)
+                return again if again is not None and again.bad else got
+            found.append(got)
+        return min(found, key=lambda one: (not one.remembers, len(one.bad)), default=None)
+
+    def _decoded(self, way: Way) -> _Decoded | None:
+        """What one way gives for each plan; None if it does not run."""
+        x, wanted = self.inputs[0], self.wanted
+        gaps: dict[str, float] = {}
+        seen: dict[str, Tensor] = {}
+        for name, sizes in self.plans.items():
+            got = self._drive(x, way, sizes)
+            if got is not None and wanted is not None and got.shape == wanted.shape:
+                gaps[name], seen[name] = difference(got, wanted), got
+            elif not gaps:
+                return None
+        if not any(gap > _APART for gap in gaps.values()):
+            return _Decoded(way, gaps, seen, True)
+        name, changed = next(iter(seen)), x.clone()
+        first = self.plans[name][0]  # tokens in the first call
+        changed[:, :first] = x[:, :first].flip(-1)
+        other = self._drive(changed, way, self.plans[name])
+        remembers = other is not None and difference(other[:, first:], seen[name][:, first:]) > 1e-6
+        return _Decoded(way, gaps, seen, remembers) if remembers or way.first is None else None
+
+    def report(self, best: _Decoded) -> None:
+        """Say what differs."""
+        bad, name = best.bad, best.bad[0]
+        evidence = (
+            f"With the cache, {name}, the output differs from that of the whole sequence by "
+            f"{percent(best.gaps[name])}"
+        )
+        place = torch.cat([torch.arange(size) for size in self.plans[name]])
+        first_keys = torch.arange(len(place)) <= place[:, None]  # in each piece
+        misaligned = self.reference.output(self.inputs, first_keys, own_mask=False)
+        id = "cache-differs"
+        if misaligned is not None and difference(best.seen[name], misaligned) < _APART:
+            evidence += "; it is what you get when a new token sees only the first keys"
+            id = "cached-mask-misaligned"
+        fine = [name for name in best.gaps if name not in bad]
+        evidence += f"; {' and '.join(fine)} it is right." if fine else "."
+        only_edge = bad == [PIECES] and not _promises_pieces(self.case)
+        self.case.add(id, evidence, severity="edge" if only_edge else "")
+
+    def beyond_window(self, way: Way, window: int) -> None:
+        """Decode a text longer than the window: what the cache has let go must not matter."""
+        tokens = window + 6
+        inputs = inputs_for(self.subject, tokens)
+        out = call(self.case.session, self.subject, inputs)
+        for start in (4, window + 2):
+            got = self._drive(inputs[0], way, [start, *[1] * (tokens - start)])
+            if isinstance(out, Failure) or got is None or got.shape != out.shape:
+                return
+            parts = (got - out).abs().amax((0, 2)) > _APART * float(out.abs().max())
+            if parts.any():
+                first = int(parts.nonzero()[0])
+                evidence = (
+                    f"With the cache, the outputs of a sequence of {tokens} tokens, {start} of "
+                    f"them at once, are right up to token {first - 1}; from token {first} on they "
+                    f"differ from those of the whole sequence, by {percent(difference(got, out))}. "
+                    f"The window is {window} tokens."
+                )
+                self.case.add("cache-differs", evidence)
+                return
+
+    def _drive(self, x: Tensor, way: Way, sizes: Sequence[int]) -> Tensor | None:
+        """The outputs of one piece after the other, with a new object; None if that fails."""
+        subject = self.subject
+        if way.first is not None:  # tensors that a cache makes are in float32
+            subject = replace(subject, dtype=torch.float32)
+        if not renew(self.case.session, subject):
+            return None
+        pieces: list[Tensor] = []
+        past = way.first
+        start = 0
+        x = x.to(subject.dtype)
+        for size in sizes:
+            given = _arguments(subject, x, way, start, start + size)
+            if way.past and (past is not None or start == 0):
+                given[way.past] = past
+            output = self.case.session.forward([], given)
+            if isinstance(output, Failure):
+                return None
+            shape = (len(x), size, x.shape[-1])
+            chosen = pick(output, shape)
+            if chosen is None or output.tensors[chosen].shape[:2] != shape[:2]:
+                return None
+            pieces.append(output.tensors[chosen].to(torch.float64))
+            start += size
+            if way.past and way.first is None:
+                several = output.structure in ("tuple", "list") and len(output.tensors) > 1
+                whole = {"__returned__": -1} if several else None
+                past = whole if way.whole else _past_in(output, chosen, start)
+                if past is None and start < x.shape[1]:
+                    return None
+        return torch.cat(pieces, dim=1)
 
 
 def _plans(tokens: int, mask: str) -> dict[str, list[int]]:
@@ -195,84 +299,11 @@ def _plans(tokens: int, mask: str) -> dict[str, list[int]]:
     return {**starts, **plans, PIECES: [4, tokens - 4]}
 
 
-def _decoded(
-    case: Case,
-    subject: Subject,
-    x: Tensor,
-    wanted: Tensor,
-    way: Way,
-    plans: Mapping[str, Sequence[int]],
-) -> _Decoded | None:
-    """What one way gives for each plan; None if it does not run."""
-    gaps: dict[str, float] = {}
-    seen: dict[str, Tensor] = {}
-    for name, sizes in plans.items():
-        got = _drive(case, subject, x, way, sizes)
-        if got is not None and got.shape == wanted.shape:
-            gaps[name], seen[name] = difference(got, wanted), got
-        elif not gaps:
-            return None
-    if not any(gap > _APART for gap in gaps.values()):
-        return _Decoded(way, gaps, seen, True)
-    name, changed = next(iter(seen)), x.clone()
-    first = plans[name][0]  # tokens in the first call
-    changed[:, :first] = x[:, :first].flip(-1)
-    other = _drive(case, subject, changed, way, plans[name])
-    remembers = other is not None and difference(other[:, first:], seen[name][:, first:]) > 1e-6
-    return _Decoded(way, gaps, seen, remembers) if remembers or way.first is None else None
-
-
 def _as_called(case: Case, way: Way) -> Way:
     """The way without positions that the file's own calls with a cache leave out."""
     sites = [site for site in case.usage.called if way.past in site]
     places = [(n, kind) for n, kind in way.places if all(n in site for site in sites)]
     return replace(way, places=tuple(places))
-
-
-def _report(case: Case, inputs: Inputs, reference: AnyReference, best: _Decoded) -> None:
-    """Say what differs."""
-    plans = _plans(inputs[0].shape[1], reference.mask)
-    bad, name = best.bad, best.bad[0]
-    evidence = (
-        f"With the cache, {name}, the output differs from that of the whole sequence by "
-        f"{percent(best.gaps[name])}"
-    )
-    misaligned = _misaligned(reference, inputs, plans[name])
-    if misaligned is not None and difference(best.seen[name], misaligned) < _APART:
-        evidence += "; it is what you get when a new token sees only the first keys"
-        id = "cached-mask-misaligned"
-    else:
-        id = "cache-differs"
-    fine = [name for name in best.gaps if name not in bad]
-    evidence += f"; {' and '.join(fine)} it is right." if fine else "."
-    only_edge = bad == [PIECES] and not _promises_pieces(case)
-    case.add(id, evidence, severity="edge" if only_edge else "")
-
-
-def _beyond_window(case: Case, subject: Subject, way: Way, longer: AnyReference | None) -> None:
-    """Decode a text that is longer than the window: what the cache has let go must not matter."""
-    mask = "" if longer is None else longer.mask
-    if not mask.startswith("window"):
-        return
-    window = int(mask.removeprefix("window"))
-    tokens = window + 6
-    inputs = inputs_for(subject, tokens)
-    out = call(case.session, subject, inputs)
-    for start in (4, window + 2):
-        got = _drive(case, subject, inputs[0], way, [start, *[1] * (tokens - start)])
-        if isinstance(out, Failure) or got is None or got.shape != out.shape:
-            return
-        parts = (got - out).abs().amax((0, 2)) > _APART * float(out.abs().max())
-        if parts.any():
-            first = int(parts.nonzero()[0])
-            evidence = (
-                f"With the cache, the outputs of a sequence of {tokens} tokens, {start} of them at "
-                f"once, are right up to token {first - 1}; from token {first} on they differ from "
-                f"those of the whole sequence, by {percent(difference(got, out))}. The window "
-                f"is {window} tokens."
-            )
-            case.add("cache-differs", evidence)
-            return
 
 
 def _promises_pieces(case: Case) -> bool:
@@ -284,53 +315,10 @@ def _promises_pieces(case: Case) -> bool:
     return re.search(said, case.text.source) is not None
 
 
-def _misaligned(reference: AnyReference, inputs: Inputs, sizes: Sequence[int]) -> Tensor | None:
-    """The output if the mask of each piece starts at the first key."""
-    place = torch.cat([torch.arange(size) for size in sizes])
-    visible = torch.arange(len(place)) <= place[:, None]
-    return reference.output(inputs, visible, own_mask=False)
-
-
-def _drive(
-    case: Case, subject: Subject, x: Tensor, way: Way, sizes: Sequence[int]
-) -> Tensor | None:
-    """The outputs of one piece after the other, with a new object; None if it cannot be done."""
-    if way.first is not None:  # tensors that a cache makes are in float32
-        subject = replace(subject, dtype=torch.float32)
-    if not renew(case.session, subject):
-        return None
-    pieces: list[Tensor] = []
-    past = way.first
-    start = 0
-    x = x.to(subject.dtype)
-    for size in sizes:
-        given = _arguments(case, subject, x, way, start, start + size)
-        if way.past and (past is not None or start == 0):
-            given[way.past] = past
-        output = case.session.forward([], given)
-        if isinstance(output, Failure):
-            return None
-        shape = (len(x), size, x.shape[-1])
-        chosen = pick(output, shape)
-        if chosen is None or output.tensors[chosen].shape[:2] != shape[:2]:
-            return None
-        pieces.append(output.tensors[chosen].to(torch.float64))
-        start += size
-        if way.past and way.first is None:
-            several = output.structure in ("tuple", "list") and len(output.tensors) > 1
-            whole = {"__returned__": -1} if several else None
-            past = whole if way.whole else _past_in(output, chosen, start)
-            if past is None and start < x.shape[1]:
-                return None
-    return torch.cat(pieces, dim=1)
-
-
-def _arguments(
-    case: Case, subject: Subject, x: Tensor, way: Way, start: int, stop: int
-) -> dict[str, object]:
+def _arguments(subject: Subject, x: Tensor, way: Way, start: int, stop: int) -> dict[str, object]:
     """Forward's arguments for the tokens from `start` to `stop`, by name."""
-    positional, keywords = arguments_for(subject, (x, x, x), None)
-    names = [p.name for p in case.info.forward]
+    positional, keywords = arguments_for(subject, (x, x, x))
+    names = [p.name for p in subject.info.forward]
     given = {**dict(zip(names, positional, strict=False)), **keywords}
     for name, role in subject.feed:
         value = given.get(name)
@@ -343,8 +331,6 @@ def _arguments(
         elif isinstance(value, Tensor) and role == "mask":
             rows = value[..., start:stop, :] if subject.mask_shape.endswith("nn") else value
             given[name] = rows[..., :stop].contiguous()
-        elif isinstance(value, Tensor) and role == "marks":
-            given[name] = value[..., :stop].contiguous()
     for name, kind in way.places:
         row = torch.arange(start, stop)
         ways = {"number": start, "row": row, "rows": row.expand(len(x), -1)}

@@ -1,30 +1,27 @@
 """What shows only in training, with a mask, in half precision, at other lengths, after loading."""
 
 import re
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis import decoding_cache as cached
-from clearhead.checker.diagnosis import learning, lengths, long_padding, other_sizes, probes
-from clearhead.checker.diagnosis import other_uses as uses
+from clearhead.checker.diagnosis import learning, lengths, other_sizes, probes
 from clearhead.checker.diagnosis import side_effects as effects
 from clearhead.checker.diagnosis.devices import first_meeting
-from clearhead.checker.diagnosis.intent import masks_switched_off
+from clearhead.checker.diagnosis.padding_checks import PaddingCheck
 from clearhead.checker.diagnosis.reference import AnyReference, Reference
-from clearhead.checker.diagnosis.valid_lengths import valid_lengths
 from clearhead.checker.harness.building import without_dropout
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
 from clearhead.checker.harness.constructor_arguments import likely_meaning, meaning_for
 from clearhead.checker.harness.error_messages import translate
-from clearhead.checker.harness.subject import Subject, call
+from clearhead.checker.harness.forward_arguments import POLARITIES, written_mask
+from clearhead.checker.harness.subject import Inputs, Subject, call, each
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Failure
-from clearhead.checker.source.class_text import dropped_mask, made_without
-from clearhead.checker.source.crossed_arguments import dropout_makes_bias
-
-Inputs = probes.Inputs
+from clearhead.checker.source.class_text import dropped_mask, order_said
 
 
 def examine(
@@ -32,10 +29,9 @@ def examine(
 ) -> None:
     """Everything that the plain run could not show."""
     _stray(case, subject)
-    uses.batch_axis(case, subject, inputs)
+    _batch_axis(case, subject, inputs)
     longer = lengths.lengths(case, subject, reference)
     lengths.keys_apart(case, subject, reference)
-    lengths.after_another(case, subject, inputs, out)
     effects.changed_inputs(case, subject, inputs)
     effects.kept_graph(case, subject, inputs, out)
     _gradients(case, subject, inputs, out)
@@ -43,11 +39,9 @@ def examine(
     learning.from_its_start(case, subject, inputs, out)
     training(case, subject, inputs, out, over_keys=True)
     _large_scores(case, subject, inputs, reference)
-    of_tokens = uses.padding(case, subject, inputs, out, reference)
+    of_tokens = PaddingCheck(case, subject, inputs, out, reference).judge()
     if subject.takes_mask and not subject.polarity and subject.takes_mask not in of_tokens:
         _mask_argument(case, subject, inputs, out, reference)
-    long_padding.long_padding(case, subject, reference, of_tokens)
-    valid_lengths(case, subject, inputs, out)
     _alone(case, subject, inputs, out)
     other_sizes.same_elsewhere(case, subject, inputs, out)
     _device(case, reference)
@@ -60,17 +54,37 @@ def examine(
     _training_differs(case, subject, inputs)
 
 
+def _batch_axis(case: Case, subject: Subject, inputs: Inputs) -> None:
+    """The first axis is that of the tokens: does the source mean it so?"""
+    if subject.axes != "first":
+        return
+    said = order_said(case.text.source)
+    if "tokens" in (said, said or order_said(case.text.file)):
+        return
+    plain = replace(subject, axes="batch")
+    out = call(case.session, plain, inputs)
+    if isinstance(out, Failure):
+        return
+    leak = probes.batch_leak(case.session, plain, inputs, out)
+    evidence = (
+        f"With an input (batch, tokens, d), changing sequence 0 changed the output of sequence 1 "
+        f"by {leak:.2g}, and no token saw another one of its own sequence."
+    )
+    if said == "batch":
+        case.add("attends-across-batch", f"{evidence} The source says that the batch comes first.")
+    else:
+        question = "If the input is meant to be (tokens, batch, d), it is right."
+        case.add("attends-across-batch", f"{evidence} {question}", severity="edge")
+
+
 def _stray(case: Case, subject: Subject) -> None:
     for path in subject.built.stray:
         name = path.rpartition(".")[2]
-        own = rf"self\.{re.escape(name)}"
-        lines = [line for line in case.text.code.splitlines() if re.search(rf"{own}\b", line)]
-        if not lines:
+        code = enumerate(case.text.code.splitlines(), case.text.first)
+        lines = {n: line for n, line in code if re.search(rf"self\.{re.escape(name)}\b", line)}
+        if any(re.search(r"\.to\(|type_as|\.cuda\(|device", line) for line in lines.values()):
             continue
-        if any(re.search(r"\.to\(|type_as|\.cuda\(|device", line) for line in lines):
-            continue
-        made = next((line for line in lines if re.search(rf"{own}\s*[:=]", line)), lines[0])
-        line = case.text.line(rf"{own}\s*[:=]", rf"{own}\b")
+        line, made = next(iter(lines.items()), (None, ""))
         evidence = f"self.{name} is a tensor, but neither a parameter nor a buffer."
         if re.search(r"mask|tri[lu]|causal", name + made):
             case.add("mask-not-a-buffer", evidence, line)
@@ -79,27 +93,18 @@ def _stray(case: Case, subject: Subject) -> None:
 
 
 def _gradients(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """Whether the gradients are those of the output."""
-    if not subject.built.parameters or subject.ids or subject.built.arrays:
+    """Whether there are gradients, and whether they reach every projection."""
+    if not subject.built.parameters or subject.built.arrays:
         return
-    got = probes.gradients(case.session, subject, inputs, out)
+    got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure):
         if not got.raised or "expected shape" in got.message:
             return  # the result is not the first thing returned
         id = translate(got, "backward", case.text, subject.sizes) or "backward-fails"
-        case.add(id, f"In the backward pass: {got.type}: {got.message}"[:300], got.line)
+        case.add_failure(id, "In the backward pass", got)
         return
-    if not out.isfinite().all() or learning.through_numpy(case, got[1]):
-        return
-    if learning.detached(case, subject, inputs, out):
-        return
-    gap = probes.gradient_gap(case.session, subject, inputs, got[1], got[2])
-    if gap > 1e-2:
-        evidence = (
-            "The gradient at the input does not match how the output changes with the input: "
-            f"they differ by {percent(gap)}."
-        )
-        case.add("scores-detached", evidence)
+    if out.isfinite().all() and not learning.through_numpy(case, got.inputs):
+        learning.detached(case, subject, inputs, out)
 
 
 def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_keys: bool) -> None:
@@ -121,30 +126,51 @@ def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_
         return
     if case.given or not (asked or told) or subject.built.arrays:
         return  # the layer's own rate is not known, or there is no training
-    seen = probes.training(case.session, subject, inputs, out)
-    if isinstance(seen, Failure):
-        if seen.raised:
-            case.add("training-differs", f"In training: {seen.message}"[:300], seen.line)
-        return
-    if not seen.varies:
+    same = probes.alike(inputs)
+    runs = [
+        call(case.session, subject, given, train=True, seed=seed)
+        for given in (inputs, same)
+        for seed in (1, 2, 3)
+    ]
+    still = call(case.session, subject, same)
+    for failed in (still, *runs):
+        if isinstance(failed, Failure):
+            if failed.raised:
+                case.add_failure("training-differs", "In training", failed)
+            return
+    first, second = torch.stack([run for run in runs if isinstance(run, Tensor)]).chunk(2)
+    assert isinstance(still, Tensor)
+    multiples = (0.0, 1 / (1 - subject.sizes.p))  # whole outputs that are dropped, or scaled up
+    if not _varies(first, out):
         evidence = f"With dropout {subject.sizes.p}, training and evaluation give the same output."
         case.add("dropout-unused", evidence)
-    elif seen.breaks:
+    elif not first[:, out.isfinite()].isfinite().all():
         evidence = (
             "Some outputs are NaN or infinite in training, and none in evaluation: a hidden score "
             "of -inf was dropped, and 0 times infinity is NaN."
         )
         case.add("dropout-before-softmax", evidence)
-    elif seen.only_outputs:
+    elif not _varies(first, out, *multiples):
         if len(layers) > 1 and any("att" in path for path in layers):
             evidence = "In training, whole outputs are dropped, but no attention weights."
             case.add("dropout-unused", evidence)
-    elif not seen.varies_same and over_keys:
+    elif over_keys and not _varies(second, still, *multiples):
         evidence = (
             "In training, the output varies, but not if all tokens are equal: every row still "
             "sums to one, so the scores were dropped, not the weights."
         )
         case.add("dropout-before-softmax", evidence)
+
+
+def _varies(runs: Tensor, still: Tensor, *multiples: float) -> bool:
+    """Whether a number of some run is neither the still one, nor one of its multiples."""
+    fine = still.isfinite()
+    if not fine.any():
+        return False
+    runs, still = runs[:, fine], still[fine]
+    small = 1e-6 * float(still.abs().max())
+    known = [(runs - factor * still).abs() <= small for factor in (1.0, *multiples)]
+    return not bool(torch.stack(known).any(0).all())
 
 
 def _large_scores(case: Case, subject: Subject, inputs: Inputs, reference: AnyReference) -> None:
@@ -165,12 +191,11 @@ def _other_dtypes(case: Case, subject: Subject) -> None:
         return
     failure = probes.dtype_failure(case.session, subject, torch.float16)
     if failure is not None and "overflow" in failure.message:
-        evidence = f"In float16: {failure.type}: {failure.message}"[:300]
-        case.add("mask-fill-overflows-half", evidence, failure.line)
+        case.add_failure("mask-fill-overflows-half", "In float16", failure)
     failure = probes.dtype_failure(case.session, subject, torch.bfloat16)
     if failure is not None and re.search(_TWO_DTYPES, failure.message) and not _left(case):
-        evidence = f"In bfloat16: {failure.type}: {failure.message}"[:300]
-        case.add("one-dtype-only", evidence, made_without(case.text, "dtype") or failure.line)
+        says = f"In bfloat16: {failure.type}: {failure.message}"[:300]
+        case.add("one-dtype-only", says)  # where it fails is not where the tensor is made
 
 
 _TWO_DTYPES = r"same dtype|expected scalar type|expected dtype|dtypes? (do|does) not match"
@@ -179,7 +204,7 @@ _TWO_DTYPES = r"same dtype|expected scalar type|expected dtype|dtypes? (do|does)
 def _left(case: Case) -> bool:
     """Whether something is wrong anyway, or a tensor that .to() leaves behind is named already."""
     known = ("mask-not-a-buffer", "scale-is-stray-tensor")
-    return any(found.severity == "wrong" or found.id in known for found in case.findings)
+    return case.wrong or any(found.id in known for found in case.findings)
 
 
 def _device(case: Case, reference: AnyReference) -> None:
@@ -200,22 +225,21 @@ def _alone(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
     """A batch of one sentence: squeeze() takes its axis away."""
     if subject.axes != "batch" or out.shape[0] != inputs[0].shape[0] or _left(case):
         return
-    got = probes.alone(case.session, subject, inputs, out)
+    got = call(case.session, subject, each(inputs, lambda t: t[:1].contiguous()))
     if isinstance(got, Failure):
         if not got.raised:
             return
         evidence = f"With a batch of one sequence: {got.type}: {got.message}"[:300]
         line = None if case.text.has("squeeze") else got.line
         case.add("fails-with-one-sentence", evidence, line)
-    elif got is not None:
-        gap = difference(got, out[:1])
+    elif (gap := difference(got, out[:1])) > 1e-6:
         evidence = f"Alone in its batch, a sequence gives an output that differs by {gap:.2g}."
         case.add("fails-with-one-sentence", evidence)
 
 
 def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
     """With dropout 0, or without any, training must compute what evaluation does."""
-    if case.given or any(found.severity == "wrong" for found in case.findings):
+    if case.given or case.wrong:
         return
     if any("BatchNorm" in kind for kind in subject.built.modules.values()):
         return  # it has other statistics in training
@@ -235,7 +259,7 @@ def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
     if isinstance(trained, Failure):
         if not trained.raised:
             return
-        case.add("training-differs", f"In training: {trained.message}"[:300], trained.line)
+        case.add_failure("training-differs", "In training", trained)
         return
     if isinstance(again, Failure) or difference(trained, again) > 1e-9:
         return  # there is dropout, with a rate of its own
@@ -260,12 +284,31 @@ def _bias_flag(case: Case, subject: Subject) -> None:
             {n for n in names if role_of(n) in ("q", "k", "v", "qkv", "kv")}
             for names in (before, after)
         )
-    if before == after and before and not dropout_makes_bias(case, subject, flags[0]):
+    if before == after and before and not _dropout_makes_bias(case, subject, flags[0]):
         left = sorted(n for n in after if n.endswith("bias"))
         evidence = f"{flags[0]}=True and {flags[0]}=False give the same parameters" + (
             f", {', '.join(left)} among them." if left else ", without any bias."
         )
         case.add("bias-flag-ignored", evidence)
+
+
+def _dropout_makes_bias(case: Case, subject: Subject, flag: str) -> bool:
+    """Whether the bias comes and goes with the dropout: arguments changed places on their way."""
+    off = replace(subject, keywords={**subject.keywords, flag: False})
+    calm = without_dropout(case, off) if subject.sizes.p else None
+    if calm is None:
+        return False
+    dropped = case.session.build(case.info.name, off.arguments, off.keywords)
+    gone = sorted(set(subject.built.parameters) - set(calm.built.parameters))
+    stays = not isinstance(dropped, Failure) and set(gone) <= set(dropped.parameters)
+    if not gone or not stays or not all("bias" in name for name in gone):
+        return False
+    evidence = (
+        f"With {flag}=False and dropout {subject.sizes.p} there is {', '.join(gone[:3])}; with "
+        f"{flag}=False and dropout 0 there is not: the dropout sets the bias."
+    )
+    case.add("arguments-crossed", evidence)
+    return True
 
 
 def _mask_argument(
@@ -282,7 +325,8 @@ def _mask_argument(
     ran: list[Tensor] = []
     for shape in ((tokens, tokens), (1, 1, tokens, tokens), (batch, tokens, tokens)):
         shaped = keep.expand(shape).contiguous() if len(shape) != 4 else keep[None, None]
-        for mask in _polarities(shaped, subject.dtype):
+        for polarity in POLARITIES:
+            mask = written_mask(shaped, polarity, subject.dtype)
             got = call(case.session, subject, inputs, mask=mask)
             if isinstance(got, Failure) or got.shape != out.shape:
                 continue
@@ -290,15 +334,8 @@ def _mask_argument(
                 return
             ran.append(got)
     if ran and all(difference(got, out) < 1e-9 for got in ran):
-        if masks_switched_off(subject):
-            return
         line = dropped_mask(case.text)
         id = "mask-ignored" if line is None else "mask-result-dropped"
         case.add(id, "A mask that hides 40 % of the entries changes nothing.", line)
     elif ran and all(right is not None for right in wanted):
         case.notes.append("forward takes a mask, but no usual meaning of it explains the output.")
-
-
-def _polarities(keep: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    added = torch.zeros(keep.shape, dtype=dtype).masked_fill(~keep, -torch.inf)
-    return [keep, ~keep, keep.to(torch.int64), added, (~keep).to(torch.int64), keep.to(dtype)]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis.class_check import check_class
@@ -48,73 +48,85 @@ def check_source(
         siblings: Modules that lie beside it; see `siblings_of`.
         seed: What sizes, weights and inputs are drawn with.
     """
-    if siblings:
-        more = f" and {len(siblings) - _TOLD} more" if len(siblings) > _TOLD else ""
-        note = f"It imports {', '.join([*siblings][:_TOLD])}{more} from beside it."
-        reports = _check_file(source, filename, only, adapter, limits, siblings, seed)
-        return [replace(report, notes=(*report.notes, note)) for report in reports]
-    return _check_file(source, filename, only, adapter, limits, {}, seed)
-
-
-def _check_file(
-    source: str,
-    filename: str,
-    only: str | None,
-    adapter: str | None,
-    limits: Limits,
-    siblings: Mapping[str, str],
-    seed: int,
-) -> list[Report]:
     own_lines = source.count("\n") + 1
     if adapter is not None:
         source = f"{source}\n\n{adapter}\n"
-    with Isolated(source, filename, limits=limits, siblings=siblings) as session:
+    file = _File(source, filename, limits, siblings or {}, seed)
+    reports = _check_file(file, only, own_lines if adapter is not None else 0)
+    if siblings:
+        more = f" and {len(siblings) - _TOLD} more" if len(siblings) > _TOLD else ""
+        note = f"It imports {', '.join([*siblings][:_TOLD])}{more} from beside it."
+        reports = [replace(report, notes=(*report.notes, note)) for report in reports]
+    return reports
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file to check, and how; see `check_source`."""
+
+    source: str
+    filename: str
+    limits: Limits
+    siblings: Mapping[str, str]
+    seed: int
+
+    def session(self, more: str = "") -> Isolated:
+        """A process that has imported the file, with more source after it."""
+        source = self.source + more
+        return Isolated(source, self.filename, limits=self.limits, siblings=self.siblings)
+
+    def check(self, session: Session, info: ClassInfo) -> Report:
+        """Check one of its classes."""
+        return check_class(session, info, self.source, self.filename, seed=self.seed)
+
+
+def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
+    """Check the classes of a file, or those that an adapter builds, which begins after a line."""
+    source, filename = file.source, file.filename
+    with file.session() as session:
         classes = session.classes()
         if isinstance(classes, Failure):
             return [_not_imported(source, filename, only or "", classes)]
-        if adapter is not None and only is None and classes:
+        if adapter_at and only is None and classes:
             only = max(classes, key=lambda info: info.line).name
         chosen = choose(classes, source, only)
-        if not chosen and only is None and adapter is None:
+        if not chosen and only is None and not adapter_at:
             functions = wrapped(source)
             chosen = [] if functions else choose_unnamed(classes, source)
             functions = functions if functions or chosen else wrapped(source, named=False)
             if functions:
-                return check_functions(source, filename, limits, functions, siblings, seed)
+                return check_functions(file, functions)
             if not chosen:
                 blocks = choose_blocks(classes, source)
-                return [check_inside(session, info, source, filename, seed) for info in blocks] or [
+                return [check_inside(session, info, file) for info in blocks] or [
                     _none_found(filename, classes, only)
                 ]
         if not chosen:
             return [_none_found(filename, classes, only)]
-        if adapter is not None and len(chosen) == 1:
+        if adapter_at and len(chosen) == 1:
             text = inner_text(source, classes, chosen[0])
             adapted = check_class(
-                session, chosen[0], source, filename, given=True, text=text, seed=seed
+                session, chosen[0], source, filename, given=True, text=text, seed=file.seed
             )
-            return [_adapter_failed(adapted, own_lines) or adapted]
-        reports = [check_class(session, info, source, filename, seed=seed) for info in chosen]
+            return [_adapter_failed(adapted, adapter_at) or adapted]
+        reports = [file.check(session, info) for info in chosen]
         named = {info.name for info in chosen}
         for place, report in enumerate(reports):
             if report.verdict == "error" and only is None:
                 for owner in owners_of(classes, source, report.cls)[:2]:
                     if owner.name not in named:
-                        inside = check_inside(
-                            session, owner, source, filename, seed, report, classes
-                        )
-                        reports[place] = inside
-                        if inside is not report:
+                        reports[place] = check_inside(session, owner, file, report, classes)
+                        if reports[place] is not report:
                             break
         reports = left_out(reports, source)
-    if adapter is not None or only is not None:
+    if adapter_at or only is not None:
         return reports
-    return with_owner(reports, source, filename, limits, siblings)
+    return with_owner(reports, source, filename, file.limits, file.siblings)
 
 
 def _not_imported(source: str, filename: str, name: str, failure: Failure) -> Report:
     """A file that cannot be imported; wrong if that is its own fault."""
-    own = own_fault(failure, source, ClassInfo(name, 0, 0, False, (), (), (), ()), ())
+    own = own_fault(failure, source)
     if not own:
         return could_not_run(filename, name, failure, "import")
     found = finding("crashes", f"When the file is imported: {own}", failure.line)
@@ -147,9 +159,7 @@ def _none_found(filename: str, classes: Sequence[ClassInfo], only: str | None) -
 def check_inside(
     session: Session,
     block: ClassInfo,
-    source: str,
-    filename: str,
-    seed: int,
+    file: _File,
     inner: Report | None = None,
     classes: Sequence[ClassInfo] = (),
 ) -> Report:
@@ -158,14 +168,12 @@ def check_inside(
     Args:
         session: Who answers for it.
         block: The class.
-        source: The whole file.
-        filename: The file's name, for the report.
-        seed: What sizes, weights and inputs are drawn with.
+        file: The whole file.
         inner: The report on a class inside it that could not be run by itself: it stays where the
             block shows nothing, and counts only where that runs it.
         classes: All classes of the file.
     """
-    report = check_class(session, block, source, filename, seed=seed)
+    report = file.check(session, block)
     ids = {found.id for found in report.findings if found.severity == "wrong"}
     if report.verdict == "wrong" and "unexplained" in ids:
         doubts = tuple(
@@ -189,26 +197,22 @@ def check_inside(
     return replace(report, cls=inner.cls, findings=found, notes=(note, *report.notes))
 
 
-def check_functions(
-    source: str,
-    filename: str,
-    limits: Limits,
-    made: Sequence[Wrapped],
-    siblings: Mapping[str, str],
-    seed: int,
-) -> list[Report]:
+def check_functions(file: _File, made: Sequence[Wrapped]) -> list[Report]:
     """Check the attention functions of a file, each inside a class that is written around it."""
-    whole = "\n\n".join([source, *(one.text for one in made)])
+    more = "".join(f"\n\n{one.text}" for one in made)
     reports = []
-    with Isolated(whole, filename, limits=limits, siblings=siblings) as session:
+    with file.session(more) as session:
         classes = session.classes()
         if isinstance(classes, Failure):
-            return [could_not_run(filename, "", classes, "import")]
+            return [could_not_run(file.filename, "", classes, "import")]
         around = {info.name: info for info in classes}
         for one in made:
-            lines = "\n".join(source.splitlines()[one.line - 1 : one.end_line])
-            text = Text(lines, one.line, one.name, source)
-            report = check_class(session, around[one.cls], whole, filename, text=text, seed=seed)
+            lines = "\n".join(file.source.splitlines()[one.line - 1 : one.end_line])
+            text = Text(lines, one.line, one.name, file.source)
+            whole = file.source + more
+            report = check_class(
+                session, around[one.cls], whole, file.filename, text=text, seed=file.seed
+            )
             reports.append(replace(report, cls=one.name))
     return reports
 

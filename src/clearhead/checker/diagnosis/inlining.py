@@ -4,16 +4,21 @@
 Each is run here in plain torch under a recorder, and those calls take its place in the program.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clearhead.checker.diagnosis.program import NotRunnable, Values, registers_in, revived
 from clearhead.checker.sandbox.answers import Call, Recording, read_call
 from clearhead.checker.sandbox.pass_recorder import Recorder
+
+_MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
 def plain_sdpa(
@@ -46,75 +51,45 @@ def plain_sdpa(
     return weights @ value
 
 
-def plain_multi_head(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embed_dim_to_check: int,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    bias_k: Tensor | None,
-    bias_v: Tensor | None,
-    add_zero_attn: bool,
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    training: bool = True,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    use_separate_proj_weight: bool = False,
-    q_proj_weight: Tensor | None = None,
-    k_proj_weight: Tensor | None = None,
-    v_proj_weight: Tensor | None = None,
-    static_k: Tensor | None = None,
-    static_v: Tensor | None = None,
-    average_attn_weights: bool = True,
-    is_causal: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def plain_multi_head(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """What `multi_head_attention_forward` computes on (tokens, batch, width)."""
-    if bias_k is not None or bias_v is not None or add_zero_attn or static_k is not None:
-        raise NotRunnable("nn.MultiheadAttention with extra keys")
-    single = query.ndim == 2
-    if single:
-        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
-    if use_separate_proj_weight:
-        layers = [q_proj_weight, k_proj_weight, v_proj_weight]
+    bound = _MULTI_HEAD.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = SimpleNamespace(**bound.arguments)
+    extra = (given.bias_k, given.bias_v, given.static_k)
+    if any(one is not None for one in extra) or given.add_zero_attn or given.query.ndim != 3:
+        raise NotRunnable("nn.MultiheadAttention with extra keys, or without a batch axis")
+    if given.use_separate_proj_weight:
+        layers = [given.q_proj_weight, given.k_proj_weight, given.v_proj_weight]
     else:
-        assert in_proj_weight is not None
-        layers = list(in_proj_weight.chunk(3))
-    biases = [None] * 3 if in_proj_bias is None else list(in_proj_bias.chunk(3))
+        layers = list(given.in_proj_weight.chunk(3))
+    biases = [None] * 3 if given.in_proj_bias is None else list(given.in_proj_bias.chunk(3))
 
     def split(x: Tensor, weight: Any, bias: Any) -> Tensor:
-        y = torch.nn.functional.linear(x, weight, bias)
-        return y.reshape(*y.shape[:2], num_heads, -1).permute(1, 2, 0, 3)
+        y = F.linear(x, weight, bias)
+        return y.reshape(*y.shape[:2], given.num_heads, -1).permute(1, 2, 0, 3)
 
+    inputs = (given.query, given.key, given.value)
     q, k, v = (
-        split(x, w, b) for x, w, b in zip((query, key, value), layers, biases, strict=True)
+        split(x, w, b) for x, w, b in zip(inputs, layers, biases, strict=True)
     )  # (batch, heads, tokens, head_dim)
     scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
-    if attn_mask is not None:
-        if attn_mask.ndim == 3:
-            attn_mask = attn_mask.reshape(q.shape[0], -1, *attn_mask.shape[1:])
-        if attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(attn_mask, -torch.inf)
-        else:
-            scores = scores + attn_mask
-    if key_padding_mask is not None:
-        padding = key_padding_mask.reshape(q.shape[0], 1, 1, -1)
-        if padding.dtype == torch.bool:
-            scores = scores.masked_fill(padding, -torch.inf)
-        else:
-            scores = scores + padding
+    mask, padding = given.attn_mask, given.key_padding_mask
+    if mask is not None and mask.ndim == 3:
+        mask = mask.reshape(q.shape[0], -1, *mask.shape[1:])
+    if padding is not None:
+        padding = padding.reshape(q.shape[0], 1, 1, -1)
+    for hidden in (mask, padding):
+        if hidden is not None and hidden.dtype == torch.bool:
+            scores = scores.masked_fill(hidden, -torch.inf)
+        elif hidden is not None:
+            scores = scores + hidden
     weights = scores.softmax(-1)
     merged = (weights @ v).permute(2, 0, 1, 3).flatten(2)
-    out = torch.nn.functional.linear(merged, out_proj_weight, out_proj_bias)
-    if single:
-        out = out.squeeze(1)
-    if not need_weights:
+    out = F.linear(merged, given.out_proj_weight, given.out_proj_bias)
+    if not given.need_weights:
         return out, None
-    return out, weights.mean(1) if average_attn_weights else weights
+    return out, weights.mean(1) if given.average_attn_weights else weights
 
 
 def plain_baddbmm(
@@ -144,7 +119,6 @@ def inlined(recording: Recording, values: Values) -> Recording:
     if not any(call.name in PLAIN for call in recording.calls):
         return recording
     calls: list[Call] = []
-    leaves, constants = list(recording.leaves), dict(recording.constants)
     highest = max(values, default=0) + 1
     for call in recording.calls:
         if call.name not in PLAIN:
@@ -181,7 +155,7 @@ def inlined(recording: Recording, values: Values) -> Recording:
                     out=tuple(number.get(out, -1) for out in one.out),
                 )
             )
-    return replace(recording, calls=tuple(calls), leaves=tuple(leaves), constants=constants)
+    return replace(recording, calls=tuple(calls))
 
 
 def _renumbered(value: Any, number: dict[int, int]) -> Any:

@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.constructor_arguments import asks_for_causal, each_field, meaning_of
+from clearhead.checker.harness.constructor_arguments import meaning_of
 from clearhead.checker.harness.subject import Subject
 from clearhead.checker.source.class_text import expects_causal
 
@@ -21,10 +21,11 @@ _NO_SCALE = (
 
 
 def is_causal(case: Case, subject: Subject) -> str:
-    """Whether the class means to be causal: "yes", "no" or "maybe"."""
+    """Whether the class means to be causal: "yes" or "no"."""
     # An adapter takes a context length whatever it builds.
     info = replace(case.info, name=case.text.name, init=()) if case.given else case.info
-    asked = not case.given and asks_for_causal(subject.keywords)
+    told = subject.keywords.items()
+    asked = not case.given and any(meaning_of(n) == "causal" and v is True for n, v in told)
     kept = [v for n, v in subject.built.plain.items() if meaning_of(n) == "causal"]
     if False in kept:
         return "no"  # the object itself says so
@@ -42,19 +43,6 @@ def unscaled_on_purpose(case: Case) -> bool:
     return said or "T5" in case.info.name
 
 
-def masks_switched_off(subject: Subject) -> bool:
-    """Whether a flag of the object, or of a part of it, turns masks off: `mask_flag=False`."""
-    off: list[str] = []
-
-    def seen(name: str, value: object) -> object:
-        off.extend([name] if value is False and "mask" in name.lower() else [])
-        return value
-
-    for name, value in {**subject.built.plain, **subject.keywords}.items():
-        each_field(value, seen, name)
-    return bool(off)
-
-
 def fused_order(case: Case) -> str:
     """The order in which the source names the parts of a fused matrix: "kqv"; "" if it does not."""
     words = {"q": r"q\w*", "k": r"k\w*", "v": r"v\w*"}
@@ -62,24 +50,4 @@ def fused_order(case: Case) -> str:
         pattern = r"\s*,\s*".join(rf"(?:self\.)?{words[letter]}" for letter in order)
         if case.text.has(rf"\b{pattern}\s*=") or (order != "qkv" and order in case.text.code):
             return order
-    return ""
-
-
-def scale_set_by(case: Case, subject: Subject, scale: float) -> str:
-    """Whether the object keeps the scale that was found, set by "an argument" or "a constant"."""
-    for name, value in subject.built.plain.items():
-        if not re.search(r"scal|multiplier|temperature", name.lower()):
-            continue
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            continue
-        if not scale or min(abs(value / scale - 1), abs(1 / value / scale - 1)) > 1e-4:
-            continue
-        line = re.search(rf"self\.{re.escape(name)}\s*(?::[^=\n]+)?=\s*([^\n]+)", case.text.code)
-        if line and re.fullmatch(r"(float\()?[\d.e+-]+\)?", line[1].strip()):
-            return "a constant"
-        if line and re.fullmatch(r"(float\()?(\w+\.)?[a-z_]\w*\)?", line[1].strip()):
-            return "an argument"
-        field = r"(\w+\.)+\w*(scal|temperature|multiplier)\w*\s*\*\*\s*\(?-?\s*(0?\.5|1\s*/\s*2\))"
-        if line and re.fullmatch(field, line[1].strip()):
-            return "an argument"
     return ""

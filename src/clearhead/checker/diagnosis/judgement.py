@@ -10,7 +10,7 @@ class Expectation:
     """What is known of a class beside its recorded pass.
 
     Args:
-        causal: Whether it is meant to be causal: "yes", "no" or "maybe".
+        causal: Whether it is meant to be causal: "yes" or "no".
         given_mask: Whether a causal mask was passed in.
         batch: How many texts the inputs hold.
         arguments: Numbers that it was built with, of which one may be its scale.

@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
-from clearhead.checker.harness.subject import Subject, call, inputs_for
+from clearhead.checker.harness.subject import Inputs, Subject, call, inputs_for
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Failure
 
@@ -27,11 +27,11 @@ _FILLED_LATER = (
 )
 
 
-def from_its_start(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
+def from_its_start(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
     """Take a few steps from the class's own values: which weights never get a gradient?"""
-    if not subject.weights or subject.ids or subject.built.arrays:
+    if not subject.weights or subject.built.arrays:
         return
-    if any(found.severity == "wrong" for found in case.findings):
+    if case.wrong:
         return
     own = {name: subject.built.weights.get(name) for name in subject.weights}
     values = {name: w.to(torch.float64) for name, w in own.items() if w is not None}
@@ -65,7 +65,7 @@ def _gradients(
     case: Case,
     subject: Subject,
     weights: dict[str, Tensor],
-    inputs: probes.Inputs,
+    inputs: Inputs,
     out: Tensor,
 ) -> dict[str, Tensor]:
     """The gradient of each of these weights, zeros where there is none; nothing if it fails."""
@@ -74,7 +74,7 @@ def _gradients(
     got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure):
         return {}
-    found = {n: got[0].parameters.get(n) for n in weights}
+    found = {n: got.parameters.get(n) for n in weights}
     return {
         n: torch.zeros_like(weights[n]) if g is None else g.to(weights[n]) for n, g in found.items()
     }
@@ -96,13 +96,13 @@ def through_numpy(case: Case, gradients: Sequence[Tensor | None]) -> bool:
     return True
 
 
-def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
+def detached(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
     """Rows of projections that get no gradient, though the output depends on them."""
     got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure):
         return False
     found = False
-    for name, gradient in got[0].parameters.items():
+    for name, gradient in got.parameters.items():
         role = role_of(name)
         if role not in ("q", "k", "v", "o", "qkv", "kv") or subject.weights[name].ndim < 2:
             continue
@@ -127,20 +127,20 @@ def detached(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -
     return found
 
 
-def out_of_reach(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> None:
+def out_of_reach(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
     """Weights that are in no graph though the output depends on them: float(w), math.exp(w).
 
     A gradient of zero is another thing: at these values the output may be flat.
     """
-    if not subject.weights or subject.ids or subject.built.arrays:
+    if not subject.weights or subject.built.arrays:
         return
-    if any(found.severity == "wrong" for found in case.findings):
+    if case.wrong:
         return
     got = probes.backward(case.session, subject, inputs, out)
-    if isinstance(got, Failure) or not any(g is not None for g in got[0].parameters.values()):
+    if isinstance(got, Failure) or not any(g is not None for g in got.parameters.values()):
         return
     found = []
-    for name in [n for n, gradient in got[0].parameters.items() if gradient is None][:12]:
+    for name in [n for n, gradient in got.parameters.items() if gradient is None][:12]:
         weight = subject.weights.get(name)
         if weight is None or case.text.has(rf"\b{name.rpartition('.')[2]}\.(detach\(|data\b)"):
             continue  # it says itself that it does not learn
@@ -153,13 +153,13 @@ def out_of_reach(case: Case, subject: Subject, inputs: probes.Inputs, out: Tenso
     if found and (isinstance(trained, Failure) or trained is None):
         return
     if trained is not None and not isinstance(trained, Failure):  # evaluation may keep a table
-        found = [name for name in found if trained[0].parameters.get(name) is None]
+        found = [name for name in found if trained.parameters.get(name) is None]
     if found:
         evidence = (
             f"No gradient reaches {', '.join(found[:4])}, though the output depends on them: "
             "they are converted to plain numbers on the way."
         )
-        line = case.text.line(r"float\(|\.item\(\)|math\.\w+\(.*self\.|no_grad|tolist\(|numpy\(")
+        line = case.text.line_with("float( item( tolist( numpy( no_grad( math")
         case.add("never-learns", evidence, line)
 
 

@@ -1,4 +1,4 @@
-"""Texts of other lengths, and one text after another: is it the same attention there?
+"""Texts of other lengths: is it the same attention there?
 
 A mask or a table may fit one length only, code that works in blocks shows its mistakes when a text
 is longer than a block, and what an object has kept from one text may be wrong for the next.
@@ -10,17 +10,19 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from clearhead.checker.diagnosis import probes
-from clearhead.checker.diagnosis.probes import Inputs, each
 from clearhead.checker.diagnosis.program import MOST_NUMBERS
-from clearhead.checker.diagnosis.reading import Unreadable
-from clearhead.checker.diagnosis.recorded_pass import judge_steps
+from clearhead.checker.diagnosis.recorded_pass import steps_of
 from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.axis_orders import PICTURES, STATES
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
-from clearhead.checker.harness.constructor_arguments import likely_meaning, meaning_for, meaning_of
-from clearhead.checker.harness.subject import Subject, call, inputs_for, renew
+from clearhead.checker.harness.constructor_arguments import (
+    each_field,
+    likely_meaning,
+    meaning_for,
+    meaning_of,
+)
+from clearhead.checker.harness.subject import Inputs, Subject, call, each, inputs_for, renew
 from clearhead.checker.sandbox.submission import Failure, Parameter
 from clearhead.checker.source.class_text import keeps_something
 
@@ -30,7 +32,6 @@ LEAST = 263  # more than two blocks of 128; a text that is not longer is no long
 READ = 24  # tokens: a longer text would take too long to read step by step
 PATIENCE = 1.5  # seconds: a loop over all pairs of tokens would take longer
 BREAKS = 1e-3  # angles in float32 differ by less, another mask by more
-DRIFT = 1e-5
 SPARSE = r"(?i)window|local|sliding|sparse|dilat|stride|\bband|yarn|ntk|\blog\(|log2"
 
 
@@ -66,7 +67,7 @@ def lengths(case: Case, subject: Subject, right: AnyReference) -> AnyReference |
     known = {meaning_for(p) for p in case.info.init}
     told = bool(known & {"context", "config"}) and not case.given
     most = longest(case, subject)
-    judged = not any(found.severity == "wrong" for found in case.findings)
+    judged = not case.wrong
     for tokens in sorted({*LENGTHS, subject.sizes.context}):
         if tokens > most:
             break
@@ -78,8 +79,7 @@ def lengths(case: Case, subject: Subject, right: AnyReference) -> AnyReference |
             if _is_new(case, subject, right, tokens, got):
                 return None
             if tokens <= 3 or (tokens == subject.sizes.context and told):
-                evidence = f"With {tokens} tokens: {got.type}: {got.message}"[:300]
-                case.add("fails-at-some-lengths", evidence, got.line)
+                case.add_failure("fails-at-some-lengths", f"With {tokens} tokens", got)
             elif tokens > subject.sizes.context:
                 return None
             continue
@@ -106,7 +106,7 @@ def keys_apart(case: Case, subject: Subject, right: AnyReference) -> None:
     """
     if not subject.separate or subject.axes != "batch" or subject.memory or right.mask != "none":
         return
-    if subject.polarity or any(found.severity == "wrong" for found in case.findings):
+    if subject.polarity or case.wrong:
         return
     severity = "wrong" if any(role == "kv" for _, role in subject.feed) else ""
     tokens = subject.sizes.tokens
@@ -115,8 +115,8 @@ def keys_apart(case: Case, subject: Subject, right: AnyReference) -> None:
         got = call(case.session, subject, (q, k, v))
         if isinstance(got, Failure):
             if got.raised:
-                evidence = f"With {tokens} queries and {seen} keys: {got.type}: {got.message}"[:300]
-                case.add("fails-at-some-lengths", evidence, got.line, severity)
+                when = f"With {tokens} queries and {seen} keys"
+                case.add_failure("fails-at-some-lengths", when, got, severity)
             return
         wanted = right.output((q, k, v))
         if wanted is not None and wanted.shape == got.shape and difference(got, wanted) > BREAKS:
@@ -131,10 +131,7 @@ def _reads(case: Case, subject: Subject, right: AnyReference, inputs: Inputs, go
     tokens = inputs[0].shape[1]
     if tokens <= READ:
         other = replace(subject, sizes=replace(subject.sizes, tokens=tokens))
-        try:
-            steps = judge_steps(case, other).steps
-        except Unreadable:
-            steps = None
+        steps = steps_of(case, other)
         if steps is not None and steps.wrong:
             found = next(one for one in steps.findings if one.is_wrong)
             evidence = f"With {tokens} tokens it takes a different path. {found.evidence}"
@@ -152,9 +149,6 @@ def _property_lost(
     case: Case, subject: Subject, right: AnyReference, inputs: Inputs, got: Tensor
 ) -> str:
     """What every attention has and this one has not, at this length; "" if nothing was seen."""
-    leak = probes.batch_leak(case.session, subject, inputs, got)
-    if leak > DRIFT:
-        return f"changing one sequence changed the output of another by {leak:.2g}"
     if subject.axes in PICTURES:
         return ""
     gap = _stretched(case, subject, right, inputs[0].shape[1])
@@ -165,9 +159,6 @@ def _property_lost(
         )
     if right.mask != "causal":
         return ""
-    future = probes.future_leak(case.session, subject, inputs, got)
-    if future.size > DRIFT:
-        return f"changing token {future.changed} changed output {future.moved} by {future.size:.2g}"
     few = subject.sizes.tokens
     if few < inputs[0].shape[1]:
         start = each(inputs, lambda t: t[:, :few].contiguous())
@@ -233,39 +224,12 @@ def _is_new(
     return True
 
 
-def after_another(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """Whether a text of one token, taken before, changes the output; only where something is kept.
-
-    A mask of one token is as good as none: it fits every shape, and hides nothing.
-    """
-    if of_one_length(subject) or not keeps_something(case.text):
-        return
-    if any(found.severity == "wrong" for found in case.findings):
-        return
-    if not renew(case.session, subject):
-        return
-    first = call(case.session, subject, inputs_for(subject, 1))
-    got = call(case.session, subject, inputs)
-    renew(case.session, subject)
-    if isinstance(first, Failure):
-        return
-    tokens = inputs[0].shape[1]
-    if isinstance(got, Failure):
-        what = f"fails: {got.type}: {got.message}"[:250]
-    elif difference(got, out) > 1e-6:
-        gap = percent(difference(got, out))
-        what = f"gives an output that differs by {gap} from that of a new object"
-    else:
-        return
-    case.add("depends-on-earlier-call", f"After an input of 1 token, one of {tokens} {what}.")
-
-
 def long_texts(case: Case, subject: Subject, right: AnyReference) -> None:
     """The same attention in a text of about a thousand tokens, longer than the usual blocks?
 
     The text gets shorter where the class is slow, or has many heads.
     """
-    if "Lazy" in case.text.file or any(found.severity == "wrong" for found in case.findings):
+    if "Lazy" in case.text.file or case.wrong:
         return
     limited = longest(case, subject) < LONG
     roomy = _with_room(case, subject) if limited else subject
@@ -315,24 +279,18 @@ def _affordable(case: Case, subject: Subject) -> int:
 
 def _with_room(case: Case, subject: Subject) -> Subject | None:
     """The same class with the same weights and a longer context; None if it cannot be had."""
-    keywords: dict[str, object] = {}
-    for name, value in subject.keywords.items():
-        if isinstance(value, dict) and "__config__" in value:
-            fields = {n: _longer(n, v, subject) for n, v in value["__config__"].items()}
-            keywords[name] = {"__config__": fields}
-        else:
-            keywords[name] = _longer(name, value, subject)
+
+    def longer(name: str, value: object) -> object:
+        context = likely_meaning(name.lower()) == "context" and value == subject.sizes.context
+        return LONG + 8 if context else value
+
+    keywords = {name: each_field(value, longer, name) for name, value in subject.keywords.items()}
     roomy = replace(subject, keywords=keywords)
     built = case.session.build(case.info.name, subject.arguments, keywords)
     if isinstance(built, Failure) or built.parameters != subject.built.parameters:
         renew(case.session, subject)
         return None  # a table of positions, perhaps
     return roomy
-
-
-def _longer(name: str, value: object, subject: Subject) -> object:
-    is_context = likely_meaning(name.lower()) == "context" and value == subject.sizes.context
-    return LONG + 8 if is_context else value
 
 
 def _parts(right: AnyReference, inputs: Inputs, got: Tensor) -> float:
@@ -393,30 +351,21 @@ def window_asked(case: Case, subject: Subject, right: AnyReference, width: int) 
 
 def _name_length(case: Case, subject: Subject, right: AnyReference, tokens: int) -> None:
     """Say from which length on it breaks."""
-    fine = subject.sizes.tokens
-    low, high = min(fine, tokens), max(fine, tokens)
+    fine, bad = subject.sizes.tokens, tokens
 
-    def gap_at(length: int) -> float | None:
+    def gap_at(length: int) -> float:
         inputs = inputs_for(subject, length, batch=1 if tokens >= LEAST else 0)
         got = call(case.session, subject, inputs)
-        return None if isinstance(got, Failure) else _parts(right, inputs, got)
+        return math.inf if isinstance(got, Failure) else _parts(right, inputs, got)
 
-    while high - low > 1:
-        middle = (low + high) // 2
-        found = gap_at(middle)
-        bad = found is None or found > BREAKS
-        low, high = (low, middle) if bad == (fine < tokens) else (middle, high)
-    gap, before = (
-        gap_at(length) or 0.0 for length in ((high, low) if fine < tokens else (low, high))
-    )
-    if before > DRIFT:
-        return  # it parts slowly: numbers are rounded somewhere
+    while abs(bad - fine) > 1:
+        middle = (fine + bad) // 2
+        fine, bad = (fine, middle) if gap_at(middle) > BREAKS else (middle, bad)
+    where = f"from {bad} tokens on" if bad > fine else f"with {bad} or fewer"
     evidence = (
-        f"With {low} tokens, the output is that of attention; from {high} tokens on,"
-        if fine < tokens
-        else f"With {high} tokens, the output is that of attention; with {low} or fewer,"
+        f"With {fine} tokens, the output is that of attention; {where}, it differs by "
+        f"{percent(gap_at(bad))}."
     )
-    evidence += f" it differs by {percent(gap)}."
     if case.text.has(SPARSE):
         evidence += " If it is meant to see only part of a long sequence, it is right."
         case.add("breaks-with-length", evidence, severity="edge")

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.attention_step import AttentionStep
-from clearhead.checker.diagnosis.reading import HIDDEN, changed_at, differs
+from clearhead.checker.diagnosis.reading import HIDDEN
 
-_READS = {"__getitem__", "embedding", "index_select"}
+_READS = {"__getitem__", "embedding", "index_select", "gather"}
+_HIDES = {"masked_fill", "masked_fill_", "where", "__setitem__", "add", "add_", "__iadd__"}
+_DRAWS = {"tril", "triu", "tril_", "triu_"}
 
 
 class MaskCheck(AttentionStep):
@@ -150,26 +152,8 @@ class MaskCheck(AttentionStep):
                 verdict.add("bias-ignores-distance", evidence, self._table_line())
         elif self._pair_table(b.shape[-1]):
             verdict.notes.append("A bias for each pair of positions is added to the scores.")
-        elif self._of_given_pairs():
-            verdict.notes.append("A bias from features of each pair is added to the scores.")
         elif not self._of_sum(b):
             verdict.doubts.append("a learned bias that depends on more than the distance")
-
-    def _of_given_pairs(self) -> bool:
-        """Whether an input has features of each pair, and those of (2, 1) move that score alone."""
-        core, program, base = self.core, self.program, self.reading.values
-        scores = core.pairs(base)[1]
-        keys = scores.shape[2]
-        for register in {*program.inputs.values()} - {s.register for s in self.reading.sources}:
-            given = base[register]
-            for axis in range(given.ndim - 1):
-                if given.shape[axis : axis + 2] != scores.shape[1:] or min(scores.shape[1:]) < 3:
-                    continue
-                moved = changed_at(given, (axis, axis + 1), 2 * keys + 1)
-                new = {**base, **program.again(base, {register: moved})}
-                if differs(core.pairs(new)[1], scores).any(0).nonzero().tolist() == [[2, 1]]:
-                    return True
-        return False
 
     def _viewed_table(self, b: Tensor) -> int | None:
         """Where a table is read whose numbers, with the heads last, are the bias, heads first."""
@@ -189,18 +173,9 @@ class MaskCheck(AttentionStep):
 
     def _pair_table(self, tokens: int) -> bool:
         """Whether a parameter has a number for each pair of tokens."""
-        names = self.program.parameters
-        beside = {
-            r
-            for i in self._between()
-            for place in self.reading.places(i)
-            for r in (
-                place,
-                *(p for k in self.program.before(place) for p in self.program.sources[k]),
-            )
-            if r in names and not self.reading.depends(place)
-        }
-        shapes = [self.program.weights[names[r]].shape for r in beside]
+        read = {place for i in self._between() for place in self.reading.places(i)}
+        beside = {p for r in read if not self.reading.depends(r) for p in self.reading.learned(r)}
+        shapes = [self.reading.values[r].shape for r in beside]
         return any(
             len(shape) >= 2 and min(shape[-2:]) >= tokens and self.core.head_dim not in shape[-2:]
             for shape in shapes
@@ -221,14 +196,10 @@ class MaskCheck(AttentionStep):
 
     def _table_line(self) -> int | None:
         """The line that looks the bias up in a table; None if there is none."""
-        for i in sorted(self.program.before(self.core.scores), reverse=True):
-            call = self.program.calls[i]
-            if call.name in ("__getitem__", "embedding", "index_select", "gather") and any(
-                r in self.program.parameters and self.reading.values[r].ndim > 1
-                for r in self.program.sources[i]
-            ):
-                return call.line
-        return None
+        program, values = self.program, self.reading.values
+        tables = {r for r in program.parameters if r in values and values[r].ndim > 1}
+        before = program.before(self.core.scores)
+        return self._line({i for i in before if tables & {*program.sources[i]}}, _READS, last=True)
 
     @staticmethod
     def _of_distance(b: Tensor) -> bool:
@@ -279,30 +250,22 @@ class MaskCheck(AttentionStep):
         if torch.equal(hidden, future):
             verdict.mask = "causal"
             return
-        evidence_of = {
-            "mask-off-by-one": "Token i may attend to token i + 1.",
-            "mask-hides-self": "Token i may attend to the tokens before it, but not to itself.",
-            "mask-inverted": "Token i may attend to later tokens, but not to earlier ones.",
-            "mask-hides-others": "Each token may attend only to itself.",
-        }
-        patterns = {
-            "mask-off-by-one": future.triu(2),
-            "mask-hides-self": future | self_,
-            "mask-inverted": past,
-            "mask-hides-others": ~self_,
-        }
-        for id, expected in patterns.items():
-            same = torch.equal(hidden, expected)
-            if id == "mask-inverted":
-                same |= torch.equal(hidden, past & ~self_) or torch.equal(hidden, past.tril(-1))
-            if same:
-                fused = {self.program.calls[self.core.softmax].line}
-                if id == "mask-inverted" and self._fused() and fused:
-                    id = "sdpa-mask-polarity"
-                    verdict.add(id, evidence_of["mask-inverted"], line)
-                else:
-                    drawn = line if id == "mask-inverted" else self._drawn()
-                    verdict.add(id, evidence_of[id], drawn)
+        calls = self.program.calls
+        fused = calls[self.core.softmax].line == calls[self.core.mixing].line == self.core.line
+        inverted = "sdpa-mask-polarity" if fused else "mask-inverted"
+        drawn = self._line(self.program.before(self.core.scores), _DRAWS, last=True)
+        looks_ahead = "Token i may attend to later tokens, but not to earlier ones."
+        patterns = (
+            ("mask-off-by-one", future.triu(2), "Token i may attend to token i + 1.", drawn),
+            ("mask-hides-self", future | self_,
+             "Token i may attend to the tokens before it, but not to itself.", drawn),
+            (inverted, past, looks_ahead, line),
+            (inverted, past & ~self_, looks_ahead, line),
+            ("mask-hides-others", ~self_, "Each token may attend only to itself.", drawn),
+        )  # fmt: skip
+        for id, pattern, evidence, place in patterns:
+            if torch.equal(hidden, pattern):
+                verdict.add(id, evidence, place)
                 return
         leak = (~hidden & future).any()
         widths = {int((~row[: i + 1]).sum()) for i, row in enumerate(hidden)}
@@ -321,25 +284,9 @@ class MaskCheck(AttentionStep):
         verdict.mask = "other"
         verdict.doubts.append("a mask of an unusual form")
 
-    def _fused(self) -> bool:
-        calls = self.program.calls
-        return calls[self.core.softmax].line == calls[self.core.mixing].line == self.core.line
-
     def _mask_line(self) -> int | None:
         """The line that hides scores."""
-        masks = {"masked_fill", "masked_fill_", "where", "__setitem__", "add", "add_", "__iadd__"}
-        for i in sorted(self._between(), reverse=True):
-            if self.program.calls[i].name in masks:
-                return self.program.calls[i].line
-        return None
-
-    def _drawn(self) -> int | None:
-        """The line that draws the mask, if that happens in the forward pass."""
-        shapes = {"tril", "triu", "tril_", "triu_"}
-        for i in sorted(self.program.before(self.core.scores), reverse=True):
-            if self.program.calls[i].name in shapes:
-                return self.program.calls[i].line
-        return None
+        return self._line(self._between(), _HIDES, last=True)
 
     def unmasked(self) -> None:
         """Nothing is hidden, and the class is meant to be causal."""

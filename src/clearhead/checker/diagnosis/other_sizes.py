@@ -10,14 +10,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.probes import Inputs, each
-from clearhead.checker.diagnosis.reading import Unreadable
-from clearhead.checker.diagnosis.recorded_pass import judge_steps
+from clearhead.checker.diagnosis.recorded_pass import steps_of
 from clearhead.checker.harness.alternatives import widened
 from clearhead.checker.harness.axis_orders import HEADS_READY
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
-from clearhead.checker.harness.subject import Subject, call, inputs_for, renew
+from clearhead.checker.harness.subject import Inputs, Subject, call, each, inputs_for, renew
 from clearhead.checker.sandbox.submission import Failure
 
 TIMES = 44  # what goes wrong once in ten calls is then seen in 99 of 100 checks
@@ -29,7 +27,7 @@ LOOSE = 1e-3  # of its size: float32 is closer than that
 def same_elsewhere(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
     """Whether a right class is right in a larger batch, in float32, and every time."""
     for probe in (many_texts, in_float32, many_times):
-        if not any(found.severity == "wrong" for found in case.findings):
+        if not case.wrong:
             probe(case, subject, inputs, out)
 
 
@@ -43,8 +41,7 @@ def many_times(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
         got = call(case.session, subject, inputs, seed=100 + times)
         if isinstance(got, Failure):
             if got.raised:
-                evidence = f"Called again on the same input: {got.type}: {got.message}"[:300]
-                case.add("depends-on-earlier-call", evidence, got.line)
+                case.add_failure("depends-on-earlier-call", "Called again on the same input", got)
             return
         if got.shape != out.shape or difference(got, out) > 1e-6:
             evidence = (
@@ -57,7 +54,7 @@ def many_times(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
 
 def many_texts(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
     """Whether a text gives the same in a larger batch."""
-    if subject.axes not in ("batch", "first", "channels") or subject.ids:
+    if subject.axes not in ("batch", "first", "channels"):
         return
     count = subject.sizes.batch
     more = inputs_for(subject, inputs[0].shape[1], seed=41, batch=count + TEXTS)
@@ -95,29 +92,28 @@ def in_float32(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
 
 def _read(case: Case, subject: Subject) -> tuple[object, ...] | None:
     """What kind of attention its recorded pass shows, if every step of it is right."""
-    try:
-        steps = judge_steps(case, subject).steps
-    except Unreadable:
+    steps = steps_of(case, subject)
+    if steps is None or not steps.right:
         return None
-    return (steps.mask, steps.heads, steps.head_dim, steps.rotary) if steps.right else None
+    return steps.mask, steps.heads, steps.head_dim, steps.rotary
 
 
 def wide(case: Case, subject: Subject) -> None:
     """Whether it is right with many heads and large widths, read step by step."""
-    if case.given or subject.ids or subject.axes in HEADS_READY or subject.sizes.window:
-        return
-    if any(found.severity == "wrong" for found in case.findings):
+    if case.given or case.wrong or subject.axes in HEADS_READY or subject.sizes.window:
         return
     with case.session.optional():
         trial = widened(case, subject)
     if trial is not None:
-        try:
-            steps = judge_steps(case, trial).steps
-        except Unreadable:
-            steps = None
-        new = [] if steps is None or not steps.wrong else steps.findings
-        new = [one for one in new if one.severity != "edge" and not _known(case, one.id)]
-        new = [one for one in new if one.id not in _ROLES]
+        steps = steps_of(case, trial)
+        before = {found.id for found in case.findings}
+        filled = any(id.startswith("mask-fill") for id in before)
+        new = [
+            one
+            for one in (steps.findings if steps is not None and steps.wrong else ())
+            if one.severity != "edge" and one.id not in {*before, *_ROLES}
+            if not (filled and one.id.startswith("mask-fill"))  # the same number, more or less
+        ]
         for found in new[:1]:
             heads, width = trial.sizes.heads, trial.sizes.head_dim
             evidence = (
@@ -135,10 +131,3 @@ _ROLES = {
     for one in ("query", "key", "value")
     for other in ("query-weights", "key-weights", "value-weights", "keys", "queries")
 }
-
-
-def _known(case: Case, id: str) -> bool:
-    """Whether the same was found before, if only in some situations."""
-    ids = {found.id for found in case.findings}
-    filled = id.startswith("mask-fill") and any(one.startswith("mask-fill") for one in ids)
-    return id in ids or filled

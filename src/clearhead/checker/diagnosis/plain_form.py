@@ -21,11 +21,9 @@ from clearhead.checker.diagnosis.whole_attention import right_context
 from clearhead.checker.harness.building import head_counts
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
-from clearhead.checker.harness.subject import Subject, call
+from clearhead.checker.harness.subject import Inputs, Subject, call, each
 from clearhead.checker.harness.weight_roles import role_of, takes_last
-from clearhead.checker.sandbox.submission import Failure
 
-Inputs = tuple[Tensor, Tensor, Tensor]
 Layer = tuple[Tensor, Tensor | None]  # weights (in, out) and bias
 
 SAME = {torch.float64: 1e-7, torch.float32: 1e-4}
@@ -85,18 +83,16 @@ def plain_form(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Pla
     causal = is_causal(case, subject)
     given = bool(subject.polarity)
     masks = ("causal",) if given or causal == "yes" else ("none", "causal")
-    other = {id(x): x.flip(-1) for x in inputs}
-    q, k, v = (other[id(x)] for x in inputs)
+    others = each(inputs, lambda x: x.flip(-1))
     for layers in _layers(subject):
         width = layers[0][0].shape[1]
         counts = [count for count in head_counts(subject) if count and width % count == 0]
         for heads, mask in itertools.product(counts, masks):
             form = PlainForm(layers, heads, mask, given)
             if _same(form, inputs, out, subject):
-                again = call(case.session, subject, (q, k, v))
-                if isinstance(again, Failure) or not _same(form, (q, k, v), again, subject):
-                    return None
-                return form
+                again = call(case.session, subject, others)
+                same = isinstance(again, Tensor) and _same(form, others, again, subject)
+                return form if same else None
     return None
 
 

@@ -4,7 +4,6 @@ Each probe answers a question with a number: does a later token change an earlie
 sentence change another, does every weight get a gradient, do other lengths and half precision work.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,17 +11,17 @@ from torch import Tensor
 
 from clearhead.checker.harness import axis_orders as axes
 from clearhead.checker.harness.subject import (
+    Inputs,
     Session,
     Subject,
     arguments_for,
     call,
+    each,
     handed,
     inputs_for,
 )
 from clearhead.checker.harness.weight_roles import role_of, takes_last
 from clearhead.checker.sandbox.submission import Failure, Gradients
-
-Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,6 @@ class Influence:
     size: float
     changed: int
     moved: int
-
-
-def each(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
-    """A function of each input; what was one tensor stays one."""
-    made = {key: function(tensor) for key, tensor in {id(t): t for t in inputs}.items()}
-    q, k, v = (made[id(tensor)] for tensor in inputs)
-    return q, k, v
 
 
 def changed(inputs: Inputs, batch: int | slice, token: int | slice, seed: int = 9) -> Inputs:
@@ -181,36 +173,13 @@ def dtype_failure(session: Session, subject: Subject, dtype: torch.dtype) -> Fai
     return got if isinstance(got, Failure) else None
 
 
-def alone(
-    session: Session, subject: Subject, inputs: Inputs, out: Tensor
-) -> Failure | Tensor | None:
-    """The first sentence in a batch of its own, if it fails or gives something else there."""
-    got = call(session, subject, each(inputs, lambda t: t[:1].contiguous()))
-    if isinstance(got, Failure):
-        return got
-    same = got.shape == out[:1].shape and torch.allclose(got, out[:1], atol=1e-6, equal_nan=True)
-    return None if same else got
-
-
-def gradients(
-    session: Session, subject: Subject, inputs: Inputs, out: Tensor
-) -> tuple[dict[str, float], tuple[Tensor | None, ...], Tensor] | Failure:
-    """The size of each parameter's gradient (0 for none), the inputs' gradients, the cotangent."""
-    got = backward(session, subject, inputs, out)
-    if isinstance(got, Failure):
-        return got
-    found, noise = got
-    sizes = {n: 0.0 if g is None else float(g.abs().max()) for n, g in found.parameters.items()}
-    return sizes, found.inputs, noise
-
-
 def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> dict[str, int]:
     """Weights of queries, keys, values or output of which some outputs are never used: how many."""
     got = backward(session, subject, inputs, out)
     if isinstance(got, Failure):
         return {}
     idle = {}
-    for name, gradient in got[0].parameters.items():
+    for name, gradient in got.parameters.items():
         layer = takes_last(subject.built.modules.get(name.rpartition(".")[0], ""))
         roles = ("q", "k", "v", "o", "qkv", "kv")
         named = role_of(name) in roles and name.endswith("weight")
@@ -223,117 +192,10 @@ def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -
 
 def backward(
     session: Session, subject: Subject, inputs: Inputs, out: Tensor, *, train: bool = False
-) -> tuple[Gradients, Tensor] | Failure:
-    """The gradients of the output's product with random numbers, and those numbers."""
+) -> Gradients | Failure:
+    """The gradients of the output's product with random numbers."""
     q, k, v = handed(subject, inputs)
     out = axes.given(out, subject.axes if subject.axes not in axes.STATES else "single")
-    positional, keywords = arguments_for(subject, (q, k, v), None)
+    positional, keywords = arguments_for(subject, (q, k, v))
     noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    got = session.backward(positional, keywords, cotangent=noise.to(subject.dtype), train=train)
-    return got if isinstance(got, Failure) else (got, noise)
-
-
-def gradient_gap(
-    session: Session,
-    subject: Subject,
-    inputs: Inputs,
-    gradients: tuple[Tensor | None, ...],
-    cotangent: Tensor,
-) -> float:
-    """How far the first input's gradient is from the output's own change; 0 where unknown.
-
-    Args:
-        session: Who answers for the class.
-        subject: The class.
-        inputs: What it was given.
-        gradients: The gradients of its inputs.
-        cotangent: What the output was multiplied by.
-    """
-    place = place_of_queries(subject)
-    if place is None or place >= len(gradients) or subject.dtype != torch.float64:
-        return 0.0
-    if subject.axes in (*axes.ONE_TEXT, *axes.HEADS_READY):
-        return 0.0
-    noise = torch.Generator().manual_seed(6)
-    direction = torch.randn(inputs[0].shape, generator=noise, dtype=torch.float64)
-    weights = axes.taken(cotangent, subject.axes)
-    measured = []
-    for step in (1e-3, 1e-4):
-        outs = []
-        for moved in (inputs[0] + step * direction, inputs[0] - step * direction):
-            q, k, v = (moved if tensor is inputs[0] else tensor for tensor in inputs)
-            got = call(session, subject, (q, k, v))
-            if isinstance(got, Failure) or got.shape != weights.shape or not got.isfinite().all():
-                return 0.0
-            outs.append(got)
-        measured.append(float(((outs[0] - outs[1]) * weights).sum()) / (2 * step))
-    given = gradients[place]
-    slope = torch.zeros_like(direction)
-    if given is not None:
-        given = axes.taken(given.to(torch.float64), subject.axes)
-        if given.shape != direction.shape:
-            return 0.0
-        slope = given * direction
-    size = max(abs(measured[1]), float(slope.norm()))
-    if size < 1e-9 or abs(measured[0] - measured[1]) > 1e-3 * size:
-        return 0.0  # it is not smooth here, or rounds to float32 inside
-    return abs(float(slope.sum()) - measured[1]) / size
-
-
-def place_of_queries(subject: Subject) -> int | None:
-    """Which of forward's positional arguments the queries come from."""
-    for place, (_, role) in enumerate(subject.feed):
-        if role in ("x", "q"):
-            return place
-    return None
-
-
-@dataclass(frozen=True)
-class Training:
-    """What dropout does in training.
-
-    Args:
-        varies: Whether it differs from evaluation.
-        breaks: Whether NaN or infinity come out.
-        varies_same: Whether they differ when all tokens are equal, beyond whole outputs dropped.
-        only_outputs: Whether each number is the evaluated one, scaled up, or zero.
-    """
-
-    varies: bool
-    breaks: bool
-    varies_same: bool
-    only_outputs: bool
-
-
-def training(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> Training | Failure:
-    """Run three times in training, with random and with equal tokens."""
-    same = alike(inputs)
-    calm = call(session, subject, same)
-    runs = [call(session, subject, inputs, train=True, seed=s) for s in (1, 2, 3)]
-    equal = [call(session, subject, same, train=True, seed=s) for s in (1, 2, 3)]
-    tensors = [t for t in [calm, *runs, *equal] if not isinstance(t, Failure)]
-    for failed in (calm, *runs, *equal):
-        if isinstance(failed, Failure):
-            return failed
-    p = subject.sizes.p
-
-    def moved(run: Tensor, still: Tensor, *also: float) -> bool:
-        """Whether a number is neither the still one, nor one of its multiples."""
-        fine = still.isfinite()
-        run, still = run[fine], still[fine]
-        if not len(still):
-            return False
-        small = 1e-6 * float(still.abs().max())
-        same = (run - still).abs() <= small
-        for factor in also:
-            same |= (run - factor * still).abs() <= small
-        return not bool(same.all())
-
-    multiples = (0.0, 1 / (1 - p))
-    fine = out.isfinite()
-    return Training(
-        any(moved(t, out) for t in tensors[1:4]),
-        any(not t[fine].isfinite().all() for t in tensors[1:4]),
-        any(moved(t, tensors[0], *multiples) for t in tensors[4:]),
-        not any(moved(t, out, *multiples) for t in tensors[1:4]),
-    )
+    return session.backward(positional, keywords, cotangent=noise.to(subject.dtype), train=train)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -267,7 +268,7 @@ class Program:
     def again(self, base: Values, changed: Mapping[int, Tensor]) -> Values:
         """The registers that differ when some are given other numbers, those included."""
         new = dict(changed)
-        view = _Layered(new, base)
+        view = ChainMap(new, base)
         total = 0
         for i, call in enumerate(self.calls):
             if any(out in changed for out in call.out):
@@ -379,22 +380,3 @@ class Program:
                     found.add(i)
                     ahead.extend(out for out in self.calls[i].out if out >= 0)
         return found
-
-
-class _Layered(Mapping[int, Tensor]):
-    """The new values, and below them the old ones."""
-
-    def __init__(self, new: Values, base: Values) -> None:
-        self._new, self._base = new, base
-
-    def __getitem__(self, register: int) -> Tensor:
-        return self._new[register] if register in self._new else self._base[register]
-
-    def __contains__(self, register: object) -> bool:
-        return register in self._new or register in self._base
-
-    def __iter__(self) -> Any:
-        return iter({**self._base, **self._new})
-
-    def __len__(self) -> int:
-        return len({**self._base, **self._new})

@@ -17,14 +17,6 @@ from clearhead.checker.diagnosis.reading import (
 from clearhead.checker.harness.weight_roles import role_of
 
 _NORMS = {"normalize", "norm", "vector_norm", "layer_norm", "rms_norm"}
-_PAIRS = (
-    ("q_", "k_"),
-    ("k_", "q_"),
-    ("_q", "_k"),
-    ("_k", "_q"),
-    ("query", "key"),
-    ("key", "query"),
-)
 _SUMS = {"mean", "sum", "var", "std"}
 
 
@@ -52,31 +44,6 @@ def normed_over_tokens(reading: Reading, verdict: Judgement) -> bool:
             verdict.add("norm-over-wrong-axis", evidence, call.line)
             return True
         return False
-    return False
-
-
-def softmax_of_one(reading: Reading, verdict: Judgement) -> bool:
-    """Whether scores go through a softmax over an axis with one entry, which makes them all 1.
-
-    The only token of a text has the weight 1 rightly.
-    """
-    program = reading.program
-    if 1 in reading.size:
-        return False
-    for index in sorted(program.before(reading.output)):
-        call = program.calls[index]
-        dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
-        if call.name != "softmax" or not isinstance(dim, int):
-            continue
-        scores = reading.places(index)[0]
-        shape = tuple(reading.values[scores].shape)
-        if reading.depends(scores) and shape[dim] == 1 and shape[-2:] != (1, 1):
-            evidence = (
-                f"The softmax runs over axis {dim % len(shape)} of {shape}, which has one entry: "
-                "every weight is 1."
-            )
-            verdict.add("softmax-over-queries", evidence, call.line)
-            return True
     return False
 
 
@@ -119,7 +86,6 @@ def across_texts(reading: Reading, verdict: Judgement, before: int | None = None
     by = moves.movedim(source.batch + 1, 1).flatten(2).any(-1)
     if not bool((by & ~torch.eye(len(moves), dtype=torch.bool)).any()):
         return False
-    line, what = None, "One sequence changes the output of another"
     for index in sorted(program.before(reading.output)):
         out, read = program.calls[index].out[0], [r for r in program.sources[index] if r in texts]
         if out not in texts or not read:
@@ -129,15 +95,13 @@ def across_texts(reading: Reading, verdict: Judgement, before: int | None = None
         if mixed or bool(lost.any()):
             if before is not None and index >= before:
                 return False
-            if _cut_across(reading, index, verdict):
-                return True
-            line = program.calls[index].line
-            shape = tuple(reading.values[read[0]].shape)
-            how = "mixes several sequences" if mixed else "drops some of the sequences"
-            what += f": {program.calls[index].name} on {shape} {how}"
-            break
-    verdict.add("attends-across-batch", f"{what}.", line)
-    return True
+            if not _cut_across(reading, index, verdict):
+                call, shape = program.calls[index], tuple(reading.values[read[0]].shape)
+                how = "mixes several sequences" if mixed else "drops some of the sequences"
+                evidence = f"{call.name} on {shape} {how}: one changes the output of another."
+                verdict.add("attends-across-batch", evidence, call.line)
+            return True
+    return False
 
 
 def ignored_inputs(reading: Reading, verdict: Judgement) -> None:
@@ -181,8 +145,9 @@ def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) 
     names = program.parameters
     takes = {name: register in used for register, name in names.items()}
     for register, name in ((r, name) for r, name in names.items() if not takes[name]):
-        partners = {name.replace(*pair) for pair in _PAIRS} - {name}
-        if "norm" in name and any(takes.get(partner) for partner in partners):
+        both = {"q", "k"}
+        partners = [n for n in takes if "norm" in n and {role_of(n), role_of(name)} == both]
+        if "norm" in name and any(takes[n] for n in partners):
             evidence = f"{name} has no effect on the output, but {min(partners)} does."
             verdict.add("norm-on-one-side", evidence, None)
         if program.weights[name].ndim < 2 or "bias" in name:

@@ -7,7 +7,7 @@ from clearhead.checker.diagnosis import learning, probes
 from clearhead.checker.diagnosis.intent import is_causal
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.subject import Subject, others
+from clearhead.checker.harness.subject import Inputs, Subject, others
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
@@ -18,7 +18,7 @@ _LEAK = "changing one sequence changed the output of another"
 
 
 def judge_properties(
-    case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor, reason: str
+    case: Case, subject: Subject, inputs: Inputs, out: Tensor, reason: str
 ) -> Report:
     """A class is wrong if a property fails that every attention has; else nothing is known.
 
@@ -31,8 +31,7 @@ def judge_properties(
     """
     unknown = _unknown_kind(case, subject, inputs, out)
     if unknown:
-        case.findings.append(finding("unsure", unknown, None, "edge"))
-        return case.report("unsure")
+        return case.unsure(unknown)
     failed = [*_of_values(subject, inputs, out), *_of_tokens(case, subject, inputs, out)]
     failed += _of_learning(case, subject, inputs, out)
     why = f" Its steps could not be judged: {reason}." if reason else ""
@@ -46,27 +45,18 @@ def judge_properties(
         case.findings.insert(0, finding(id, evidence, None, "wrong"))
         return case.report("wrong")
     evidence = f"It has all tested properties of attention, but what it computes is unknown.{why}"
-    case.findings.append(finding("unsure", evidence, None, "edge"))
-    wrong = any(found.severity == "wrong" for found in case.findings)
-    return case.report("wrong" if wrong else "unsure")
+    return case.unsure(evidence)
 
 
 def _named(subject: Subject, out: Tensor, failed: list[str]) -> str:
     """The mistake that a lost property is, if it can be no other one."""
-    lost = ~out.isfinite()
-    rows = lost.all(-1).all(0).nonzero().flatten().tolist()  # in which nothing is visible
-    if len(failed) == 1 and not subject.polarity and int(lost.sum()) == lost[:, 0].numel():
-        if rows == [0]:
-            return "mask-hides-self"
-        if rows == [out.shape[1] - 1]:
-            return "mask-inverted"
     if any(one.startswith(_LEAK) for one in failed) and out.shape[0] == subject.sizes.batch:
         return "attends-across-batch"
     idle = "".join(one for one in failed if "no gradient reaches" in one or "are never used" in one)
     return "values-not-mixed" if _ALONE in failed and idle else "unexplained"
 
 
-def _unknown_kind(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> str:
+def _unknown_kind(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> str:
     """Why this may be attention of a kind of which no property is known; "" if it is not."""
     rows = out.shape[1]
     bare = [s for n, s in subject.built.parameters.items() if not n.endswith(("weight", "bias"))]
@@ -86,7 +76,7 @@ def _unknown_kind(case: Case, subject: Subject, inputs: probes.Inputs, out: Tens
     return ""
 
 
-def _of_values(subject: Subject, inputs: probes.Inputs, out: Tensor) -> list[str]:
+def _of_values(subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
     """Whether the output has numbers, and the shape of the input."""
     failed = []
     if not out.isfinite().all():
@@ -100,7 +90,7 @@ def _of_values(subject: Subject, inputs: probes.Inputs, out: Tensor) -> list[str
     return failed
 
 
-def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> list[str]:
+def _of_tokens(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
     """Which token may change which output."""
     session, text = case.session, case.text
     failed = []
@@ -131,7 +121,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
         )
     ordered = causal or positions or counted or bool(subject.polarity) or text.has("mask")
     roles = [role for _, role in subject.feed]
-    ordered |= any(role.startswith("tensor") or role in ("grid", "rows") for role in roles)
+    ordered |= any(role.startswith("tensor") or role == "grid" for role in roles)
     ordered |= bool(others(subject))  # a table of positions, perhaps
     if not ordered and future.size > 1e-7:
         moved = probes.permutation_gap(session, subject, inputs, out)
@@ -142,15 +132,16 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
     return failed
 
 
-def _of_learning(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> list[str]:
+def _of_learning(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
     """Whether gradients reach every weight."""
-    got = probes.gradients(case.session, subject, inputs, out)
+    got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure) or not out.isfinite().all():
         return []
-    if learning.through_numpy(case, got[1]):
+    if learning.through_numpy(case, got.inputs):
         return []
     failed = []
-    idle = [n for n, size in got[0].items() if size < 1e-12 and role_of(n) and "bias" not in n]
+    still = [n for n, g in got.parameters.items() if g is None or float(g.abs().max()) < 1e-12]
+    idle = [n for n in still if role_of(n) and "bias" not in n]
     idle = [n for n in idle if case.text.has(rf"\b{n.partition('.')[0]}\b")]  # else inherited
     if idle:
         failed.append(f"no gradient reaches {', '.join(idle[:4])}")

@@ -5,17 +5,18 @@ else is wrong is found beside it.
 """
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
-from clearhead.checker.diagnosis import probes
+from clearhead.checker.diagnosis.judgement import StepFinding
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import Examined, judge_steps
 from clearhead.checker.harness.building import could_not_run, without_dropout
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
-from clearhead.checker.harness.subject import Subject, arguments_for, call, handed
+from clearhead.checker.harness.subject import Inputs, Subject, arguments_for, call, handed
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.answers import Call
 from clearhead.checker.sandbox.submission import Failure
@@ -28,9 +29,7 @@ _DROPOUTS: dict[str, tuple[int, int | None]] = {
 }
 
 
-def run_twice(
-    case: Case, subject: Subject, inputs: probes.Inputs
-) -> tuple[Subject, Tensor] | Report:
+def run_twice(case: Case, subject: Subject, inputs: Inputs) -> tuple[Subject, Tensor] | Report:
     """The output, which must be the same in a second run; without dropout if it is not."""
     out = call(case.session, subject, inputs)
     began = time.monotonic()
@@ -47,30 +46,27 @@ def run_twice(
     line = dropped[0].line if dropped else None
     evidence = f"In evaluation, two runs on the same input differ by {gap:.2g}."
     case.add("dropout-in-eval" if dropped else "random-in-eval", evidence, line)
-    read: Examined | None = None
+    beside: list[StepFinding] = []
     if dropped:
         case.dropping = True
-        try:
+        with suppress(Unreadable):
             read = judge_steps(case, subject)
-        except Unreadable:
-            read = None
-        else:
             _before_softmax(case, read)
-        finally:
-            case.dropping = False
+            beside = read.steps.findings
+        case.dropping = False
     calm = without_dropout(case, subject)
     if calm is not None:
         out, again = (call(case.session, calm, inputs, seed=seed) for seed in (0, 1))
         if isinstance(out, Tensor) and isinstance(again, Tensor) and difference(out, again) == 0:
             return calm, out
-    if read is None:
-        case.notes.append("Nothing else was checked: fix this first, then check again.")
-    for found in read.steps.findings if read is not None else ():
+    for found in beside:
         case.add(found.id, found.evidence, found.line, found.severity)
+    if not beside:
+        case.notes.append("Nothing else was checked: fix this first, then check again.")
     return case.report()
 
 
-def _dropouts(case: Case, subject: Subject, inputs: probes.Inputs) -> list[Call]:
+def _dropouts(case: Case, subject: Subject, inputs: Inputs) -> list[Call]:
     """The calls of a recorded pass that drop something in evaluation."""
     positional, keywords = arguments_for(subject, handed(subject, inputs), None)
     got = case.session.record(positional, keywords)

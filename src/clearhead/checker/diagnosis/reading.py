@@ -142,21 +142,6 @@ def closeness(tensor: Tensor) -> float:
     return 1e-6 if tensor.dtype == torch.float64 else 1e-4
 
 
-@dataclass(frozen=True)
-class Scale:
-    """How scores become what goes into the softmax: a * scores + b, for (group, query, key).
-
-    Args:
-        a: What each score is multiplied by; NaN where it cannot be told.
-        b: What is added to each; -inf where it is hidden.
-        linear: Whether that is all that happens to a score.
-    """
-
-    a: Tensor
-    b: Tensor
-    linear: bool
-
-
 class Reading:
     """A program, and what depends on what in it.
 
@@ -203,14 +188,15 @@ class Reading:
                 read = self.program.sources[self.program.maker[out]]
                 return tuple(
                     Source(out, s.batch, s.axes)
-                    if any(s.register == r or self._comes_from(r, s.register) for r in read)
+                    if any(
+                        s.register == r
+                        or self.program.maker.get(r) in self.program.after(s.register)
+                        for r in read
+                    )
                     else s
                     for s in self.sources
                 )
         return None
-
-    def _comes_from(self, register: int, start: int) -> bool:
-        return self.program.maker.get(register) in self.program.after(start)
 
     def _token_prints(self) -> None:
         total = sum(self.size)
@@ -747,8 +733,13 @@ class Core:
         sizes = {letter: n for part, shape in pairs for letter, n in zip(part, shape, strict=False)}
         return math.prod(n for letter, n in sizes.items() if letter not in right)
 
-    def scale(self, runs: list[Values]) -> Scale:
-        """A and b for every pair, measured on runs with other inputs."""
+    def scale(self, runs: list[Values]) -> tuple[Tensor, Tensor] | None:
+        """How scores become what goes into the softmax, measured on runs with other inputs.
+
+        Returns:
+            What each is multiplied by, NaN where it cannot be told, and what is added, -inf where
+            it is hidden, both (group, query, key); None if more than that happens to scores.
+        """
         dots, scores = map(torch.stack, zip(*map(self.pairs, runs), strict=True))
         if dots.shape != scores.shape:
             if dots.shape[2:] != scores.shape[2:]:
@@ -756,7 +747,4 @@ class Core:
             if scores.shape[1] % dots.shape[1]:
                 raise Unreadable("the scores change their heads before the softmax")
             dots = dots.repeat_interleave(scores.shape[1] // dots.shape[1], 1)
-        fitted = fit(list(dots), list(scores))
-        if fitted is None:
-            return Scale(dots[0], dots[0], False)
-        return Scale(*fitted, True)
+        return fit(list(dots), list(scores))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,12 +14,11 @@ from clearhead.checker.diagnosis.intent import (
     SCALES,
     fused_order,
     is_causal,
-    masks_switched_off,
     unscaled_on_purpose,
 )
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
-from clearhead.checker.diagnosis.program import NotRunnable, Program, Values, registers_in
-from clearhead.checker.diagnosis.program_checks import normed_over_tokens, softmax_of_one
+from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
+from clearhead.checker.diagnosis.program_checks import normed_over_tokens
 from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable, is_same
 from clearhead.checker.diagnosis.step_checks import judge, judge_whole
 from clearhead.checker.diagnosis.whole_attention import WholeAttention, find_whole
@@ -26,23 +26,22 @@ from clearhead.checker.harness.alternatives import mask_ways
 from clearhead.checker.harness.axis_orders import HEADS_READY, ONE_TEXT, STATES, taken
 from clearhead.checker.harness.building import head_counts
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.forward_arguments import ANGLE_ROLES, POLARITIES
+from clearhead.checker.harness.forward_arguments import POLARITIES
 from clearhead.checker.harness.subject import (
+    Inputs,
     Subject,
     arguments_for,
     call,
     handed,
-    ids_for,
     inputs_for,
     one_text,
     orders,
     result_in,
 )
 from clearhead.checker.harness.weight_roles import role_of
-from clearhead.checker.sandbox.answers import Leaf, Recording
+from clearhead.checker.sandbox.answers import Recording
 from clearhead.checker.sandbox.missing_parts import turns
 from clearhead.checker.sandbox.submission import Failure
-from clearhead.checker.source.call_sites import parsed, used_behind
 from clearhead.checker.source.class_text import raises_at
 
 # Where the texts and the tokens are: (axis of the texts, axes of the tokens).
@@ -67,7 +66,6 @@ _AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {
     "turned": (1, (3,)),
 }
 RUNS = 6
-EMBEDDED = "the embedded tokens"
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,9 +110,7 @@ def record(case: Case, subject: Subject) -> Reading:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
 
 
-def recorded(
-    case: Case, subject: Subject, inputs: tuple[Tensor, Tensor, Tensor]
-) -> tuple[Program, int, tuple[Tensor, Tensor, Tensor]]:
+def recorded(case: Case, subject: Subject, inputs: Inputs) -> tuple[Program, int, Inputs]:
     """A forward pass on these inputs as a program, its output's register, and what was passed in.
 
     Where the class takes one text without a batch axis, it gets the first one.
@@ -131,17 +127,10 @@ def recorded(
         shaped = handed(subject, inputs)
     given = {id(tensor): new for tensor, new in zip(inputs, shaped, strict=True)}
     q, k, v = (given[id(tensor)] for tensor in inputs)
-    ids = ids_for(case.session, subject, q) if subject.ids else q
-    if isinstance(ids, Failure):
-        raise Unreadable("its tokens could not be embedded")
-    passed = (ids, ids, ids) if subject.ids else (q, k, v)
-    positional, keywords = arguments_for(subject, passed, None)
-    got = case.session.record(positional, keywords)
+    got = case.session.record(*arguments_for(subject, (q, k, v)))
     if isinstance(got, Failure):
         raise Unreadable(f"it could not be recorded: {got.message}"[:200])
     recording, sent = got
-    if subject.ids:
-        recording, sent = _embedded(recording, subject.ids), {**sent, EMBEDDED: q}
     chosen = result_in(subject, recording.output, q.shape)
     if chosen is None:
         raise Unreadable("it returns no tensor")
@@ -160,19 +149,6 @@ def recorded(
     return program, recording.outputs[chosen], (q, k, v)
 
 
-def _embedded(recording: Recording, table: str) -> Recording:
-    """A recording of a class that takes token ids, as if it took their embeddings."""
-    tables = {leaf.register for leaf in recording.leaves if leaf.name == table}
-    for index, one in enumerate(recording.calls):
-        read = {r for value in (*one.args, *one.kwargs.values()) for r in registers_in(value)}
-        if one.name == "embedding" and read & tables:
-            calls = recording.calls[:index] + recording.calls[index + 1 :]
-            leaves = tuple(leaf for leaf in recording.leaves if leaf.register not in tables)
-            leaf = Leaf(one.out[0], "input", EMBEDDED)
-            return replace(recording, calls=calls, leaves=(*leaves, leaf))
-    raise Unreadable("its tokens are not embedded by a table")
-
-
 def _with_tables(recording: Recording, weights: dict[str, Tensor]) -> Recording:
     """A recording in which arrays whose names tell no role are constants: a mask, a table."""
     tables = {leaf.name for leaf in recording.leaves if not role_of(leaf.name)} & set(weights)
@@ -183,9 +159,7 @@ def _with_tables(recording: Recording, weights: dict[str, Tensor]) -> Recording:
     return replace(recording, leaves=leaves, constants=constants)
 
 
-def _sources(
-    subject: Subject, program: Program, inputs: tuple[Tensor, Tensor, Tensor]
-) -> tuple[Source, ...]:
+def _sources(subject: Subject, program: Program, inputs: Inputs) -> tuple[Source, ...]:
     """The registers that hold tokens."""
     found: list[Source] = []
     for tensor, kind in zip(inputs, orders(subject), strict=True):
@@ -240,7 +214,9 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> Examined:
     program = reading.program
     generator = torch.Generator().manual_seed(23)
     registers = set(program.inputs.values()) & {s.register for s in reading.sources}
-    registers |= {r for r in program.inputs.values() if _feeds(reading, r)}
+    makers = {program.maker.get(source.register) for source in reading.sources}
+    # An input may lead to one of the sources by a norm.
+    registers |= {r for r in program.inputs.values() if program.after(r) & makers}
     runs = []
     for _ in range(RUNS):
         inputs = {
@@ -260,12 +236,20 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> Examined:
         window=subject.sizes.window,
         unscaled=unscaled_on_purpose(case),
         fused_order=fused_order(case),
-        angles=bool(subject.rotary) and _must_turn(case, subject),
+        angles=bool(subject.rotary) and not any(map(turns, case.session.missing)),
         heads=tuple(head_counts(subject)),
     )
     verdict, whole = _judged(reading, runs, expected)
     _faithful(case, subject, reading, verdict)
     return Examined(reading, verdict, runs, expected, whole)
+
+
+def steps_of(case: Case, subject: Subject, causal: str = "") -> Judgement | None:
+    """What the steps of a class are worth; None if they cannot be read."""
+    try:
+        return judge_steps(case, subject, causal).steps
+    except Unreadable:
+        return None
 
 
 def _judged(
@@ -275,8 +259,6 @@ def _judged(
     problem = ""
     steps = Judgement()
     if normed_over_tokens(reading, steps):
-        return steps, None
-    if not reading.has_softmax and softmax_of_one(reading, steps):
         return steps, None
     try:
         steps = judge(reading, runs, expected)
@@ -308,12 +290,6 @@ def _scales(subject: Subject) -> tuple[float, ...]:
         if isinstance(value, int | float) and value > 0 and type(value) is not bool
         if not subject.built.parameters or "scal" in name.lower() or "temp" in name.lower()
     )
-
-
-def _feeds(reading: Reading, register: int) -> bool:
-    """Whether an input leads to one of the sources: a norm may stand between."""
-    makers = {reading.program.maker.get(s.register) for s in reading.sources}
-    return bool(reading.program.after(register) & makers)
 
 
 def _faithful(case: Case, subject: Subject, reading: Reading, verdict: Judgement) -> None:
@@ -353,24 +329,16 @@ _NOT_HIDDEN = {
 }
 
 
-def _must_turn(case: Case, subject: Subject) -> bool:
-    """Whether angles that are passed in must have an effect: not where a setting decides that."""
-    names = [name for name, role in subject.feed if role in ANGLE_ROLES]
-    behind = any(used_behind(parsed(case.text.file), name) for name in names)
-    return not behind and not any(map(turns, case.session.missing))
-
-
 def judge_mask(case: Case, subject: Subject) -> None:
     """Pass a causal mask to a class that takes one: does it hide what it marks?
 
-    Any meaning of True is fine. If every usual mask is ignored, or leaves weights on what it hides,
-    that is a mistake, and the recorded pass shows the line.
+    Any meaning of True is fine. If every usual mask leaves weights on what it hides, that is a
+    mistake, and the recorded pass shows the line.
     """
     takes = [p for p in case.info.forward if p.name == subject.takes_mask]
     if not takes or isinstance(takes[0].default, bool) or takes[0].annotation == "bool":
         return  # a flag
     tried: dict[str, Judgement] = {}
-    doubtful = False
     of_each_text = _of_each_text(case, subject)
     if of_each_text:
         subject = replace(subject, mask_shape=of_each_text)
@@ -390,30 +358,15 @@ def judge_mask(case: Case, subject: Subject) -> None:
             return  # it hides the future
         if any(f.id in ("mask-inverted", "sdpa-mask-polarity") for f in verdict.findings):
             return  # True means the other thing here
-        if verdict.doubts and polarity == "added":
-            return
-        if verdict.doubts:  # ~mask of whole numbers, say
-            doubtful = True
-        else:
-            tried[polarity] = verdict
-    if doubtful and not {"keep", "hide"} <= tried.keys():
-        return
+        tried[polarity] = verdict
     if not tried:
         _branch_fails(case, subject)
-        return
-    for verdict in tried.values():
-        for found in verdict.findings:
-            if found.id in _NOT_HIDDEN:
-                evidence = f"With a causal mask passed in: {found.evidence}"
-                case.add(found.id, evidence, found.line)
-                return
-    if doubtful or of_each_text:
-        return
-    if masks_switched_off(subject):
-        return
-    if all(f.id == "no-causal-mask" for verdict in tried.values() for f in verdict.findings):
-        evidence = "A causal mask that is passed in hides nothing, whatever True means."
-        case.add("mask-ignored", evidence)
+    sure = {polarity: one for polarity, one in tried.items() if not one.doubts}
+    if sure.keys() < tried.keys() and not {"keep", "hide"} <= sure.keys():
+        return  # ~mask of whole numbers, say
+    seen = (f for verdict in sure.values() for f in verdict.findings if f.id in _NOT_HIDDEN)
+    for found in itertools.islice(seen, 1):
+        case.add(found.id, f"With a causal mask passed in: {found.evidence}", found.line)
 
 
 def _of_each_text(case: Case, subject: Subject) -> str:
@@ -452,8 +405,7 @@ def _branch_fails(case: Case, subject: Subject) -> None:
         if raises_at(case.text.file, got.line):
             return
         found.append(got)
-    evidence = f"With every usual mask: {found[0].type}: {found[0].message}"[:300]
-    case.add("mask-branch-fails", evidence, found[0].line)
+    case.add_failure("mask-branch-fails", "With every usual mask", found[0])
 
 
 def judge_default(case: Case, subject: Subject) -> None:
@@ -464,5 +416,4 @@ def judge_default(case: Case, subject: Subject) -> None:
     plain = replace(subject, polarity="")
     got = call(case.session, plain, inputs_for(plain, plain.sizes.tokens))
     if isinstance(got, Failure) and got.kind == "exception" and got.line is not None:
-        evidence = f"Without {subject.takes_mask}: {got.type}: {got.message}"[:300]
-        case.add("default-mask-fails", evidence, got.line)
+        case.add_failure("default-mask-fails", f"Without {subject.takes_mask}", got)

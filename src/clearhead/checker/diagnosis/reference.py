@@ -6,7 +6,6 @@ class's own recorded pass, in which the weights are replaced by those of right a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Self
@@ -15,14 +14,13 @@ import torch
 from torch import Tensor
 
 from clearhead.checker.diagnosis.plain_form import PlainForm
-from clearhead.checker.diagnosis.probes import Inputs, each
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
 from clearhead.checker.diagnosis.reading import HIDDEN, Core, Unreadable, closeness
 from clearhead.checker.diagnosis.recorded_pass import Examined, recorded
-from clearhead.checker.diagnosis.whole_attention import SAME_NUMBERS, visible_pairs
+from clearhead.checker.diagnosis.whole_attention import found_again, visible_pairs
 from clearhead.checker.harness.axis_orders import ONE_TEXT, taken
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.subject import Subject
+from clearhead.checker.harness.subject import Inputs, Subject, each
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +50,13 @@ class _Layer:
         Raises:
             Unreadable: If that pass makes other calls.
         """
-        core = self.core
-        place = _places(core.reading.program, program)
-        read = {r: values[place(r)] for r in (core.scores, core.dots, core.weights)}
-        return {place(core.weights): self.right_weights(read, mask, visible)}
+        core, old = self.core, self.core.reading.program
+        place = found_again(old, program, core.weights)
+        if place != found_again(old, program, core.weights, from_end=True):
+            raise Unreadable("it makes different calls at this length")
+        read = {r: values[found_again(old, program, r)] for r in (core.scores, core.dots)}
+        read[core.weights] = values[place]
+        return {place: self.right_weights(read, mask, visible)}
 
     def right_weights(self, values: Values, mask: str, visible: Tensor | None) -> Tensor:
         """The weights that right attention has, given queries and keys as they are."""
@@ -104,17 +105,10 @@ class _Layer:
     def _per_group(self, visible: Tensor, scores: Tensor) -> Tensor:
         if visible.ndim == 2:
             return visible
-        groups = len(scores)
-        if groups % len(visible):
-            raise Unreadable("the batch axis is not known")
-        if visible.shape[1] == 1 and groups == len(
-            owners := self.core.texts(_rows_first(self.core, self.summed))
-        ):
+        owners = self.core.texts(_rows_first(self.core, self.summed))
+        if len(scores) == len(owners):
             return visible[owners, 0]
-        if self.core.reading.text_axis(self.core.scores) not in (0, None):
-            raise Unreadable("the batch axis is not known")
-        heads = groups // len(visible)
-        return visible.expand(-1, heads, *visible.shape[2:]).reshape(groups, *visible.shape[2:])
+        raise Unreadable("the batch axis is not known")
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,30 +201,6 @@ class Reference:
         return changed
 
 
-def _places(old: Program, new: Program) -> Callable[[int], int]:
-    """Where a register of one pass is found in another pass that makes the same calls.
-
-    Raises:
-        Unreadable: If it makes other calls.
-    """
-    olds, news = (
-        [i for i, call in enumerate(program.calls) if call.name not in SAME_NUMBERS]
-        for program in (old, new)
-    )
-    if [old.calls[i].name for i in olds] != [new.calls[i].name for i in news]:
-        raise Unreadable("it makes different calls at this length")
-    matching = dict(zip(olds, news, strict=True))
-
-    def place(register: int) -> int:
-        index = old.maker[register]
-        while index not in matching:
-            register = old.sources[index][0]
-            index = old.maker[register]
-        return new.calls[matching[index]].out[old.calls[index].out.index(register)]
-
-    return place
-
-
 def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
     weight_axes = core.weight_axes(core.axes)
     summed, _ = core.mixes_along(weight_axes)
@@ -242,11 +212,12 @@ def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
         measured = core.scale(runs)
     except Unreadable:
         return _Layer(core, summed, None, False, sink)
-    if not measured.linear:  # a cap, several products, or talking heads
+    if measured is None:  # a cap, or several products
         return _Layer(core, summed, None, False, sink)
-    filled = (measured.a.abs() < 1e-12) & (measured.b < -5)  # with a number that is too small
-    hidden = (measured.b < HIDDEN) | filled
-    a = measured.a.masked_fill(hidden, torch.nan).flatten(1)
+    factor, added = measured
+    filled = (factor.abs() < 1e-12) & (added < -5)  # with a number that is too small
+    hidden = (added < HIDDEN) | filled
+    a = factor.masked_fill(hidden, torch.nan).flatten(1)
     usual = a.nanmedian(1).values
     if not usual.isfinite().all():
         raise Unreadable("a head sees nothing")
@@ -261,7 +232,7 @@ def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
         if bool(((per_text - per_text[0]).abs() > near).any()):
             raise Unreadable("the scale depends on the input")
         scale = per_text[0]
-    biased = bool((measured.b.masked_fill(hidden, 0.0).abs() > near).any())
+    biased = bool((added.masked_fill(hidden, 0.0).abs() > near).any())
     return _Layer(core, summed, scale, biased, sink)
 
 

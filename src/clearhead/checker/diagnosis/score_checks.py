@@ -43,13 +43,13 @@ class ScoreCheck(AttentionStep):
                     verdict.doubts.append(str(reason))
                     return None, None
             else:
-                if measured.linear or dots.shape != scores.shape:
-                    a, b, linear = measured.a, measured.b, measured.linear
+                if measured is not None:
+                    a, b, linear = *measured, True
         names = {self.program.calls[i].name for i in self._between()}
         if linear and core.additive:
             return self.added(a, b)
         if not linear:
-            found = self.sums() or (self.capped() if "tanh" in names else self.mixed_heads())
+            found = self.sums() or (self.capped() if "tanh" in names else None)
             if found is None and not verdict.findings:
                 found = self.with_positions()
             if found is not None:
@@ -85,7 +85,10 @@ class ScoreCheck(AttentionStep):
         """Additive attention: any function of a pair is fine, if the query has an effect."""
         core, base = self.core, self.reading.values
         self.verdict.notes.append("Additive attention: a small network scores each pair.")
-        queries = core.operands[core.axes.index(self._query_axis())]
+        summed, _ = core.mixes_along(core.weight_axes(core.axes))
+        if summed is None:
+            raise Unreadable("how the weights meet the values could not be read")
+        queries = core.operands[1 - summed]
         for source in self.reading.sources[:-1]:  # the decoder's own, before it is repeated
             if queries in self.program.again(base, {source.register: base[source.register] + 1}):
                 queries = source.register
@@ -100,14 +103,6 @@ class ScoreCheck(AttentionStep):
             self.verdict.add("unexplained", evidence, core.line)
             return None, None
         return a, b
-
-    def _query_axis(self) -> int:
-        """The axis of the queries in the scores."""
-        core = self.core
-        summed, _ = core.mixes_along(core.weight_axes(core.axes))
-        if summed is None:
-            raise Unreadable("how the weights meet the values could not be read")
-        return core.axes[1 - summed]
 
     def capped(self) -> tuple[Tensor, Tensor] | None:
         """Scores c * tanh(scores / c): a and b without the cap, if they have one."""
@@ -131,14 +126,6 @@ class ScoreCheck(AttentionStep):
         usual = float(a[(b > HIDDEN) & a.isfinite()].median())
         cap = float(n[n.isfinite() & (b > HIDDEN)].median())
         self.verdict.notes.append(f"The scores are capped at {cap:.4g} by a tanh.")
-        inside = float(m[(b > HIDDEN) & m.isfinite()].median())
-        right = core.head_dim**-0.5
-        if abs(inside / right - 1) < 1e-4:
-            return a, b  # c * tanh(scaled scores), as in pointer networks
-        free = abs(cap - 1) < 1e-4 or self.expected.arguments
-        if abs(usual - 1) > 1e-4 and abs(usual / right - 1) > 1e-4 and not free:
-            self.verdict.doubts.append("the scores are capped in an unknown way")
-            return a, b
         self.judge_scale(usual)
         return a, b
 
@@ -241,24 +228,6 @@ class ScoreCheck(AttentionStep):
                 if fine.any() and float((row[fine] - row[fine][0]).abs().max()) > 1e-5 * size:
                     return False
         return True
-
-    def mixed_heads(self) -> tuple[Tensor, Tensor] | None:
-        """Scores whose heads are mixed by a learned matrix: a and b as if they were not."""
-        core = self.core
-        if not self._learned(self._between()):
-            return None
-        try:
-            before, after = zip(*map(core.pairs, self.runs), strict=True)
-        except (Unreadable, RuntimeError):
-            return None
-        mixed_by = self.talk(list(before), list(after))
-        if mixed_by is None:
-            return None
-        if not math.isnan(mixed_by):
-            self.judge_scale(mixed_by, learned=False)
-        scores = self.reading.values[core.scores].to(torch.float64)
-        hidden = scores < HIDDEN
-        return torch.ones_like(scores), torch.zeros_like(scores).masked_fill(hidden, -torch.inf)
 
     def judge_scale(self, a: float, *, learned: bool = True) -> None:
         """Whether a, with what queries and keys were multiplied by, is 1 / sqrt(head_dim).

@@ -8,8 +8,8 @@ import torch
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.harness.axis_orders import STATES
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.subject import Subject, arguments_for, handed, renew
-from clearhead.checker.sandbox.submission import Failure, Output
+from clearhead.checker.harness.subject import Inputs, Subject, arguments_for, handed, renew
+from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_text import keeps_something
 
 _POSITIONS = r"pos(ition)?(_?(emb\w*|enc\w*))?$|pos_?emb|pos_?enc"
@@ -18,65 +18,43 @@ _SCORES = ("b h n n", "1 h n n", "h n n")  # shapes of a bias
 _STATE = r"self\.\w*(cache|past|memory|mems?\b|state)"
 
 
-def changed_inputs(case: Case, subject: Subject, inputs: probes.Inputs) -> None:
-    """Whether the caller's tensors are others after the call; with positions or a bias too."""
-    if subject.ids or subject.axes in ("single", *STATES):
+def changed_inputs(case: Case, subject: Subject, inputs: Inputs) -> None:
+    """Whether the caller's tensors are others after the call: also positions, or a bias of scores.
+
+    Layers may share such a bias.
+    """
+    if subject.axes in ("single", *STATES):
         return
-    names = [p.name for p in case.info.forward if p.has_default and p.default is None]
-    fed = {name for name, _ in subject.feed}
-    places = [n for n in names if n not in fed and re.search(_POSITIONS, n.lower())]
-    for name in ("", *places):
-        x = handed(subject, inputs)
-        positional, keywords = arguments_for(subject, x, None)
-        if name:
-            noise = torch.Generator().manual_seed(17)
-            keywords[name] = torch.randn(x[0].shape, generator=noise, dtype=torch.float64).to(x[0])
-        got = case.session.forward(positional, keywords)
-        changed = () if isinstance(got, Failure) else _inputs_among(subject, got)
-        if changed:
-            given = f" with {name} given" if name else ""
-            evidence = f"After one call{given}, {changed[0]} has changed."
-            case.add("changes-its-input", evidence)
-            return
-    _changed_bias(case, subject, inputs)
-
-
-def _changed_bias(case: Case, subject: Subject, inputs: probes.Inputs) -> None:
-    """Whether a bias of the scores, which layers may share, is another one after the call."""
-    for parameter in case.info.forward:
-        told = isinstance(parameter.default, bool) or parameter.annotation == "bool"
-        if told or "bias" not in parameter.name.lower():
-            continue
-        others = tuple(pair for pair in subject.feed if pair[0] != parameter.name)
-        for shape in _SCORES:
-            trial = replace(subject, feed=(*others, (parameter.name, f"tensor {shape}")))
-            positional, keywords = arguments_for(trial, handed(trial, inputs), None)
-            got = case.session.forward(positional, keywords)
-            order = [p.name for p in case.info.forward]
-            changed = () if isinstance(got, Failure) else got.changed
-            if parameter.name in (order[n] if isinstance(n, int) else n for n in changed):
-                evidence = (
-                    f"After one call, the {parameter.name} that was passed has changed: the next "
-                    "layer that it is passed to gets another one."
-                )
-                case.add("changes-its-input", evidence)
-                return
-
-
-def _inputs_among(subject: Subject, got: Output) -> list[str]:
-    """The names of the inputs that were changed: vectors, no mask and no cache."""
-    order = [p.name for p in subject.info.forward]
-    names = [order[one] if isinstance(one, int) else one for one in got.changed]
+    order = [p.name for p in case.info.forward]
     vectors = {name for name, role in subject.feed if role in ("x", "q", "k", "v", "kv")}
-    return [name for name in names if name in vectors]
+    trials = [("", subject)]
+    for parameter in case.info.forward:
+        name, small = parameter.name, parameter.name.lower()
+        flag = isinstance(parameter.default, bool) or parameter.annotation == "bool"
+        shapes: tuple[str, ...] = () if flag or "bias" not in small else _SCORES
+        if parameter.has_default and parameter.default is None and re.search(_POSITIONS, small):
+            shapes = (f"{'n b' if subject.axes == 'first' else 'b n'} {subject.d_in}",)
+        others = tuple(pair for pair in subject.feed if pair[0] != name)
+        trials += [
+            (name, replace(subject, feed=(*others, (name, f"tensor {shape}")))) for shape in shapes
+        ]
+    for name, trial in trials:
+        got = case.session.forward(*arguments_for(trial, handed(trial, inputs)))
+        changed = () if isinstance(got, Failure) else got.changed
+        names = [order[one] if isinstance(one, int) else one for one in changed]
+        hit = [one for one in names if one in {*vectors, name}]
+        if hit:
+            given = f" with {name} given" if name else ""
+            case.add("changes-its-input", f"After one call{given}, {hit[0]} has changed.")
+            return
 
 
-def kept_graph(case: Case, subject: Subject, inputs: probes.Inputs, out: torch.Tensor) -> None:
+def kept_graph(case: Case, subject: Subject, inputs: Inputs, out: torch.Tensor) -> None:
     """Whether a second step of training fails, because the first one's graph was kept."""
-    if not subject.weights or subject.ids or subject.built.arrays:
+    if not subject.weights or subject.built.arrays:
         return
     kept = keeps_something(case.text) or re.search(_CACHES, case.text.file)
-    if not kept or any(found.severity == "wrong" for found in case.findings):
+    if not kept or case.wrong:
         return
     if not renew(case.session, subject):
         return

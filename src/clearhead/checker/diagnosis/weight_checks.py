@@ -33,7 +33,8 @@ class WeightCheck(AttentionStep):
             finite = weights.nan_to_num(0.0)
             axis = next((i for i in (keys, *range(weights.ndim)) if sums(finite, i)), None)
         if axis == keys:
-            if self._has_sink(keys):
+            cut = call.out[0] != self.core.weights  # what is left without the sink's
+            if cut and bool((weights.nan_to_num(0.0).sum(keys) < 1 - 1e-6).any()):
                 self.verdict.notes.append(_SINK)
             return True
         if axis is None:
@@ -109,11 +110,6 @@ class WeightCheck(AttentionStep):
             return
         self.verdict.add("no-softmax", evidence, core.line)
 
-    def _has_sink(self, keys: int) -> bool:
-        sums = self.reading.values[self.core.weights].nan_to_num(0.0).sum(keys)
-        cut = self.program.calls[self.core.softmax].out[0] != self.core.weights
-        return cut and bool((sums < 1 - 1e-6).any())
-
     def _mixes_queries(self, keys: int) -> bool:
         """Whether the axis that the values are summed along belongs to the queries."""
         axes = self.core.axes
@@ -157,8 +153,6 @@ class WeightCheck(AttentionStep):
         if sums_to_one:
             return
         if not constant:
-            if self._learned(between) and self.talk(list(start), list(end)) is not None:
-                return
             if self._to_sink(start, end):
                 verdict.notes.append(_SINK)
                 return

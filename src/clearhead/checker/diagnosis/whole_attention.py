@@ -62,8 +62,9 @@ class WholeAttention:
         Raises:
             Unreadable: If the pass begins or ends with other calls.
         """
-        registers = _found_again(self.reading.program, program, self.parts, self.context)
-        *parts, context = registers
+        old = self.reading.program
+        parts = [found_again(old, program, part) for part in self.parts]
+        context = found_again(old, program, self.context, from_end=True)
         like = values[context]
         rows = [
             _as_rows(self.reading, old, values[new])
@@ -260,34 +261,31 @@ def _as_rows(reading: Reading, register: int, value: Tensor) -> Tensor:
     return value.movedim((text, token), (0, 1)).flatten(2)
 
 
-def _found_again(
-    old: Program, new: Program, parts: tuple[int, int, int], context: int
-) -> list[int]:
-    """The same registers in another pass: it begins and ends with the same calls.
+def found_again(old: Program, new: Program, register: int, *, from_end: bool = False) -> int:
+    """A register of one pass in another, which makes the same calls up to it, or from it on.
+
+    Args:
+        old: The pass that was read.
+        new: Another pass of the same class.
+        register: Where something is in the old one.
+        from_end: Whether the calls from there to the end must be the same, not those before.
 
     Raises:
-        Unreadable: If it does not.
+        Unreadable: If it makes other calls.
     """
+    inputs = {known: name for name, known in old.inputs.items()}
+    if register in inputs:
+        return new.inputs[inputs[register]]
     olds, news = (
         [i for i, call in enumerate(program.calls) if call.name not in SAME_NUMBERS]
         for program in (old, new)
     )
-    names_of = {register: name for name, register in old.inputs.items()}
-    found: list[int] = []
-    for register in (*parts, context):
-        if register in names_of:
-            found.append(new.inputs[names_of[register]])
-            continue
-        while old.maker[register] not in olds:
-            register = old.sources[old.maker[register]][0]
-        index = olds.index(old.maker[register])
-        place = index if len(found) < 3 else len(news) - len(olds) + index
-        these, those = (olds[: index + 1], news[: place + 1])
-        if len(found) == 3:
-            these, those = olds[index:], news[place:]
-        names = [[p.calls[i].name for i in chosen] for p, chosen in ((old, these), (new, those))]
-        if names[0] != names[1] or place < 0:
-            raise Unreadable("it makes different calls at this length")
-        outs = old.calls[olds[index]].out
-        found.append(new.calls[news[place]].out[outs.index(register)])
-    return found
+    while old.maker[register] not in olds:
+        register = old.sources[old.maker[register]][0]
+    index = olds.index(old.maker[register])
+    place = index + (len(news) - len(olds) if from_end else 0)
+    part = slice(index, None) if from_end else slice(None, index + 1)
+    those = news[place:] if from_end else news[part]
+    if place < 0 or [old.calls[i].name for i in olds[part]] != [new.calls[i].name for i in those]:
+        raise Unreadable("it makes different calls at this length")
+    return new.calls[news[place]].out[old.calls[olds[index]].out.index(register)]

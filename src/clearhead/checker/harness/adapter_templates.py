@@ -83,7 +83,6 @@ def adapter_for(info: ClassInfo, source: str) -> Skeleton:
     info = with_configs(info, source, source)
     built = _constructor(info, source)
     taken, given = _call(info)
-    returned, unclear = _result(source, info)
     used = [name for name in _OURS if any(re.search(rf"\b{name}\b", a.value) for a in built)]
     imports = ["from types import SimpleNamespace", ""] if "SimpleNamespace" in str(built) else []
     if info.is_module or any(name.partition(".")[0] == "torch" for name in imported(source)):
@@ -105,7 +104,8 @@ def adapter_for(info: ClassInfo, source: str) -> Skeleton:
         ]
     lines += ["", f"    def forward(self, {', '.join(taken)}):{_INPUT}"]
     lines += _written(f"out = {called}", given, 8)
-    lines.append(f"        return {returned}" + (f"{_CHANGE}{unclear}" if unclear else ""))
+    several = _returns_tuples(source, info)
+    lines.append(f"        return out{'[0] if isinstance(out, tuple) else out' if several else ''}")
     return _skeleton(info.name, owner, imports, lines)
 
 
@@ -176,18 +176,15 @@ def _value(meaning: str, present: set[str]) -> str:
 
 def _guess(parameter: Parameter) -> tuple[str, str]:
     """A value for an argument whose name says nothing, and what to look at."""
-    annotation = parameter.annotation.lower()
     if re.search(r"layer|idx|index", parameter.name):
         return "0", ""
-    for kind, value in (("bool", "False"), ("float", "0.0"), ("str", '""'), ("int", "d_out")):
-        if kind in annotation:
-            return value, f"what is {parameter.name}?"
-    return "d_out", f"what is {parameter.name}?"
+    kinds = {"bool": "False", "float": "0.0", "str": '""'}
+    return kinds.get(parameter.annotation.lower(), "d_out"), f"what is {parameter.name}?"
 
 
 def _config(parameter: Parameter, info: ClassInfo, source: str) -> tuple[str, str]:
     """A configuration with the fields that the file reads from it."""
-    defaults = {**dict(with_configs(info, source, source).fields), **dict(info.fields)}
+    defaults = dict(info.fields)
     scope = class_node(source, info.name) or ast.Module([], [])
     names = sorted({*defaults, *fields_read(source, scope, parameter.name)})
     present = {likely_meaning(name) for name in names} | {"heads"}
@@ -234,25 +231,12 @@ def _call(info: ClassInfo) -> tuple[list[str], list[_Argument]]:
     return [*required, *(name for name in taken if name.endswith("=None"))], given
 
 
-def _result(source: str, info: ClassInfo) -> tuple[str, str]:
-    """What the adapter returns of `out`, and what to look at."""
-    returned = _returned(source, info)
-    if any(isinstance(value, ast.Tuple | ast.List) for value in returned):
-        plain = all(isinstance(value, ast.Tuple | ast.List) for value in returned)
-        return ("out[0]" if plain else "out[0] if isinstance(out, tuple) else out"), ""
-    if any(isinstance(value, ast.Dict) for value in returned):
-        keys = [k.value for v in returned if isinstance(v, ast.Dict) for k in v.keys
-                if isinstance(k, ast.Constant)]  # fmt: skip
-        return f"out[{(keys or ['output'])[0]!r}]", "which entry is the output?"
-    return "out", ""
-
-
-def _returned(source: str, info: ClassInfo) -> list[ast.expr]:
-    """What the class's forward returns."""
+def _returns_tuples(source: str, info: ClassInfo) -> bool:
+    """Whether the class's forward returns several things, perhaps only sometimes."""
     own = method(class_node(source, info.name), "forward", "__call__") or ast.Module([], [])
-    found = [n.value for n in ast.walk(own) if isinstance(n, ast.Return) and n.value]
-    branches = [e for v in found if isinstance(v, ast.IfExp) for e in (v.body, v.orelse)]
-    return [*(v for v in found if not isinstance(v, ast.IfExp)), *branches]
+    found = [n.value for n in ast.walk(own) if isinstance(n, ast.Return)]
+    found += [e for v in found if isinstance(v, ast.IfExp) for e in (v.body, v.orelse)]
+    return any(isinstance(value, ast.Tuple | ast.List) for value in found)
 
 
 def _written(start: str, arguments: Sequence[_Argument], indent: int) -> list[str]:

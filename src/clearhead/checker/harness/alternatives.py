@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from clearhead.checker.harness.axis_orders import ONE_TEXT
@@ -16,7 +15,6 @@ from clearhead.checker.harness.constructor_arguments import (
     likely_meaning,
     meaning_for,
     meaning_of,
-    with_objects,
 )
 from clearhead.checker.harness.descriptions import description
 from clearhead.checker.harness.forward_arguments import (
@@ -44,9 +42,7 @@ def alternatives(case: Case, subject: Subject) -> Iterator[Subject]:
         case: The class.
         subject: How it was built and called.
     """
-    found = itertools.chain(
-        _own_configs(case, subject), _flags(case, subject), _equal_sizes(case, subject)
-    )
+    found = itertools.chain(_flags(case, subject), _equal_sizes(case, subject))
     yield from _settled(case, itertools.islice(found, MOST))
 
 
@@ -85,13 +81,6 @@ def _settled(case: Case, trials: Iterable[Subject]) -> Iterator[Subject]:
 def _objects(keywords: Mapping[str, object]) -> set[str]:
     """The arguments that are objects of the file's own classes."""
     return {name for name, v in keywords.items() if isinstance(v, dict) and "__object__" in v}
-
-
-def _own_configs(case: Case, subject: Subject) -> Iterator[Subject]:
-    """The class with configurations as the file itself makes them: their flags are its own."""
-    made = with_objects(case.info, case.text.file, subject.sizes, subject.keywords)
-    if made is not None:
-        yield replace(subject, sizes=made[0], keywords=made[1])
 
 
 def widened(case: Case, subject: Subject) -> Subject | None:
@@ -175,5 +164,3 @@ def mask_ways(subject: Subject) -> Iterator[Tensor]:
         padding = whole[:, :, -1:]  # the last token sees all
         heads_apart = (whole, whole.flatten(0, 1), whole[0], padding.flatten(0, 1), padding[:, 0])
         yield from (mask.clone() for mask in heads_apart)
-        if subject.separate:  # the class may join its own keys and those from elsewhere
-            yield from (torch.cat([mask, mask], -1) for mask in (whole[:, :1], padding[:, 0, 0]))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.harness.axis_orders import (
     CHANNELS_FIRST,
@@ -40,7 +39,6 @@ from clearhead.checker.harness.descriptions import description
 from clearhead.checker.harness.error_messages import (
     ALWAYS_OWN,
     SIZE_MISMATCH,
-    objects_wanted,
     only_with_equal_widths,
     own_fault,
     translate,
@@ -54,8 +52,9 @@ from clearhead.checker.harness.forward_arguments import (
     ROTARY,
     feeds,
 )
-from clearhead.checker.harness.repairs import GONE, NO_FIELD, build, changes, with_field, with_width
+from clearhead.checker.harness.repairs import GONE, NO_FIELD, build, changes, with_field
 from clearhead.checker.harness.subject import (
+    Inputs,
     Subject,
     call,
     head_width,
@@ -163,14 +162,13 @@ def prepare(case: Case) -> Subject | Report:
     assert furthest is not None
     if first.id is None and first.failure.message.startswith(_POOLED):
         says = f"{first.failure.message}: {POOLS}"
-        case.findings.append(finding("unsure", says, None, "edge"))
-        return case.report("unsure")
+        return case.unsure(says)
     failure = first.failure
     if first.id is not None:
         case.add(first.id, f"{failure.type}: {failure.message}"[:400], failure.line)
         return case.report()
     always = same or failure.type in ALWAYS_OWN
-    own = own_fault(failure, case.text.file, case.info, case.session.missing) if always else ""
+    own = own_fault(failure, case.text.file) if always else ""
     if own:
         case.how = first.how
         case.add("crashes", own, failure.line)
@@ -178,10 +176,6 @@ def prepare(case: Case) -> Subject | Report:
     failure, stage = furthest.failure, furthest.stage
     chosen = furthest.how if stage == "forward" else ""
     report = could_not_run(case.filename, case.info.name, failure, stage, chosen)
-    wanted = objects_wanted(failure, case.text.file, case.info)
-    if wanted:
-        told = replace(report.findings[0], evidence=f"{wanted} {report.findings[0].evidence}")
-        report = replace(report, findings=(told,))
     findings = (*case.findings, *report.findings)
     return replace(report, findings=findings, notes=tuple(case.notes))
 
@@ -216,7 +210,6 @@ def _attempts(
     case: Case, sizes: Sizes, arguments: list[object], keywords: dict[str, object]
 ) -> Iterator[Subject | Report | _Failed]:
     """The class with these arguments; then with configurations of the file's own classes."""
-    alias = {p.name: case.usage.alias(p.name) for p in case.info.forward}
     tries = deque([(sizes, keywords)])
     objects = with_objects(case.info, case.text.file, sizes, keywords)
     tries += [] if objects is None else [objects]
@@ -237,7 +230,7 @@ def _attempts(
             case.add("heads-in-python-list", f"Not among the parameters: {names}, ...")
             yield case.report()
             return
-        plain = feeds(case.info, alias=alias)
+        plain = feeds(case.info)
         feed = tuple((n, "none" if n in case.usage.called_in else role) for n, role in plain)
         subject = Subject(
             case.info, sizes, given, built, feed=feed, arguments=tuple(arguments), seed=case.seed
@@ -250,9 +243,6 @@ def _attempts(
         if more is not None and (fields := fields + 1) < _FIELDS:
             tries.appendleft((sizes, more))
             continue
-        fitting = with_width(case, settled, sizes, given)
-        if fitting is not None:
-            tries.append(fitting)
         if not other_flags:
             tries += (other_flags := _other_flags(case, sizes, given, settled))
         id = translate(settled, "forward", case.text, sizes)
@@ -293,17 +283,15 @@ def _note_shared_keys(case: Case, failed: Sequence[_Failed]) -> None:
     """Note that a class that takes a number of key heads fails where that is a smaller one."""
     fields = (meaning_of(name.rpartition(".")[2]) for name, _ in case.info.fields)
     takes = "kv_heads" in {*map(meaning_for, case.info.init), *fields}
-    places = {(one.stage, one.failure.type, one.failure.line) for one in failed}
-    if takes and len(places) == 1 and failed[0].stage == "forward":
+    if takes and len({(one.stage, one.failure.type, one.failure.line) for one in failed}) == 1:
         failure, sizes = failed[-1].failure, failed[-1].sizes
         if failure.type == "RuntimeError" and failure.line is not None:
             evidence = (
                 f"With {sizes.heads} heads of queries and {sizes.kv_heads} of keys: "
                 f"{failure.message}"[:300]
+                + ". With as many of each it works."
             )
-            case.add(
-                "breaks-with-size", f"{evidence}. With as many of each it works.", failure.line
-            )
+            case.add("breaks-with-size", evidence, failure.line)
 
 
 def _unregistered(built: Built) -> list[str]:
@@ -337,10 +325,6 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
         if isinstance(got, Failure) and ("NoneType" in got.message or got.type in _REFUSES):
             fed = replace(trial, feed=feeds(case.info, optional=True))
             got = _ways(case, fed) if fed.feed != trial.feed else got
-        if isinstance(got, Failure) and re.search(r"indices|Long, Int|embedding", got.message):
-            tables = [p for p, kind in trial.built.modules.items() if kind == "Embedding"]
-            if len(tables) == 1 and trial.weights[f"{tables[0]}.weight"].shape[1] == trial.d_in:
-                got = _ways(case, replace(trial, ids=f"{tables[0]}.weight"))
         if isinstance(got, Failure) and got.kind not in GONE:
             got = _repaired(case, trial, got)
         if isinstance(got, Failure) and got.raised:
@@ -388,11 +372,7 @@ def without_dropout(case: Case, subject: Subject) -> Subject | None:
     def calm(name: str, value: object) -> object:
         return 0.0 if likely_meaning(name) == "p" else value
 
-    keywords = {
-        name: each_field(value, calm) if isinstance(value, dict)
-        else 0.0 if meaning_of(name) == "p" else value
-        for name, value in subject.keywords.items()
-    }  # fmt: skip
+    keywords = {name: each_field(value, calm, name) for name, value in subject.keywords.items()}
     built = case.session.build(case.info.name, subject.arguments, keywords)
     if isinstance(built, Failure):
         return None
@@ -452,7 +432,7 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     roles = {role for _, role in subject.feed}
     if "cumulative" in roles:
         orders = ["packed"]
-    if roles & {"grid", "rows"}:
+    if "grid" in roles:
         return _in_a_grid(case, subject)
     apart = [(axes, "batch") for axes in orders if axes in CHANNELS_FIRST and subject.separate]
     tables = [n for n, role in subject.feed if role == "kv" and case.usage.ranks.get(n) == 4]
@@ -578,7 +558,7 @@ def _blames(case: Case, failure: Failure, names: Sequence[str]) -> bool:
     return not used or bool(used & set(names))
 
 
-def _fits(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
+def _fits(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
     """Whether an output shows that the class was called as it wants to be."""
     axes = subject.axes
     hidden = subject.marks or subject.mask_shape in ("bn", "b11n")
@@ -597,7 +577,7 @@ def _fits(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> b
     return axes not in PICTURES or not _in_one_line(case, subject, inputs, out)
 
 
-def _in_one_line(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
+def _in_one_line(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
     """Whether a pixel is seen in its own row only, or in its own column: a table, no picture."""
     got = call(case.session, subject, probes.changed(inputs, 0, 0))
     if isinstance(got, Failure) or got.shape != out.shape:
@@ -611,16 +591,11 @@ def _in_one_line(case: Case, subject: Subject, inputs: probes.Inputs, out: Tenso
 def _with_whole_context(case: Case, subject: Subject, failure: Failure) -> Subject | None:
     """The class with as many tokens as its context, if it takes no fewer: a mistake."""
     plain = subject.axes == "batch" and not subject.polarity
-    fixed = re.search(r"shape '\[[\d, -]+\]' is invalid for input", failure.message)
-    if not plain or not (fixed or re.search(SIZE_MISMATCH, failure.message)):
+    if not plain or not re.search(SIZE_MISMATCH, failure.message):
         return None
     full = replace(subject, sizes=replace(subject.sizes, tokens=subject.sizes.context))
     if isinstance(call(case.session, full, inputs_for(full, full.sizes.tokens)), Failure):
         return None
-    if fixed and isinstance(
-        call(case.session, full, inputs_for(full, 2 * full.sizes.tokens)), Tensor
-    ):
-        return None  # it takes whole blocks
     if not {"context", "config"} & {*map(meaning_for, case.info.init)}:
         sizes = replace(full.sizes, window=(full.sizes.tokens,))
         return replace(full, sizes=sizes)  # nothing says that this number is the most
@@ -628,7 +603,7 @@ def _with_whole_context(case: Case, subject: Subject, failure: Failure) -> Subje
         f"{subject.sizes.tokens} tokens with a context of {full.sizes.tokens}: {failure.message}; "
         f"{full.sizes.tokens} tokens work."
     )
-    case.add("fails-at-some-lengths" if fixed else "mask-not-sliced", evidence, failure.line)
+    case.add("mask-not-sliced", evidence, failure.line)
     return full
 
 

@@ -8,7 +8,7 @@ from clearhead.checker.catalogue import finding
 from clearhead.checker.harness.constructor_arguments import Attempts, attempts_for
 from clearhead.checker.harness.subject import Session
 from clearhead.checker.report import Finding, Form, Report, Step
-from clearhead.checker.sandbox.submission import ClassInfo
+from clearhead.checker.sandbox.submission import ClassInfo, Failure
 from clearhead.checker.source.call_sites import Usage, usage_of
 from clearhead.checker.source.class_text import Text, literal_meant, locate
 
@@ -67,11 +67,6 @@ class Case:
         """How the file uses the class."""
         return usage_of(self.text.file, self.info)
 
-    @property
-    def has_wrong(self) -> bool:
-        """Whether a mistake was found."""
-        return any(found.severity == "wrong" for found in self.findings)
-
     def late(self) -> bool:
         """Whether it is time to stop trying other ways."""
         self.tries += 1
@@ -85,13 +80,27 @@ class Case:
                 evidence += literal_meant(self.text.file, place)
             self.findings.append(finding(id, evidence, place, severity))
 
+    def add_failure(self, id: str, when: str, failure: Failure, severity: str = "") -> None:
+        """Note a finding that is an error: when it comes, and what it says."""
+        evidence = f"{when}: {failure.type}: {failure.message}"[:300]
+        self.add(id, evidence, failure.line, severity)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a mistake was found."""
+        return any(found.severity == "wrong" for found in self.findings)
+
+    def unsure(self, evidence: str) -> Report:
+        """The report of a class that cannot be judged further: wrong if a mistake was found."""
+        self.findings.append(finding("unsure", evidence, None, "edge"))
+        return self.report("wrong" if self.wrong else "unsure")
+
     def report(self, verdict: str = "") -> Report:
         """The report as it stands: wrong if anything is, else correct."""
         order = {"wrong": 0, "compat": 1, "edge": 2}
         ranked = sorted(self.findings, key=lambda f: order.get(f.severity, 3))
         if not verdict:
-            wrong = any(f.severity == "wrong" for f in ranked)
-            verdict = "wrong" if wrong else "unsure" if self.doubt else "correct"
+            verdict = "wrong" if self.wrong else "unsure" if self.doubt else "correct"
         unanswered = self.session.unanswered[self.asked_from :]
         if verdict == "correct" and unanswered:
             more = len(unanswered) - 1

@@ -17,7 +17,6 @@ from clearhead.checker.source.call_sites import (
     fields_read,
     method,
     parsed,
-    usage_of,
 )
 
 
@@ -33,7 +32,6 @@ class Sizes:
     batch: int = 2
     context: int = 11
     p: float = 0.3
-    bias: bool = True
     window: tuple[int, ...] | None = None  # pixels, where the tokens are those of a window
 
     @property
@@ -48,8 +46,6 @@ ATTEMPTS = (
     Sizes(d_in=24, heads=4, head_dim=6, kv_heads=2),
     Sizes(d_in=128, heads=8, head_dim=16, kv_heads=4, context=16),
 )
-ONE_HEAD = Sizes(d_in=15, heads=1, head_dim=15, kv_heads=1)  # all widths are equal
-GROUPED = Sizes(d_in=20, heads=4, head_dim=6, kv_heads=2)
 
 
 @dataclass(frozen=True)
@@ -58,14 +54,14 @@ class Attempts:
 
     Args:
         plain: In this order.
-        one_head: Where there is no number of heads to be given.
+        one_head: Where there is no number of heads to be given: all widths are equal.
         grouped: Where several heads share keys and values.
         wide: Many heads and large widths, once everything else is right.
     """
 
     plain: tuple[Sizes, ...] = ATTEMPTS
-    one_head: Sizes = ONE_HEAD
-    grouped: Sizes = GROUPED
+    one_head: Sizes = Sizes(d_in=15, heads=1, head_dim=15, kv_heads=1)
+    grouped: Sizes = Sizes(d_in=20, heads=4, head_dim=6, kv_heads=2)
     wide: Sizes = Sizes(d_in=128, heads=8, head_dim=16, kv_heads=4, batch=3)
 
 
@@ -215,8 +211,7 @@ _PLAIN = ("int", "float", "bool", "str")
 def with_configs(info: ClassInfo, code: str, file: str) -> ClassInfo:
     """The class with those parameters marked that are configurations, whatever their name.
 
-    A parameter is one if __init__ reads fields from it: `c.n_head`, `settings["n_head"]`. What the
-    constructor must find in its `**kwargs` is a parameter too.
+    A parameter is one if __init__ reads fields from it: `c.n_head`, `settings["n_head"]`.
 
     Args:
         info: The class.
@@ -225,15 +220,12 @@ def with_configs(info: ClassInfo, code: str, file: str) -> ClassInfo:
     """
     scope: ast.AST = class_node(file, info.name) or parsed(code)
     init = method(class_node(file, info.name), "__init__") or ast.Module([], [])
-    names = {p.name for p in info.init}
-    options = [n for n in usage_of(file, info).options if n not in names and n.isidentifier()]
-    more = (Parameter(name, "KEYWORD_ONLY", False, None, "") for name in options)
     marked = tuple(
         replace(p, annotation=_CONFIG)
         if meaning_of(p.name) == "config"
         or (_may_be_config(p) and fields_read(file, init, p.name).keys() - _NO_FIELDS)
         else p
-        for p in (*info.init, *more)
+        for p in info.init
     )
     found: dict[str, object] = {}
     functions = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.FunctionDef)]
@@ -308,7 +300,7 @@ def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
         "kv_groups": sizes.kv_heads,
         "context": sizes.context,
         "p": sizes.p,
-        "bias": sizes.bias,
+        "bias": True,
         "batch_first": True,
         "vocab": 211,
         "rope": False,
@@ -543,11 +535,6 @@ def _wants_number(parameter: Parameter) -> bool:
 _NEUTRAL = r"ratio|factor|stride|reduction|expansion"
 
 
-def asks_for_causal(keywords: dict[str, object]) -> bool:
-    """Whether these arguments ask for causal attention."""
-    return any(meaning_of(name) == "causal" and value is True for name, value in keywords.items())
-
-
 def guessed(name: str, sizes: Sizes) -> object:
     """A value for a field of a configuration, or a constant, of which only the name is known.
 
@@ -561,7 +548,7 @@ def guessed(name: str, sizes: Sizes) -> object:
         return sizes.batch
     if meaning not in ("", "config", "kv_groups", "causal"):
         return value_of(meaning, replace(sizes, d_in=sizes.d_out), {"heads", "head_dim"})
-    if re.match(r"use_|is_|has_|with_|enable|do_|flash|debug|verbose|return_", small):
+    if re.match(r"use_|is_|has_|with_|enable|do_|flash|debug|verbose|return_|\w+_by_", small):
         return False
     if re.search(rf"layer|depth|idx|index|seed|{_NEUTRAL}", small):
         return 1

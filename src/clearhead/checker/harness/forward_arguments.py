@@ -1,7 +1,6 @@
 """What each argument of forward is for, by its name and the call sites, and what it is given."""
 
 import re
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -35,7 +34,6 @@ ROTARY = (
 
 # Height and width, where the tokens are pixels in one row.
 GRID = (3, 4)
-_SIDES = {"rows": {"h", "height", "rows"}, "columns": {"w", "width", "cols", "columns"}}
 # What a required argument is for that is no input, no mask and no angle: patterns of its name.
 # "cumulative" says where each text begins, for texts that stand one after the other in a long row.
 _OTHERS = (
@@ -55,15 +53,12 @@ _OTHERS = (
 GUESSES = ("marks", "mask", "zero", "lengths", "true")
 
 
-def feeds(
-    info: ClassInfo, *, optional: bool = False, alias: Mapping[str, str] | None = None
-) -> tuple[tuple[str, str], ...]:
+def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], ...]:
     """What each of forward's parameters is for, as far as its name tells.
 
     Args:
         info: The class.
         optional: Whether keys and values from elsewhere are given although they have a default.
-        alias: What the file's own calls name the arguments.
     """
     found: list[tuple[str, str]] = []
     parameters = [p for p in info.forward if not p.kind.startswith("VAR")]
@@ -71,21 +66,17 @@ def feeds(
     inputs = [n for n in names if not re.search(r"mask|len|pos|cache|pad|valid", n.lower())]
     by_role = {role_of(n): n for n in inputs if role_of(n) in ("q", "k", "v")}
     three = len(by_role) == 3
-    sides = {side for side, known in _SIDES.items() if {n.lower() for n in names} & known}
     for place, parameter in enumerate(parameters):
         name = parameter.name
         role = role_of(name) if name in inputs else ""
         small = name.lower()
         must = place > 0 and not parameter.has_default
         other = next((role for role, known in _OTHERS if re.search(known, small)), "")
-        called = (alias or {}).get(name, "").lower()
         mask = "mask" in small and not re.search(r"pad|head", small)
         if mask or (must and small.startswith("adj")):
             found.append((name, "mask"))
         elif small in ANGLES:
             found.append((name, ANGLES[small]))
-        elif must and len(sides) == 2 and small in _SIDES["rows"] | _SIDES["columns"]:
-            found.append((name, "rows" if small in _SIDES["rows"] else "columns"))
         elif three and by_role.get(role) == name:
             found.append((name, role))
         elif place == 0:
@@ -98,10 +89,6 @@ def feeds(
             found.append((name, role if role in ("k", "v") and role in by_role else "kv"))
         elif other:
             found.append((name, other))
-        elif "mask" in called and "mask" not in small:
-            found.append((name, "mask"))
-        elif called in ANGLES:
-            found.append((name, ANGLES[called]))
         elif re.search(r"\bNone\b|Optional", parameter.annotation):
             found.append((name, "none"))
         elif place in (1, 2) and "mask" not in small:
@@ -116,20 +103,21 @@ POLARITIES = ("keep", "hide", "int", "added", "float", "int-hide")
 MASK_SHAPES = ("nn", "11nn", "b1nn", "bnn", "bn", "b11n")
 
 
+def written_mask(keep: Tensor, polarity: str, dtype: torch.dtype) -> Tensor:
+    """A mask, True where a key is seen, in one of the ways people write it."""
+    return {
+        "keep": keep,
+        "hide": ~keep,
+        "int": keep.to(torch.int64),
+        "added": torch.zeros(keep.shape, dtype=dtype).masked_fill(~keep, -torch.inf),
+        "float": keep.to(dtype),
+        "int-hide": (~keep).to(torch.int64),
+    }[polarity]
+
+
 def causal_mask(polarity: str, tokens: int, dtype: torch.dtype) -> Tensor:
     """A causal mask in one of the ways people write it."""
-    keep = torch.ones(tokens, tokens).tril().bool()
-    if polarity == "keep":
-        return keep
-    if polarity == "hide":
-        return ~keep
-    if polarity == "int":
-        return keep.to(torch.int64)
-    if polarity == "float":
-        return keep.to(dtype)
-    if polarity == "int-hide":
-        return (~keep).to(torch.int64)
-    return torch.zeros(tokens, tokens, dtype=dtype).masked_fill(~keep, -torch.inf)
+    return written_mask(torch.ones(tokens, tokens).tril().bool(), polarity, dtype)
 
 
 def shaped_mask(polarity: str, shape: str, batch: int, tokens: int, dtype: torch.dtype) -> Tensor:

@@ -12,15 +12,13 @@ from clearhead.checker.harness.constructor_arguments import (
     constructors,
     each_field,
     guessed,
-    meaning_for,
     meaning_of,
 )
 from clearhead.checker.harness.forward_arguments import GUESSES
 from clearhead.checker.harness.subject import Subject
-from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure
 from clearhead.checker.source.argument_flow import frames, layer_of, used_at
-from clearhead.checker.source.call_sites import allowed_values, flags_tested, parsed, usage_of
+from clearhead.checker.source.call_sites import allowed_values, parsed, usage_of
 
 GONE = ("timeout", "memory", "died", "protocol")
 _FIELDS = 12  # of one configuration that may be guessed after an error
@@ -71,10 +69,7 @@ def with_field(
     name = found[1] if found else failure.message.strip("'") if failure.type == "KeyError" else ""
     told = [v for n, v in case.info.fields if n.rpartition(".")[2] == name and v is not None]
     allowed = allowed_values(parsed(case.text.file))
-    guess = guessed(name, sizes)
-    if guess == 1 and name in flags_tested(parsed(case.text.file)):
-        guess = False
-    value_for = told[0] if told else allowed.get(name, guess)
+    value_for = told[0] if told else allowed.get(name, guessed(name, sizes))
 
     def added(value: object) -> object:
         inner = value.get("__config__") if isinstance(value, dict) else None
@@ -85,29 +80,6 @@ def with_field(
 
     more = {key: added(value) for key, value in keywords.items()}
     return more if name and more != keywords else None
-
-
-def with_width(
-    case: Case, failure: Failure, sizes: Sizes, keywords: dict[str, object]
-) -> tuple[Sizes, dict[str, object]] | None:
-    """Heads that together have the width that the file fixes, if the error tells one.
-
-    Args:
-        case: The class.
-        failure: What was answered.
-        sizes: What it was built with.
-        keywords: What it was built with.
-    """
-    found = re.search(r"cannot be multiplied \(\d+x(\d+) and (\d+)x", failure.message)
-    got, width = (int(found[1]), int(found[2])) if found else (0, 0)
-    heads = next((n for n in (4, 3, 5, 2, 7) if width % n == 0), 0)
-    if got != sizes.d_out or width in (got, sizes.d_in) or not heads:
-        return None
-    fitting = replace(sizes, heads=heads, head_dim=width // heads, kv_heads=heads)
-    fields = ("heads", "head_dim", "kv_heads", "d_out")
-    meanings = {p.name: meaning_for(p) for p in case.info.init if p.name in keywords}
-    changed = {n: getattr(fitting, meaning) for n, meaning in meanings.items() if meaning in fields}
-    return (fitting, {**keywords, **changed}) if changed else None
 
 
 def _with_numbers(
@@ -126,8 +98,7 @@ def _with_numbers(
         whole = re.search(r"^n_|num|size|count|length", name.lower())
         return (2 if whole else 30.0) if wanted else value
 
-    more = {key: each_field(value, filled, key) if isinstance(value, dict) else value
-            for key, value in keywords.items()}  # fmt: skip
+    more = {key: each_field(value, filled, key) for key, value in keywords.items()}
     return more if more != keywords else None
 
 
@@ -151,11 +122,6 @@ def _part(case: Case, name: str, classes: tuple[ClassInfo, ...], sizes: Sizes) -
             info, usage=usage_of(case.text.file, info), sizes=same
         ):
             return {"__object__": info.name, "arguments": arguments, "keywords": keywords}
-    role = role_of(name)
-    if role in ("q", "k", "v", "o"):  # a projection
-        shared = any(meaning_for(p) == "kv_heads" for p in case.info.init) and role in "kv"
-        width = sizes.head_dim * (sizes.kv_heads if shared else sizes.heads)
-        return {"__object__": "Linear", "arguments": [sizes.d_out, width], "keywords": {}}
     return {"__object__": "Identity", "arguments": [], "keywords": {}}
 
 

@@ -6,13 +6,14 @@ are chosen, and where the class answers with an error, other sizes and other cal
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES, given, taken
+from clearhead.checker.harness import axis_orders
+from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES, taken
 from clearhead.checker.harness.constructor_arguments import (
     Sizes,
     likely_meaning,
@@ -30,6 +31,7 @@ from clearhead.checker.harness.weight_roles import role_of, takes_last
 from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure, Output, Submission
 
 Session = Submission  # a process of its own, or this one
+Inputs = tuple[Tensor, Tensor, Tensor]  # of queries, keys and values: one tensor may stand for all
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,6 @@ class Subject:
         weights: The random weights it carries now.
         arguments: Positional-only arguments of the constructor.
         d_kv: The width of the keys' and values' own input, if it is another one; else 0.
-        ids: The embedding's weights, where forward takes token ids; else "".
         memory: The order of axes of the keys' and values' own input, if it is another one; else "".
         marks: What a (batch, tokens) argument gets that must be given: one of MARKS, or "".
         texts: How many texts stand in one row, if they are not as many as `sizes` says.
@@ -76,7 +77,6 @@ class Subject:
     weights: dict[str, Tensor] = field(default_factory=dict)
     arguments: tuple[object, ...] = ()
     d_kv: int = 0
-    ids: str = ""
     memory: str = ""
     marks: str = ""
     texts: int = 0
@@ -132,8 +132,9 @@ def width_in(built: Built, sizes: Sizes, given: Mapping[str, object]) -> int:
     for name, shape in shapes.items():
         owner = built.modules.get(name.rpartition(".")[0], "")
         if role_of(name) in ("q", "qkv", "k"):
-            if shape == (sizes.head_dim, sizes.head_dim) and _takes_all(shapes, sizes):
-                return sizes.d_out  # a projection inside each head
+            inside = shape == (sizes.head_dim, sizes.head_dim)
+            if inside and any(role_of(n) == "o" and sizes.d_out in s for n, s in shapes.items()):
+                return sizes.d_out  # a projection inside each head: the output's takes all heads
             if takes_last(owner) or name.endswith("in_proj_weight"):
                 return shape[1]
             if "Conv1D" in owner:
@@ -174,43 +175,59 @@ def width_of_memory(built: Built, d_in: int) -> int:
     return widths.pop() if len(widths) == 1 and d_in not in widths else 0
 
 
-def _takes_all(shapes: dict[str, tuple[int, ...]], sizes: Sizes) -> bool:
-    """Whether an output projection takes all heads together."""
-    return any(role_of(n) == "o" and sizes.d_out in shape for n, shape in shapes.items())
+def each(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
+    """A function of each input; what was one tensor stays one."""
+    made = {key: function(tensor) for key, tensor in {id(t): t for t in inputs}.items()}
+    q, k, v = (made[id(tensor)] for tensor in inputs)
+    return q, k, v
 
 
 def call(
     session: Session,
     subject: Subject,
-    inputs: tuple[Tensor, Tensor, Tensor],
+    inputs: Inputs,
     *,
     train: bool = False,
     seed: int = 0,
     mask: Tensor | None = None,
-    grad: Tensor | None = None,
+    given: Mapping[str, object] | None = None,
 ) -> Tensor | Failure:
-    """The class's output for inputs (batch, tokens, d_in), brought to (batch, tokens, d)."""
+    """The class's output for inputs (batch, tokens, d_in), brought to (batch, tokens, d).
+
+    Args:
+        session: Who answers for the class.
+        subject: How it is called.
+        inputs: Queries', keys' and values' inputs.
+        train: Whether it is in training.
+        seed: What its own randomness is drawn with.
+        mask: What its mask argument gets.
+        given: What other arguments of forward get, by name.
+    """
+
+    def one(shaped: Inputs) -> Tensor | Failure:
+        arguments = arguments_for(subject, shaped, mask, given)
+        output = session.forward(*arguments, train=train, seed=seed)
+        return output if isinstance(output, Failure) else _result(subject, output, shaped[0].shape)
+
     if subject.axes in ("single", *STATES):
         rows = []
         for row in range(len(inputs[0])):
-            got = _one(session, subject, one_text(subject, inputs, row), train, seed, mask)
+            got = one(one_text(subject, inputs, row))
             if isinstance(got, Failure):
                 return got
             rows.append(got)
         return torch.stack(rows)
     if subject.axes == "packed":
         subject = replace(subject, texts=len(inputs[0]))
-    got = _one(session, subject, handed(subject, inputs), train, seed, mask)
+    got = one(handed(subject, inputs))
     if isinstance(got, Tensor) and subject.axes == "packed":
         return got.view(*inputs[0].shape[:2], -1) if len(got) == inputs[0][..., 0].numel() else got
     return got if isinstance(got, Failure) else taken(got, subject.axes)
 
 
-def handed(
-    subject: Subject, inputs: tuple[Tensor, Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
+def handed(subject: Subject, inputs: Inputs) -> Inputs:
     """Inputs (batch, tokens, width) with their axes as the class wants them."""
-    q, k, v = (given(one, order) for one, order in zip(inputs, orders(subject), strict=True))
+    q, k, v = map(axis_orders.given, inputs, orders(subject))
     return q, k, v
 
 
@@ -220,12 +237,9 @@ def orders(subject: Subject) -> tuple[str, str, str]:
     return subject.axes, memory, subject.axes if memory == "turned" else memory
 
 
-def one_text(
-    subject: Subject, inputs: tuple[Tensor, Tensor, Tensor], row: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def one_text(subject: Subject, inputs: Inputs, row: int) -> Inputs:
     """One text of a batch as the class wants it; what was one tensor stays one."""
-    made = {id(tensor): tensor[row : row + 1] for tensor in inputs}
-    q, k, v = (made[id(tensor)] for tensor in inputs)
+    q, k, v = each(inputs, lambda x: x[row : row + 1])
     shaped = dict(zip(map(id, (q, k, v)), handed(subject, (q, k, v)), strict=True))
     return shaped[id(q)], shaped[id(k)], shaped[id(v)]
 
@@ -247,9 +261,12 @@ def length_of(x: Tensor, axes: str) -> int:
 
 
 def arguments_for(
-    subject: Subject, inputs: tuple[Tensor, Tensor, Tensor], mask: Tensor | None
+    subject: Subject,
+    inputs: Inputs,
+    mask: Tensor | None = None,
+    given: Mapping[str, object] | None = None,
 ) -> tuple[list[object], dict[str, object]]:
-    """Forward's arguments, positional as far as possible."""
+    """Forward's arguments, positional as far as possible; see `call`."""
     q, k, v = inputs
     length = length_of(v, orders(subject)[2])
     single = subject.axes == "single"
@@ -268,7 +285,7 @@ def arguments_for(
         rows = [torch.randn(axes, generator=seed) for seed in seeds]  # the same in a larger batch
         value[role] = torch.stack(rows).to(subject.dtype)
     value |= dict.fromkeys(ANGLE_ROLES)
-    value |= {"grid": list(GRID), "rows": GRID[0], "columns": GRID[1]}
+    value["grid"] = list(GRID)
     if subject.axes == "packed":
         each = length // (subject.texts or subject.sizes.batch)
         value["cumulative"] = torch.arange(0, length + 1, each, dtype=torch.int32)
@@ -283,7 +300,7 @@ def arguments_for(
         name: value[role]
         for name, role in subject.feed
         if not (name in optional and value[role] is None)
-    }
+    } | dict(given or {})
     positional: list[object] = []
     for parameter in subject.info.forward:
         if parameter.name not in keywords or kinds[parameter.name] == "KEYWORD_ONLY":
@@ -292,24 +309,8 @@ def arguments_for(
     return positional, keywords
 
 
-def _one(
-    session: Session,
-    subject: Subject,
-    inputs: tuple[Tensor, Tensor, Tensor],
-    train: bool,
-    seed: int,
-    mask: Tensor | None,
-) -> Tensor | Failure:
-    shape = inputs[0].shape
-    if subject.ids:
-        ids = ids_for(session, subject, inputs[0])
-        if isinstance(ids, Failure):
-            return ids
-        inputs = (ids, ids, ids)
-    positional, keywords = arguments_for(subject, inputs, mask)
-    output = session.forward(positional, keywords, train=train, seed=seed)
-    if isinstance(output, Failure):
-        return output
+def _result(subject: Subject, output: Output, shape: Sequence[int]) -> Tensor | Failure:
+    """The result among what was returned, for inputs of this shape."""
     chosen = result_in(subject, output, shape)
     if chosen is None:
         return Failure("exception", "NoTensor", "forward returned no tensor")
@@ -325,29 +326,6 @@ def _one(
             shapes = f"one vector per sentence, {shapes}"
         return Failure("exception", "ShapeError", f"forward returned {shapes}")
     return result.to(torch.float64)
-
-
-def ids_for(
-    session: Session, subject: Subject, x: Tensor, padding: int | None = None
-) -> Tensor | Failure:
-    """Ids whose embeddings are the vectors x: those are written into the embedding's last rows.
-
-    Args:
-        session: Who answers for the class.
-        subject: The class.
-        x: The vectors, (..., d_in).
-        padding: The id of the padding, whose embedding becomes the last vector.
-    """
-    table = subject.weights[subject.ids].clone()
-    flat = x.reshape(-1, x.shape[-1])
-    first = len(table) - len(flat)
-    if first < 1 or (padding is not None and padding >= first):
-        return Failure("exception", "IndexError", f"{len(table)} ids are too few to try it")
-    table[first:] = flat.to(table)
-    if padding is not None:
-        table[padding] = flat[-1].to(table)
-    failed = session.load({subject.ids: table.to(subject.dtype)})
-    return failed or torch.arange(first, len(table)).view(x.shape[:-1])
 
 
 def result_in(subject: Subject, output: Output, shape: Sequence[int]) -> int | None:
@@ -398,9 +376,7 @@ def turned_width(subject: Subject) -> int:
     return int(str(value_of("rope_dim", subject.sizes, set()))) if parted else head_width(subject)
 
 
-def inputs_for(
-    subject: Subject, tokens: int, seed: int = 2, batch: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+def inputs_for(subject: Subject, tokens: int, seed: int = 2, batch: int = 0) -> Inputs:
     """Random inputs: one for all, or three different ones where forward takes three."""
     generator = torch.Generator().manual_seed(seed + 1009 * subject.seed)
     shape = (batch or subject.sizes.batch, tokens, subject.d_in)

@@ -49,7 +49,6 @@ class Usage:
         ranks: For parameters of forward, how many axes the code expects.
         makers: Parameters of the constructor that it calls itself: `norm_layer(dim)`.
         parts: Parameters of the constructor that forward calls: `self.attend(q, k, v)`.
-        options: What the constructor reads from its `**kwargs`.
         owners: The classes of the file that build it.
         items: How many items the constructor reads from a parameter: `window_size[1]`.
         called_names: Names that the file calls, derives from, decorates with or reads fields of.
@@ -63,17 +62,11 @@ class Usage:
     ranks: dict[str, int] = field(default_factory=dict)
     makers: frozenset[str] = frozenset()
     parts: frozenset[str] = frozenset()
-    options: tuple[str, ...] = ()
     owners: frozenset[str] = frozenset()
     items: dict[str, int] = field(default_factory=dict)
     called_names: frozenset[str] = frozenset()
     called_in: frozenset[str] = frozenset()
     allowed: dict[str, object] = field(default_factory=dict)
-
-    def alias(self, parameter: str) -> str:
-        """What the file's own calls name an argument of forward; "" if they do not tell."""
-        names = [site[parameter].name for site in self.called if parameter in site]
-        return next((name for name in names if name), "")
 
 
 @functools.lru_cache(maxsize=16)
@@ -136,7 +129,7 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
         ranks.setdefault(argument, len(axes))
     return Usage(
         tuple(built), tuple(called), unpacked, ranks, _called_in(init, info.init),
-        _kept_and_called(init, node, info.init), _options(init), frozenset(owners),
+        _kept_and_called(init, node, info.init), frozenset(owners),
         _items(node, init, info.init), _called_names(parsed(file)),
         _called_in(forward, info.forward), allowed_values(node),
     )  # fmt: skip
@@ -368,58 +361,6 @@ def allowed_values(scope: ast.AST | None) -> dict[str, object]:
             if isinstance(first, ast.Constant) and last_name(node.left):
                 found.setdefault(last_name(node.left), first.value)
     return found
-
-
-def used_behind(scope: ast.AST, name: str) -> bool:
-    r"""Whether a name is used under a condition that is about something else.
-
-    Examples:
-        >>> code = "if cos is not None: q = turn(q, cos)\nif kind == 'rotary': q = turn(q, sin)"
-        >>> [used_behind(ast.parse(code), name) for name in ("cos", "sin")]
-        [False, True]
-    """
-    for node in ast.walk(scope):
-        if isinstance(node, ast.If):
-            test, body = (
-                {n.id for one in part for n in ast.walk(one) if isinstance(n, ast.Name)}
-                for part in ([node.test], node.body)
-            )
-            if name in body - test:
-                return True
-    return False
-
-
-def flags_tested(scope: ast.AST) -> frozenset[str]:
-    r"""The names of which the truth is asked, under this name or another one.
-
-    Examples:
-        >>> code = "self.deep = cfg.by_depth\nif self.deep and not cfg.flat and n > 2: stop()"
-        >>> sorted(flags_tested(ast.parse(code)))
-        ['by_depth', 'deep', 'flat']
-    """
-    tests = [node.test for node in ast.walk(scope) if isinstance(node, ast.If | ast.IfExp)]
-    for test in tests:  # grows while it is walked
-        inner = test.values if isinstance(test, ast.BoolOp) else []
-        tests += [test.operand] if isinstance(test, ast.UnaryOp) else inner
-    tested = {*map(last_name, tests)}
-    tested |= {last_name(v) for target, v in _assignments(scope) if last_name(target) in tested}
-    return frozenset(tested) - {""}
-
-
-def _options(init: ast.FunctionDef | None) -> tuple[str, ...]:
-    """The names that a constructor must find in its `**kwargs`."""
-    if init is None or init.args.kwarg is None:
-        return ()
-    kwargs = init.args.kwarg.arg
-    found = []
-    for node in ast.walk(init):
-        if isinstance(node, ast.Subscript) and last_name(node.value) == kwargs:
-            found.append(last_name(node))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            wanted = node.func.attr in ("pop", "get") and last_name(node.func.value) == kwargs
-            if wanted and len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
-                found.append(str(node.args[0].value))
-    return tuple(dict.fromkeys(name for name in found if name and name != kwargs))
 
 
 Tree = dict[str, "Tree"]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.subject import Subject
+from clearhead.checker.harness.subject import Inputs, Subject
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import ClassInfo
@@ -34,6 +34,19 @@ NO_ATTENTION = (
     "Nothing in it says that it is attention, and no token sees another: a norm or a layer for "
     "each token alone, perhaps."
 )
+
+
+# How a source calls attention over channels, as XCiT, Restormer, DaViT and EdgeNeXt have it.
+_CHANNELS = r"(?i)channel[\w-]*[ _-]?att|covarian|\bxca\b|\bmdta\b|transposed[\w -]*attention"
+OVER_CHANNELS = (
+    "Its source speaks of attention over channels, in which features are compared and the tokens "
+    "are summed. This kind of attention is not judged."
+)
+
+
+def is_over_channels(text: Text) -> bool:
+    """Whether a class says that it attends over channels, where scores without tokens are right."""
+    return re.search(_CHANNELS, f"{text.name}\n{text.source}") is not None
 
 
 def is_attention(info: ClassInfo) -> bool:
@@ -109,7 +122,7 @@ def may_attend(text: Text) -> bool:
     return inherits or any(part.uses(signs) for part in (text, *used_by(text)))
 
 
-def is_no_attention(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor) -> bool:
+def is_no_attention(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
     """Whether no token sees another in a class that does not say it is attention.
 
     A class with queries and keys, or that is called so, means to be one.

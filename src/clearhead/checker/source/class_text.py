@@ -24,7 +24,6 @@ _LANDMARKS = {
 }
 _OF_SCORES = ("scores", "dropout", "mask")
 _ATTENDS = "~softmax( scaled_dot_product_attention( exp("
-_SDPA = "scaled_dot_product_attention"
 
 
 @dataclass(frozen=True)
@@ -112,16 +111,6 @@ class Text:
         """Whether the code has this pattern."""
         return re.search(pattern, self.code) is not None
 
-    def line(self, *patterns: str) -> int | None:
-        """The first line with the first pattern that occurs, as the file counts."""
-        lines: list[str] = self.code.splitlines()
-        start: int = next((i for i, text in enumerate(lines) if "def-forward" in text), 0)
-        for pattern in patterns:
-            for number in (*range(start, len(lines)), *range(start)):
-                if re.search(pattern, lines[number]):
-                    return int(self.first + number)
-        return None
-
 
 def _words_in(node: ast.AST) -> Iterator[str]:
     """The words that one node of a syntax tree is; see `Text.words`."""
@@ -202,8 +191,6 @@ def locate(id: str, text: Text) -> int | None:
     The catalogue says what to look for. Scores and softmax may be elsewhere: in a class around
     heads, or in a function that is called.
     """
-    if id == "sdpa-mask-polarity":
-        return text.line_with(" ".join(f"{name}(" for name in sorted(sdpa_names(text.file))))
     parts = (text, *used_by(text))
     attending = sorted(parts, key=lambda part: not part.uses(_ATTENDS))
     for landmark in words_of(id).at:
@@ -212,69 +199,6 @@ def locate(id: str, text: Text) -> int | None:
             if line is not None:
                 return line
     return None
-
-
-def sdpa_names(file: str) -> set[str]:
-    """What a file calls PyTorch's scaled_dot_product_attention: imported, assigned or wrapped.
-
-    Examples:
-        >>> line = "from torch.nn.functional import scaled_dot_product_attention as attend"
-        >>> sorted(sdpa_names(line))
-        ['attend', 'scaled_dot_product_attention']
-    """
-    names = {_SDPA}
-    for node in ast.walk(parsed(file)):
-        if isinstance(node, ast.ImportFrom):
-            names |= {one.asname for one in node.names if one.name == _SDPA and one.asname}
-        elif isinstance(node, ast.Assign):
-            value = node.value
-            if isinstance(value, ast.Call):
-                value = value.args[0] if last_name(value.func) == "partial" else ast.Constant(None)
-            if last_name(value) == _SDPA:
-                names |= set(map(last_name, node.targets))
-    for node in parsed(file).body:
-        if isinstance(node, ast.FunctionDef):
-            calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
-            names |= {node.name} if {last_name(call.func) for call in calls} & names else set()
-    return names
-
-
-def uses_sdpa(text: Text) -> bool:
-    """Whether a class calls PyTorch's own attention, under whatever name."""
-    return text.uses(" ".join(f"{name}(" for name in sdpa_names(text.file)))
-
-
-_MAKERS = {"ones", "zeros", "full", "arange", "tensor", "eye", "empty"}
-_KEPT = {"to", "type_as", "register_buffer", "Parameter"}
-
-
-def made_without(text: Text, what: str) -> int | None:
-    """The line of forward, or of a helper, that makes a tensor and does not say its device (dtype).
-
-    Args:
-        text: The source.
-        what: "device" or "dtype".
-    """
-    lines = sorted(_makers(text.tree, what))
-    start = min(text.words.get("def-forward", [0]))
-    return next(iter([*(n for n in lines if n >= start), *lines]), None)
-
-
-def _makers(tree: ast.AST, what: str) -> Iterator[int]:
-    for statement in statements(tree):
-        calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        if {last_name(call.func) for call in calls} & _KEPT:
-            continue
-        if any(isinstance(target, ast.Attribute) for target in targets):
-            continue
-        for call in calls:
-            home = call.func.value if isinstance(call.func, ast.Attribute) else None
-            name = last_name(call.func)
-            made = name in _MAKERS or (name.endswith("Tensor") and name[0].isupper())
-            said = any(what in ast.unparse(keyword) for keyword in call.keywords)
-            if made and isinstance(home, ast.Name) and home.id in ("torch", "T", "th") and not said:
-                yield call.lineno
 
 
 def keeps_something(text: Text) -> bool:
@@ -323,6 +247,28 @@ def dropped_mask(text: Text) -> int | None:
     return None
 
 
+_BATCH = r"b|bs|bsz|batch\w*|n_?batch\w*|num_batch\w*"
+_TOKENS = r"t|l|s|seq\w*|len\w*|time\w*|tok\w*|length|\w+_len|n_tok\w*|num_tok\w*|sequence\w*"
+
+
+def order_said(source: str) -> str:
+    """Which axis a source says comes first: "batch", "tokens", "both" or "".
+
+    Examples:
+        >>> order_said("B, T, C = x.shape"), order_said("# (seq, batch, d)"), order_said("y = x")
+        ('batch', 'tokens', '')
+    """
+    between = r"\s*,\s*"
+    end = rf"{between}[\w*/ ]+(\)|\]|=)"
+    batch = rf"(?i)[(\[\s](({_BATCH}){between}\w+|n{between}({_TOKENS})){end}"
+    tokens = rf"(?i)[(\[\s]({_TOKENS}|n){between}({_BATCH}){end}"
+    batch += r"|batch[ -]first|batch_first\s*=\s*True"
+    tokens += r"|(seq\w*|tokens?|time)[ -]first"
+    patterns = {"batch": batch, "tokens": tokens}
+    found = [name for name, pattern in patterns.items() if re.search(pattern, f" {source}")]
+    return found[0] if len(found) == 1 else "both" if found else ""
+
+
 # Words that say in a comment or a docstring that the future may be seen.
 _NOT_CAUSAL = r"(?i)bi-?directional|encoder|\bbert|\bvit\b|vision|image|patch|(not|non)[- ]causal"
 _SAID_CAUSAL = r"(?i)(causal|autoregressive)\b(?! or\b)"  # a docstring whose first word it is
@@ -332,7 +278,7 @@ _CAUSAL_FILE = r"(?i)\bcausal|autoregress|look.?ahead|gpt|language.?model|\bdef 
 def expects_causal(
     text: Text, info: ClassInfo, takes_mask: bool, asked: bool = False, flags: Collection[str] = ()
 ) -> str:
-    """Whether a class means to be causal: "yes", "no", or "maybe", which is a question.
+    """Whether a class means to be causal: "yes" or "no".
 
     "yes" needs a sign that can mean nothing else: we asked for it, the name, or a triangle in the
     code. A context length alone is no such sign, since an encoder may have one for its positions.
@@ -358,7 +304,7 @@ def expects_causal(
         return "no" if _switched_off(info) else "yes"
     if not context_name(text, info) or re.search(_NOT_CAUSAL, text.source):
         return "no"
-    return "yes" if re.search(_CAUSAL_FILE, text.file) or text.uses("~mask") else "maybe"
+    return "yes" if re.search(_CAUSAL_FILE, text.file) or text.uses("~mask") else "no"
 
 
 def _masked_behind(text: Text, flags: Collection[str]) -> bool:

@@ -2,7 +2,7 @@
 
 attention(q, k, v, mask=None)              no weights: it mixes what it is given
 attention(x, Wq, Wk, Wv, Wo, n_heads)      the weights are arguments: the class holds them
-attention(x, weights, n_heads)             likewise, where weights["Wq"] or weights.Wq is read
+attention(x, weights, n_heads)             likewise, where weights["Wq"] is read
 """
 
 import ast
@@ -100,9 +100,8 @@ def _class_for(node: ast.FunctionDef, cls: str, arrays: bool) -> Wrapped | None:
         if kind == "told":
             told.append(name)
         elif several is not None:
-            form, parts = several
-            held |= {f"{name}_{part}": shape for part, shape in parts.items()}
-            code = form.format(*(f"self.{name}_{part}" for part in parts))
+            held |= {f"{name}_{part}": shape for part, shape in several.items()}
+            code = f"{{{', '.join(f'{part!r}: self.{name}_{part}' for part in several)}}}"
         elif kind == "held":
             held[name] = code
             code = f"self.{name}"
@@ -128,42 +127,17 @@ def _class_for(node: ast.FunctionDef, cls: str, arrays: bool) -> Wrapped | None:
     return Wrapped(node.name, cls, "\n".join(lines), node.lineno, node.end_lineno or node.lineno)
 
 
-def _weights_in(node: ast.FunctionDef, name: str) -> tuple[str, dict[str, str]] | None:
-    """Weights that a function reads from one argument: `weights["Wq"]`, `p.Wq`, `q, k, v = ws`.
-
-    Returns:
-        The argument in code, with a place for each weight, and each weight's shape in code.
-    """
-    items, fields, parts = list[str](), list[str](), list[str]()
-    for one in ast.walk(node):
-        if isinstance(one, ast.Subscript) and _is_name(one.value, name):
-            items += [str(one.slice.value)] if isinstance(one.slice, ast.Constant) else []
-        elif isinstance(one, ast.Attribute) and _is_name(one.value, name):
-            fields.append(one.attr)
-        elif isinstance(one, ast.Assign) and _is_name(one.value, name):
-            (target, *_) = one.targets
-            if isinstance(target, ast.Tuple):
-                parts += [ast.unparse(each) for each in target.elts]
-    for form, found in (("dict", items), ("object", fields), ("tuple", parts)):
-        names = list(dict.fromkeys(found))
-        shapes = {n: _shape(n) for n in names}
-        known = {n: shape for n, shape in shapes.items() if shape}
-        if known and len(known) == len(names) and {"q", "k", "v"} <= set(map(role_of, known)):
-            return _written(form, names), known
-    return None
-
-
-def _written(form: str, names: list[str]) -> str:
-    if form == "dict":
-        return "{{" + ", ".join(f"{name!r}: {{}}" for name in names) + "}}"
-    if form == "tuple":
-        return "(" + ", ".join("{}" for _ in names) + ",)"
-    fields = ", ".join(f"{name}={{}}" for name in names)
-    return f"__import__('types').SimpleNamespace({fields})"
-
-
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
+def _weights_in(node: ast.FunctionDef, name: str) -> dict[str, str] | None:
+    """Weights that a function reads from one argument, `weights["Wq"]`: their shapes in code."""
+    items = [
+        str(one.slice.value)
+        for one in ast.walk(node)
+        if isinstance(one, ast.Subscript) and isinstance(one.slice, ast.Constant)
+        if isinstance(one.value, ast.Name) and one.value.id == name
+    ]
+    shapes = {item: _shape(item) for item in items}
+    whole = all(shapes.values()) and {"q", "k", "v"} <= set(map(role_of, shapes))
+    return shapes if whole else None
 
 
 def _shape(name: str) -> str:
