@@ -344,3 +344,175 @@ def test_an_added_mask_beside_scores_without_a_scale() -> None:
     assert (report.verdict, ids(report)) == ("correct", {"missing-scale"}), report
     weak = UNSCALED.replace("+ attention_mask", "+ attention_mask.to(x.dtype).clamp(min=-1)")
     assert check(weak).verdict == "wrong"
+
+
+SPLIT = """
+    def split(self, x):
+        return x.unflatten(-1, (self.h, -1)).transpose(1, 2)
+
+    def mixed(self, q, k, v, weights=None):
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) if weights is None else weights
+        return (weights @ v).transpose(1, 2).flatten(2)
+"""
+INIT = """
+    def __init__(self, dim, heads=4):
+        super().__init__()
+        self.h = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+"""
+
+NON_CAUSAL = f"""
+class NonCausalSelfAttention(nn.Module):{INIT}{SPLIT}
+    def forward(self, x):
+        return self.o(self.mixed(*(self.split(f(x)) for f in (self.q, self.k, self.v))))
+"""
+INVERTED_BY_A_FLAG = f"""
+class SlotAttention(nn.Module):{INIT}{SPLIT}
+    def forward(self, x, inverted=False):
+        q, k, v = (self.split(f(x)) for f in (self.q, self.k, self.v))
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        weights = scores.softmax(-2 if inverted else -1)
+        return self.o(self.mixed(q, k, v, weights / weights.sum(-1, keepdim=True)))
+"""
+DROPOUT_BY_A_FLAG = f"""
+class MatchingAttention(nn.Module):
+    def __init__(self, dim, heads=4, use_dropout=False, dropout=0.1):
+        super().__init__()
+        self.h, self.use_dropout, self.drop = heads, use_dropout, nn.Dropout(dropout)
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+{SPLIT}
+    def forward(self, x):
+        q, k, v = (self.split(f(x)) for f in (self.q, self.k, self.v))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        if self.use_dropout:
+            weights = self.drop(weights)
+        return self.o(self.mixed(q, k, v, weights))
+"""
+TABLE_KEPT_IN_EVALUATION = f"""
+class TableAttention(nn.Module):
+    def __init__(self, dim, heads=4, max_len=100):
+        super().__init__()
+        self.h = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+        self.table = nn.Parameter(torch.randn(heads, max_len))
+{SPLIT}
+    @torch.no_grad()
+    def train(self, mode=True):
+        super().train(mode)
+        self.kept = None if mode else self.table * 1
+        return self
+
+    def forward(self, x):
+        q, k, v = (self.split(f(x)) for f in (self.q, self.k, self.v))
+        i = torch.arange(x.shape[1])
+        table = self.table if self.training else self.kept
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + table[:, (i[:, None] - i).abs()]
+        return self.o(self.mixed(q, k, v, scores.softmax(-1)))
+"""
+FIXED_LENGTH = f"""
+class ExampleAttention(nn.Module):
+    def __init__(self, dim, example_length, heads=4):
+        super().__init__()
+        self.h = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+        future = torch.ones(example_length, example_length).triu(1)
+        self.register_buffer("mask", future * -1e9)
+{SPLIT}
+    def forward(self, x):
+        q, k, v = (self.split(f(x)) for f in (self.q, self.k, self.v))
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + self.mask
+        return self.o(self.mixed(q, k, v, scores.softmax(-1)))
+"""
+MASK_OF_QUERIES = f"""
+class CrossAttention(nn.Module):{INIT}{SPLIT}
+    def forward(self, x, context, mask=None, context_mask=None):
+        q, k, v = self.split(self.q(x)), self.split(self.k(context)), self.split(self.v(context))
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if context_mask is not None:
+            scores = scores.masked_fill(~context_mask[:, None, None], -1e4)
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None, :, None], -1e4)
+        return self.o(self.mixed(q, k, v, scores.softmax(-1)))
+"""
+NEIGHBOURS_BESIDE = f"""
+class LocalValueAttention(nn.Module):
+    def __init__(self, dim, heads=4):
+        super().__init__()
+        self.h, self.local = heads, nn.Conv1d(dim, dim, 3, padding=1, groups=dim)
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+{SPLIT}
+    def forward(self, x):
+        q, k, v = (f(x) for f in (self.q, self.k, self.v))
+        local = self.local(v.mT).mT
+        return self.o(self.mixed(*map(self.split, (q, k, v))) + local)
+"""
+RECTIFIED = f"""
+class InteractingAttention(nn.Module):{INIT}{SPLIT}
+    def forward(self, x):
+        q, k, v = (self.split(f(x)) for f in (self.q, self.k, self.v))
+        return torch.relu(self.mixed(q, k, v) + self.o(x))
+"""
+IN_TWO_AXES = """
+class GlobalAttention(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.linear_in = nn.Linear(dim, dim, bias=False)
+        self.linear_out = nn.Linear(2 * dim, dim, bias=False)
+
+    def forward(self, query, context):
+        batch, queries, _ = query.shape
+        scores = torch.bmm(self.linear_in(query), context.mT)
+        weights = torch.softmax(scores.view(batch * queries, -1), dim=1)
+        mix = torch.bmm(weights.view(batch, queries, -1), context)
+        return torch.tanh(self.linear_out(torch.cat([mix, query], -1)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "remarks"),
+    [
+        (NON_CAUSAL, set()),
+        (INVERTED_BY_A_FLAG, {"softmax-over-queries"}),
+        (DROPOUT_BY_A_FLAG, set()),
+        (TABLE_KEPT_IN_EVALUATION, set()),
+        (FIXED_LENGTH, set()),
+        (MASK_OF_QUERIES, set()),
+        (NEIGHBOURS_BESIDE, set()),
+        (RECTIFIED, set()),
+        (IN_TWO_AXES, {"missing-scale"}),  # as Luong's attention
+    ],
+)
+def test_what_published_code_does_is_no_mistake(source, remarks):
+    report = check("import torch\nfrom torch import nn\n" + source)
+    assert report.verdict == "correct", report
+    assert {f.id for f in report.findings} - {"mask-fill-overflows-half"} == remarks
+    assert {f.severity for f in report.findings} <= {"edge"}
+
+
+def test_attention_of_a_class_token_is_not_judged():
+    source = NON_CAUSAL.replace("NonCausalSelf", "Class").replace(
+        "return self.o(self.mixed(*(self.split(f(x)) for f in (self.q, self.k, self.v))))",
+        "q, k, v = self.q(x[:, :1]), self.k(x), self.v(x)\n"
+        "        first = self.o(self.mixed(*map(self.split, (q, k, v))))\n"
+        "        return torch.cat([first, x[:, 1:]], 1)",
+    )
+    report = check("import torch\nfrom torch import nn\n" + source)
+    assert report.verdict == "unsure"
+    assert "class token" in report.findings[0].evidence
+
+
+def test_keys_and_values_that_may_come_from_elsewhere_are_tried():
+    source = NON_CAUSAL.replace("NonCausalSelf", "").replace(
+        "forward(self, x):",
+        "forward(self, x, context=None):\n        y = x if context is None else context",
+    )
+    right = source.replace(
+        "f(x)) for f in (self.q, self.k, self.v)",
+        "f(z)) for f, z in ((self.q, x), (self.k, y), (self.v, y))",
+    )
+    wrong = right.replace("(self.q, x)", "(self.q, y)")
+    head = "import torch\nfrom torch import nn\n"
+    assert check(head + right).verdict == "correct"
+    report = check(head + wrong)
+    assert [f.id for f in report.findings] == ["input-ignored"], report
+    assert report.findings[0].evidence.startswith("With context given: ")
