@@ -1,9 +1,7 @@
 """Conventions of published code that must neither stop the checker nor raise a false alarm."""
 
 import pytest
-from in_process_check import check, ids
-
-from clearhead.checker.diagnosis.file_check import check_source
+from in_process_check import check, check_file, ids
 
 HEAD = """
 import torch
@@ -212,7 +210,7 @@ class FullAttention(nn.Module):
 
 layer = FullAttention(False)
 """
-    (report,) = check_source(source, "file.py")
+    (report,) = check_file(source, "file.py")
     assert (report.verdict, ids(report)) == ("correct", set()), report
 
 

@@ -1,9 +1,9 @@
 """Classes copied out of a package: the other modules are missing, its conventions remain."""
 
 import pytest
-from in_process_check import check, ids
+from in_process_check import check, check_file, ids
 
-from clearhead.checker.diagnosis.file_check import check_source
+from clearhead.checker.sandbox.answers import Forged
 
 REGISTRY = """
 import torch
@@ -151,7 +151,7 @@ class FusedAttention(nn.Module):
 
 
 def test_rotary_positions_that_are_missing_are_left_out_and_that_is_said() -> None:
-    (report,) = check_source(FUSED, "file.py")
+    (report,) = check_file(FUSED, "file.py")
     assert report.verdict == "correct", report
     assert any("apply_rotary_emb is missing" in note for note in report.notes)
 
@@ -189,7 +189,12 @@ class SmallAttention(nn.Module):
         (GPT, " / q.shape[-1] ** 0.5"),
         (REGISTRY, " * scaling"),
         (WRAPPERS, " / q.shape[-1] ** 0.5"),
-        (STARRED, " / np.sqrt(q.shape[-1])"),
+        pytest.param(
+            STARRED,
+            " / np.sqrt(q.shape[-1])",
+            # `*` itself is reported as a missing name, and refused as none by the protocol.
+            marks=pytest.mark.xfail(strict=True, raises=Forged, reason="missing_names has a `*`"),
+        ),
         (HELPERS, " * self.scale"),
     ],
 )
