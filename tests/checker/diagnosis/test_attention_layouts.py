@@ -397,3 +397,28 @@ def test_kernels_with_biases_of_their_own_names_are_read():
     assert (report.verdict, ids(report)) == ("correct", set())
     missing = edited(KERNELS, [(" / q.shape[-1] ** 0.5", "")])
     assert ids(check(missing)) == {"missing-scale"}
+
+
+_POOLED = (
+    HEAD
+    + '''
+class PoolAttention(nn.Module):
+    """Attention over the pixels of a feature map, with the mean as its query."""
+
+    def __init__(self, spacial_dim, dim):
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(spacial_dim**2 + 1, dim))
+        self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in range(3))
+
+    def forward(self, x):
+        x = x.reshape(*x.shape[:2], -1).permute(0, 2, 1)
+        x = torch.cat([x.mean(1, keepdim=True), x], 1) + self.positions
+        return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))[:, 0]
+'''
+)
+
+
+def test_a_way_to_call_it_that_was_only_guessed_is_no_false_alarm():
+    report = check(_POOLED)
+    assert report.verdict == "unsure", report
+    assert "it may want other inputs" in report.findings[0].evidence

@@ -135,9 +135,27 @@ def test_results_that_grow_step_by_step_are_not_run():
     calls += [Call("Tensor", "exp", ({"register": n},), {}, (n + 1,), 1) for n in range(70)]
     with pytest.raises(NotRunnable, match="keeps more numbers"):
         harmless(*calls).run()
-    times = Call("Tensor", "repeat_interleave", ({"register": 0}, {"register": 0}), {}, (1,), 1)
-    with pytest.raises(NotRunnable, match="numbers from a tensor"):
-        harmless(Call("torch", "full", ({"list": [3]}, 1e15), {}, (0,), 1), times).run()
+
+
+def repeated(*arguments, **more) -> Program:
+    """A program that repeats 2 numbers as often as a tensor says."""
+    counts = Call("torch", "full", ({"list": [2]}, more.pop("each", 3)), {}, (0,), 1)
+    return harmless(counts, Call("torch", "repeat_interleave", arguments, more, (1,), 1))
+
+
+def test_repeats_may_stand_in_a_tensor_if_they_are_few():
+    register = {"register": 0}
+    assert repeated(register).run()[1].tolist() == [0, 0, 0, 1, 1, 1]
+    assert repeated(register, register, dim=0).run()[1].tolist() == [3] * 6
+    for program in (
+        repeated(register, each=1 << 40),
+        repeated(register, each=1 << 40, output_size=5),
+        repeated(register, register, 0, each=1 << 40),
+    ):
+        with pytest.raises(NotRunnable, match="sizes"):
+            program.run()
+    with pytest.raises(NotRunnable, match="fraction"):
+        repeated(register, register, each=1e15).run()
 
 
 def test_a_program_has_a_time_limit(monkeypatch):

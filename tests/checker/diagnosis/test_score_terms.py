@@ -4,6 +4,8 @@ import pytest
 from in_process_check import check, ids
 from planted_mistakes import HEAD, edited
 
+from clearhead.checker.diagnosis.file_check import check_source
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
 
 
@@ -187,6 +189,13 @@ def test_a_learned_sink_is_right_and_does_not_hide_a_mistake():
     assert any("a sink" in note for note in report.notes)
     unscaled = edited(SINK, [(" / self.hd**0.5", "")])
     assert ids(check(unscaled)) == {"missing-scale"}
+
+
+def test_a_sink_is_found_through_other_types_and_a_shift():
+    stable = "(s - s.amax(-1, True)).float().softmax(-1).to(v.dtype)"
+    report = check(edited(SINK, [("s.softmax(-1)[..., :-1]", f"{stable}[..., :-1]")]))
+    assert report.verdict == "correct", report
+    assert any("a sink" in note for note in report.notes)
 
 
 CAPPED = edited(
@@ -433,3 +442,45 @@ def test_a_bias_from_features_of_pairs():
     assert "A bias from features of each pair is added to the scores." in report.notes
     assert ids(check(edited(PAIRED, [(" / q.shape[-1] ** 0.5", "")]))) == {"missing-scale"}
     assert check(edited(PAIRED, [("0, 3, 1, 2", "0, 3, 2, 1")])).verdict == "unsure"
+
+
+_HEADS = """
+class Head(nn.Module):
+    def __init__(self, n_embd, head_size, block_size):
+        super().__init__()
+        self.key, self.query, self.value = (nn.Linear(n_embd, head_size) for _ in range(3))
+        self.register_buffer("tril", torch.tril(torch.ones(block_size, block_size)))
+
+    def forward(self, x):
+        B, T, C = x.shape
+        wei = self.query(x) @ self.key(x).mT * C ** -0.5
+        wei = wei.masked_fill(self.tril[:T, :T] == 0, float("-inf"))
+        return wei.softmax(-1) @ self.value(x)
+
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, n_embd, num_heads, head_size, block_size):
+        super().__init__()
+        self.heads = nn.ModuleList(
+            [Head(n_embd, head_size, block_size) for _ in range(num_heads)]
+        )
+        self.proj = nn.Linear(num_heads * head_size, n_embd)
+
+    def forward(self, x):
+        return self.proj(torch.cat([h(x) for h in self.heads], dim=-1))
+"""
+
+
+def test_the_width_of_all_heads_as_scale_of_each_head_in_a_list():
+    head, whole = check_source(HEAD + _HEADS, "file.py")
+    assert [f.id for f in whole.findings] == ["scale-by-d-out"]
+    assert [f.id for f in head.findings] == ["wrong-scale"]
+    for report in (head, whole):
+        assert "the square root of the input's width" in report.findings[0].evidence
+
+
+def test_a_tiny_number_that_is_added_to_hide_is_named():
+    mask = "        s = s + (1 - torch.ones(n, n).tril()) * -1e-9\n"
+    report = check(edited(BIASED, [(_BIAS, ""), ("        y = s", mask + "        y = s")]))
+    assert ids(report) == {"mask-fill-not-inf"}, report
+    assert "You wrote -1e-9; -1e9 was probably meant." in report.findings[0].evidence

@@ -592,6 +592,80 @@ def test_pooling_is_not_judged():
 
 
 def test_a_call_that_the_checker_chose_is_said_to_be_so():
-    source = IMPORTS + attention("d", "x", "pass", "s = s + x.new_zeros(99)")
+    source = IMPORTS + attention("d", "x", "pass", "s = s + x.new_zeros(99, 98)")
     (report,) = check_file(source, "file.py")
     assert "The checker chose this call: built with d=15; called with x." in report.findings[0].fix
+
+
+_FULL_IN_FLOAT32 = """
+class CausalAttention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5
+        least = torch.finfo(scores.dtype).min
+        scores = scores + torch.full((x.shape[1], x.shape[1]), least).triu(1)
+        return scores.softmax(-1) @ self.v(x)
+"""
+_PADDING_MUST_BE_GIVEN = """
+class CrossAttention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, queries, keys, key_padding):
+        scores = self.q(queries) @ self.k(keys).mT / queries.shape[-1] ** 0.5
+        hidden = key_padding.unsqueeze(1).expand_as(scores)
+        scores = torch.where(hidden, torch.full_like(scores, -1e30), scores)
+        return scores.softmax(-1) @ self.v(keys)
+"""
+_NINE_TOKENS = """
+class GridAttention(nn.Module):
+    side = 3
+
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.bias = nn.Parameter(torch.zeros(self.side**2, self.side**2))
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5 + self.bias
+        return scores.softmax(-1) @ self.v(x)
+"""
+
+
+@pytest.mark.parametrize("source", [_FULL_IN_FLOAT32, _PADDING_MUST_BE_GIVEN, _NINE_TOKENS])
+def test_how_a_class_must_be_called_is_found(source):
+    report = check(IMPORTS + source)
+    assert report.verdict == "correct", report
+
+
+_SHAPE_IN_DOCSTRING = '''
+class GatedAttention(nn.Module):
+    def __init__(self, width, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x, relevance):
+        """Attention to what is relevant.
+
+        Args:
+            x: the tokens, (batch, tokens, width)
+            relevance (torch.Tensor): a logit for each key
+                and head, of shape [batch, tokens, heads]
+        """
+        q, k, v = (f(x).unflatten(-1, (self.h, -1)) for f in (self.q, self.k, self.v))
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + relevance.permute(0, 2, 1).unsqueeze(2)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+'''
+
+
+def test_shapes_in_docstrings_are_read():
+    report = check(IMPORTS + _SHAPE_IN_DOCSTRING)
+    assert report.verdict == "correct", report
+    assert "a random tensor (batch, tokens, heads) for relevance" in report.how
+    assert "A bias that is passed in is added to the scores." in report.notes

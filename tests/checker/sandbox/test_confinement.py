@@ -176,7 +176,7 @@ def test_where_nothing_holds_it_in_nothing_runs(monkeypatch):
     text = str(error.value)
     assert [f"  {name}: not here" in text for name in ("bwrap", "unshare", "plain")] == [True] * 3
     assert text.count("bwrap: not here") == 1
-    assert "Fix: run the command as an ordinary user" in text
+    assert "Fix: install bubblewrap; or run the command as an ordinary user" in text
 
 
 def test_why_a_stronger_way_was_not_taken_is_said(monkeypatch):

@@ -3,8 +3,6 @@
 import pytest
 from in_process_check import check, check_file, ids
 
-from clearhead.checker.sandbox.answers import Forged
-
 REGISTRY = """
 import torch
 from torch import nn
@@ -189,12 +187,7 @@ class SmallAttention(nn.Module):
         (GPT, " / q.shape[-1] ** 0.5"),
         (REGISTRY, " * scaling"),
         (WRAPPERS, " / q.shape[-1] ** 0.5"),
-        pytest.param(
-            STARRED,
-            " / np.sqrt(q.shape[-1])",
-            # `*` itself is reported as a missing name, and refused as none by the protocol.
-            marks=pytest.mark.xfail(strict=True, raises=Forged, reason="missing_names has a `*`"),
-        ),
+        (STARRED, " / np.sqrt(q.shape[-1])"),
         (HELPERS, " * self.scale"),
     ],
 )

@@ -30,6 +30,7 @@ from clearhead.checker.classroom.policy import PARTS, Policy
 from clearhead.checker.classroom.regular_files import read_text
 from clearhead.checker.report import Report, exit_status
 from clearhead.checker.source.notebooks import Source
+from clearhead.checker.source.siblings import package_of
 
 _INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
@@ -100,7 +101,7 @@ def _check(target: str, options: Options, judge: batch.Check) -> int:
     source = source or batch.read_source(path)
     sign = _waiting(f"Checking {drawing.shorten(path.name, 40)}")
     with sign, _patient(path), _data(options) as data:
-        extra = batch.beside(path, source.text, path.parent, data)
+        extra = batch.beside(path, source.text, package_of(path), data)
         reports = judge(source.text, str(path), only, policy.adapter, **extra)
     judged = policy.judge(str(path), reports) or [
         Report(str(path), only or "", "error", notes=("No attention class was found.",))

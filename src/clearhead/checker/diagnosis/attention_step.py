@@ -13,8 +13,6 @@ from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import Values
 from clearhead.checker.diagnosis.reading import HIDDEN, Core, Reading, closeness
 
-RESHAPES = {"view", "reshape", "view_as", "reshape_as", "flatten", "unflatten"}
-
 
 class AttentionStep:
     """One attention of a program.

@@ -43,7 +43,7 @@ from clearhead.checker.harness.building import (
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import meaning_for, with_configs
 from clearhead.checker.harness.error_messages import misspelled
-from clearhead.checker.harness.forward_arguments import POLARITIES
+from clearhead.checker.harness.forward_arguments import POLARITIES, feeds
 from clearhead.checker.harness.subject import Session, Subject, call, inputs_for, renew
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Form, Report
@@ -264,6 +264,7 @@ def _right(
             size = subject.built.parameters[name][0]
             evidence = f"{rows} of the {size} numbers that {name} gives are never used."
             case.add("unexplained", evidence)
+    _with_keys_from_elsewhere(case, subject)
     _with_other_flags(case, subject)
     how = "step by step" if isinstance(reference, Reference) else "against the formula"
     case.tested = (
@@ -272,6 +273,23 @@ def _right(
         else f"tested {how}, at other lengths, with gradients, in training and in evaluation"
     )
     return case.report()
+
+
+def _with_keys_from_elsewhere(case: Case, subject: Subject) -> None:
+    """Where keys and values may come from another input: is a step wrong then?"""
+    trial = replace(subject, feed=feeds(case.info, optional=True))
+    given = {name for name, role in trial.feed if role in ("k", "v", "kv")}
+    if subject.separate or case.given or not given or case.has_wrong:
+        return
+    inputs = inputs_for(trial, trial.sizes.tokens)
+    if isinstance(call(case.session, trial, inputs), Failure):
+        return
+    with suppress(Unreadable):
+        steps = judge_steps(case, trial, "no").steps
+        for found in steps.findings if steps.wrong else ():
+            if found.is_wrong and found.id not in SCALES:
+                evidence = f"With {' and '.join(sorted(given))} given: {found.evidence}"
+                case.add(found.id, evidence, found.line)
 
 
 def _with_other_flags(case: Case, subject: Subject) -> None:
@@ -283,10 +301,12 @@ def _with_other_flags(case: Case, subject: Subject) -> None:
         tried = True
         with suppress(Unreadable):
             steps = judge_steps(case, trial).steps
-            meant = set() if _SAME_FUNCTION.search(trial.switched) else _BY_A_FLAG | SCALES
+            same = _SAME_FUNCTION.search(trial.switched)
+            meant, severity = (set(), "") if same else (_BY_A_FLAG | SCALES, "edge")
             for found in steps.findings if steps.wrong else ():
                 if found.is_wrong and found.id not in meant:
-                    case.add(found.id, f"When it is {trial.how}: {found.evidence}", found.line)
+                    evidence = f"When it is {trial.how}: {found.evidence}"
+                    case.add(found.id, evidence, found.line, severity)
         if time.monotonic() - began > _PATIENCE:
             break
     if tried:
@@ -296,6 +316,7 @@ def _with_other_flags(case: Case, subject: Subject) -> None:
 def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFinding]:
     """The findings, of which a scale that seems to be meant so is a question only."""
     found = []
+    keys = {"k", "kv", "qkv"} & set(map(role_of, subject.built.parameters))
     for one in steps.findings:
         evidence, question = one.evidence, ""
         if one.id in SCALES:
@@ -312,7 +333,7 @@ def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFind
                 question = "It is right in Luong's attention, which has no scale."
             elif subject.axes in CHANNELS_FIRST and steps.heads == 1:
                 question = "It is right in SAGAN and in non-local blocks, which have no scale."
-            elif not subject.built.parameters and "scaled" not in case.info.name.lower():
+            elif not keys and "scaled" not in case.info.name.lower():
                 question = (
                     "It is right if the caller scales the queries, or if this is Luong's "
                     "attention, which has no scale."
@@ -377,7 +398,10 @@ def _form(subject: Subject, steps: Judgement) -> Form:
 # What another value of a flag may explain: masked=False, scale=False.
 _PATIENCE = 3.0  # seconds
 _SAME_FUNCTION = re.compile(r"(?i)flash|sdpa|fused|efficient|xformers|kernel|scaled_dot|naive|slow")
-_BY_A_FLAG = {"no-causal-mask", "missing-scale", "wrong-scale", "unexplained", "input-ignored"}
+_BY_A_FLAG = {
+    *("no-causal-mask", "missing-scale", "wrong-scale", "unexplained", "input-ignored"),
+    "dropout-unused",
+}
 
 
 def _otherwise(case: Case, subject: Subject, report: Report) -> Report | None:

@@ -24,6 +24,7 @@ from clearhead.checker.source.class_text import Text, text_of
 from clearhead.checker.source.wrapped_functions import Wrapped, wrapped
 
 LIMITS = Limits()
+_TOLD = 5  # modules beside a file that are named
 
 
 def check_source(
@@ -48,7 +49,8 @@ def check_source(
         seed: What sizes, weights and inputs are drawn with.
     """
     if siblings:
-        note = f"It imports {', '.join(siblings)} from beside it."
+        more = f" and {len(siblings) - _TOLD} more" if len(siblings) > _TOLD else ""
+        note = f"It imports {', '.join([*siblings][:_TOLD])}{more} from beside it."
         reports = _check_file(source, filename, only, adapter, limits, siblings, seed)
         return [replace(report, notes=(*report.notes, note)) for report in reports]
     return _check_file(source, filename, only, adapter, limits, {}, seed)
@@ -98,7 +100,9 @@ def _check_file(
             if report.verdict == "error" and only is None:
                 for owner in owners_of(classes, source, report.cls)[:2]:
                     if owner.name not in named:
-                        inside = check_inside(session, owner, source, filename, seed, report)
+                        inside = check_inside(
+                            session, owner, source, filename, seed, report, classes
+                        )
                         reports[place] = inside
                         if inside is not report:
                             break
@@ -147,6 +151,7 @@ def check_inside(
     filename: str,
     seed: int,
     inner: Report | None = None,
+    classes: Sequence[ClassInfo] = (),
 ) -> Report:
     """Check a class that has more than attention: of that, only mistakes with a name count.
 
@@ -157,7 +162,8 @@ def check_inside(
         filename: The file's name, for the report.
         seed: What sizes, weights and inputs are drawn with.
         inner: The report on a class inside it that could not be run by itself: it stays where the
-            block shows nothing.
+            block shows nothing, and counts only where that runs it.
+        classes: All classes of the file.
     """
     report = check_class(session, block, source, filename, seed=seed)
     ids = {found.id for found in report.findings if found.severity == "wrong"}
@@ -172,8 +178,15 @@ def check_inside(
         return report
     if report.verdict not in ("correct", "wrong"):
         return inner
+    (info,) = [one for one in classes if one.name == inner.cls]
+    own = range(info.line, info.end_line + 1)
+    if not any(step.line in own for step in report.steps):
+        return inner  # the block does not use it
+    found = tuple(one for one in report.findings if one.line is None or one.line in own)
+    if report.verdict == "wrong" and all(one.severity != "wrong" for one in found):
+        return inner  # what is wrong lies outside
     note = f"{inner.cls} could not be called by itself; it was checked inside {block.name}."
-    return replace(report, cls=inner.cls, notes=(note, *report.notes))
+    return replace(report, cls=inner.cls, findings=found, notes=(note, *report.notes))
 
 
 def check_functions(

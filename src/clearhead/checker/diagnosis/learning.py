@@ -148,8 +148,13 @@ def out_of_reach(case: Case, subject: Subject, inputs: probes.Inputs, out: Tenso
         moved = call(case.session, subject, inputs)
         if isinstance(moved, Tensor) and difference(moved, out) > 1e-6:
             found.append(name)
+    _load(case, subject, subject.weights)
+    trained = probes.backward(case.session, subject, inputs, out, train=True) if found else None
+    if found and (isinstance(trained, Failure) or trained is None):
+        return
+    if trained is not None and not isinstance(trained, Failure):  # evaluation may keep a table
+        found = [name for name in found if trained[0].parameters.get(name) is None]
     if found:
-        _load(case, subject, subject.weights)
         evidence = (
             f"No gradient reaches {', '.join(found[:4])}, though the output depends on them: "
             "they are converted to plain numbers on the way."

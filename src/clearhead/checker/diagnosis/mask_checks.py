@@ -111,8 +111,21 @@ class MaskCheck(AttentionStep):
                 )
                 verdict.add("bias-favours-distant", evidence, line)
             return
-        if not self._of_sum(b):
+        if self._passed_in(a):
+            verdict.notes.append("A bias that is passed in is added to the scores.")
+        elif not self._of_sum(b):
             verdict.doubts.append("a bias that could not be judged is added to the scores")
+
+    def _passed_in(self, a: Tensor) -> bool:
+        """Whether nothing is added to the scores if every input beside the tokens is zero."""
+        base, tokens = self.reading.values, {s.register for s in self.reading.sources}
+        beside = {*self.program.inputs.values()} - tokens
+        zeros = {r: torch.zeros_like(base[r]) for r in beside if base[r].is_floating_point()}
+        dots, scores = self.core.pairs({**base, **self.program.again(base, zeros)})
+        if not zeros or dots.shape != scores.shape:
+            return False
+        rest = (scores - float(a.nanmedian()) * dots)[scores > HIDDEN]
+        return rest.numel() > 0 and float(rest.abs().max()) < 10 * self.close
 
     def learned_bias(self, b: Tensor) -> None:
         """A bias of distances, of offsets in a window, or for each pair: else it is not judged."""
@@ -176,7 +189,6 @@ class MaskCheck(AttentionStep):
 
     def _pair_table(self, tokens: int) -> bool:
         """Whether a parameter has a number for each pair of tokens."""
-        widths = {self.reading.values[r].shape[-1] for r in self.core.operands}
         names = self.program.parameters
         beside = {
             r
@@ -190,7 +202,7 @@ class MaskCheck(AttentionStep):
         }
         shapes = [self.program.weights[names[r]].shape for r in beside]
         return any(
-            len(shape) >= 2 and min(shape[-2:]) >= tokens and not set(shape[-2:]) & widths
+            len(shape) >= 2 and min(shape[-2:]) >= tokens and self.core.head_dim not in shape[-2:]
             for shape in shapes
         )
 
@@ -339,6 +351,13 @@ class MaskCheck(AttentionStep):
             if call.name in hides and unused and call.out[0] not in program.recording.outputs:
                 evidence = f"The result of {call.name} is never used, so nothing is hidden."
                 self.verdict.add("mask-result-dropped", evidence, call.line)
+                return
+        for index in sorted(program.before(self.core.scores)):
+            call = program.calls[index]
+            tiny = [v for v in call.args if isinstance(v, float) and -1e-5 < v < 0]
+            if call.name == "mul" and tiny and not self.reading.depends(call.out[0]):
+                evidence = f"Masked entries get {tiny[0]:.3g} added, which hides nothing."
+                self.verdict.add("mask-fill-not-inf", evidence, call.line)
                 return
         evidence = "No score is hidden: every token attends to the tokens after it."
         self.verdict.add("no-causal-mask", evidence, self.core.line)

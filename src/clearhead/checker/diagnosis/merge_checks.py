@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.attention_step import RESHAPES, AttentionStep
+from clearhead.checker.diagnosis.attention_step import AttentionStep
 from clearhead.checker.diagnosis.judgement import Judgement
-from clearhead.checker.diagnosis.reading import Reading, changed_at, differs
+from clearhead.checker.diagnosis.reading import RESHAPES, Reading, changed_at, differs
 
+_CUTS_OFF = {"relu", "relu_", "relu6", "threshold", "clamp", "clamp_min"}
 _NORMS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "rsqrt"}
 
 
@@ -164,6 +165,8 @@ def judge_information(
         return  # heads that share their values may be averaged, so that weights can be read
     if len(reading.cores) == heads > 1 == len({core.mixed.values for core in reading.cores}):
         return  # the same, each head on its own
+    if any(program.calls[i].name in _CUTS_OFF for i in after):
+        return  # numbers below zero reach nothing
     if heads > 1 and rank <= len(columns) // heads:
         still = any(float(column.abs().max()) < 1e-12 for column in columns)
         if not still or len(contexts) == 1:  # a gate may leave out heads

@@ -67,6 +67,7 @@ def batch_axis(case: Case, subject: Subject, inputs: Inputs) -> None:
 
 
 _MASK = re.compile(r"mask|pad|keep|valid|real")
+_KEYS_MASK = r"(context|memory|key|kv|src|source|enc\w*|cond)_(\w+_)?mask"
 _NO_MASK = (
     r"cache|past|state|pos|layer|return|need|output|use|train|context|memory$|bias|scale|head"
 )
@@ -90,6 +91,7 @@ def padding(
         return understood
     fed = {name for name, role in subject.feed if role not in ("mask", "marks")}
     must = {name for name, role in subject.feed if role == "marks"}
+    of_keys = [p.name for p in case.info.forward if re.fullmatch(_KEYS_MASK, p.name)]
     for parameter in case.info.forward:
         name = parameter.name.lower()
         named = _MASK.search(name)
@@ -98,6 +100,8 @@ def padding(
             continue
         if re.match(r"q(uery)?_|.*_q$", name) or (subject.polarity and "mask" in name):
             continue
+        if subject.separate and name == "mask" and of_keys:
+            continue  # it marks the queries
         if _padding_of(case, subject, inputs, out, reference, parameter.name):
             understood.add(parameter.name)
     return understood

@@ -83,6 +83,15 @@ def sees_others(session: Session, subject: Subject, inputs: Inputs, out: Tensor)
     return not bool(((other - out)[:, 1:].abs() < 1e-12).all())
 
 
+def moved_by_last(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> list[int]:
+    """The other tokens whose outputs the last token changes."""
+    other = call(session, subject, changed(inputs, slice(None), -1))
+    if isinstance(other, Failure) or other.shape != out.shape or out.shape[1] < 3:
+        return []
+    moved = (other - out)[:, :-1].abs().amax((0, 2)) > 1e-9
+    return [int(token) for token in moved.nonzero()]
+
+
 def only_weighs(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
     """Whether the first token changes every later output by a factor only: nothing is mixed."""
     other = call(session, subject, changed(inputs, slice(None), 0))
@@ -213,14 +222,14 @@ def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -
 
 
 def backward(
-    session: Session, subject: Subject, inputs: Inputs, out: Tensor
+    session: Session, subject: Subject, inputs: Inputs, out: Tensor, *, train: bool = False
 ) -> tuple[Gradients, Tensor] | Failure:
     """The gradients of the output's product with random numbers, and those numbers."""
     q, k, v = handed(subject, inputs)
     out = axes.given(out, subject.axes if subject.axes not in axes.STATES else "single")
     positional, keywords = arguments_for(subject, (q, k, v), None)
     noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    got = session.backward(positional, keywords, cotangent=noise.to(subject.dtype))
+    got = session.backward(positional, keywords, cotangent=noise.to(subject.dtype), train=train)
     return got if isinstance(got, Failure) else (got, noise)
 
 

@@ -50,7 +50,7 @@ _COMPUTES = {
     "fill_", "flatten", "flip", "float", "floor", "floor_divide", "fmod", "full",
     "full_like", "gather", "ge", "gelu", "glu", "group_norm", "gt", "half", "hstack", "imag",
     "index_fill", "index_select", "inner", "instance_norm", "int", "isfinite",
-    "isinf", "isnan", "layer_norm", "le", "leaky_relu", "lerp", "linear", "linspace",
+    "isinf", "isnan", "layer_norm", "le", "leaky_relu", "lerp", "lgamma", "linear", "linspace",
     "log", "log10", "log1p", "log2", "log_softmax", "logical_and", "logical_not", "logical_or",
     "logical_xor", "logsumexp", "long", "lt", "mH", "mT", "masked_fill", "masked_fill_",
     "matmul", "max", "maximum", "mean", "meshgrid", "min", "minimum", "mish", "mm", "moveaxis",
@@ -132,6 +132,11 @@ def _length(call: Call) -> float:
     start, end = (0.0, numbers[0]) if len(numbers) == 1 else numbers[:2]
     step = numbers[2] if len(numbers) > 2 else 1.0
     return abs((end - start) / step) if step else math.inf
+
+
+def _repeats_told(call: Call) -> bool:
+    """Whether repeat_interleave gets its repeats as a whole number, and not as a tensor."""
+    return isinstance(call.kwargs.get("repeats", (*call.args, None, None)[1]), int)
 
 
 def function_of(call: Call) -> Callable[..., Any]:
@@ -318,12 +323,13 @@ class Program:
         sizes = [max(tensor.numel(), 1) for tensor in tensors]
         everything = (*call.args, *call.kwargs.values())
         integers = [max(abs(n), 1) for v in everything for n in _integers(v)]
-        mentioned = sum(1 for value in everything for _ in registers_in(value))
         largest: float = math.prod(integers)
         if call.name in ("arange", "linspace"):
             largest = _length(call)
-        elif call.name == "repeat_interleave" and mentioned != 1:
-            raise NotRunnable("repeat_interleave with numbers from a tensor")
+        elif call.name == "repeat_interleave" and not _repeats_told(call):
+            if tensors[-1].is_floating_point():
+                raise NotRunnable("repeat_interleave with a fraction of repeats")
+            largest = sizes[0] * float(tensors[-1].to(torch.float64).clamp_min(1).sum())
         elif call.name in ("linear", "embedding") and len(tensors) > 1 and tensors[1].ndim:
             largest = sizes[0] * max(tensors[1].shape)
         elif call.name in ("conv1d", "conv2d", "conv3d") and len(tensors) > 1 and tensors[1].ndim:

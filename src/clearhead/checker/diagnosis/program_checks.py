@@ -7,9 +7,9 @@ import re
 
 import torch
 
-from clearhead.checker.diagnosis.attention_step import RESHAPES
 from clearhead.checker.diagnosis.judgement import Judgement
 from clearhead.checker.diagnosis.reading import (
+    RESHAPES,
     Reading,
     changed_at,
     differs,
@@ -70,7 +70,7 @@ def softmax_of_one(reading: Reading, verdict: Judgement) -> bool:
             continue
         scores = reading.places(index)[0]
         shape = tuple(reading.values[scores].shape)
-        if reading.depends(scores) and shape[dim] == 1:
+        if reading.depends(scores) and shape[dim] == 1 and shape[-2:] != (1, 1):
             evidence = (
                 f"The softmax runs over axis {dim % len(shape)} of {shape}, which has one entry: "
                 "every weight is 1."
@@ -258,6 +258,9 @@ def beside(reading: Reading, contexts: list[int], verdict: Judgement) -> None:
         if any(row != token for row in rows):
             break
     else:
+        return
+    if any(program.calls[i].name.startswith("conv") for i in program.before(reading.output)):
+        verdict.notes.append("A convolution mixes neighbouring tokens beside the attention.")
         return
     for index in sorted(program.before(reading.output)):
         call = program.calls[index]

@@ -12,6 +12,7 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
 
+_APART = 1e-3  # attention by random features is not exact
 _ALONE = "changing the first token changes no later output: no token sees another"
 _LEAK = "changing one sequence changed the output of another"
 
@@ -74,6 +75,12 @@ def _unknown_kind(case: Case, subject: Subject, inputs: probes.Inputs, out: Tens
     roles = {role_of(name) for name in subject.built.parameters}
     if subject.axes in CHANNELS_FIRST and not roles & {"q", "k", "qkv", "kv"}:
         return "It takes channels first and has no queries and keys: it may be a gate."
+    guessed = 2 not in {case.usage.ranks.get(name) for name, _ in subject.feed}
+    single = subject.axes == "single" and guessed
+    if single and not probes.sees_others(case.session, subject, inputs, out):
+        return "Called with a single sequence, no token sees another: it may want other inputs."
+    if probes.moved_by_last(case.session, subject, inputs, out) == [0]:
+        return "Only the first token attends to others: attention of a class token is not judged."
     if probes.only_weighs(case.session, subject, inputs, out):
         return "Another token changes a whole output row by one factor: tokens are not mixed."
     return ""
@@ -117,7 +124,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
     positions |= text.uses("unfold( fold( Unfold( Fold(")  # neighbours, fewer of them at the edge
     gap = probes.same_tokens(session, subject, inputs)
     finite = bool(out.isfinite().all())  # else the gap has the same cause
-    if finite and not positions and gap > 1e-6 and not others(subject):
+    if finite and not positions and gap > _APART and not others(subject):
         failed.append(
             f"with equal tokens, the output changes with their number (by {gap:.2g}), so the "
             "weights in a row do not sum to one"
@@ -125,6 +132,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: probes.Inputs, out: Tensor)
     ordered = causal or positions or counted or bool(subject.polarity) or text.has("mask")
     roles = [role for _, role in subject.feed]
     ordered |= any(role.startswith("tensor") or role in ("grid", "rows") for role in roles)
+    ordered |= bool(others(subject))  # a table of positions, perhaps
     if not ordered and future.size > 1e-7:
         moved = probes.permutation_gap(session, subject, inputs, out)
         if moved > 1e-6:

@@ -23,6 +23,8 @@ HIDDEN = -1e3  # a score lower than the others by this much gets no weight
 
 
 _LIKE = {"type_as", "view_as", "reshape_as", "expand_as", "to"}
+RESHAPES = {"view", "reshape", "view_as", "reshape_as", "flatten", "unflatten"}
+_CONVERTS = {"to", "float", "double", "type", "type_as"}
 
 
 class Unreadable(ValueError):
@@ -336,8 +338,11 @@ class Reading:
         found: list[Core] = []
         for index in sorted(self.program.before(self.output)):
             softmax = self._softmax(index)
-            if softmax is not None and not self._of_weights(softmax[0], found):
-                found.append(Core(self, index, *softmax))
+            if softmax is None or self._of_weights(softmax[0], found):
+                continue
+            if any(core.mixing in self.program.before(softmax[0]) for core in found):
+                raise Unreadable("one attention reads what another one gives")
+            found.append(Core(self, index, *softmax))
         return tuple(found)
 
     @property
@@ -374,7 +379,8 @@ class Reading:
             scores = self.places(index)[0]
             if not self._pairs(scores):
                 return None
-            return self._without_sink(scores, call.out[0]) or (scores, call.out[0])
+            plain = scores, call.out[0]
+            return self._without_sink(*plain) or self._unflattened(*plain) or plain
         if call.name not in ("div", "true_divide", "__itruediv__", "div_", "mul", "exp"):
             return None
         weights = self.values[call.out[0]]
@@ -400,18 +406,41 @@ class Reading:
 
     def _without_sink(self, scores: int, weights: int) -> tuple[int, int] | None:
         """The scores before a sink is put beside them, and the weights without the sink's."""
-        maker = self.program.maker.get(scores)
-        if maker is None or self.program.calls[maker].name not in ("cat", "concat", "concatenate"):
+        program = self.program
+        maker = program.maker.get(self._unshifted(scores))
+        while maker is not None and program.calls[maker].name in _CONVERTS:
+            maker = program.maker.get(self._unshifted(program.sources[maker][0]))
+        if maker is None or program.calls[maker].name not in ("cat", "concat", "concatenate"):
             return None
         parts = self.places(maker)
         pairs = [r for r in parts if self._pairs(r)]
         if len(pairs) != 1 or len(parts) != 2 or self.depends(next(iter({*parts} - {*pairs}))):
             return None
-        shape = self.values[pairs[0]].shape
-        for index in self.program.users.get(weights, ()):
-            for out in self.program.calls[index].out:
-                if out in self.values and self.values[out].shape == shape:
-                    return pairs[0], out
+        cut = self._shaped_like(pairs[0], weights)
+        return None if cut is None else (pairs[0], cut)
+
+    def _unflattened(self, scores: int, weights: int) -> tuple[int, int] | None:
+        """The scores before texts and queries became one axis, and the weights after that."""
+        maker = self.program.maker.get(scores)
+        if maker is None or self.program.calls[maker].name not in RESHAPES:
+            return None
+        before = self.places(maker)[0]
+        shape = self.values[before].shape
+        if not self._pairs(before) or shape[-1] != self.values[scores].shape[-1]:
+            return None
+        after = self._shaped_like(before, weights)
+        return None if after is None else (before, after)
+
+    def _shaped_like(self, register: int, weights: int) -> int | None:
+        """The first result with a register's shape that is made of the weights at once."""
+        made, program = [weights], self.program
+        for one in made:  # grows while it is walked
+            for index in program.users.get(one, ()):
+                for out in program.calls[index].out:
+                    if out in self.values and self.values[out].shape == self.values[register].shape:
+                        return out
+                if program.calls[index].name in (*_CONVERTS, "dropout"):
+                    made.append(program.calls[index].out[0])
         return None
 
     @staticmethod

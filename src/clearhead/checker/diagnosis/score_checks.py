@@ -308,8 +308,20 @@ class ScoreCheck(AttentionStep):
             whole = width * heads
             verdict.add("scale-by-d-out", evidence + f" {total:.3g} is 1 / √{whole}, the square "
                         "root of all heads' width.", line)  # fmt: skip
+        elif abs(total * math.sqrt(self._input_width()) - 1) < 1e-4:
+            whole = self._input_width()
+            id = "scale-by-d-out" if len(self.reading.cores) > 1 else "wrong-scale"
+            verdict.add(id, evidence + f" {total:.3g} is 1 / √{whole}, the square root of the "
+                        "input's width.", line)  # fmt: skip
         else:
             verdict.add("wrong-scale", evidence, line)
+
+    def _input_width(self) -> int:
+        """How many numbers a token has in the input."""
+        source = self.reading.sources[0]
+        tensor = self.reading.values[source.register]
+        texts = 1 if source.batch is None else tensor.shape[source.batch]
+        return tensor.numel() // (texts * self.reading.size[0])
 
     def unit_lengths(self) -> None:
         """Normalised queries and keys have one length, along the axis that is summed."""

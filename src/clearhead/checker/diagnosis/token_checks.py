@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from clearhead.checker.diagnosis.attention_step import RESHAPES, AttentionStep
+from clearhead.checker.diagnosis.attention_step import AttentionStep
+from clearhead.checker.diagnosis.reading import RESHAPES
 
 
 class TokenCheck(AttentionStep):

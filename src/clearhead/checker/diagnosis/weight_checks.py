@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.attention_step import RESHAPES, AttentionStep
+from clearhead.checker.diagnosis.attention_step import AttentionStep
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import Values
-from clearhead.checker.diagnosis.reading import Core, Reading, Unreadable
+from clearhead.checker.diagnosis.reading import RESHAPES, Core, Reading, Unreadable
 from clearhead.checker.harness.weight_roles import role_of
 
 _SINK = "Each head has a sink: weight may go there instead of to a token."
@@ -26,7 +26,8 @@ class WeightCheck(AttentionStep):
         scores = self.reading.values[self.core.scores]
         weights = self.reading.values[self.core.weights]
         if call.name in ("softmax", "log_softmax") and isinstance(dim, int):
-            axis: int | None = dim % scores.ndim
+            own = self.reading.values[self.reading.places(self.core.softmax)[0]].ndim
+            axis: int | None = dim % own + scores.ndim - own  # texts and queries may be one axis
         else:
             sums = self.reading._sums_to_one
             finite = weights.nan_to_num(0.0)

@@ -99,6 +99,17 @@ _AXES = {
 _MEANT = {name: axis for axis, names in _AXES.items() for name in names.split()}
 
 
+def letter_named(name: str) -> str:
+    """What an axis is by its name: b for batch, n for tokens, h for heads, w for the width.
+
+    Examples:
+        >>> [letter_named(name) for name in ("bsz", "seq_len", "H", "d_model", "1", "colour")]
+        ['b', 'n', 'h', 'w', '1', '']
+    """
+    letters = {"batch": "b", "tokens": "n", "heads": "h", "height": "h", "width": "w"}
+    return name if name.isdigit() else letters.get(_MEANT.get(name.lower(), ""), "")
+
+
 def order_named(names: Sequence[str]) -> str:
     """The order of axes that a file means by the names it gives them; "" if they do not tell.
 

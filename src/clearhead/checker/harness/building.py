@@ -77,6 +77,7 @@ ADAPTER = (
 )
 POOLS = "it pools the tokens, and pooling is not judged."
 _FIELDS = 12  # of a configuration that may be guessed after a call
+_MOST_TOKENS = 400  # of a class that takes one number only
 _POOLED = "forward returned one vector"
 AT_ONCE = (
     'Put code that runs at import under if __name__ == "__main__":, so that the file can be '
@@ -342,6 +343,8 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
                 got = _ways(case, replace(trial, ids=f"{tables[0]}.weight"))
         if isinstance(got, Failure) and got.kind not in GONE:
             got = _repaired(case, trial, got)
+        if isinstance(got, Failure) and got.raised:
+            got = _with_its_tokens(case, trial, got) or got
         if not isinstance(got, Failure):
             return got
         first = first or got
@@ -353,7 +356,8 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
 
 def _of_dtype(failure: Failure) -> bool:
     """Whether an error is about the type of numbers: the class may want another one."""
-    return re.search(r"dtype|Double|Float|Long|scalar type", failure.message) is not None
+    said = r"dtype|Double|Float|Long|scalar type|without overflow"
+    return re.search(said, failure.message) is not None
 
 
 def _repaired(case: Case, subject: Subject, failure: Failure) -> Subject | Failure:
@@ -493,7 +497,7 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
             tries.append((axes, memory))  # it makes the picture smaller, and larger again
     if furthest is None:
         return Failure("exception", "NoNumbers", "forward gave NaN or infinity")
-    two = 2 * subject.sizes.context  # no more tokens than numbers in each: see recovering.py
+    two = 2 * subject.sizes.context  # no more tokens than numbers in each
     given = subject.sizes.context in subject.keywords.values() and two <= subject.d_in
     if given and re.search(_MULTIPLE, furthest.message):
         blocks = replace(subject, sizes=replace(subject.sizes, tokens=two))
@@ -501,6 +505,22 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
         if not isinstance(out, Failure):
             return blocks  # it takes whole blocks only
     return furthest
+
+
+def _with_its_tokens(case: Case, subject: Subject, failure: Failure) -> Subject | None:
+    """The class with the one number of tokens that it takes, if the error tells that."""
+    told = {int(number) for number in re.findall(r"\((\d+)\)", failure.message)}
+    others = told - {subject.sizes.tokens}
+    if subject.sizes.tokens not in told or len(others) != 1:
+        return None
+    (tokens,) = others
+    if not 1 < tokens <= _MOST_TOKENS or tokens in subject.keywords.values():
+        return None  # a context that is not cut is a mistake
+    if any(map(may_be_window, case.info.init)):
+        return None  # other windows are tried
+    sizes = replace(subject.sizes, tokens=tokens, window=(tokens,))
+    got = _in_order(case, replace(subject, sizes=sizes))
+    return None if isinstance(got, Failure) else got
 
 
 def _in_order(case: Case, subject: Subject) -> Subject | Failure:
@@ -601,6 +621,9 @@ def _with_whole_context(case: Case, subject: Subject, failure: Failure) -> Subje
         call(case.session, full, inputs_for(full, 2 * full.sizes.tokens)), Tensor
     ):
         return None  # it takes whole blocks
+    if not {"context", "config"} & {*map(meaning_for, case.info.init)}:
+        sizes = replace(full.sizes, window=(full.sizes.tokens,))
+        return replace(full, sizes=sizes)  # nothing says that this number is the most
     evidence = (
         f"{subject.sizes.tokens} tokens with a context of {full.sizes.tokens}: {failure.message}; "
         f"{full.sizes.tokens} tokens work."

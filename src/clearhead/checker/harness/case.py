@@ -67,6 +67,11 @@ class Case:
         """How the file uses the class."""
         return usage_of(self.text.file, self.info)
 
+    @property
+    def has_wrong(self) -> bool:
+        """Whether a mistake was found."""
+        return any(found.severity == "wrong" for found in self.findings)
+
     def late(self) -> bool:
         """Whether it is time to stop trying other ways."""
         self.tries += 1

@@ -45,6 +45,7 @@ _OTHERS = (
     ("positions", r"^(input_)?pos(ition)?(s|_ids)$|^input_pos$"),
     ("lengths", r"valid_?len|lengths$|lens$"),
     ("length", r"len"),
+    ("marks", r"pad|valid"),
     ("none", r"cache|past|state"),
     ("zero", r"^pos$|start|offset|layer|idx|index|step"),
     ("false", r"flag|train|^use|^is_|return|need|output_"),
@@ -67,7 +68,7 @@ def feeds(
     found: list[tuple[str, str]] = []
     parameters = [p for p in info.forward if not p.kind.startswith("VAR")]
     names = [p.name for p in parameters]
-    inputs = [n for n in names if not re.search(r"mask|len|pos|cache", n.lower())]
+    inputs = [n for n in names if not re.search(r"mask|len|pos|cache|pad|valid", n.lower())]
     by_role = {role_of(n): n for n in inputs if role_of(n) in ("q", "k", "v")}
     three = len(by_role) == 3
     sides = {side for side, known in _SIDES.items() if {n.lower() for n in names} & known}
@@ -89,7 +90,7 @@ def feeds(
             found.append((name, role))
         elif place == 0:
             found.append((name, "x"))
-        elif optional and small in _SOURCE:
+        elif optional and (small in _SOURCE or role in ("k", "v", "kv")):
             found.append((name, "kv"))
         elif parameter.has_default:
             continue

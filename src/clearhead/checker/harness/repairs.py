@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from clearhead.checker.harness.axis_orders import letter_named
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import (
     Attempts,
@@ -206,4 +207,8 @@ def _shapes(case: Case, subject: Subject, name: str) -> list[str]:
     features = [shape.replace("w", str(w)) for w in widths or [subject.d_in] for shape in _FEATURES]
     rank = case.usage.ranks.get(name, 0)
     shapes = features if widths else [*_SCORES, *features]
+    declared = [letter_named(axis) for axis in case.usage.unpacked.get(name, ())]
+    if declared and all(declared):
+        width = str(widths[0] if widths else subject.d_in)
+        shapes = [" ".join(declared).replace("w", width), *shapes]
     return sorted(shapes, key=lambda shape: rank > 0 and len(shape.split()) != rank)

@@ -371,7 +371,8 @@ def _given(node: ast.stmt, tree: ast.Module) -> Iterator[tuple[str, Any]]:
     if isinstance(node, ast.ImportFrom):
         module = node.module or ""
         yield from _of_star(tree, module) if node.names[0].name == "*" else ()
-        yield from ((one.asname or one.name, stand_in(one.name, module)) for one in node.names)
+        given = [one for one in node.names if one.name != "*"]
+        yield from ((one.asname or one.name, stand_in(one.name, module)) for one in given)
     elif isinstance(node, ast.Import):
         short = [(one.asname or one.name.partition(".")[0], one.name) for one in node.names]
         yield from ((name, stand_in(f"module {origin}", origin)) for name, origin in short)

@@ -264,8 +264,9 @@ def choose_way(first: str) -> Way:
     raise RuntimeError(
         f"A submission's code runs only where it can be held in, and here it cannot:{reasons}\n"
         "  As root, a user of its own is made for it, who must be able to read Python and torch.\n"
-        "  Fix: run the command as an ordinary user; or install bubblewrap; or, where a file\n"
-        "  above may not be read, let all users pass (chmod o+x) each folder on the way to it."
+        "  Fix: install bubblewrap; or run the command as an ordinary user; or, where a file\n"
+        "  above may not be read, let all users pass (chmod o+x) each folder on the way to it.\n"
+        "  A class of your own needs no containment: clearhead.check(MyClass) in Python."
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from clearhead.checker.sandbox.submission import ClassInfo, Parameter
+from clearhead.checker.source.declared_shapes import declared_shapes
 
 _RANDOM = {"randn", "rand", "zeros", "ones", "empty", "randint", "Tensor", "FloatTensor"}
 _WANTS = ast.In | ast.NotIn | ast.NotEq
@@ -43,7 +44,8 @@ class Usage:
     Args:
         built: For each place where it is built, the constructor's arguments.
         called: For each place where it is called, forward's arguments.
-        unpacked: For parameters of forward, the names that their axes get: `b, n, d = x.shape`.
+        unpacked: For parameters of forward, the names that their axes get: `b, n, d = x.shape`, or
+            `x: (b, n, d)` in a docstring.
         ranks: For parameters of forward, how many axes the code expects.
         makers: Parameters of the constructor that it calls itself: `norm_layer(dim)`.
         parts: Parameters of the constructor that forward calls: `self.attend(q, k, v)`.
@@ -129,6 +131,9 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
                                      last_name(call.func.func) == info.name):  # fmt: skip
                 called.append(_arguments(call, info.forward, values))
     unpacked, ranks = _axes(forward)
+    for argument, axes in declared_shapes(file, forward).items():
+        unpacked.setdefault(argument, axes)
+        ranks.setdefault(argument, len(axes))
     return Usage(
         tuple(built), tuple(called), unpacked, ranks, _called_in(init, info.init),
         _kept_and_called(init, node, info.init), _options(init), frozenset(owners),

@@ -350,7 +350,7 @@ def expects_causal(
         return "yes" if text.uses("tril( triu( is_causal=True") else "no"
     built_in = text.uses("~tril ~triu is_causal=True is_causal=self ~causal_mask ~_causal(")
     said = ast.get_docstring(text.tree) if isinstance(text.tree, ast.ClassDef) else None
-    named = re.search(r"causal|masked|gpt|decoder|autoregress", info.name.lower())
+    named = re.search(r"(?<!non)(?<!non_)causal|masked|gpt|decoder|autoregress", info.name.lower())
     named = named or re.match(_SAID_CAUSAL, said or "")
     if built_in and not named and _masked_behind(text, flags):
         return "no"
