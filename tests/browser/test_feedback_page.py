@@ -43,10 +43,20 @@ def pages(folder: Path) -> dict[str, str]:
     return made
 
 
-@pytest.mark.parametrize("name", ["whole", "hint"])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390], ids=["desktop", "phone"])
-def test_feedback_fits_loads_nothing_and_is_accessible(visit, pages, name, dark, width):
+@pytest.mark.parametrize(
+    ("width", "dark", "name"),
+    [  # every pair of two settings; the other combinations are slow
+        (1280, False, "whole"),
+        (1280, True, "hint"),
+        (390, False, "hint"),
+        (390, True, "whole"),
+        pytest.param(1280, False, "hint", marks=pytest.mark.slow),
+        pytest.param(1280, True, "whole", marks=pytest.mark.slow),
+        pytest.param(390, False, "whole", marks=pytest.mark.slow),
+        pytest.param(390, True, "hint", marks=pytest.mark.slow),
+    ],
+)
+def test_feedback_fits_loads_nothing_and_is_accessible(visit, pages, width, dark, name):
     seen = visit(pages[name], width=width, dark=dark)
     found = seen.page.evaluate(LINES)
     assert not found["wide"], "the page is wider than the screen"
@@ -57,20 +67,14 @@ def test_feedback_fits_loads_nothing_and_is_accessible(visit, pages, name, dark,
     assert (seen.requests, seen.complaints) == ([], [])
 
 
-def test_feedback_is_readable_in_the_dark(visit, pages):
+def test_the_system_or_the_address_chooses_the_theme(visit, pages):
     back = "() => getComputedStyle(document.documentElement).backgroundColor"
     light, dark = (visit(pages["whole"], dark=dark).page.evaluate(back) for dark in (False, True))
     assert light != dark
-
-
-@pytest.mark.parametrize("wanted", ["light", "dark"])
-@pytest.mark.parametrize("dark", [False, True], ids=["on a light system", "on a dark system"])
-def test_the_address_chooses_the_theme_as_on_other_pages(visit, pages, wanted, dark):
-    back = "() => getComputedStyle(document.documentElement).backgroundColor"
-    expected = visit(pages["whole"], dark=wanted == "dark").page.evaluate(back)
-    page = visit(pages["whole"], f"theme={wanted}", dark=dark).page
-    assert page.evaluate(back) == expected
-    assert page.evaluate("() => scrollY") == 0
+    for wanted, on_dark, expected in (("light", True, light), ("dark", False, dark)):
+        page = visit(pages["whole"], f"theme={wanted}", dark=on_dark).page
+        assert page.evaluate(back) == expected
+        assert page.evaluate("() => scrollY") == 0
 
 
 def test_the_link_of_a_finding_leads_to_its_section(visit, pages):

@@ -372,25 +372,28 @@ def test_every_form_of_attention_can_be_walked_through(visit, folder, example):
         assert seen.complaints == [], name
 
 
-@pytest.mark.parametrize("view", ["heads", "matrix", "sentence", "steps"])
-def test_save_as_svg_and_png(visit, sentence, view, tmp_path):
-    seen = visit(sentence, f"view={view}&query=3&key=1", dark=view == "sentence")
-    with seen.page.expect_download() as svg:
-        seen.page.keyboard.press("s")
-    assert svg.value.suggested_filename == f"the-cat-sat-on-the-mat-{view}-head-0.svg"
-    text = svg.value.path().read_text()
-    assert text.startswith("<svg")
-    assert {"heads": ">first token ", "steps": ">on<"}.get(view, ">cat<") in text
-    assert "foreignObject" not in text
-    with seen.page.expect_download() as png:
-        seen.page.keyboard.press("p")
-    data = png.value.path().read_bytes()
-    assert data.startswith(b"\x89PNG")
-    assert len(data) > 4000
-    (tmp_path / "picture.svg").write_text(text)
-    alone = visit((tmp_path / "picture.svg").as_uri())  # it can be opened on its own
-    assert alone.page.locator("svg text").count() > 3
-    assert alone.complaints == []
+def test_save_as_svg_and_png(visit, sentence, tmp_path):
+    seen = visit(sentence, "query=3&key=1")
+    for view in ("heads", "matrix", "sentence", "steps"):
+        seen.page.emulate_media(color_scheme="dark" if view == "sentence" else "light")
+        seen.page.evaluate("hash => { location.hash = hash }", f"view={view}&query=3&key=1")
+        seen.page.wait_for_selector(f"#panel-{view}:not([hidden])")
+        with seen.page.expect_download() as svg:
+            seen.page.keyboard.press("s")
+        assert svg.value.suggested_filename == f"the-cat-sat-on-the-mat-{view}-head-0.svg"
+        text = svg.value.path().read_text()
+        assert text.startswith("<svg")
+        assert {"heads": ">first token ", "steps": ">on<"}.get(view, ">cat<") in text
+        assert "foreignObject" not in text
+        with seen.page.expect_download() as png:
+            seen.page.keyboard.press("p")
+        data = png.value.path().read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert len(data) > 4000
+        (tmp_path / f"{view}.svg").write_text(text)
+        alone = visit((tmp_path / f"{view}.svg").as_uri())  # it can be opened on its own
+        assert alone.page.locator("svg text").count() > 3
+        assert alone.complaints == []
     assert seen.complaints == []
     assert seen.requests == [] or all(url.startswith("blob:") for url in seen.requests)
 

@@ -316,8 +316,15 @@ def test_hostile_names_do_nothing(visit):
         assert made.complaints == []
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desktop"])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (390, True),
+        (1280, False),
+        pytest.param(390, False, marks=pytest.mark.slow),
+        pytest.param(1280, True, marks=pytest.mark.slow),
+    ],
+)
 def test_it_fits_the_window_and_is_accessible(visit, viewer, width, dark):
     page = opened(visit, viewer, width=width, height=844, dark=dark).page
     page.get_by_text("Head 2: same token").wait_for()

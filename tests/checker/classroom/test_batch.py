@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import stub_judge
+from in_process_check import in_this_process
 from stub_judge import mark
 
 from clearhead import cli
@@ -339,11 +340,12 @@ def test_a_notebooks_findings_name_the_cell_in_every_form(tmp_path, capsys):
     marks, html = tmp_path / "marks.csv", tmp_path / "class.html"
     words = [[], ["--json"], ["--csv", str(marks), "--html", str(html)]]
     said = []
-    for each in words:
-        with pytest.raises(SystemExit) as end:
-            cli.main(["check", str(folder / "hw.ipynb"), *each])
-        assert end.value.code == 1
-        said.append(capsys.readouterr().out)
+    with in_this_process():
+        for each in words:
+            with pytest.raises(SystemExit) as end:
+                cli.main(["check", str(folder / "hw.ipynb"), *each])
+            assert end.value.code == 1
+            said.append(capsys.readouterr().out)
     assert "Cell      In[5], line 9: scores = self.W_query(x) @ self.W_key(x)" in said[0]
     found = json.loads(said[1])["findings"][0]
     assert (found["cell"], found["line"]) == ("In[5]", 9)

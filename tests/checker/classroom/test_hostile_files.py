@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import stub_judge
 import torch
+from in_process_check import Here, check_file
 from stub_judge import mark
 
 from clearhead import cli
@@ -19,13 +20,12 @@ from clearhead.checker.classroom import batch
 from clearhead.checker.classroom import check_command as runner
 from clearhead.checker.classroom import class_page as page
 from clearhead.checker.classroom.marks_file import HEAD, Marks, Row, guarded
-from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.harness.constructor_arguments import _default_in, with_configs
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox import answers
 from clearhead.checker.sandbox import resource_usage as usage
 from clearhead.checker.sandbox.answers import Forged
-from clearhead.checker.sandbox.submission import Failure, InProcess, Isolated
+from clearhead.checker.sandbox.submission import Failure, InProcess
 
 pytestmark = pytest.mark.usefixtures("plain_terminal")
 
@@ -142,7 +142,7 @@ def test_the_usual_encodings_are_read(name, tmp_path):
 
 def test_the_folder_of_a_worker_that_was_killed_is_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    worker = batch.Worker(stub_judge.judge, patience=2.0)
+    worker = batch.Worker(stub_judge.judge, patience=60.0)  # it has to start first
     worker.ask(b"# correct\n", "a.py", None)
     left = tmp_path / f"clearhead-{worker._process.pid}-x"
     left.mkdir()
@@ -278,7 +278,7 @@ class MyAttention(nn.Module):
 def test_a_name_is_not_a_pattern(line):
     """The name of an attribute must not be used as a regular expression."""
     with runner._patient(Path("a.py"), 60):
-        (report,) = check_source(HONEST.replace("SET", line), "a.py")
+        (report,) = check_file(HONEST.replace("SET", line), "a.py")
     assert "wrong-scale" in [found.id for found in report.findings]
 
 
@@ -352,8 +352,7 @@ def test_a_class_with_strange_methods_is_read_without_them():
 
 def test_too_many_classes_are_said():
     source = "\n".join(f"class A{number}: pass" for number in range(300))
-    with Isolated(source, "a.py") as session:
-        got = session.classes()
+    got = Here(source, "a.py").classes()
     assert isinstance(got, Failure)
     assert "300 classes in one file: at most 200" in got.message
     many = {"classes": class_answer()["classes"] * 300}

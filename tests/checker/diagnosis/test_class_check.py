@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from correct_variants import RIGHT
-from in_process_check import Here
+from in_process_check import Here, check_file
 from planted_mistakes import BOOK, MINIMAL, PLANTED, SPECIAL, STYLES, WRAPPER, edited, planted
 from uncatalogued_mistakes import BEYOND, CONVOLVED, MAYBE_CAUSAL, NO_SIGNS, SHARED, UNUSUAL
 
@@ -57,7 +57,12 @@ TWO_LINES = {
     ("out-proj-unused", "nano"),
     ("one-dtype-only", "minimal"),
 }
-EVERY = [(id, style) for id, styles in PLANTED.items() for style in styles]
+# `make test` has each mistake in one style, and all styles in turn.
+EVERY = [
+    pytest.param(id, style, marks=[] if number == place % len(styles) else pytest.mark.slow)
+    for place, (id, styles) in enumerate(PLANTED.items())
+    for number, style in enumerate(styles)
+]
 
 
 @pytest.mark.parametrize(("id", "style"), EVERY)
@@ -140,7 +145,8 @@ def test_what_is_not_understood_is_not_called_wrong() -> None:
     assert (report.verdict, ids(report)) == ("unsure", {"unsure"}), report
 
 
-@pytest.mark.parametrize("name", sorted({*RIGHT, *UNUSUAL} - {NOT_UNDERSTOOD}))
+# "wrapper" is checked in a process of its own below.
+@pytest.mark.parametrize("name", sorted({*RIGHT, *UNUSUAL} - {NOT_UNDERSTOOD, "wrapper"}))
 def test_right_code_is_not_flagged(name: str) -> None:
     reports = check({**RIGHT, **UNUSUAL}[name])
     assert reports
@@ -193,20 +199,24 @@ def test_a_file_is_checked_in_a_process_of_its_own() -> None:
     right, wrapper = check_source(WRAPPER, "mine.py")
     assert (right.cls, wrapper.cls) == ("CausalAttention", "MultiHeadAttentionWrapper")
     assert right.verdict == wrapper.verdict == "correct"
-    (wrong,) = check_source(planted("softmax-over-queries", "nano"), "mine.py")
+    assert ids(right) == ids(wrapper) == set()
+
+
+def test_the_evidence_says_what_was_seen() -> None:
+    (wrong,) = check(planted("softmax-over-queries", "nano"))
     assert ids(wrong) == {"softmax-over-queries"}
     assert "softmax runs over the queries" in wrong.findings[0].evidence
     assert "Changing token" in wrong.findings[0].evidence
 
 
 def test_a_file_that_cannot_run_says_so() -> None:
-    (report,) = check_source("import nothing_of_this_name\n", "mine.py")
+    (report,) = check_file("import nothing_of_this_name\n", "mine.py")
     assert report.verdict == "error"
     assert "nothing_of_this_name" in report.findings[0].says
-    (report,) = check_source("x = 1\n", "mine.py")
+    (report,) = check_file("x = 1\n", "mine.py")
     assert report.verdict == "error"
     assert "no attention class; its classes: none. The checker looks for" in report.findings[0].says
-    (report,) = check_source("def f(:\n", "mine.py")
+    (report,) = check_file("def f(:\n", "mine.py")
     assert report.findings[0].says.startswith("Python could not read the file: SyntaxError: ")
     more = ("b, tokens, d_in = x.shape", "b, tokens, d_in, more = x.shape")
     (report,) = check(edited(BOOK, [more]))
@@ -223,7 +233,7 @@ def test_an_adapter_that_fails_is_no_evidence():
         "        super().__init__()\n"
         "        self.inner = NotInThisFile(14, 15, 11, 0.0, 3)\n"
     )
-    (report,) = check_source(BOOK, "mine.py", adapter=adapter)
+    (report,) = check_file(BOOK, "mine.py", adapter=adapter)
     assert report.verdict == "error"
     assert [found.id for found in report.findings] == ["cannot-run"]
     assert "The adapter failed in its line 4: NameError" in report.findings[0].says
@@ -243,7 +253,7 @@ class Adapted(nn.Module):
         return self.inner({"x": x})
 """
     assert check(unusual)[0].verdict == "error"
-    (report,) = check_source(unusual, "mine.py", adapter=adapter)
+    (report,) = check_file(unusual, "mine.py", adapter=adapter)
     assert report.verdict == "correct", report
 
 
@@ -339,7 +349,7 @@ class Adapted(nn.Module):
     def forward(self, x):
         return self.inner(x)
 """
-    (report,) = check_source(UNUSUAL["fused, for images"], "mine.py", adapter=adapter)
+    (report,) = check_file(UNUSUAL["fused, for images"], "mine.py", adapter=adapter)
     assert report.verdict == "correct", report
     assert not report.findings
     assert report.form.causal == "no"
@@ -444,7 +454,7 @@ def test_a_file_that_cannot_be_imported_is_wrong_if_that_is_its_own_fault(defaul
     source = edited(
         MINIMAL, [("p=0.1", f"p={default}"), ("class Attn", "DROPOUT = 0\n\n\nclass Attn")]
     )
-    (report,) = check_source(source, "mine.py")
+    (report,) = check_file(source, "mine.py")
     assert report.verdict == verdict
     assert said in report.findings[0].evidence
     assert (report.findings[0].id == "crashes") == (verdict == "wrong")

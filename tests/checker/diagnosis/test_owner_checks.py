@@ -1,9 +1,9 @@
 """Models that use a correct attention class wrongly, run as their files run them."""
 
 import pytest
+from in_process_check import check_file
 from planted_mistakes import HEAD, edited
 
-from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.report import Report
 
 _ATTENTION = (
@@ -99,7 +99,7 @@ if __name__ == "__main__":
 
 
 def of(source: str) -> Report:
-    (report,) = check_source(source, "model.py")
+    (report,) = check_file(source, "model.py")
     return report
 
 

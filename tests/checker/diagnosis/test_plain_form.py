@@ -51,7 +51,7 @@ def test_loops_over_single_numbers_are_compared_with_the_formula():
         pytest.param("range(i + 1)]", "range(i + 1 if i != 4 else i)]", marks=SLOW),
         pytest.param("w / total", "w / (total + 0.1)", marks=SLOW),
         pytest.param("* v[j] for", "* k[j] for", marks=SLOW),
-        ("range(len(a))", "range(1, len(a))"),
+        pytest.param("range(len(a))", "range(1, len(a))", marks=SLOW),
     ],
 )
 def test_loops_that_compute_something_else_are_not_correct(old, new):

@@ -3,11 +3,10 @@
 # ruff: noqa: E501 - submissions have long lines, and the edits must match them
 
 import pytest
-from in_process_check import Here, check, ids
+from in_process_check import Here, check, check_file, ids
 from planted_mistakes import BOOK, HEAD, MINIMAL, NANO, edited
 
 from clearhead.checker.diagnosis.class_check import check_class
-from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_choice import choose, choose_unnamed, left_out
@@ -335,7 +334,7 @@ def test_weights_in_one_argument() -> None:
 
 
 def test_a_function_that_no_name_calls_attention() -> None:
-    (report,) = check_source(_FUNCTION.replace("/ np.sqrt(a.shape[1])", ""), "file.py")
+    (report,) = check_file(_FUNCTION.replace("/ np.sqrt(a.shape[1])", ""), "file.py")
     assert (report.cls, ids(report)) == ("mischen", {"missing-scale"}), report
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from in_process_check import Here, check
+from in_process_check import Here, check, check_file
 
 from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.harness.alternatives import alternatives, mask_ways
@@ -53,7 +53,7 @@ def test_no_two_sizes_are_equal():
     ],
 )
 def test_what_is_missing_at_the_top_is_left_out(before, after, said):
-    with Isolated(IMPORTS + before + CLASS + after, "file.py") as session:
+    with Here(IMPORTS + before + CLASS + after, "file.py") as session:
         (info,) = session.classes()
         assert info.name == "Attention"
         assert said in " ".join(session.notes)
@@ -94,7 +94,7 @@ def test_scripted_and_compiled_code_and_the_arguments_of_a_program():
 
 
 def test_nothing_is_said_of_a_file_that_runs():
-    with Isolated(IMPORTS + CLASS, "file.py") as session:
+    with Here(IMPORTS + CLASS, "file.py") as session:
         session.classes()
         assert (session.notes, session.missing) == ((), ())
 
@@ -102,13 +102,13 @@ def test_nothing_is_said_of_a_file_that_runs():
 def test_an_optional_import_is_left_to_its_own_handler():
     optional = "try:\n    import flash_attn\nexcept ImportError:\n    flash_attn = None\n"
     check = "assert flash_attn is None\n"
-    with Isolated(IMPORTS + optional + check + CLASS, "file.py") as session:
+    with Here(IMPORTS + optional + check + CLASS, "file.py") as session:
         session.classes()
         assert session.notes == ()
 
 
 def test_a_broken_class_is_an_error_of_the_file():
-    with Isolated(IMPORTS + "class A(nn.Modul):\n    pass\n", "file.py") as session:
+    with Here(IMPORTS + "class A(nn.Modul):\n    pass\n", "file.py") as session:
         failure = session.classes()
     assert isinstance(failure, Failure)
     assert failure.line == 3
@@ -136,7 +136,7 @@ def test_the_cpu_stands_for_a_gpu():
         "    def forward(self, x):\n"
         "        return self.w(x).to('cuda') * self.m.to(torch.device('cuda'))\n"
     )
-    with Isolated(source, "file.py") as session:
+    with Here(source, "file.py") as session:
         built = session.build("Attention", [], {})
         out = session.forward([torch.ones(1, 3)])
     assert not isinstance(built, Failure)
@@ -297,7 +297,7 @@ def test_a_table_is_no_picture(axis, axes):
 def test_a_stand_in_for_a_function_gets_no_number():
     source = "from sizes import padded_size, WIDTH\n" + IMPORTS
     source += attention("d", "x", "self.n = padded_size(d); self.m = WIDTH + 1")
-    with Isolated(source, "file.py") as session:
+    with Here(source, "file.py") as session:
         classes = session.classes()
         assert not isinstance(classes, Failure)
         text = text_of(source, classes[0])
@@ -311,7 +311,7 @@ def test_missing_base_classes_and_registries_do_no_harm():
     source = source.replace("class", "@LAYERS.register_module(name='a')\nclass")
     source = source.replace("nn.Module)", "L.LightningModule)")
     source = source.replace("self.h = ", "self.save_hyperparameters(); self.h = ")
-    (report,) = check_source(source, "file.py")
+    (report,) = check_file(source, "file.py")
     assert report.verdict == "correct"
 
 
@@ -348,7 +348,7 @@ def test_a_base_class_whose_heirs_provide_a_method_does_not_crash():
     mixin = "class Keys:\n    def keys(self, x):\n        return self.k(x)\n\n\n"
     heir = "\n\nclass SelfAttention(Keys, BaseAttention):\n    pass\n"
     assert base.count("self.keys(x)") == 1
-    (report,) = check_source(IMPORTS + mixin + base + heir, "file.py")
+    (report,) = check_file(IMPORTS + mixin + base + heir, "file.py")
     assert (report.cls, report.verdict) == ("SelfAttention", "correct")
 
 
@@ -357,7 +357,7 @@ def test_a_block_is_checked_where_nothing_else_attends():
     source = source.replace("return self.o(", "return x + torch.relu(self.o(").replace(
         "(2))", "(2)))"
     )
-    (report,) = check_source(IMPORTS + source, "file.py")
+    (report,) = check_file(IMPORTS + source, "file.py")
     assert report.cls == "AttentionBlock"
     assert report.verdict != "error"
 
@@ -369,7 +369,7 @@ def test_a_class_that_cannot_be_called_by_itself_is_checked_inside_its_owner():
     source = source.replace("self.h = num_heads", "self.h = num_heads; self.mix = MixAttention()")
     source += "\nclass MixAttention(nn.Module):\n"
     source += "    def forward(self, a, v, n): assert n == [1]; return a @ v\n"
-    (report,) = check_source(IMPORTS + source, "file.py")
+    (report,) = check_file(IMPORTS + source, "file.py")
     assert (report.cls, report.verdict) == ("MixAttention", "correct")
     assert "it was checked inside Layer" in report.notes[0]
 
@@ -402,7 +402,7 @@ def test_a_class_of_the_file_has_the_sizes_of_its_owner():
     source = source.replace("s.softmax(-1) @ v", "self.mixer(s, v)")
     source += "\nclass Mixer(nn.Module):\n    def __init__(self, d):\n        super().__init__()"
     source += "\n\n    def forward(self, s, v): return s.softmax(-1) @ v\n"
-    (report,) = check_source(IMPORTS + source, "file.py", only="Attention", seed=10)
+    (report,) = check_file(IMPORTS + source, "file.py", only="Attention", seed=10)
     assert report.verdict == "correct", report
 
 
@@ -499,7 +499,7 @@ def test_a_mask_of_heads_is_no_mask_of_tokens():
     masks = "s + (0 if attention_mask is None else attention_mask)"
     weights = f"({masks})[:, None].softmax(-1)"
     weights = f"({weights} * (1 if head_mask is None else head_mask))[:, 0]"
-    (report,) = check_source(IMPORTS + source.replace("s.softmax(-1)", weights), "file.py")
+    (report,) = check_file(IMPORTS + source.replace("s.softmax(-1)", weights), "file.py")
     assert (report.verdict, report.findings, report.notes) == ("correct", (), ()), report
 
 
@@ -540,7 +540,7 @@ def test_a_helper_that_cannot_run_alone_is_judged_inside_its_owner():
     )
     source = source.replace("Mix()(weights, v)", "MixAttention()(weights, v, 1)")
     source = source.replace("missing): return a @ v", "n): assert n == 1; return a @ v")
-    (report,) = check_source(source, "file.py")
+    (report,) = check_file(source, "file.py")
     assert (report.cls, report.verdict) == ("Attention", "correct")
 
 
@@ -558,7 +558,7 @@ class AttentionPooling(nn.Module):
             w = w.masked_fill(mask == 0, -1e9)
         return (w.softmax(1).unsqueeze(-1) * x).sum(1)
 """
-    (report,) = check_source(IMPORTS + source, "file.py")
+    (report,) = check_file(IMPORTS + source, "file.py")
     assert report.verdict == "unsure"
     assert "it pools the tokens" in report.findings[0].evidence
 
@@ -566,14 +566,14 @@ class AttentionPooling(nn.Module):
 def test_pooling_is_not_judged():
     source = IMPORTS + attention("d", "x", "pass").replace("@ v\n", "@ v.sum(1, keepdim=True)\n")
     source = source.replace("s.softmax(-1) @ v.sum(1, keepdim=True)", "(s.softmax(-1) @ v).mean(1)")
-    (report,) = check_source(source, "file.py")
+    (report,) = check_file(source, "file.py")
     assert report.verdict == "unsure"
     assert "it pools the tokens" in report.findings[0].evidence
 
 
 def test_a_call_that_the_checker_chose_is_said_to_be_so():
     source = IMPORTS + attention("d", "x", "pass", "s = s + x.new_zeros(99, 98)")
-    (report,) = check_source(source, "file.py")
+    (report,) = check_file(source, "file.py")
     assert "The checker chose this call: built with d=15; called with x." in report.findings[0].fix
 
 

@@ -1,9 +1,7 @@
 """Classes copied out of a package: the other modules are missing, its conventions remain."""
 
 import pytest
-from in_process_check import check, ids
-
-from clearhead.checker.diagnosis.file_check import check_source
+from in_process_check import check, check_file, ids
 
 REGISTRY = """
 import torch
@@ -151,7 +149,7 @@ class FusedAttention(nn.Module):
 
 
 def test_rotary_positions_that_are_missing_are_left_out_and_that_is_said() -> None:
-    (report,) = check_source(FUSED, "file.py")
+    (report,) = check_file(FUSED, "file.py")
     assert report.verdict == "correct", report
     assert any("apply_rotary_emb is missing" in note for note in report.notes)
 
