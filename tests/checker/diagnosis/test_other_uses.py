@@ -435,3 +435,35 @@ def test_the_branch_for_older_versions_of_torch_is_read_too() -> None:
     inverted = edited(SLOW_AND_FUSED, [("== 0", "== 1"), (" * q.shape[-1] ** -0.5", "")])
     (report,) = check_source(inverted, "file.py")
     assert {"mask-inverted", "missing-scale"} <= set(found(report)), report
+
+
+STATED = (
+    HEAD
+    + '''\
+class StatedAttention(nn.Module):
+    def __init__(self, dim, heads=4):
+        super().__init__()
+        self.h, self.qkv, self.o = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x, attn_mask=None):
+        """Attention.
+
+        Args:
+            x: (batch, tokens, dim)
+            attn_mask: boolean mask, (tokens, tokens). `True` indicates positions that
+                should be attended to.
+        """
+        q, k, v = (t.unflatten(-1, (self.h, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+        return self.o(y.transpose(1, 2).flatten(2))
+'''
+)
+
+
+def test_a_mask_must_mean_what_the_docstring_says() -> None:
+    hides = [("should be", "should not be")]
+    turned = [("=attn_mask)", "=None if attn_mask is None else ~attn_mask)")]
+    assert found(check(STATED)) == {}
+    assert found(check(edited(STATED, hides + turned))) == {}
+    assert found(check(edited(STATED, hides))) == {"sdpa-mask-polarity": "wrong"}
+    assert found(check(edited(STATED, turned))) == {"mask-inverted": "wrong"}

@@ -145,7 +145,11 @@ def decoding(
     decoder = _Decoder(case, subject, inputs, out, reference)
     best = None if decoder.wanted is None else decoder.best(ways)
     if best is None:
-        case.notes.append("The cache was not checked: the checker could not operate it.")
+        failed = decoder.failed
+        why = (
+            "" if failed is None else f" Line {failed.line}: {failed.type}: {failed.message}"[:200]
+        )
+        case.notes.append(f"The cache was not checked: the checker could not operate it.{why}")
     elif renew(case.session, subject):
         if best.bad:
             decoder.report(best)
@@ -167,6 +171,7 @@ class _Decoder:
         self.case, self.subject, self.inputs, self.reference = case, subject, inputs, reference
         self.wanted = self._wanted(out)
         self.plans = _plans(inputs[0].shape[1], reference.mask)
+        self.failed: Failure | None = None  # of a call that was not the first one
 
     def _wanted(self, out: Tensor) -> Tensor | None:
         """What decoding must give; None if that is not known."""
@@ -274,6 +279,7 @@ class _Decoder:
                 given[way.past] = past
             output = self.case.session.forward([], given)
             if isinstance(output, Failure):
+                self.failed = output if start and output.line is not None else self.failed
                 return None
             shape = (len(x), size, x.shape[-1])
             chosen = pick(output, shape)

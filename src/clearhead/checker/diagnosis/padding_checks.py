@@ -20,6 +20,7 @@ from clearhead.checker.harness.comparison import difference, percent
 from clearhead.checker.harness.subject import Inputs, Subject, call, each, inputs_for, renew
 from clearhead.checker.sandbox.submission import Parameter
 from clearhead.checker.source.class_text import Text, keeps_something, used_by
+from clearhead.checker.source.stated_arguments import stated_marks
 
 _MASK = re.compile(r"mask|pad|keep|valid|real")
 _KEYS_MASK = r"(context|memory|key|kv|src|source|enc\w*|cond)_(\w+_)?mask"
@@ -139,8 +140,9 @@ class PaddingCheck:
         if len(runs) < 2 or all(difference(got, out) < 1e-12 for got in runs):
             return False
         keeps, hides = runs
+        known = any(f.id in ("mask-inverted", "sdpa-mask-polarity") for f in case.findings)
         if difference(hides[rows], right[rows]) < 1e-5:
-            if _said_real(case.text, name):
+            if not known and stated_marks(case.text.source, name) == "keep":
                 case.add(
                     "padding-inverted",
                     f"The source says that {name} marks the real tokens; when it does, the output "
@@ -148,7 +150,7 @@ class PaddingCheck:
                 )
             return True
         if difference(keeps[rows], right[rows]) < 1e-5:
-            if _marks_padding(case.text, name):
+            if not known and _marks_padding(case.text, name):
                 case.add(
                     "padding-inverted",
                     f"With {name} True at two padding tokens, the output is what you get when only "
@@ -373,41 +375,11 @@ class PaddingCheck:
         return got if isinstance(got, Tensor) else None
 
 
-_REAL = (
-    r"(1|True|ones?)\s*(=|:|means?|for|is|are|where|->|marks?)+\s*(there is )?(the |a )?"
-    r"(real|valid|keep|kept|token|attend|visible|not pad|may|non-?pad)|"
-    r"0\s*(=|for|means?)\s*pad"
-)
-_HIDDEN = (
-    r"(?i)(1|True|ones?)\s*(=|:|means?|for|is|are|where|at|on|->|marks?)+\W*"
-    r"(pad|ignor|hid|mask|block)"
-)
+_REAL = r"(?i)\b(1|true|ones?)\b.{0,30}\b(real|valid|keep|tokens?|not pad)"
 
 
 def _marks_padding(text: Text, name: str) -> bool:
-    """Whether an argument's name says that True marks the padding, and nothing in the source else.
-
-    What the source says of the argument counts before its name, also in words that are not known.
-    """
-    if "pad" not in name.lower() or re.search(_REAL, text.source):
-        return False
-    told = [line for line in _said_of(text, name) if {"1", "True"} & {*re.findall(r"\w+", line)}]
-    return not told or any(re.search(_HIDDEN, line) for line in told)
-
-
-def _said_real(text: Text, name: str) -> bool:
-    """Whether the source says so of this very argument: `mask: (B, S), 1 = token`."""
-    told = _said_of(text, name)
-    real = [line for line in told if re.search(_REAL, line)]
-    return bool(real) and not any(re.search(_HIDDEN, line) for line in told)
-
-
-def _said_of(text: Text, name: str) -> list[str]:
-    """The lines of comments and docstrings that begin with an argument's name."""
-    own = rf"(\W*|.*[.;] ){re.escape(name)}\b(?!\s*=)"
-    lines = text.source.splitlines()
-    return [
-        " ".join(lines[place : place + (3 if line.rstrip().endswith(":") else 1)])
-        for place, line in enumerate(lines)
-        if re.match(own, line)
-    ]
+    """Whether True marks the padding, as the source says, or the argument's name alone."""
+    stated = stated_marks(text.source, name)
+    alone = "pad" in name.lower() and not stated and not re.search(_REAL, text.source)
+    return stated == "hide" or alone

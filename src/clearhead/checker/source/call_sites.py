@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from clearhead.checker.sandbox.submission import ClassInfo, Parameter
-from clearhead.checker.source.declared_shapes import declared_shapes
+from clearhead.checker.source.stated_arguments import stated_shapes
 
 _RANDOM = {"randn", "rand", "zeros", "ones", "empty", "randint", "Tensor", "FloatTensor"}
 _WANTS = ast.In | ast.NotIn | ast.NotEq
@@ -124,7 +124,7 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
                                      last_name(call.func.func) == info.name):  # fmt: skip
                 called.append(_arguments(call, info.forward, values))
     unpacked, ranks = _axes(forward)
-    for argument, axes in declared_shapes(file, forward).items():
+    for argument, axes in stated_shapes(file, forward).items():
         unpacked.setdefault(argument, axes)
         ranks.setdefault(argument, len(axes))
     return Usage(

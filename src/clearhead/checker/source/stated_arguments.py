@@ -1,0 +1,115 @@
+"""What a file states of forward's arguments: their shapes, and what True means in a mask."""
+
+import ast
+import re
+
+_AXIS = r"[\w.]+(?:\s*[-+*/]+\s*[\w.]+)*"
+_SHAPE = re.compile(rf"[(\[]\s*({_AXIS}(?:\s*(?:,|\bx\b|×)\s*{_AXIS})+)\s*,?\s*[)\]]")
+_NO_AXIS = re.compile(
+    r"(?i)tensor|optional|default|none|int|float|bool|str|list|tuple|dict|callable|torch\.|true|false"
+)
+
+
+def stated_shapes(file: str, forward: ast.FunctionDef | None) -> dict[str, tuple[str, ...]]:
+    r"""For arguments of forward, the names that the file gives to their axes.
+
+    Args:
+        file: The whole file.
+        forward: The method.
+
+    Examples:
+        >>> code = "def forward(self, x, z):\n    '''x: features (B, N, C)\n    z: [b, 1, n]'''"
+        >>> stated_shapes(code, ast.parse(code).body[0])
+        {'x': ('b', 'n', 'c'), 'z': ('b', '1', 'n')}
+    """
+    if forward is None:
+        return {}
+    arguments = [*forward.args.posonlyargs, *forward.args.args, *forward.args.kwonlyargs]
+    found: dict[str, tuple[str, ...]] = {}
+    text = file.splitlines()[forward.lineno - 1 : forward.body[0].end_lineno]
+    names = {one.arg for one in arguments}
+    for one in arguments:
+        axes = _annotated(one.annotation) or _told(text, one.arg, names)
+        if axes:
+            found[one.arg] = axes
+    return found
+
+
+def _annotated(node: ast.expr | None) -> tuple[str, ...]:
+    """The axes of `Float[Tensor, "b n d"]` and `TensorType["b", "n", "d"]`."""
+    if not isinstance(node, ast.Subscript):
+        return ()
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    texts = [p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str)]
+    axes = " ".join(texts).lower().split()
+    plain = len(axes) > 1 and all(re.fullmatch(r"\w+", axis) for axis in axes)
+    return tuple(axes) if plain else ()
+
+
+def _told(lines: list[str], name: str, others: set[str]) -> tuple[str, ...]:
+    """The first shape that comments or docstrings give after a name, there or in the next line."""
+    start = re.compile(rf"(?:^\W*(?:param\s+)?|[,;.]\s+){re.escape(name)}\b(?!\s*=[^#]*$)(.*)")
+    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+        begins = start.search(line)
+        if begins is None:
+            continue
+        goes_on = not {*re.findall(r"\w+", below)[:1]} & others
+        for shape in _SHAPE.findall(begins[1] + (f" {below}" if goes_on else "")):
+            axes = [re.sub(r"\s", "", axis).lower() for axis in re.split(r",|\bx\b|×", shape)]
+            if not any(_NO_AXIS.search(axis) for axis in axes):
+                return tuple(axes)
+    return ()
+
+
+_AHEAD = r"\W*((?:[\w'-]+[^\w.;]+){0,9}[\w'-]+)"  # some words, to the end of the sentence
+_ONES = re.compile(rf"(?i)\b(?:1|1s|true|ones?|nonzero|non-zero)\b{_AHEAD}")
+_ZEROS = re.compile(rf"(?i)\b(?:0|0s|false|zeros?)\b{_AHEAD}")
+_HIDES = re.compile(r"(?i)ignor|hid(e|den|es)|mask|\bpad|block|forbid|prevent|exclu|disallow|drop")
+_KEEPS = re.compile(r"(?i)attend|keep|kept|\breal|valid|visible|allowed|\btokens?\b|take part|look")
+_NOT = re.compile(r"(?i)\b(not|no|never|non|cannot|can't|un(masked|padded)|without)\b|n't\b")
+
+
+def stated_marks(source: str, name: str) -> str:
+    """What True means in a mask by what comments and docstrings say: "keep", "hide" or "".
+
+    Args:
+        source: The text of a class.
+        name: The argument.
+
+    Examples:
+        >>> stated_marks("mask: (B, N), True for tokens that should be attended to", "mask")
+        'keep'
+        >>> stated_marks("# mask: 1 marks positions that must not be attended to", "mask")
+        'hide'
+        >>> stated_marks("# mask: an optional tensor", "mask")
+        ''
+    """
+    own = re.compile(rf"(?:^\W*(?:param\s+)?|.*[.;] ){re.escape(name)}\b(?!\s*=[^=])(.*)")
+    lines = source.splitlines()
+    for place, line in enumerate(lines):
+        begins = own.match(line)
+        if begins is None:
+            continue
+        below = [begins[1]]
+        for more in lines[place + 1 : place + 4]:  # until a quote, a blank line, another argument
+            if not more.strip(" #") or re.match(r'\W*\w+\s*(\([^)]*\))?\s*[:=]|.*"""', more):
+                break
+            below.append(more.strip(" #"))
+        told = " ".join(below)
+        for sought, turned in ((_ONES, False), (_ZEROS, True)):
+            meant = [_meant(words) for words in sought.findall(told)]
+            if any(meant):
+                hides = next(filter(None, meant)) == "hide"
+                return "hide" if hides != turned else "keep"
+    return ""
+
+
+def _meant(words: str) -> str:
+    """Whether some words speak of what is hidden or of what is kept; the first that says so."""
+    first = min(filter(None, (_HIDES.search(words), _KEEPS.search(words))), default=None,
+                key=lambda found: found.start())  # fmt: skip
+    if first is None:
+        return ""
+    hides = first.re is _HIDES
+    negated = _NOT.search(words[: first.end()]) is not None
+    return "hide" if hides != negated else "keep"
