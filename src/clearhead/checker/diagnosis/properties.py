@@ -69,7 +69,8 @@ def _unknown_kind(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> 
     single = subject.axes == "single" and guessed
     if single and not probes.sees_others(case.session, subject, inputs, out):
         return "Called with a single sequence, no token sees another: it may want other inputs."
-    if probes.moved_by_last(case.session, subject, inputs, out) == [0]:
+    last = probes.moved_by_last(case.session, subject, inputs, out)
+    if subject.axes == "batch" and last == [0]:
         return "Only the first token attends to others: attention of a class token is not judged."
     if probes.only_weighs(case.session, subject, inputs, out):
         return "Another token changes a whole output row by one factor: tokens are not mixed."

@@ -49,6 +49,7 @@ _OTHERS = (
     ("false", r"flag|train|^use|^is_|return|need|output_"),
     ("none", r"pos"),
 )  # fmt: skip
+_NO_INPUT = r"mask|len|pos|cache|pad|valid|ind(ex|ic)|idx|past|state"
 # What an argument may be that an error shows to be needed, most likely first.
 GUESSES = ("marks", "mask", "zero", "lengths", "true")
 
@@ -63,7 +64,7 @@ def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], 
     found: list[tuple[str, str]] = []
     parameters = [p for p in info.forward if not p.kind.startswith("VAR")]
     names = [p.name for p in parameters]
-    inputs = [n for n in names if not re.search(r"mask|len|pos|cache|pad|valid", n.lower())]
+    inputs = [n for n in names if not re.search(_NO_INPUT, n.lower())]
     by_role = {role_of(n): n for n in inputs if role_of(n) in ("q", "k", "v")}
     three = len(by_role) == 3
     for place, parameter in enumerate(parameters):
