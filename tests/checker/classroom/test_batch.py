@@ -622,3 +622,13 @@ def test_help_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"Example: clearhead check" in done.stdout
+
+
+def test_a_file_finds_the_modules_of_its_package(tmp_path):
+    """Of `lib/inner/attention.py`, the package is lib, and not what lies beside it."""
+    inner = tmp_path / "lib" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (inner.parent, inner):
+        (folder / "__init__.py").touch()
+    assert regular_files.package_of(inner / "attention.py") == tmp_path / "lib"
+    assert regular_files.package_of(tmp_path / "attention.py") == tmp_path

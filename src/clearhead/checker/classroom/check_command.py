@@ -27,10 +27,9 @@ from clearhead.checker.classroom.data_folder import Data, staged
 from clearhead.checker.classroom.feedback import Folder
 from clearhead.checker.classroom.marks_file import Marks, Row, key_of, write
 from clearhead.checker.classroom.policy import PARTS, Policy
-from clearhead.checker.classroom.regular_files import read_text
+from clearhead.checker.classroom.regular_files import package_of, read_text
 from clearhead.checker.report import Report, exit_status
 from clearhead.checker.source.notebooks import Source
-from clearhead.checker.source.siblings import package_of
 
 _INTERRUPTED = 130  # what a shell reports after Ctrl-C
 

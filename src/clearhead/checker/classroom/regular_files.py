@@ -59,3 +59,11 @@ def read_text(option: str, path: Path) -> str:
         raise ValueError(f"{option} {path}: not text in UTF-8 (byte {error.start}).") from None
     except ValueError as error:
         raise ValueError(f"{option} {path}{str(error).removeprefix(path.name)}") from None
+
+
+def package_of(path: Path) -> Path:
+    """The outermost folder of the package that a file belongs to; its own folder if to none."""
+    folder = path.resolve().parent
+    while (folder / "__init__.py").is_file() and (folder.parent / "__init__.py").is_file():
+        folder = folder.parent
+    return folder

@@ -11,14 +11,6 @@ MOST_FILES, MOST_BYTES = 30, 1 << 20
 _INSTALLED = {"torch", "numpy", "safetensors", "einops", *sys.stdlib_module_names}
 
 
-def package_of(path: Path) -> Path:
-    """The outermost folder of the package that a file belongs to; its own folder if to none."""
-    folder = path.resolve().parent
-    while (folder / "__init__.py").is_file() and (folder.parent / "__init__.py").is_file():
-        folder = folder.parent
-    return folder
-
-
 def siblings_of(path: Path, source: str, inside: Path) -> dict[str, str]:
     """The text of each module that a file imports from the folders around it, by dotted name.
 
