@@ -278,7 +278,7 @@ def test_a_mistake_in_no_list_is_wrong_with_the_property_that_fails() -> None:
     (report,) = check(mixed)
     assert report.verdict == "wrong"
     assert ids(report) == {"attends-across-batch"}
-    assert "One sequence changes the output of another" in report.findings[0].evidence
+    assert "one changes the output of another" in report.findings[0].evidence
     # The mean of future values is subtracted from the values.
     leaking = edited(
         BOOK, [("values = self.W_value(x)", "values = self.W_value(x - x.mean(1, keepdim=True))")]

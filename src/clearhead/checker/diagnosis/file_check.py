@@ -126,7 +126,7 @@ def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
 
 def _not_imported(source: str, filename: str, name: str, failure: Failure) -> Report:
     """A file that cannot be imported; wrong if that is its own fault."""
-    own = own_fault(failure, source)
+    own = own_fault(failure, source, ClassInfo(name, 0, 0, False, (), (), (), ()), ())
     if not own:
         return could_not_run(filename, name, failure, "import")
     found = finding("crashes", f"When the file is imported: {own}", failure.line)

@@ -126,6 +126,14 @@ class ScoreCheck(AttentionStep):
         usual = float(a[(b > HIDDEN) & a.isfinite()].median())
         cap = float(n[n.isfinite() & (b > HIDDEN)].median())
         self.verdict.notes.append(f"The scores are capped at {cap:.4g} by a tanh.")
+        inside = float(m[(b > HIDDEN) & m.isfinite()].median())
+        right = core.head_dim**-0.5
+        if abs(inside / right - 1) < 1e-4:
+            return a, b  # c * tanh(scaled scores), as in pointer networks
+        free = abs(cap - 1) < 1e-4 or self.expected.arguments
+        if abs(usual - 1) > 1e-4 and abs(usual / right - 1) > 1e-4 and not free:
+            self.verdict.doubts.append("the scores are capped in an unknown way")
+            return a, b
         self.judge_scale(usual)
         return a, b
 

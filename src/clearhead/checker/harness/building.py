@@ -39,6 +39,7 @@ from clearhead.checker.harness.descriptions import description
 from clearhead.checker.harness.error_messages import (
     ALWAYS_OWN,
     SIZE_MISMATCH,
+    objects_wanted,
     only_with_equal_widths,
     own_fault,
     translate,
@@ -168,7 +169,7 @@ def prepare(case: Case) -> Subject | Report:
         case.add(first.id, f"{failure.type}: {failure.message}"[:400], failure.line)
         return case.report()
     always = same or failure.type in ALWAYS_OWN
-    own = own_fault(failure, case.text.file) if always else ""
+    own = own_fault(failure, case.text.file, case.info, case.session.missing) if always else ""
     if own:
         case.how = first.how
         case.add("crashes", own, failure.line)
@@ -176,6 +177,10 @@ def prepare(case: Case) -> Subject | Report:
     failure, stage = furthest.failure, furthest.stage
     chosen = furthest.how if stage == "forward" else ""
     report = could_not_run(case.filename, case.info.name, failure, stage, chosen)
+    wanted = objects_wanted(failure, case.text.file, case.info)
+    if wanted:
+        told = replace(report.findings[0], evidence=f"{wanted} {report.findings[0].evidence}")
+        report = replace(report, findings=(told,))
     findings = (*case.findings, *report.findings)
     return replace(report, findings=findings, notes=tuple(case.notes))
 
@@ -591,11 +596,16 @@ def _in_one_line(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> b
 def _with_whole_context(case: Case, subject: Subject, failure: Failure) -> Subject | None:
     """The class with as many tokens as its context, if it takes no fewer: a mistake."""
     plain = subject.axes == "batch" and not subject.polarity
-    if not plain or not re.search(SIZE_MISMATCH, failure.message):
+    fixed = re.search(r"shape '\[[\d, -]+\]' is invalid for input", failure.message)
+    if not plain or not (fixed or re.search(SIZE_MISMATCH, failure.message)):
         return None
     full = replace(subject, sizes=replace(subject.sizes, tokens=subject.sizes.context))
     if isinstance(call(case.session, full, inputs_for(full, full.sizes.tokens)), Failure):
         return None
+    if fixed and isinstance(
+        call(case.session, full, inputs_for(full, 2 * full.sizes.tokens)), Tensor
+    ):
+        return None  # it takes whole blocks
     if not {"context", "config"} & {*map(meaning_for, case.info.init)}:
         sizes = replace(full.sizes, window=(full.sizes.tokens,))
         return replace(full, sizes=sizes)  # nothing says that this number is the most
@@ -603,7 +613,7 @@ def _with_whole_context(case: Case, subject: Subject, failure: Failure) -> Subje
         f"{subject.sizes.tokens} tokens with a context of {full.sizes.tokens}: {failure.message}; "
         f"{full.sizes.tokens} tokens work."
     )
-    case.add("mask-not-sliced", evidence, failure.line)
+    case.add("fails-at-some-lengths" if fixed else "mask-not-sliced", evidence, failure.line)
     return full
 
 

@@ -1,9 +1,10 @@
 """Failures that are loud: an error message, translated into the mistake behind it."""
 
 import ast
+import builtins
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch import nn
 from clearhead.checker.harness.constructor_arguments import Sizes, meaning_for
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import ClassInfo, Failure
-from clearhead.checker.source.call_sites import class_node, last_name, method, parsed
+from clearhead.checker.source.call_sites import class_node, fields_read, last_name, method, parsed
 from clearhead.checker.source.class_text import Text
 
 _IN_PLACE = r"in-?place|leaf Variable that requires grad"
@@ -89,43 +90,48 @@ def only_with_equal_widths(failure: Failure, text: Text, info: ClassInfo) -> str
         there = [word for word, lines in text.words.items() if failure.line in lines]
         if "mat1" in failure.message and "o" in map(role_of, there):
             return "out-proj-takes-d-in"
-        sums = (n for n in ast.walk(text.tree) if isinstance(n, ast.BinOp))
-        added = (n for n in sums if isinstance(n.op, ast.Add))
-        if any("x" in map(last_name, (n.left, n.right)) for n in added):
+        if any(_adds_x(node) for node in ast.walk(text.tree)):
             return None  # a residual needs equal widths, rightly
         return "wrong-width" if "mat1" in failure.message else None
     return None
 
 
+def _adds_x(node: ast.AST) -> bool:
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+        return False
+    return "x" in map(last_name, (node.left, node.right))
+
+
 _NO_ATTRIBUTE = re.compile(r"^(?:'(\w+)' object|module '([\w.]+)') has no attribute '(\w+)'")
 _NO_NAME = re.compile(r"^name '(\w+)' is not defined")
 _WRONG_CALL = re.compile(r"^([\w.]+)\(\) (missing \d+ required|takes .*positional argument)")
-_PLAIN = ("Module", "object", "ABC")
 _MODULES = {"torch": torch, "torch.nn": nn, "torch.nn.functional": nn.functional}
 
 
-def own_fault(failure: Failure, file: str) -> str:
+def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[str]) -> str:
     """What is wrong in the class's own code, if its error cannot come from what we passed; else "".
 
     Args:
         failure: What every attempt answered.
         file: The whole file.
+        info: The class.
+        missing: Names that the file imports from modules that are not here.
     """
     if failure.line is None or failure.kind != "exception":
         return ""
-    said, message = f"{failure.type}: {failure.message}"[:300], failure.message
+    said, line, message = f"{failure.type}: {failure.message}"[:300], failure.line, failure.message
     attribute, name = _NO_ATTRIBUTE.match(message), _NO_NAME.match(message)
     if attribute is not None:
-        return _no_attribute(file, attribute, failure.line, said)
-    defined = _defined(file)
-    if name is not None and name[1] not in defined and "*" not in defined:
-        return f"{said}. Nothing in the file defines {name[1]}.{_meant(name[1], defined)}"
+        return _no_attribute(file, attribute, line, missing, said)
+    if name is not None and name[1] not in _defined(file):
+        return f"{said}. Nothing in the file defines {name[1]}.{_meant(name[1], _defined(file))}"
     if failure.type == "UnboundLocalError":
         return f"{said}. Nothing is assigned to it before on this path."
     if "as child module" in message:
         return f"{said}. A layer already has this name."
     call = _WRONG_CALL.match(message)
-    if call is not None and re.search(rf"\b{call[1].partition('.')[0]}\b", file):
+    passed = message.startswith("Identity.") and "Identity" not in file  # in the place of a layer
+    if call is not None and not passed and not _may_be_ours(file, info, line):
         return f"{said}. The call is in your own code."
     return ""
 
@@ -133,21 +139,28 @@ def own_fault(failure: Failure, file: str) -> str:
 ALWAYS_OWN = ("NameError", "UnboundLocalError")  # whatever is passed in
 
 
-def _no_attribute(file: str, found: re.Match[str], line: int, said: str) -> str:
+def _no_attribute(
+    file: str, found: re.Match[str], line: int, missing: Collection[str], said: str
+) -> str:
     owner, module, name = found.groups()
     if module in _MODULES or owner == "Tensor":
-        meant = _meant(name, dir(torch.Tensor if owner else _MODULES[module]))
+        known = dir(torch.Tensor if owner else _MODULES[module])
+        meant = _meant(name, known)
         return f"{said}.{meant}" if meant else ""
     node = class_node(file, owner or "")
-    bases = [] if node is None else map(last_name, node.bases)
-    if node is None or any(b not in _PLAIN and class_node(file, b) is None for b in bases):
-        return ""  # something else may set it
-    inside = list(ast.walk(parsed(file)))
-    known = {n.name for n in inside if isinstance(n, ast.FunctionDef)}
-    names = (n for n in inside if isinstance(n, ast.Attribute | ast.Name))
-    known |= {last_name(n) for n in names if isinstance(n.ctx, ast.Store)}
-    if name not in known | {n.value for n in inside if isinstance(n, ast.Constant)}:
-        return f"{said}. Nothing sets self.{name}.{_meant(name, known, 'self.')}"
+    if node is None or {ast.unparse(base) for base in node.bases} & set(missing):
+        return ""
+    family = _family(file, node)
+    plain = ("nn.Module", "Module", "torch.nn.Module", "object", "ABC", "abc.ABC")
+    bases = [base for one in family for base in map(ast.unparse, one.bases)]
+    if any(base not in plain and class_node(file, base) is None for base in bases):
+        return ""
+    if name in _provided(_heirs(file, node)):
+        return ""  # a base class, to which the classes derived from it give the attribute
+    texts = {n.value for one in family for n in ast.walk(one) if isinstance(n, ast.Constant)}
+    set_in = _provided(family)
+    if name not in set_in and name not in texts:
+        return f"{said}. Nothing sets self.{name}.{_meant(name, set_in, 'self.')}"
     init = method(node, "__init__")
     later = [n.lineno for n in ([] if init is None else init.body) if isinstance(n, ast.Assign)
              and f"self.{name}" in map(ast.unparse, n.targets)]  # fmt: skip
@@ -157,21 +170,91 @@ def _no_attribute(file: str, found: re.Match[str], line: int, said: str) -> str:
     return ""
 
 
+def _provided(classes: Iterable[ast.ClassDef]) -> set[str]:
+    """The attributes that these classes set, and the methods and fields that they have."""
+    found = set()
+    for node in (inner for one in classes for inner in ast.walk(one)):
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(last_name(node))
+    return found
+
+
+def _heirs(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
+    """The classes of a file that derive from one, and all that they derive from beside it."""
+    classes = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.ClassDef)]
+    family = {n.name: _family(file, n) for n in classes}
+    heirs = [n for n in classes if n is not node and node in family[n.name]]
+    return [one for heir in heirs for one in family[heir.name] if one is not node]
+
+
+def _family(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
+    """A class, and the classes of the file that it derives from."""
+    found = [node]
+    for one in found:  # grows while it is walked
+        bases = (class_node(file, last_name(base)) for base in one.bases)
+        found += [base for base in bases if base is not None and base not in found]
+    return found
+
+
 def _defined(file: str) -> set[str]:
-    """The names that a file defines or imports at its top level; "*" after a star import."""
-    found: set[str] = set()
-    for node in parsed(file).body:
+    """The names that a file may define or import; every name, after a star import."""
+    found = set(dir(builtins))
+    tree = parsed(file)
+    top = [node for node in tree.body if not _is_main(node)]
+    for node in (inner for one in top for inner in ast.walk(one)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = {(one.asname or one.name).partition(".")[0] for one in node.names}
+            if "*" in names:
+                return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+            found |= names
+    for node in top:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             found.add(node.name)
-            continue
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.alias):
-                found.add((inner.asname or inner.name).partition(".")[0])
-            elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                found.add(inner.id)
+        else:
+            stored = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+            found |= {n.id for n in stored if isinstance(n.ctx, ast.Store)}
     return found
+
+
+def _is_main(node: ast.stmt) -> bool:
+    """Whether a statement runs only where the file is run as a script."""
+    return isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+
+
+def _may_be_ours(file: str, info: ClassInfo, line: int) -> bool:
+    """Whether what is called in a line was passed in, or gets what was: `norm_layer(*args)`."""
+    given = {p.name for p in (*info.init, *info.forward)}
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0):
+            several = any(isinstance(one, ast.Starred) for one in node.args)
+            several |= any(one.arg is None for one in node.keywords)
+            root = node.func
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            passed = isinstance(node.func, ast.Name) and node.func.id in given
+            if several or passed or not isinstance(root, ast.Name | ast.Call):
+                return True
+    return False
 
 
 def _meant(name: str, known: Iterable[str], before: str = "") -> str:
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.75)
     return f" Did you mean {before}{near[0]}?" if near else ""
+
+
+def objects_wanted(failure: Failure, file: str, info: ClassInfo) -> str:
+    """Which argument of forward is an object of its own kind, if one is; else ""."""
+    forward = method(class_node(file, info.name), "forward", "__call__")
+    for parameter in info.forward if forward is not None else ():
+        read = fields_read(file, forward, parameter.name) if forward is not None else {}
+        fields = [f"{parameter.name}.{name}" for name in read if not hasattr(torch.Tensor, name)]
+        if fields:
+            return (
+                f"forward reads {', '.join(fields[:4])}: it expects a custom object, "
+                "such as a graph, and the checker can pass only tensors."
+            )
+        if re.search(r"edge_index|^graph$|edge_attr", parameter.name):
+            return f"{parameter.name} is a graph's edges: attention on graphs is not supported."
+    return ""
