@@ -649,3 +649,9 @@ def test_shapes_in_docstrings_are_read():
     assert report.verdict == "correct", report
     assert "a random tensor (batch, tokens, heads) for relevance" in report.how
     assert "A bias that is passed in is added to the scores." in report.notes
+
+
+def test_an_object_that_is_no_tensor_is_said_to_be_one():
+    source = attention("d", "g", "pass").replace("self.q(x)", "self.q(g.nodes)")
+    report = check(IMPORTS + source.replace("(x)", "(g.nodes)"))
+    assert "forward reads g.nodes: it expects a custom object" in report.findings[0].evidence
