@@ -379,7 +379,7 @@ def _compare_with_stated(case: Case, subject: Subject, polarity: str) -> None:
     """Whether the mask that is right here means what the source says of it."""
     meant = {"keep": "keep", "int": "keep", "hide": "hide", "int-hide": "hide"}.get(polarity)
     stated = stated_marks(case.text.source, subject.takes_mask)
-    if meant is not None and stated not in ("", meant):
+    if meant is not None and stated not in ("", "?", meant):
         does = "may be attended to" if meant == "keep" else "are hidden"
         evidence = (
             f"Where {subject.takes_mask} is True, tokens {does}; the source says the opposite."

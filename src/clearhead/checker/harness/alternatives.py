@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from clearhead.checker.harness.axis_orders import ONE_TEXT
@@ -164,3 +165,5 @@ def mask_ways(subject: Subject) -> Iterator[Tensor]:
         padding = whole[:, :, -1:]  # the last token sees all
         heads_apart = (whole, whole.flatten(0, 1), whole[0], padding.flatten(0, 1), padding[:, 0])
         yield from (mask.clone() for mask in heads_apart)
+        if subject.separate:  # the class may join its own keys and those from elsewhere
+            yield from (torch.cat([mask, mask], -1) for mask in (whole[:, :1], padding[:, 0, 0]))

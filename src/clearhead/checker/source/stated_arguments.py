@@ -62,15 +62,21 @@ def _told(lines: list[str], name: str, others: set[str]) -> tuple[str, ...]:
 
 
 _AHEAD = r"\W*((?:[\w'-]+[^\w.;]+){0,9}[\w'-]+)"  # some words, to the end of the sentence
-_ONES = re.compile(rf"(?i)\b(?:1|1s|true|ones?|nonzero|non-zero)\b{_AHEAD}")
-_ZEROS = re.compile(rf"(?i)\b(?:0|0s|false|zeros?)\b{_AHEAD}")
-_HIDES = re.compile(r"(?i)ignor|hid(e|den|es)|mask|\bpad|block|forbid|prevent|exclu|disallow|drop")
+_BEFORE, _AFTER = r"(?<![\[(])\b", r"\b(?!\s*[,)\]])"  # not in a shape
+_ONES = re.compile(rf"(?i)(?:\b(?:1s|true|ones?|non-?zero)\b|{_BEFORE}1{_AFTER}){_AHEAD}")
+_ZEROS = re.compile(rf"(?i)(?:\b(?:0s|false|zeros?)\b|{_BEFORE}0{_AFTER}){_AHEAD}")
+_HIDES = re.compile(
+    r"(?i)ignor|hid(e|den|es)\b|masked|mask out|to mask|= ?mask|\bpad|block|forbid|prevent|exclu|"
+    r"disallow"
+)
 _KEEPS = re.compile(r"(?i)attend|keep|kept|\breal|valid|visible|allowed|\btokens?\b|take part|look")
 _NOT = re.compile(r"(?i)\b(not|no|never|non|cannot|can't|un(masked|padded)|without)\b|n't\b")
 
 
 def stated_marks(source: str, name: str) -> str:
-    """What True means in a mask by what comments and docstrings say: "keep", "hide" or "".
+    """What True means in a mask by what comments and docstrings say: "keep" or "hide".
+
+    "" if they say nothing, and "?" if they say it in words that are not known.
 
     Args:
         source: The text of a class.
@@ -81,7 +87,7 @@ def stated_marks(source: str, name: str) -> str:
         'keep'
         >>> stated_marks("# mask: 1 marks positions that must not be attended to", "mask")
         'hide'
-        >>> stated_marks("# mask: an optional tensor", "mask")
+        >>> stated_marks("# mask: (b, 1, n, n) attention mask", "mask")
         ''
     """
     own = re.compile(rf"(?:^\W*(?:param\s+)?|.*[.;] ){re.escape(name)}\b(?!\s*=[^=])(.*)")
@@ -95,12 +101,15 @@ def stated_marks(source: str, name: str) -> str:
             if not more.strip(" #") or re.match(r'\W*\w+\s*(\([^)]*\))?\s*[:=]|.*"""', more):
                 break
             below.append(more.strip(" #"))
-        told = " ".join(below)
+        told = _SHAPE.sub(" ", " ".join(below))
+        if not (_ONES.search(told) or _ZEROS.search(told)):
+            continue
         for sought, turned in ((_ONES, False), (_ZEROS, True)):
             meant = [_meant(words) for words in sought.findall(told)]
             if any(meant):
                 hides = next(filter(None, meant)) == "hide"
                 return "hide" if hides != turned else "keep"
+        return "?"
     return ""
 
 
