@@ -757,3 +757,9 @@ class Attention(nn.Module):
     _, subject = made(source)
     assert subject.axes == "crossed"
     assert check(IMPORTS + source).verdict == "correct"
+
+
+def test_a_projection_that_is_passed_in_is_a_layer():
+    source = attention("d, n_heads, q_proj", "x", "self.a = q_proj")
+    _, subject = made(source.replace("self.q(x)", "self.a(x)"))
+    assert subject.keywords["q_proj"]["__object__"] == "Linear"

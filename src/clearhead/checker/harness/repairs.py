@@ -12,10 +12,12 @@ from clearhead.checker.harness.constructor_arguments import (
     constructors,
     each_field,
     guessed,
+    meaning_for,
     meaning_of,
 )
 from clearhead.checker.harness.forward_arguments import GUESSES
 from clearhead.checker.harness.subject import Subject
+from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure
 from clearhead.checker.source.argument_flow import frames, layer_of, used_at
 from clearhead.checker.source.call_sites import (
@@ -134,6 +136,11 @@ def _part(case: Case, name: str, classes: tuple[ClassInfo, ...], sizes: Sizes) -
             info, usage=usage_of(case.text.file, info), sizes=same
         ):
             return {"__object__": info.name, "arguments": arguments, "keywords": keywords}
+    role = role_of(name)
+    if role in ("q", "k", "v", "o"):  # a projection
+        shared = any(meaning_for(p) == "kv_heads" for p in case.info.init) and role in "kv"
+        width = sizes.head_dim * (sizes.kv_heads if shared else sizes.heads)
+        return {"__object__": "Linear", "arguments": [sizes.d_out, width], "keywords": {}}
     return {"__object__": "Identity", "arguments": [], "keywords": {}}
 
 
