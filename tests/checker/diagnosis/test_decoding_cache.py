@@ -141,6 +141,24 @@ PLACED = (
     + _END.replace("flatten(2))", "flatten(2)), (k, v)")
 )  # fmt: skip
 
+ALL_TURNED = (
+    _START
+    + """\
+    def turn(self, t, angles):
+        angles = angles[-t.shape[-2] :]
+        half = t.shape[-1] // 2
+        return t * angles.cos() + torch.cat((-t[..., half:], t[..., :half]), -1) * angles.sin()
+
+    def forward(self, x, rotary_emb, cache=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.h, -1)).permute(2, 0, 3, 1, 4)
+        if cache is not None:
+            k, v = torch.cat((cache[0], k), 2), torch.cat((cache[1], v), 2)
+        past = k, v
+        q, k = self.turn(q, rotary_emb), self.turn(k, rotary_emb)
+"""
+    + _END.replace("flatten(2))", "flatten(2)), past")
+)
+
 ROLLING = (
     HEAD
     + """\
@@ -196,7 +214,9 @@ def wrong(report: Report) -> set[str]:
     return {finding.id for finding in report.findings if finding.severity == "wrong"}
 
 
-@pytest.mark.parametrize("source", [OBJECT, NAMED, UPDATED, GROWING, LISTED, PLACED, ROLLING])
+@pytest.mark.parametrize(
+    "source", [OBJECT, NAMED, UPDATED, GROWING, LISTED, PLACED, ROLLING, ALL_TURNED]
+)
 def test_a_cache_that_is_right_is_driven(source):
     report = check(source)
     assert (report.verdict, wrong(report)) == ("correct", set()), report
@@ -213,6 +233,7 @@ def test_a_cache_that_is_right_is_driven(source):
         (GROWING, NEW_FIRST, "cache-differs"),
         (LISTED, FIRST_KEYS, "cached-mask-misaligned"),
         (ROLLING, SLOTS, "cache-differs"),
+        (ALL_TURNED, ("angles[-t.shape[-2] :]", "angles[: t.shape[-2]]"), "cache-differs"),
     ],
 )
 def test_a_cache_that_gives_another_output_is_wrong(source, change, id):

@@ -516,3 +516,62 @@ def test_keys_and_values_that_may_come_from_elsewhere_are_tried():
     report = check(head + wrong)
     assert [f.id for f in report.findings] == ["input-ignored"], report
     assert report.findings[0].evidence.startswith("With context given: ")
+
+
+TURN = """
+
+def turn(angles, t):
+    half = t.shape[-1] // 2
+    return t * angles.cos() + torch.cat((-t[..., half:], t[..., :half]), dim=-1) * angles.sin()
+"""
+PAIRS = """
+
+def turn(angles, t):
+    other = torch.stack((-t[..., 1::2], t[..., ::2]), dim=-1).flatten(-2)
+    return t * angles.cos() + other * angles.sin()
+"""
+
+
+@pytest.mark.parametrize("function", [TURN, PAIRS])
+def test_angles_may_come_as_one_tensor(function: str) -> None:
+    turned = "q, k = (*(turn(rotary_pos_emb[..., :n, :], t) for t in (q, k)),)"
+    source = attention("dim, heads", "x, rotary_pos_emb=None", turned) + function
+    report = check(source)
+    assert (report.verdict, ids(report)) == ("correct", set()), report
+    assert "rotary-on-one-side" in ids(
+        check(source.replace("for t in (q, k)),", "for t in (q,)), k"))
+    )
+
+
+def test_values_that_one_expression_rotates_are_a_question() -> None:
+    together = "q, k, v = map(lambda t: rotary(rotary_emb, t), (q, k, v))"
+    function = TURN.replace("def turn", "def rotary")
+    report = check(attention("dim, heads", "x, rotary_emb", together) + function)
+    assert (report.verdict, ids(report)) == ("unsure", {"rotary-on-values"}), report
+    apart = "q, k = rotary(rotary_emb, q), rotary(rotary_emb, k); v = rotary(rotary_emb, v)"
+    report = check(attention("dim, heads", "x, rotary_emb", apart) + function)
+    assert (report.verdict, ids(report)) == ("wrong", {"rotary-on-values"}), report
+
+
+def test_a_score_of_zero_beside_the_others_is_a_question() -> None:
+    before = (
+        "e = (q @ k.mT / q.shape[-1] ** 0.5).exp(); weights = e / (1 + e.sum(-1, keepdim=True))"
+    )
+    report = check(attention("dim, heads", "x", before, "(weights @ v)"))
+    assert (report.verdict, ids(report)) == ("unsure", {"unsure"}), report
+    wrong = before.replace("1 + e.sum(-1, keepdim=True)", "e.sum(-2, keepdim=True)")
+    assert check(attention("dim, heads", "x", wrong, "(weights @ v)")).verdict == "wrong"
+
+
+def test_a_mask_for_each_sentence_is_not_ignored() -> None:
+    before = """if alone is not None and not (~alone).all():
+            v = v.masked_fill(alone.view(b, 1, 1, 1), 0.0)"""
+    report = check(
+        attention("dim, heads", "x, alone_mask=None", before.replace("alone", "alone_mask"))
+    )
+    assert "mask-ignored" not in ids(report), report
+
+
+def test_weights_of_spectral_norm_are_registered() -> None:
+    init = "dim, heads: self.out = nn.utils.spectral_norm(self.out)"
+    assert "heads-in-python-list" not in ids(check(attention(init, "x")))

@@ -431,10 +431,15 @@ def test_a_call_site_tells_what_unknown_names_mean():
             "picture",
         ),
         ("b, n, c, h, w = x.shape\n        x = x[..., 0, 0]", "[..., None, None]", "frames"),
+        (
+            "b, h, w, _, p = *x.shape, self.p\n        x = x.flatten(1, 2)",
+            ".reshape(b, h, w, -1)",
+            "pixels",
+        ),
     ],
 )
 def test_the_order_of_axes_is_read_from_their_names(unpack, back, axes):
-    source = attention("d", "x", "pass").replace(
+    source = attention("d", "x", "self.p = 0.0").replace(
         "q, k, v = self.q(x)", f"{unpack}\n        q, k, v = self.q(x)"
     )
     source = source.replace("s.softmax(-1) @ v", f"(s.softmax(-1) @ v){back}")
@@ -655,3 +660,106 @@ def test_an_object_that_is_no_tensor_is_said_to_be_one():
     source = attention("d", "g", "pass").replace("self.q(x)", "self.q(g.nodes)")
     report = check(IMPORTS + source.replace("(x)", "(g.nodes)"))
     assert "forward reads g.nodes: it expects a custom object" in report.findings[0].evidence
+
+
+def test_an_argument_without_which_the_constructor_fails_gets_a_number():
+    body = "self.gate = nn.Sequential(nn.LayerNorm(c_z), nn.Linear(c_z, 1))"
+    _, subject = made(attention("d, c_z=None, unused=None", "x, z=None", body))
+    assert subject.keywords == {"d": 15, "c_z": 15}
+
+
+def test_a_flag_without_a_default_is_off():
+    body = "self.shifted = shifted"
+    _, subject = made(attention("d, shifted", "x", body, "if self.shifted: s = s + 1"))
+    assert subject.keywords["shifted"] is False
+
+
+def test_pixels_of_a_window_whose_size_has_a_default():
+    body = "self.bias = nn.Parameter(torch.randn(window_size**2, window_size**2))"
+    source = attention("d, window_size=7", "x", body, "s = s + self.bias")
+    source = source.replace(
+        "q, k, v = self.q(x)",
+        "b, h, w, c = x.shape; x = x.flatten(1, 2)\n        q, k, v = self.q(x)",
+    ).replace("s.softmax(-1) @ v", "(s.softmax(-1) @ v).view(b, h, w, c)")
+    _, subject = made(source)
+    assert (subject.axes, subject.keywords["window_size"]) == ("pixels", 3)
+
+
+def test_widths_of_queries_keys_and_values_beside_that_of_a_head():
+    source = """
+class Attention(nn.Module):
+    def __init__(self, q_dim, k_dim, v_dim, head_dim, num_heads):
+        super().__init__()
+        self.h, width = num_heads, head_dim * num_heads
+        self.q, self.k = nn.Linear(q_dim, width), nn.Linear(k_dim, width)
+        self.v, self.o = nn.Linear(v_dim, width), nn.Linear(width, q_dim)
+
+    def forward(self, q, k, v):
+        q, k, v = self.q(q), self.k(k), self.v(v)
+        q, k, v = (t.unflatten(-1, (self.h, -1)).transpose(1, 2) for t in (q, k, v))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+"""
+    assert check(IMPORTS + source).verdict == "correct"
+
+
+def test_an_object_is_built_anew_for_a_picture_of_another_size():
+    """A square picture is needed, and the bias of the first size that was tried is kept."""
+    source = """
+class Attention(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.bias = None
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).flatten(2).mT.chunk(3, dim=-1)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if self.bias is None:
+            side = int(q.shape[1] ** 0.5)
+            place = torch.cartesian_prod(torch.arange(side), torch.arange(side))
+            self.bias = (place[:, None] - place).abs().sum(-1)
+        return ((scores - self.bias).softmax(-1) @ v).mT.view_as(x)
+"""
+    _, subject = made(source)
+    assert (subject.axes, subject.sizes.tokens) == ("picture", 64)
+
+
+def test_volumes_have_their_channels_first():
+    source = """
+class Attention(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.qkv, self.out = nn.Conv3d(channels, 3 * channels, 1), nn.Conv3d(channels, channels, 1)
+
+    def forward(self, x):
+        q, k, v = (t.flatten(2).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=1))
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        return self.out((weights @ v).mT.view_as(x))
+"""
+    report = check(IMPORTS + source)
+    assert report.verdict == "correct", report
+    assert "(batch, channels, frames, height, width)" in report.how
+    assert check(IMPORTS + source.replace(" * q.shape[-1] ** -0.5", "")).findings
+
+
+def test_heads_may_come_back_before_the_tokens():
+    source = """
+class Attention(nn.Module):
+    def __init__(self, temperature: float):
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, q, k, v):
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return (q @ k.transpose(2, 3) / self.temperature).softmax(-1) @ v
+"""
+    _, subject = made(source)
+    assert subject.axes == "crossed"
+    assert check(IMPORTS + source).verdict == "correct"
+
+
+def test_a_projection_that_is_passed_in_is_a_layer():
+    source = attention("d, n_heads, q_proj", "x", "self.a = q_proj")
+    _, subject = made(source.replace("self.q(x)", "self.a(x)"))
+    assert subject.keywords["q_proj"]["__object__"] == "Linear"

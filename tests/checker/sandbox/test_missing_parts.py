@@ -442,3 +442,93 @@ class CountedPositions(nn.Module):
         return logits + torch.einsum("bnd,pd->bnp", query, self.emb).sum(-1, keepdim=True)
 """
     assert check(source).verdict == "unsure"
+
+
+LEFT_OUT = """
+import torch
+from torch import nn
+from einops import rearrange
+from .absent import {imports}
+
+
+class PartAttention(nn.Module):
+    def __init__(self, dim, heads, dim_head):
+        super().__init__()
+        self.heads, self.hd = heads, dim_head
+        self.qkv = nn.Linear(dim, 3 * heads * dim_head)
+        self.out = nn.Linear(heads * dim_head, dim)
+        {init}
+
+    def forward(self, x{angles}):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=self.heads) for t in (q, k, v))
+        {forward}
+        weights = (q @ k.mT * self.hd ** -0.5).softmax(-1)
+        return self.out(rearrange(weights @ v, "b h n d -> b n (h d)"))
+"""
+IDLE = {"init": "pass", "forward": "pass", "angles": ""}
+MANY = LEFT_OUT.replace(
+    'q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=self.heads) for t in (q, k, v))',
+    'q, k, v = rearrange_many((q, k, v), "b n (h d) -> b h n d", h=self.heads)',
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        (MANY, {"imports": "rearrange_many"}),
+        (LEFT_OUT, {"imports": "tracker", "forward": "tracker.debug('queries', q)"}),
+        (LEFT_OUT, {"imports": "log", "forward": "log({'queries': q})"}),
+        (LEFT_OUT, {"imports": "parallel", "init": "dim // parallel.get_group_world_size()"}),
+        (LEFT_OUT, {"imports": "uniform", "init": "uniform(dim, self.qkv.bias, fan=dim)"}),
+        (
+            LEFT_OUT.replace("weights = (q @ k.mT * self.hd ** -0.5).softmax(-1)", "pass")
+            .replace("weights @ v", "self.attend(q, k, v, mask=None)"),
+            {"imports": "_sdpa_or_other", "init": "self.attend = _sdpa_or_other()"},
+        ),
+    ],
+)  # fmt: skip
+def test_usual_helpers_of_missing_modules(source: str, parts: dict[str, str]) -> None:
+    report = check(source.format(**IDLE | parts))
+    assert (report.verdict, ids(report)) == ("correct", set()), report
+
+
+def test_a_logarithm_that_is_missing_computes() -> None:
+    report = check(LEFT_OUT.format(**IDLE | {"imports": "log", "forward": "q = log(q)"}))
+    assert "'log' comes from 'absent', which is not here" in str(report.findings[0])
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "q, k = (self.turn.rotate_queries_or_keys(t) for t in (q, k))",
+        "q, k = self.turn.rotate_queries_and_keys(q, k)",
+        "q, k = self.turn.rotate_queries_with_cached_keys(q, k)",
+        "q, k = self.turn(q, k)",
+    ],
+)
+def test_a_missing_layer_for_rotary_positions_leaves_queries_and_keys(forward: str) -> None:
+    init = "self.turn = RotaryEmbedding(dim_head)"
+    parts = {"imports": "RotaryEmbedding", "init": init, "forward": forward}
+    (report,) = check_file(LEFT_OUT.format(**IDLE | parts), "file.py")
+    assert (report.verdict, report.findings) == ("correct", ()), report
+    assert "RotaryEmbedding is missing: rotary positions were left out." in report.notes
+
+
+def test_a_missing_table_of_angles_is_not_made_up() -> None:
+    parts = {"imports": "RotaryEmbedding", "init": "self.turn = RotaryEmbedding(dim_head)"}
+    report = check(LEFT_OUT.format(**IDLE | parts | {"forward": "cos, sin = self.turn(v)"}))
+    assert report.verdict == "error"
+
+
+def test_angles_may_come_before_what_a_missing_function_turns() -> None:
+    parts = {"imports": "apply_rotary_emb", "angles": ", rotary_pos_emb"}
+    forward = "q, k = (apply_rotary_emb(rotary_pos_emb[:, :], t) for t in (q, k))"
+    source = LEFT_OUT.format(**IDLE | parts | {"forward": forward})
+    (report,) = check_file(source, "file.py")
+    assert (report.verdict, report.findings) == ("correct", ()), report
+
+
+def test_a_star_is_no_name_that_is_missing() -> None:
+    (report,) = check_file(f"import nowhere\n{STARRED}", "file.py")
+    assert report.verdict == "correct", report

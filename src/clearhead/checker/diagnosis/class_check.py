@@ -151,6 +151,8 @@ def _examine(case: Case, subject: Subject) -> Report:
         if read.steps.right:
             read.steps.doubts.append(str(reason))
         reference = None
+    if read.steps.question and reference is None:
+        return _wrong(case, subject, inputs, out, read.steps)
     if read.steps.doubts:
         return _unread(case, subject, inputs, out, "; ".join(read.steps.doubts))
     of_scale = {found.id for found in read.steps.findings if found.is_wrong} <= SCALES
@@ -208,10 +210,11 @@ _OTHER_AXES = {"softmax-over-queries", "softmax-over-heads", "softmax-over-batch
 
 def _wrong(case: Case, subject: Subject, inputs: Inputs, out: Tensor, steps: Judgement) -> Report:
     """The mistakes that the recorded pass shows, each at its own line."""
+    case.doubt |= steps.question
     case.notes += steps.notes
     ids = {found.id for found in steps.findings}
     leak = probes.future_leak(case.session, subject, inputs, out)
-    for found in _on_purpose(subject, steps):
+    for found in _on_purpose(case, subject, steps):
         evidence = found.evidence
         if re.match("mask|no-causal|sdpa|softmax", found.id) and leak.size > 1e-9:
             moved = f"Changing token {leak.changed} changed output {leak.moved}"
@@ -232,7 +235,7 @@ def _right(
     reference: Reference | PlainForm,
 ) -> Report:
     """Every step of the recorded pass is right, and the class computes what was recorded."""
-    for found in _on_purpose(subject, steps):
+    for found in _on_purpose(case, subject, steps):
         case.add(found.id, found.evidence, found.line, found.severity)
     case.doubt |= steps.question
     case.notes += steps.notes
@@ -296,7 +299,7 @@ def _with_other_flags(case: Case, subject: Subject) -> None:
         renew(case.session, subject)
 
 
-def _on_purpose(subject: Subject, steps: Judgement) -> list[StepFinding]:
+def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFinding]:
     """The findings, of which a scale that seems to be meant so is a question only."""
     found = []
     keys = {"k", "kv", "qkv"} & set(map(role_of, subject.built.parameters))
@@ -314,6 +317,9 @@ def _on_purpose(subject: Subject, steps: Judgement) -> list[StepFinding]:
                 "It is right if the caller scales the queries, or if this is Luong's attention, "
                 "which has no scale."
             )
+        elif one.id == "rotary-on-values" and case.text.has(r"map\(.*(rot|rope).*\bv\b"):
+            question = "One expression rotates all three. If that is intended, it is right."
+            case.doubt = True
         if question:
             one = replace(one, evidence=f"{one.evidence} {question}", severity="edge")
         found.append(one)

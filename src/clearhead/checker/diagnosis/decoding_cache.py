@@ -50,6 +50,7 @@ class Way:
         first: What it gets at first; None means that the class returns what comes next.
         whole: Whether all that the class returns beside its output is given back, as it is.
         places: Arguments that take positions, and how: one of `_PLACED`.
+        all_angles: Whether it gets the angles of past tokens too, since it turns the cached keys.
     """
 
     flags: tuple[str, ...] = ()
@@ -57,6 +58,7 @@ class Way:
     first: object = None
     whole: bool = False
     places: tuple[tuple[str, str], ...] = ()
+    all_angles: bool = False
 
 
 def ways_of(case: Case, subject: Subject) -> Iterator[Way]:
@@ -80,7 +82,10 @@ def ways_of(case: Case, subject: Subject) -> Iterator[Way]:
     for way in (*own, *given):
         for kinds in itertools.product(*(_kinds(p) for p in positions)):
             names = [(p.name, kind) for p, kind in zip(positions, kinds, strict=True) if kind]
-            yield replace(way, places=tuple(names))
+            placed = replace(way, places=tuple(names))
+            yield placed
+            if any(role in ANGLE_ROLES for _, role in subject.feed):
+                yield replace(placed, all_angles=True)
 
 
 def _takes_past(case: Case, parameter: Parameter) -> bool:
@@ -332,7 +337,8 @@ def _arguments(subject: Subject, x: Tensor, way: Way, start: int, stop: int) -> 
             given[name] = x[:, start:stop].contiguous()
         elif role in ANGLE_ROLES:
             both = value if isinstance(value, tuple) else (value,)
-            cut = tuple(one[..., start:stop, :] for one in both if isinstance(one, Tensor))
+            first = 0 if way.all_angles else start
+            cut = tuple(one[..., first:stop, :] for one in both if isinstance(one, Tensor))
             given[name] = cut if isinstance(value, tuple) else cut[0] if cut else None
         elif isinstance(value, Tensor) and role == "mask":
             rows = value[..., start:stop, :] if subject.mask_shape.endswith("nn") else value

@@ -64,6 +64,8 @@ _AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {
     "each-first": (None, (0,)),
     "heads": (1, (2,)),
     "spread": (2, (1,)),
+    "crossed": (2, (1,)),
+    "volume": (0, (2,)),
     "turned": (1, (3,)),
 }
 RUNS = 6

@@ -92,6 +92,14 @@ class WeightCheck(AttentionStep):
                 self.verdict.add("no-softmax", evidence, core.line)
                 return
             raise Unreadable("the weights of a row sum to one, but are no softmax")
+        one_more = weights.log() - torch.log1p(-sums)[..., None]  # scores beside one of 0
+        dots = torch.stack([core.canonical(v[core.dots], order) for v in self.runs])
+        ratio = one_more / dots if dots.shape == weights.shape else sums
+        if ratio is not sums and bool(((ratio - ratio.median()).abs() < 1e-3).all()):
+            evidence = "Each softmax has one more score, of 0. If that is intended, it is right."
+            self.verdict.add("unsure", evidence, core.line, "edge")
+            self.verdict.question = True
+            return
         between = sorted(program.after(core.dots) & program.before(core.mixed.weights))
         named = {program.calls[i].name: program.calls[i] for i in between}
         evidence = (

@@ -8,8 +8,10 @@
 "rows"       (batch, 1, tokens, width): attention inside each row of a table
 "columns"    (batch, tokens, 1, width), likewise in each column
 "frames"     (batch, tokens, width, 1, 1): pictures of one pixel, one after the other
+"volume"     (batch, width, tokens, 1, 1), likewise
 "heads"      (batch, heads, tokens, width), for functions that get their heads ready
 "spread"     (batch, tokens, heads, width), likewise
+"crossed"    (batch, tokens, heads, width) that comes back as (batch, heads, tokens, width)
 "turned"     (batch, heads, width, tokens), of keys whose values are as "heads"
 "single"     (tokens, width), one text at a time
 "packed"     (batch * tokens, width), all texts in one row
@@ -28,10 +30,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-CHANNELS_FIRST = ("channels", "picture")
+CHANNELS_FIRST = ("channels", "picture", "volume")
 PICTURES = ("picture", "pixels")
 TABLES = ("rows", "columns")
-HEADS_READY = ("heads", "spread")
+HEADS_READY = ("heads", "spread", "crossed")
 STATES = ("state", "states", "column")
 MEMORIES = ("each", "each-first")
 ONE_TEXT = ("single", "packed", *STATES)  # a text is taken alone
@@ -63,7 +65,12 @@ _WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
     "rows": (lambda x: x.unsqueeze(1), lambda out: out.squeeze(1)),
     "columns": (lambda x: x.unsqueeze(2), lambda out: out.squeeze(2)),
     "frames": (lambda x: x[..., None, None], lambda out: out.flatten(2)),
+    "volume": (
+        lambda x: x.transpose(1, 2)[..., None, None],
+        lambda out: out.flatten(2).transpose(1, 2),
+    ),
     "heads": (lambda x: x[None], lambda out: out[0]),
+    "crossed": (lambda x: x.transpose(0, 1)[None], lambda out: out[0]),
     "spread": (lambda x: x.transpose(0, 1)[None], lambda out: out[0].transpose(0, 1)),
     "turned": (lambda x: x[None].transpose(2, 3), lambda out: out[0].transpose(1, 2)),
     "single": (lambda x: x[0], lambda out: out),

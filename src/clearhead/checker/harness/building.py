@@ -62,6 +62,7 @@ from clearhead.checker.harness.subject import (
     inputs_for,
     joined_widths,
     random_weights,
+    renew,
     width_in,
     width_of_memory,
 )
@@ -423,6 +424,8 @@ def _orders(case: Case, subject: Subject) -> list[str]:
         likely += [order for rank in ranks if rank != 3 for order in _BY_RANK.get(rank, ())]
     if "Conv2d" in subject.built.modules.values():  # it would take three axes for one picture
         likely.append("picture")
+    if "Conv3d" in subject.built.modules.values():
+        likely.append("volume")
     weights = any(len(shape) > 1 for shape in subject.built.parameters.values())
     likely += WITH_WEIGHTS if weights else WITHOUT_WEIGHTS
     likely = ["batch" if order == "first" else order for order in likely]
@@ -449,7 +452,10 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     for axes, memory in tries:  # grows while it is walked
         trial = replace(subject, axes=axes, memory=memory)
         if axes in PICTURES:
-            pixels = PIXELS[tried.count((axes, memory))]
+            window, again = trial.sizes.window, tried.count((axes, memory))
+            pixels = PIXELS[again] if again or not window else trial.sizes.tokens
+            if again:
+                renew(case.session, trial)  # it may keep what it has made for the first size
             trial = replace(trial, sizes=replace(trial.sizes, tokens=pixels))
         tried.append((axes, memory))
         if axes in HEADS_READY and subject.built.parameters:

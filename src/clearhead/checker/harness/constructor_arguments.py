@@ -336,7 +336,9 @@ def constructors(
     meanings = {p.name: meaning_for(p) or _told_meaning(p, sites) for p in parameters}
     present = set(meanings.values())
     if "heads" in present:  # then these are the widths of all heads together
-        meanings |= {n: "d" for n in meanings if re.fullmatch(r"(?i)dim_[qkv]", n)}
+        named = [n for n in meanings if re.fullmatch(r"(?i)dim_[qkv]|[qkv]_dim", n)]
+        own = any(m == "head_dim" for n, m in meanings.items() if n not in named)
+        meanings |= {n: "d" for n in named if own or n.lower().startswith("dim")}
         present = set(meanings.values())
     attempts: list[Sizes] = list(known.plain)
     if present & {"kv_heads", "kv_groups"}:
@@ -365,7 +367,8 @@ def constructors(
             if meaning != "config":
                 value = _argument(parameter, meaning, made, present, unknown, sites)
             if usage is not None and not meaning and not parameter.has_default:
-                value = usage.allowed.get(parameter.name, value)
+                flag = type(value) is int and parameter.name in usage.flags
+                value = usage.allowed.get(parameter.name, False if flag else value)
             if window is not None and may_be_window(parameter):
                 value = window[0] if len(set(window)) == 1 else list(window)
                 made = replace(made, tokens=math.prod(window), window=window)

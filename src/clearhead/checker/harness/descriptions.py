@@ -15,6 +15,8 @@ _SHAPES = {
     "channels": "(batch, channels, tokens)", "picture": "(batch, channels, height, width)",
     "pixels": "(batch, height, width, channels)", "frames": "(batch, tokens, width, 1, 1)",
     "heads": "(batch, heads, tokens, width)", "spread": "(batch, tokens, heads, width)",
+    "volume": "(batch, channels, frames, height, width)",
+    "crossed": "(batch, tokens, heads, width)",
     "rows": "(batch, 1, tokens, width)", "columns": "(batch, tokens, 1, width)",
     "state": "(batch, width)", "states": "(1, batch, width)", "column": "(batch, 1, width)",
     "single": "(tokens, width)", "first": "(tokens, batch, width)",

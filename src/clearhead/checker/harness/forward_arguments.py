@@ -25,11 +25,12 @@ ANGLES = {name: role for role, names in _ANGLES.items() for name in names.split(
 # The angles as (tokens, head_dim) in two halves or in pairs, as (tokens, head_dim / 2), as complex
 # numbers, or plain; the first ones also with a batch axis, or with axes for batch and heads, which
 # stand before the tokens or around them; or as (cos, sin) in one table
-# (tokens, head_dim / 2, 2), or as matrices (1, 1, tokens, head_dim / 2, 2, 2).
+# (tokens, head_dim / 2, 2), or as matrices (1, 1, tokens, head_dim / 2, 2, 2); or as the angles
+# themselves.
 ROTARY = (
     "halves", "pairs", "narrow", "halves-batch", "pairs-batch", "narrow-batch", "complex", "plain",
     "halves-heads", "pairs-heads", "narrow-heads", "halves-first", "pairs-first", "narrow-first",
-    "stacked", "matrices",
+    "stacked", "matrices", "halves-angles", "pairs-angles",
 )  # fmt: skip
 
 # Height and width, where the tokens are pixels in one row.
@@ -158,6 +159,8 @@ def rotary_tables(
         angles = angles[None, None]
     elif kind.endswith("-first"):
         angles = angles[None, :, None]
+    elif kind.endswith("-angles"):
+        return dict.fromkeys(ANGLE_ROLES, angles.to(dtype))
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     if kind == "stacked":
         return dict.fromkeys(ANGLE_ROLES, torch.stack([cos, sin], dim=-1))

@@ -12,13 +12,21 @@ from clearhead.checker.harness.constructor_arguments import (
     constructors,
     each_field,
     guessed,
+    meaning_for,
     meaning_of,
 )
 from clearhead.checker.harness.forward_arguments import GUESSES
 from clearhead.checker.harness.subject import Subject
+from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure
 from clearhead.checker.source.argument_flow import frames, layer_of, used_at
-from clearhead.checker.source.call_sites import allowed_values, parsed, usage_of
+from clearhead.checker.source.call_sites import (
+    allowed_values,
+    class_node,
+    method,
+    parsed,
+    usage_of,
+)
 
 GONE = ("timeout", "memory", "died", "protocol")
 _FIELDS = 12  # of one configuration that may be guessed after an error
@@ -64,7 +72,7 @@ def with_field(
         keywords: What it was built with.
     """
     if "NoneType" in failure.message and failure.type == "TypeError":
-        return _with_numbers(case, failure, keywords)
+        return _with_numbers(case, failure, sizes, keywords)
     found = NO_FIELD.search(failure.message)
     name = found[1] if found else failure.message.strip("'") if failure.type == "KeyError" else ""
     told = [v for n, v in case.info.fields if n.rpartition(".")[2] == name and v is not None]
@@ -83,11 +91,12 @@ def with_field(
 
 
 def _with_numbers(
-    case: Case, failure: Failure, keywords: dict[str, object]
+    case: Case, failure: Failure, sizes: Sizes, keywords: dict[str, object]
 ) -> dict[str, object] | None:
     """The arguments with a number for a field of unknown meaning that was computed with.
 
-    Such a field is None at first, so that what is optional stays out.
+    Such a field is None at first, so that what is optional stays out. So is an argument of the
+    constructor with that default; it gets the width if its name does not tell another number.
     """
     lines = case.text.file.splitlines()
     ran = "\n".join(lines[n - 1] for n in frames(failure) if 0 < n <= len(lines))
@@ -99,6 +108,11 @@ def _with_numbers(
         return (2 if whole else 30.0) if wanted else value
 
     more = {key: each_field(value, filled, key) for key, value in keywords.items()}
+    init = method(class_node(case.text.file, case.info.name), "__init__")
+    inside = [n for n in frames(failure) if init and init.lineno <= n <= (init.end_lineno or 0)]
+    left_out = [p for p in case.info.init if p.has_default and p.default is None and inside]
+    more |= {p.name: guessed(p.name, sizes) or sizes.d_out
+             for p in left_out if p.name in words and p.name not in keywords}  # fmt: skip
     return more if more != keywords else None
 
 
@@ -122,6 +136,11 @@ def _part(case: Case, name: str, classes: tuple[ClassInfo, ...], sizes: Sizes) -
             info, usage=usage_of(case.text.file, info), sizes=same
         ):
             return {"__object__": info.name, "arguments": arguments, "keywords": keywords}
+    role = role_of(name)
+    if role in ("q", "k", "v", "o"):  # a projection
+        shared = any(meaning_for(p) == "kv_heads" for p in case.info.init) and role in "kv"
+        width = sizes.head_dim * (sizes.kv_heads if shared else sizes.heads)
+        return {"__object__": "Linear", "arguments": [sizes.d_out, width], "keywords": {}}
     return {"__object__": "Identity", "arguments": [], "keywords": {}}
 
 

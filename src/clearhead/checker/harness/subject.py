@@ -257,7 +257,9 @@ def length_of(x: Tensor, axes: str) -> int:
         return x[0, 0].numel()
     if axes in ("pixels", "frames"):
         return x.shape[1] * (x.shape[2] if axes == "pixels" else 1)
-    return x.shape[{"first": 0, "spread": 1, "columns": 1, "each-first": 0}.get(axes, -2)]
+    if axes in ("spread", "crossed", "columns"):
+        return x.shape[1]
+    return x.shape[0 if axes in ("first", "each-first") else -2]
 
 
 def arguments_for(

@@ -28,6 +28,8 @@ _DEFINITIONS = ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef
 _CONSTANTS = ast.Assign | ast.AnnAssign | ast.If | ast.Try
 NOTES = 5
 _NETWORK = r"(?i)name resolution|getaddrinfo|URLError|connection|network"
+# Functions that only tell what they get: `tracker.debug("scores", scores)`, `wandb.log(...)`.
+_TELLS = r"debug|info|warn(ing)?(_once)?|log(_\w+)?|record|track|monitor|add_(scalar|histogram)"
 _NO_GPU = ("Torch not compiled with CUDA", "NVIDIA driver", "No CUDA GPUs", "CUDA driver")
 
 
@@ -67,6 +69,9 @@ class StandIn(nn.Module, metaclass=_Named):
         own = _wrapped(arguments) if missing else []
         if len(own) == 1:
             return own[0]
+        tells = missing and re.fullmatch(_TELLS, cls.__name__) is not None
+        if tells and not any(isinstance(one, Tensor) for one in arguments[:1]):
+            return None
         if missing and not cls.__name__.endswith("_") and _computes((arguments, keywords)):
             raise ImportError(f"{cls.__name__!r} comes from {cls.origin!r}, which is not here")
         made = super().__new__(cls)
@@ -239,17 +244,53 @@ def _flash_packed(qkv: Tensor, *arguments: Any, **keywords: Any) -> Tensor:
     return _flash(q, k, v, *arguments, **keywords)
 
 
-def _unturned(*tensors: Any, **_: Any) -> Any:
-    """Queries and keys without their rotation: how a missing module turns them is not known."""
-    first = tensors[0]
-    both = tensors[1:2] and isinstance(tensors[1], Tensor) and tensors[1].ndim == first.ndim
-    turned = tensors[:2] if both and tensors[1].shape[-1] == first.shape[-1] else tensors[:1]
-    return turned if len(turned) > 1 else first
+def _sdpa(*tensors: Any, mask: Any = None, **keywords: Any) -> Any:
+    """What torch computes, or a function that does so, if there are no tensors."""
+    keywords |= {} if mask is None else {"attn_mask": mask}
+    attend = nn.functional.scaled_dot_product_attention
+    return attend(*tensors, **keywords) if tensors else _sdpa
+
+
+def _started(*arguments: Any, **_: Any) -> Any:
+    """A parameter that gets start values, which do not matter: the checker chooses the weights."""
+    return next((one for one in arguments if isinstance(one, Tensor)), None)
+
+
+def _unturned(*given: Any, **_: Any) -> Any:
+    """Queries and keys without their rotation: how a missing module turns them is not known.
+
+    Angles may come first; they have fewer axes, or are the same for the whole batch.
+    """
+    tensors = [one for one in given[:2] if isinstance(one, Tensor)]
+    most = max((one.ndim, one.shape[0]) for one in tensors)
+    turned = tuple(one for one in tensors if (one.ndim, one.shape[0]) == most)
+    if len({one.shape[-1] for one in turned}) > 1:
+        turned = turned[:1]
+    return turned if len(turned) > 1 else turned[0]
+
+
+class Turning(StandIn):
+    """A missing layer for rotary positions, which leaves queries and keys as they are."""
+
+    rotate_queries_or_keys = rotate_queries_and_keys = staticmethod(_unturned)
+    rotate_queries_with_cached_keys = staticmethod(_unturned)
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        """Queries and keys as they are; a table of angles cannot be had."""
+        both = [one for one in arguments[:2] if isinstance(one, Tensor) and one.ndim > 2]
+        return _unturned(*both) if len(both) > 1 else super().forward(*arguments, **keywords)
 
 
 def turns(name: str) -> bool:
     """Whether a function of this name turns queries and keys by their positions."""
     return name.startswith(("apply_rotary", "apply_rope"))
+
+
+def _many(change: str) -> Any:
+    """What einops_exts does: rearrange or repeat every tensor of a sequence."""
+    return lambda tensors, *arguments, **sizes: (
+        stand_in(change, "einops")(one, *arguments, **sizes) for one in tensors
+    )
 
 
 _EINOPS = ("rearrange", "repeat", "reduce", "einsum", "pack", "unpack", "Rearrange", "Reduce")
@@ -259,8 +300,17 @@ _USUAL: dict[str, Any] = {
     "exists": lambda value: value is not None, "default": _default, "zero_module": _itself,
     "Conv1D": Conv1D, "conv_nd": _conv_nd, "normalization": _group_norm, "checkpoint": _checkpoint,
     "get_logger": lambda *_: _Logger(), "memory_efficient_attention": _fused,
+    "rearrange_many": _many("rearrange"), "repeat_many": _many("repeat"), "check_shape": _itself,
     "flash_attn_func": _flash, "flash_attn_qkvpacked_func": _flash_packed,
 }  # fmt: skip
+
+# The same by a pattern. The model is not spread over several machines.
+_BY_PATTERN: dict[str, Any] = {
+    r"apply_(rotary|rope)\w*": _unturned,
+    r"(get_)?\w*world_size": lambda *_: 1,
+    r"get_\w*rank": lambda *_: 0,
+    r"\w*(sdpa|scaled_dot_product_att)\w*": _sdpa,
+}
 
 
 def stand_in(name: str, origin: str) -> Any:
@@ -270,8 +320,11 @@ def stand_in(name: str, origin: str) -> Any:
         >>> stand_in("RMSNorm", "layers.norm") is nn.RMSNorm
         True
     """
-    if name in _USUAL or turns(name):
-        return _USUAL.get(name, _unturned)
+    for pattern, value in _BY_PATTERN.items():
+        if re.fullmatch(pattern, name):
+            return value
+    if name in _USUAL or hasattr(nn.init, f"{name.rstrip('_')}_"):
+        return _USUAL.get(name, _started)
     einops = ("einops", "einops.layers.torch") if name in _EINOPS else ()
     there = [importlib.import_module(one) for one in einops if importlib.util.find_spec("einops")]
     for home in (*there, nn, nn.functional, nn.init):
@@ -286,7 +339,8 @@ def stand_in(name: str, origin: str) -> Any:
 
 def _nothing(name: str, origin: str) -> Any:
     fields = {"origin": origin, "is_stand_in": True, "__module__": origin}
-    return _Named(name, (StandIn,), fields)
+    rotary = re.match(r"([A-Z]\w*)?(Rotary|RoPE)", name) is not None
+    return _Named(name, (Turning if rotary else StandIn,), fields)
 
 
 _KINDS = (nn.Dropout, nn.LayerNorm, nn.RMSNorm, nn.Linear)  # a RowParallelLinear is a Linear
@@ -337,7 +391,7 @@ def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str
             notes += [
                 f"{name} is missing: rotary positions were left out."
                 for name, value in given.items()
-                if value is _unturned
+                if value is _unturned or (is_stand_in(value) and issubclass(value, Turning))
             ]
             notes += [_note(node, error)] if imports or first is None else []
             first = first or error

@@ -202,5 +202,7 @@ class Leaves:
             here = f"{path}.{name}" if path else name
             if isinstance(value, Module) and not isinstance(owner, Module):
                 self.add_module(value, here)
-            elif name not in ("_parameters", "_buffers", "_modules"):
+            elif name not in ("_parameters", "_buffers", "_modules") and (
+                f"{here}_orig" not in self.parameters  # else spectral_norm computes it
+            ):
                 self.stray.update(tensors_below(value, here))

@@ -53,6 +53,7 @@ class Usage:
         items: How many items the constructor reads from a parameter: `window_size[1]`.
         called_names: Names that the file calls, derives from, decorates with or reads fields of.
         called_in: Parameters of forward that it calls.
+        flags: Names of which the class asks the truth.
         allowed: For names that must have one of some values, the first: `mode in ("sum", "mean")`.
     """
 
@@ -66,6 +67,7 @@ class Usage:
     items: dict[str, int] = field(default_factory=dict)
     called_names: frozenset[str] = frozenset()
     called_in: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
     allowed: dict[str, object] = field(default_factory=dict)
 
 
@@ -131,7 +133,8 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
         tuple(built), tuple(called), unpacked, ranks, _called_in(init, info.init),
         _kept_and_called(init, node, info.init), frozenset(owners),
         _items(node, init, info.init), _called_names(parsed(file)),
-        _called_in(forward, info.forward), allowed_values(node),
+        _called_in(forward, info.forward), flags_tested(node or ast.Module([], [])),
+        allowed_values(node),
     )  # fmt: skip
 
 
@@ -241,7 +244,12 @@ def _axes(forward: ast.FunctionDef | None) -> tuple[dict[str, tuple[str, ...]], 
     names = {one.arg for one in forward.args.args}
     for node in ast.walk(forward):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
-            owner, targets = _shape_of(node.value), node.targets[0].elts
+            targets = node.targets[0].elts
+            owner, after = _shape_of(node.value), 0
+            if isinstance(node.value, ast.Tuple) and isinstance(node.value.elts[0], ast.Starred):
+                after = len(node.value.elts) - 1  # b, n, _, h = *x.shape, self.heads
+                owner = _shape_of(node.value.elts[0].value)
+                targets = targets[: len(targets) - after]
             starred = any(isinstance(one, ast.Starred) for one in targets)
             if owner in names and not starred and owner not in unpacked:
                 unpacked[owner] = tuple(ast.unparse(one).strip("_").lower() for one in targets)
@@ -400,6 +408,23 @@ def fields_read(file: str, scope: ast.AST, name: str, depth: int = 3) -> Tree:
                 if path is not None and inner is not scope:
                     _merge(_grown(tree, path), fields_read(file, inner, parameter, depth - 1))
     return tree
+
+
+def flags_tested(scope: ast.AST) -> frozenset[str]:
+    r"""The names of which the truth is asked, under this name or another one.
+
+    Examples:
+        >>> code = "self.deep = cfg.by_depth\nif self.deep and not cfg.flat and n > 2: stop()"
+        >>> sorted(flags_tested(ast.parse(code)))
+        ['by_depth', 'deep', 'flat']
+    """
+    tests = [node.test for node in ast.walk(scope) if isinstance(node, ast.If | ast.IfExp)]
+    for test in tests:  # grows while it is walked
+        inner = test.values if isinstance(test, ast.BoolOp) else []
+        tests += [test.operand] if isinstance(test, ast.UnaryOp) else inner
+    tested = {*map(last_name, tests)}
+    tested |= {last_name(v) for target, v in _assignments(scope) if last_name(target) in tested}
+    return frozenset(tested) - {""}
 
 
 def _assignments(scope: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
