@@ -385,6 +385,8 @@ def _otherwise(case: Case, subject: Subject, report: Report) -> Report | None:
             break
         if trial.sizes.d_in != subject.sizes.d_in and wrong != {"unexplained"}:
             continue
+        if trial.sizes.heads < subject.sizes.heads:
+            continue  # one head hides how heads are split and merged
         again = replace(case, findings=[], notes=list(case.session.notes), steps=())
         other = _examine(again, trial)
         if other.verdict == "correct":
