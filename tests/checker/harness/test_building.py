@@ -763,14 +763,3 @@ def test_a_projection_that_is_passed_in_is_a_layer():
     source = attention("d, n_heads, q_proj", "x", "self.a = q_proj")
     _, subject = made(source.replace("self.q(x)", "self.a(x)"))
     assert subject.keywords["q_proj"]["__object__"] == "Linear"
-
-
-def test_one_head_does_not_excuse_what_several_heads_do():
-    """The values of head i are moved by i tokens: the first head's are not."""
-    moved = CLASS.replace(
-        "return self.o((weights @ v)",
-        "v = torch.stack([v[:, i].roll(i, 1) for i in range(self.h)], 1)\n"
-        "        return self.o((weights @ v)",
-    ).replace("num_heads):", "num_heads, head_dim=None):")
-    report = check(IMPORTS + moved)
-    assert report.verdict != "correct", report
