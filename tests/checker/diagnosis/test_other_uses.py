@@ -465,5 +465,17 @@ def test_a_mask_must_mean_what_the_docstring_says() -> None:
     turned = [("=attn_mask)", "=None if attn_mask is None else ~attn_mask)")]
     assert found(check(STATED)) == {}
     assert found(check(edited(STATED, hides + turned))) == {}
-    assert found(check(edited(STATED, hides))) == {"sdpa-mask-polarity": "wrong"}
-    assert found(check(edited(STATED, turned))) == {"mask-inverted": "wrong"}
+    for wrong in (hides, turned):
+        assert found(check(edited(STATED, wrong))) == {"padding-inverted": "wrong"}
+    # A mask that only runs with an axis for queries is one of pairs.
+    square = edited(
+        STATED,
+        [
+            (
+                "q, k, v = (t",
+                "assert attn_mask is None or attn_mask.shape == (x.shape[1],) * 2\n        q, k, v = (t",
+            )
+        ],
+    )
+    assert found(check(square)) == {}
+    assert found(check(edited(square, hides))) == {"sdpa-mask-polarity": "wrong"}

@@ -22,6 +22,7 @@ from clearhead.checker.harness.subject import Inputs, Subject, call, each
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_text import dropped_mask, order_said
+from clearhead.checker.source.stated_arguments import stated_marks
 
 
 def examine(
@@ -332,6 +333,7 @@ def _mask_argument(
             if isinstance(got, Failure) or got.shape != out.shape:
                 continue
             if any(right is not None and difference(right, got) < 1e-5 for right in wanted):
+                _compare_with_stated(case, subject, polarity)
                 return
             ran.append(got)
             as_booleans |= mask.dtype == torch.bool
@@ -343,3 +345,17 @@ def _mask_argument(
         case.add(id, "A mask that hides 40 % of the entries changes nothing.", line)
     elif ran and all(right is not None for right in wanted):
         case.notes.append("forward takes a mask, but no usual meaning of it explains the output.")
+
+
+def _compare_with_stated(case: Case, subject: Subject, polarity: str) -> None:
+    """Whether a mask that hides what it should means what the source says of it."""
+    meant = {"keep": "keep", "int": "keep", "hide": "hide", "int-hide": "hide"}.get(polarity)
+    stated = stated_marks(case.text.source, subject.takes_mask)
+    if meant is not None and stated not in ("", "?", meant):
+        does = "may be attended to" if meant == "keep" else "are hidden"
+        evidence = (
+            f"Where {subject.takes_mask} is True, tokens {does}; the source says the opposite."
+        )
+        fused = meant == "keep" and case.text.uses("scaled_dot_product_attention(")
+        id = "sdpa-mask-polarity" if fused else "mask-inverted"
+        case.add(id, evidence)

@@ -43,7 +43,6 @@ from clearhead.checker.sandbox.answers import Recording
 from clearhead.checker.sandbox.missing_parts import turns
 from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_text import raises_at
-from clearhead.checker.source.stated_arguments import stated_marks
 
 # Where the texts and the tokens are: (axis of the texts, axes of the tokens).
 _AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {
@@ -358,10 +357,8 @@ def judge_mask(case: Case, subject: Subject) -> None:
             return
         others = [found for found in verdict.findings if found.id not in SCALES]
         if verdict.mask in ("causal", "none") and not others and not verdict.doubts:
-            _compare_with_stated(case, subject, polarity)
             return  # it hides the future
         if any(f.id in ("mask-inverted", "sdpa-mask-polarity") for f in verdict.findings):
-            _compare_with_stated(case, subject, _OPPOSITE.get(polarity, ""))
             return  # True means the other thing here
         tried[polarity] = verdict
     if not tried:
@@ -372,23 +369,6 @@ def judge_mask(case: Case, subject: Subject) -> None:
     seen = (f for verdict in sure.values() for f in verdict.findings if f.id in _NOT_HIDDEN)
     for found in itertools.islice(seen, 1):
         case.add(found.id, f"With a causal mask passed in: {found.evidence}", found.line)
-
-
-_OPPOSITE = {"keep": "hide", "hide": "keep", "int": "int-hide", "int-hide": "int"}
-
-
-def _compare_with_stated(case: Case, subject: Subject, polarity: str) -> None:
-    """Whether the mask that is right here means what the source says of it."""
-    meant = {"keep": "keep", "int": "keep", "hide": "hide", "int-hide": "hide"}.get(polarity)
-    stated = stated_marks(case.text.source, subject.takes_mask)
-    if meant is not None and stated not in ("", "?", meant):
-        does = "may be attended to" if meant == "keep" else "are hidden"
-        evidence = (
-            f"Where {subject.takes_mask} is True, tokens {does}; the source says the opposite."
-        )
-        fused = meant == "keep" and case.text.uses("scaled_dot_product_attention(")
-        id = "sdpa-mask-polarity" if fused else "mask-inverted"
-        case.add(id, evidence)
 
 
 def _of_each_text(case: Case, subject: Subject) -> str:

@@ -61,7 +61,7 @@ def _told(lines: list[str], name: str, others: set[str]) -> tuple[str, ...]:
     return ()
 
 
-_AHEAD = r"\W*((?:[\w'-]+[^\w.;]+){0,9}[\w'-]+)"  # some words, to the end of the sentence
+_AHEAD = r"\W*((?:(?!\b(?:0|1|true|false)\b)[\w'-]+[^\w.,;]+){0,9}[\w'-]+)"  # to a comma
 _BEFORE, _AFTER = r"(?<![\[(])\b", r"\b(?!\s*[,)\]])"  # not in a shape
 _ONES = re.compile(rf"(?i)(?:\b(?:1s|true|ones?|non-?zero)\b|{_BEFORE}1{_AFTER}){_AHEAD}")
 _ZEROS = re.compile(rf"(?i)(?:\b(?:0s|false|zeros?)\b|{_BEFORE}0{_AFTER}){_AHEAD}")
@@ -98,7 +98,7 @@ def stated_marks(source: str, name: str) -> str:
             continue
         below = [begins[1]]
         for more in lines[place + 1 : place + 4]:  # until a quote, a blank line, another argument
-            if not more.strip(" #") or re.match(r'\W*\w+\s*(\([^)]*\))?\s*[:=]|.*"""', more):
+            if not more.strip(" #") or re.match(r'\W*[^\W\d]\w*\s*(\([^)]*\))?\s*[:=]|.*"""', more):
                 break
             below.append(more.strip(" #"))
         told = _SHAPE.sub(" ", " ".join(below))
@@ -114,11 +114,10 @@ def stated_marks(source: str, name: str) -> str:
 
 
 def _meant(words: str) -> str:
-    """Whether some words speak of what is hidden or of what is kept; the first that says so."""
-    first = min(filter(None, (_HIDES.search(words), _KEEPS.search(words))), default=None,
-                key=lambda found: found.start())  # fmt: skip
-    if first is None:
+    """Whether some words speak of what is hidden or of what is kept; "" if of neither."""
+    hidden = _HIDES.search(words)
+    found = hidden or _KEEPS.search(words)
+    if found is None:
         return ""
-    hides = first.re is _HIDES
-    negated = _NOT.search(words[: first.end()]) is not None
-    return "hide" if hides != negated else "keep"
+    negated = _NOT.search(words[: found.end()]) is not None
+    return "keep" if (hidden is None) != negated else "hide"
