@@ -40,7 +40,7 @@ types:
 	$(BIN)/mypy
 
 unit:
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -479,3 +479,22 @@ def test_a_mask_must_mean_what_the_docstring_says() -> None:
     )
     assert found(check(square)) == {}
     assert found(check(edited(square, hides))) == {"sdpa-mask-polarity": "wrong"}
+
+
+def test_a_dropped_mask_of_padding_that_must_be_given_is_named() -> None:
+    source = (
+        HEAD
+        + """\
+class MaskedAttention(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in range(3))
+
+    def forward(self, x, mask):
+        s = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5
+        s.masked_fill(mask[:, None, :] == 0, float("-inf"))
+        return s.softmax(-1) @ self.v(x)
+"""
+    )
+    assert found(check(source)) == {"mask-result-dropped": "wrong"}
+    assert found(check(source.replace("s.masked_fill(", "s = s.masked_fill("))) == {}

@@ -225,7 +225,8 @@ class _Decoder:
         changed[:, :first] = x[:, :first].flip(-1)
         other = self._drive(changed, way, self.plans[name])
         remembers = other is not None and difference(other[:, first:], seen[name][:, first:]) > 1e-6
-        return _Decoded(way, gaps, seen, remembers) if remembers or way.first is None else None
+        asked = way.flags or (way.past and way.first is None)  # else it may be switched off
+        return _Decoded(way, gaps, seen, remembers) if remembers or asked else None
 
     def report(self, best: _Decoded) -> None:
         """Say what differs."""

@@ -150,7 +150,7 @@ def _property_lost(
     case: Case, subject: Subject, right: AnyReference, inputs: Inputs, got: Tensor
 ) -> str:
     """What every attention has and this one has not, at this length; "" if nothing was seen."""
-    if subject.axes in PICTURES:
+    if subject.axes in PICTURES or any(role.startswith("tensor") for _, role in subject.feed):
         return ""
     gap = _stretched(case, subject, right, inputs[0].shape[1])
     if gap > BREAKS:

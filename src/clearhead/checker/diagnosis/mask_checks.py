@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -288,17 +290,23 @@ class MaskCheck(AttentionStep):
         """The line that hides scores."""
         return self._line(self._between(), _HIDES, last=True)
 
-    def unmasked(self) -> None:
-        """Nothing is hidden, and the class is meant to be causal."""
+    def dropped(self, hides: Collection[str] = ("masked_fill",)) -> bool:
+        """Name the call that hides scores and whose result is never used, if there is one."""
         program = self.program
-        hides = {"masked_fill", "where", "tril", "triu", "add", "mul"}
         for index in sorted(program.after(self.core.dots)):
             call = program.calls[index]
             unused = not program.users.get(call.out[0]) and call.out[0] != self.reading.output
             if call.name in hides and unused and call.out[0] not in program.recording.outputs:
                 evidence = f"The result of {call.name} is never used, so nothing is hidden."
                 self.verdict.add("mask-result-dropped", evidence, call.line)
-                return
+                return True
+        return False
+
+    def unmasked(self) -> None:
+        """Nothing is hidden, and the class is meant to be causal."""
+        program = self.program
+        if self.dropped(("masked_fill", "where", "tril", "triu", "add", "mul")):
+            return
         for index in sorted(program.before(self.core.scores)):
             call = program.calls[index]
             tiny = [v for v in call.args if isinstance(v, float) and -1e-5 < v < 0]

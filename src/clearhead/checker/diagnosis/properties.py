@@ -122,7 +122,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> lis
         )
     ordered = causal or positions or counted or bool(subject.polarity) or text.has("mask")
     roles = [role for _, role in subject.feed]
-    ordered |= any(role.startswith("tensor") or role == "grid" for role in roles)
+    ordered |= any(role.startswith("tensor") or role in ("grid", "rows") for role in roles)
     ordered |= bool(others(subject))  # a table of positions, perhaps
     if not ordered and future.size > 1e-7:
         moved = probes.permutation_gap(session, subject, inputs, out)

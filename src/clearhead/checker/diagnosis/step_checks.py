@@ -105,6 +105,7 @@ def _judge_attention(step: AttentionStep) -> int | None:
     weights.weights((weight_axes[1 - summed], weight_axes[summed]), (queries, keys), over_keys)
     if a is not None and b is not None:
         MaskCheck.of(step).mask(a, b, summed)
+    MaskCheck.of(step).dropped()
     merged = MergeCheck.of(step).merge(rows)
     return rows if merged else None
 

@@ -440,7 +440,7 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     roles = {role for _, role in subject.feed}
     if "cumulative" in roles:
         orders = ["packed"]
-    if "grid" in roles:
+    if roles & {"grid", "rows"}:
         return _in_a_grid(case, subject)
     apart = [(axes, "batch") for axes in orders if axes in CHANNELS_FIRST and subject.separate]
     tables = [n for n, role in subject.feed if role == "kv" and case.usage.ranks.get(n) == 4]

@@ -8,7 +8,7 @@ _GIVEN = {
     "mask": "", "none": "None", "zero": "0", "one": "1", "false": "False", "true": "True",
     "length": "the number of tokens", "lengths": "full lengths", "positions": "positions 0, 1, ...",
     "marks": "a mask of the real tokens", "grid": "the grid size",
-    "cumulative": "cumulative lengths",
+    "rows": "its height", "columns": "its width", "cumulative": "cumulative lengths",
     "cos": "rotary angles", "sin": "", "cos+sin": "rotary angles", "turns": "rotary angles",
 }  # fmt: skip
 _SHAPES = {

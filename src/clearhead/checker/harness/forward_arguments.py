@@ -35,6 +35,7 @@ ROTARY = (
 
 # Height and width, where the tokens are pixels in one row.
 GRID = (3, 4)
+_SIDES = {"h": "rows", "height": "rows", "w": "columns", "width": "columns"}
 # What a required argument is for that is no input, no mask and no angle: patterns of its name.
 # "cumulative" says where each text begins, for texts that stand one after the other in a long row.
 _OTHERS = (
@@ -68,6 +69,7 @@ def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], 
     inputs = [n for n in names if not re.search(_NO_INPUT, n.lower())]
     by_role = {role_of(n): n for n in inputs if role_of(n) in ("q", "k", "v")}
     three = len(by_role) == 3
+    both_sides = {_SIDES.get(n.lower(), "") for n in names} >= {"rows", "columns"}
     for place, parameter in enumerate(parameters):
         name = parameter.name
         role = role_of(name) if name in inputs else ""
@@ -79,6 +81,8 @@ def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], 
             found.append((name, "mask"))
         elif small in ANGLES:
             found.append((name, ANGLES[small]))
+        elif must and both_sides and small in _SIDES:
+            found.append((name, _SIDES[small]))
         elif three and by_role.get(role) == name:
             found.append((name, role))
         elif place == 0:

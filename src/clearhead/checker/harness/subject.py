@@ -287,7 +287,7 @@ def arguments_for(
         rows = [torch.randn(axes, generator=seed) for seed in seeds]  # the same in a larger batch
         value[role] = torch.stack(rows).to(subject.dtype)
     value |= dict.fromkeys(ANGLE_ROLES)
-    value["grid"] = list(GRID)
+    value |= {"grid": list(GRID), "rows": GRID[0], "columns": GRID[1]}
     if subject.axes == "packed":
         each = length // (subject.texts or subject.sizes.batch)
         value["cumulative"] = torch.arange(0, length + 1, each, dtype=torch.int32)
