@@ -395,9 +395,9 @@ class FilmAttention(nn.Module):
         self.q, self.k, self.v = (nn.Conv3d(channels, channels, 1) for _ in range(3))
 
     def forward(self, x):
-        b, c, times, height, width = x.shape
-        q, k, v = (f(x).flatten(2) for f in (self.q, self.k, self.v))
-        return (v @ (q.mT @ k * c**-0.5).softmax(-1).mT).view(b, c, times, height, width)
+        b, views, c, times, height, width = x.shape
+        q, k, v = (f(x.flatten(0, 1)).flatten(2) for f in (self.q, self.k, self.v))
+        return (v @ (q.mT @ k * c**-0.5).softmax(-1).mT).view(x.shape)
 """
     )
     report = check(films)

@@ -116,6 +116,8 @@ def check_class(
             return subject
         report = _examine(case, subject)
         return _otherwise(case, subject, report) or report
+    except RecursionError:
+        raise  # the source is nested too deeply, which is said for the whole file
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError) as error:
         # Answers may be forged, or of a form that no one has thought of: that is no verdict.
         return case.unsure(f"The checker itself failed: {type(error).__name__}: {error}"[:300])
