@@ -575,3 +575,53 @@ def test_a_mask_for_each_sentence_is_not_ignored() -> None:
 def test_weights_of_spectral_norm_are_registered() -> None:
     init = "dim, heads: self.out = nn.utils.spectral_norm(self.out)"
     assert "heads-in-python-list" not in ids(check(attention(init, "x")))
+
+
+def test_a_relu_after_the_heads_does_not_hide_a_mistake():
+    unscaled = RECTIFIED.replace(" / q.shape[-1] ** 0.5", "")
+    assert ids(check("import torch\nfrom torch import nn\n" + unscaled)) == {"missing-scale"}
+
+
+BATCH_NORMED = f"""
+class NormedAttention(nn.Module):
+    def __init__(self, dim, heads=4):
+        super().__init__()
+        self.h, self.norm = heads, nn.BatchNorm1d(dim)
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+{SPLIT}
+    def forward(self, x):
+        out = self.o(self.mixed(*(self.split(f(x)) for f in (self.q, self.k, self.v))))
+        return self.norm(out.mT).mT
+"""
+
+
+def test_other_statistics_in_training_are_no_mistake():
+    report = check("import torch\nfrom torch import nn\n" + BATCH_NORMED)
+    assert "training-differs" not in ids(report), report
+
+
+STACKED = f"""
+class DecoderAttention(nn.Module):
+    def __init__(self, dim, heads=4):
+        super().__init__()
+        self.h = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+        self.q2, self.k2, self.v2, self.o2 = (nn.Linear(dim, dim) for _ in range(4))
+{SPLIT}
+    def forward(self, x, memory):
+        x = x + self.o(self.mixed(*(self.split(f(x)) for f in (self.q, self.k, self.v))))
+        k, v = self.split(self.k2(memory)), self.split(self.v2(memory))
+        return self.o2(self.mixed(self.split(self.q2(x)), k, v))
+"""
+
+
+def test_attention_that_reads_attention_is_not_read_as_one():
+    """Nor does one of them, if it is right as a whole, clear the other."""
+    last = "return self.o2(self.mixed(self.split(self.q2(x)), k, v))"
+    assert last in STACKED
+    unscaled = "q = self.split(self.q2(x))\n        "
+    unscaled += "return self.o2(self.mixed(q, k, v, (q @ k.mT).softmax(-1)))"
+    for source in (STACKED, STACKED.replace(last, unscaled)):
+        report = check("import torch\nfrom torch import nn\n" + source)
+        assert report.verdict == "unsure", report
+        assert "one attention reads what another one gives" in report.findings[0].evidence

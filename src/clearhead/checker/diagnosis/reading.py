@@ -31,6 +31,10 @@ class Unreadable(ValueError):
     """The program has no attention that can be read, with the reason."""
 
 
+class Stacked(Unreadable):
+    """One attention reads what another one gives, so that neither stands for the whole class."""
+
+
 @dataclass(frozen=True)
 class Source:
     """An input that holds tokens.
@@ -327,7 +331,7 @@ class Reading:
             if softmax is None or self._of_weights(softmax[0], found):
                 continue
             if any(core.mixing in self.program.before(softmax[0]) for core in found):
-                raise Unreadable("one attention reads what another one gives")
+                raise Stacked("one attention reads what another one gives")
             found.append(Core(self, index, *softmax))
         return tuple(found)
 

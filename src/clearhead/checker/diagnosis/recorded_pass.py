@@ -20,7 +20,7 @@ from clearhead.checker.diagnosis.intent import (
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
 from clearhead.checker.diagnosis.program_checks import normed_over_tokens
-from clearhead.checker.diagnosis.reading import Reading, Source, Unreadable, is_same
+from clearhead.checker.diagnosis.reading import Reading, Source, Stacked, Unreadable, is_same
 from clearhead.checker.diagnosis.step_checks import judge, judge_whole
 from clearhead.checker.diagnosis.whole_attention import WholeAttention, find_whole
 from clearhead.checker.harness.alternatives import mask_ways
@@ -265,6 +265,8 @@ def _judged(
         return steps, None
     try:
         steps = judge(reading, runs, expected)
+    except Stacked:
+        raise
     except (NotRunnable, Unreadable, RuntimeError, TypeError, IndexError, KeyError) as error:
         named = "" if isinstance(error, Unreadable) else f"{type(error).__name__}: "
         problem = f"{named}{error}"[:200]
