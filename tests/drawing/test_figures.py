@@ -17,6 +17,7 @@ from clearhead.drawing.html_page import Layer, TooLarge
 from clearhead.watcher import showing
 
 matplotlib = pytest.importorskip("matplotlib")
+pytest.importorskip("matplotlib.pyplot")  # sets the attribute `matplotlib.pyplot`
 WORDS = ["The", "cat", "sat", "on", "the", "mat"]
 
 
