@@ -6,6 +6,13 @@ tokens). The packages are downloaded, never installed or imported; the command r
 where it lies, with stand-ins for what the file imports. Its verdicts are counted by label.
 
     python -m benchmarks.published_code benchmarks/results/check-published-code.json
+
+`repository_code.json` lists classes of repositories on GitHub in the same way: "version" is the
+commit, and "package" its first characters, in place of the names of the authors. Put the files of
+a commit below FOLDER/PACKAGE; those that are marked "trimmed" were cut to their attention and the
+blocks around it.
+
+    python -m benchmarks.published_code FILE --labels benchmarks/repository_code.json --files FOLDER
 """
 
 import argparse
@@ -216,8 +223,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--labels", type=Path, default=LABELS, help="the labelled classes (default: %(default)s)"
     )
+    parser.add_argument(
+        "--files",
+        type=Path,
+        help="where the files of each package are, which are not downloaded then",
+    )
     options = parser.parse_args(arguments)
-    found = measure(json.loads(options.labels.read_text(encoding="utf-8")), options.jobs)
+
+    def there(package: str, version: str, folder: Path) -> Path:
+        return options.files / package if options.files else download(package, version, folder)
+
+    labels = json.loads(options.labels.read_text(encoding="utf-8"))
+    found = measure(labels, options.jobs, fetch=there)
     timing.write_json(options.output, found)
     print(*lines(found), sep="\n")
 

@@ -62,6 +62,24 @@ def test_every_class_is_labelled_once_and_with_a_reason():
     assert len({one["package"] for one in labels}) >= 45
 
 
+def test_every_class_of_a_repository_is_labelled_once_and_with_a_reason():
+    text = published_code.LABELS.with_name("repository_code.json").read_text(encoding="utf-8")
+    labels = json.loads(text)
+    assert all(set(one) >= LABELLED and one["why"] for one in labels)
+    assert {one["label"] for one in labels} == {"right", "wrong", "unusual"}
+    assert len({(one["package"], one["file"], one["class"]) for one in labels}) == len(labels)
+    assert len({one["package"] for one in labels}) == 50
+
+
+def test_files_that_are_there_are_not_downloaded(tmp_path):
+    (tmp_path / "files" / "owner" / "name").mkdir(parents=True)
+    (tmp_path / "files" / "owner" / "name" / "mine.py").write_text(RIGHT)
+    labels, output = tmp_path / "labels.json", tmp_path / "found.json"
+    labels.write_text(json.dumps([row("owner/name", "mine.py", "RightAttention", "right")]))
+    main([str(output), "--labels", str(labels), "--files", str(tmp_path / "files")])
+    assert json.loads(output.read_text())["figures"] == {"right": {"correct": 1}}
+
+
 def test_verdicts_are_counted_by_label():
     labels = [
         row("toy", "mine.py", "RightAttention", "right"),
