@@ -261,7 +261,7 @@ PLANTED: dict[str, dict[str, Edits]] = {
     "padding-inverted": {
         "book": [("def forward(self, x):", "def forward(self, x, padding_mask=None):"), ("        weights = torch", "        if padding_mask is not None:\n            scores = scores.masked_fill(padding_mask[:, None, None, :] == 0, -torch.inf)\n        weights = torch")],
         "minimal": [("def forward(self, x):", "def forward(self, x, key_padding_mask=None):"), ("        a = F.softmax", "        if key_padding_mask is not None:\n            s = s.masked_fill(~key_padding_mask[:, None, None], float('-inf'))\n        a = F.softmax")],
-        "nano": [("def forward(self, x):", "def forward(self, x, pad_mask=None):"), ("        share = F.softmax", "        if pad_mask is not None:\n            share = share.masked_fill(pad_mask[:, None, None, :].logical_not(), float('-inf'))\n        share = F.softmax")],
+        "nano": [("def forward(self, x):", "def forward(self, x, src_padding=None):"), ("        share = F.softmax", "        if src_padding is not None:\n            share = share.masked_fill(src_padding[:, None, None, :].logical_not(), float('-inf'))\n        share = F.softmax")],
     },
     "made-on-cpu": {
         "book": [("future = self.mask.bool()[:tokens, :tokens]", "future = torch.ones(tokens, tokens).triu(1).bool()")],

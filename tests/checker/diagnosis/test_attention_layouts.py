@@ -139,10 +139,12 @@ def test_channels_may_come_first(source):
         (PIXELS, "(v @ a.mT)", "(v @ a)", "weights-transposed"),
         (PIXELS, "(v @ a.mT).reshape", "(a @ v.mT).reshape", "merge-without-transpose"),
         (PIXELS, " / (c // self.heads) ** 0.5", "", "missing-scale"),
+        (PIXELS, "view(b, 3, self.heads, c // self.heads, h * w).unbind(1)",
+         "view(b, h * w, -1).mT.chunk(3, 1)", "split-without-transpose"),
         (FRAMES, "self.heads, -1, t)", "self.heads, t, -1).mT", "split-without-transpose"),
         (FRAMES, "softmax(-1)", "softmax(-2)", "softmax-over-queries"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_with_channels_first_are_named(source, old, new, id):
     report = check(edited(source, [(old, new)]))
     assert report.verdict == "wrong"

@@ -386,6 +386,41 @@ def test_keys_from_elsewhere_are_given_where_forward_needs_them() -> None:
     assert (report.verdict, ids(report)) == ("correct", set()), report
 
 
+PASSED_AS_FLAG = """
+import torch
+from torch import nn
+
+class Head(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, 5) for _ in range(3))
+
+    def forward(self, x, mask=False, enc_out=None):
+        memory = x if enc_out is None else enc_out
+        scores = self.q(x) @ self.k(memory).mT / 5**0.5
+        if mask:
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+        return scores.softmax(-1) @ self.v(memory)
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, width, num_heads):
+        super().__init__()
+        self.heads = nn.ModuleList(Head(width) for _ in range(num_heads))
+        self.out = nn.Linear(5 * num_heads, width)
+
+    def forward(self, x, enc_out=None):
+        return self.out(torch.cat([head(x, enc_out) for head in self.heads], -1))
+"""
+
+
+def test_keys_from_elsewhere_that_arrive_as_a_flag_are_found() -> None:
+    (report,) = check(PASSED_AS_FLAG, "MultiHeadAttention")
+    assert (report.verdict, report.findings[0].id) == ("wrong", "crashes")
+    assert "With enc_out given" in report.findings[0].evidence
+    right = PASSED_AS_FLAG.replace("head(x, enc_out)", "head(x, enc_out=enc_out)")
+    assert [r.verdict for r in check(right, "MultiHeadAttention")] == ["correct"]
+
+
 def test_projections_inside_each_head_are_right_but_not_the_papers() -> None:
     (report,) = check(SHARED)
     assert report.verdict == "correct", report

@@ -288,6 +288,15 @@ def test_tokens_first_is_a_question_where_nothing_says_so() -> None:
     # What another class says about its own input does not count for this one.
     report = check(silent + "\n\nclass Model(nn.Module):\n    # (batch, tokens, dim)\n    pass\n")
     assert found(report) == {"attends-across-batch": "edge"}
+    used = "\n\nclass Model(nn.Module):\n    def __init__(self):\n        self.a = WrappedAttention(8, 2)\n"
+    for around, severity in (
+        ("self.a(torch.cat((cls, x), dim=1))", "wrong"),
+        ("self.a(x)", "edge"),
+    ):
+        model = f"{used}\n    def forward(self, cls, x):\n        return {around}\n"
+        assert found(check(silent + model)) == {"attends-across-batch": severity}
+    model = f"{used}\n    def forward(self, x):\n        return self.a(x.permute(1, 0, 2))\n"
+    assert not check(silent + model).findings
     said = edited(silent, [("    def forward", "    # x: (tokens, batch, dim)\n    def forward")])
     assert not check(said).findings
 

@@ -88,7 +88,6 @@ def test_a_part_of_each_head_is_rotated() -> None:
         ("# pad_mask: True beim Wort, sonst False", set()),
         ("# pad_mask: True = padding", {"padding-inverted"}),
         ("# pad_mask: (b, n) bool, True at <pad>", {"padding-inverted"}),
-        ("# the padding is hidden", {"padding-inverted"}),
     ],
 )
 def test_what_is_said_of_a_mask_counts_before_its_name(said: str, found: set[str]) -> None:
@@ -99,6 +98,20 @@ def test_what_is_said_of_a_mask_counts_before_its_name(said: str, found: set[str
         "attend(q, k, v, hide)",
     )
     assert ids(check(source)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "severity"), [("pad_mask", "edge"), ("key_padding_mask", "wrong")]
+)
+def test_a_name_that_both_meanings_have_is_a_question(name: str, severity: str) -> None:
+    source = attention(
+        "dim, heads",
+        f"x, {name}=None",
+        f"hide = None if {name} is None else ~{name}[:, None, None, :].bool()",
+        "attend(q, k, v, hide)",
+    )
+    (found,) = check(source).findings
+    assert (found.id, found.severity) == ("padding-inverted", severity)
 
 
 def test_new_axes_tell_the_rank_of_a_mask() -> None:
@@ -625,3 +638,110 @@ def test_attention_that_reads_attention_is_not_read_as_one():
         report = check("import torch\nfrom torch import nn\n" + source)
         assert report.verdict == "unsure", report
         assert "one attention reads what another one gives" in report.findings[0].evidence
+
+
+def test_a_mask_behind_a_flag_of_a_dict_does_not_make_it_causal() -> None:
+    source = """
+import torch
+from torch import nn
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, embed_dim, args):
+        super().__init__()
+        self.heads, most = args["n_head"], args["max_length"]
+        self.qkv, self.out = nn.Linear(embed_dim, 3 * embed_dim), nn.Linear(embed_dim, embed_dim)
+        self.mask = None
+        if most and args.get("mask", False):
+            self.mask = torch.ones(most, most).triu(1).bool()
+
+    def forward(self, x):
+        n = x.shape[1]
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if self.mask is not None:
+            scores = scores.masked_fill(self.mask[:n, :n], -torch.inf)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+    report = check(source)
+    assert (report.verdict, report.form.causal) == ("correct", "no"), report
+
+
+def test_the_result_of_a_norm_that_is_never_used_is_found() -> None:
+    source = """
+import torch
+from torch import nn
+
+class AttentionBlock(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+
+    def forward(self, x):
+        normed = self.norm(x)
+        return self.attention(x, x, x)[0]
+"""
+    report = check(source)
+    assert report.verdict == "wrong"
+    assert [(f.id, f.line) for f in report.findings] == [("unexplained", 12)]
+    assert check(source.replace("(x, x, x)", "(normed, normed, normed)")).verdict == "correct"
+
+
+def test_masks_of_single_texts_must_reach_their_own_text() -> None:
+    """repeat() puts the heads before the texts, and the scores have the texts first."""
+    source = attention(
+        "dim, heads",
+        "x, mask=None",
+        "hide = None if mask is None else mask.ORDER.reshape(-1, self.heads, *mask.shape[1:])",
+        "attend(q, k, v, hide)",
+    )
+    right = check(source.replace("ORDER", "repeat_interleave(self.heads, 0)"))
+    assert right.verdict == "correct", right
+    wrong = check(source.replace("ORDER", "repeat(self.heads, 1, 1)"))
+    assert ids(wrong) == {"padding-in-other-texts"}
+
+
+def test_a_bias_from_features_of_pairs_is_passed_in() -> None:
+    """With a norm on it, zeros do not stay zeros, but every pair of a head gets one number."""
+    source = """
+import torch
+from torch import nn
+
+class AttentionWithBias(nn.Module):
+    def __init__(self, dim=24, dim_bias=16, heads=4):
+        super().__init__()
+        self.h, self.norm = heads, nn.LayerNorm(dim_bias)
+        self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in range(3))
+        self.b = nn.Linear(dim_bias, heads)
+
+    def forward(self, x, bias):
+        q, k, v = (f(x).unflatten(-1, (self.h, -1)) for f in (self.q, self.k, self.v))
+        scores = torch.einsum("bqhd,bkhd->bqkh", q / q.shape[-1] ** 0.5, k)
+        weights = (scores + self.b(self.norm(bias))).softmax(-2)
+        return torch.einsum("bqkh,bkhd->bqhd", weights, v).flatten(2)
+"""
+    report = check(source)
+    assert report.verdict == "correct", report
+    assert "A bias that is passed in is added to the scores." in report.notes
+    assert ids(check(source.replace("/ q.shape[-1] ** 0.5", ""))) == {"missing-scale"}
+
+
+def test_two_outputs_have_weights_of_their_own() -> None:
+    source = """
+import torch
+from torch import nn
+
+class JointAttention(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+        self.text_q, self.text_k, self.text_v, self.text_o = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, image, text):
+        pairs = ((self.q, self.text_q), (self.k, self.text_k), (self.v, self.text_v))
+        q, k, v = (torch.cat([a(image), b(text)], 1) for a, b in pairs)
+        out = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+        first, second = out.split([image.shape[1], text.shape[1]], 1)
+        return self.o(first), self.text_o(second)
+"""
+    assert check(source).verdict != "wrong"

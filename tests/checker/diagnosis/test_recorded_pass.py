@@ -433,6 +433,7 @@ def test_masks_that_are_passed_in_are_tested():
         ("s = s.masked_fill", "s.masked_fill", "mask-result-dropped"),
         ("s = s.masked_fill", "s = s.masked_fil", "mask-branch-fails"),
         ('float("-inf")', '"-inf"', "mask-branch-fails"),  # a TypeError
+        ("mask == 0", "1 - mask", "mask-branch-fails"),  # of booleans; and no number hides anything
         ("if mask is not None:", "if True:", "default-mask-fails"),
     ):
         report = check(edited(takes, [(old, new)]))

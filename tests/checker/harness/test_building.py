@@ -322,10 +322,19 @@ def test_missing_base_classes_and_registries_do_no_harm():
         ("self.h = num_heads", "self.h = heads", "Nothing in the file defines heads.", 6),
         ("self.h, -1", "self.heads, -1", "Nothing sets self.heads.", 10),
         (".softmax(-1)", ".sofmax(-1)", "Did you mean softmax?", 14),
+        ("transpose(1, 2).flatten", "transpose(0, 2, 1, 3).flatten", "The call is in your", 15),
+        ("(q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)", "torch.functional.softmax(q @ k.mT, -1)",
+         "It is in torch.nn.functional", 14),
+        ("weights @ v).", "nn.functional.scaled_dot_product_attention(q, k, v, v @ v.mT, 0.1, True)"
+         ").", "Both are passed", 15),
+        ("q @ k.mT /", "torch.einsum('bhid,bhjd,->bhij', q, k) /", "No input changes that", 14),
+        ("/ q.shape[-1] ** 0.5", "/ -abs", "No input changes that", 14),
+        ("self.h = num_heads", "self.h = num_heads / 1; nn.Linear(self.h, 2)", "made with /", 7),
+        ("(weights @ v).tr", "nn.LSTM(v.shape[-1], 5).to(v)(v[0]).tr", "gives a tuple", 15),
         ("self.h = num_heads", "self.h = nn.Linear(num_heads)", "The call is in your own code.", 6),
         ("self.h = num_heads", "self.h = self.n; self.n = 1", "It is set later", 6),
     ],
-)
+)  # fmt: skip
 def test_a_crash_in_its_own_code_is_a_finding(old, new, said, line):
     new = new.replace("; ", "\n        ")
     report = check(IMPORTS + CLASS.replace(old, new).lstrip("\n"))
@@ -335,10 +344,19 @@ def test_a_crash_in_its_own_code_is_a_finding(old, new, said, line):
 
 
 def test_a_crash_that_may_come_from_what_was_passed_is_none():
-    for body in ("self.a = norm_factory()(d, d, d)", "self.a = cfg_like.missing"):
+    without = "self.a = torch.ones(cfg_like, cfg_like)"  # torch says that ones() takes 1 argument
+    for body in ("self.a = norm_factory()(d, d, d)", "self.a = cfg_like.missing", without):
         source = attention("d, norm_factory, cfg_like=None", "x", body)
         report = check(IMPORTS + source)
         assert report.verdict == "error"
+
+
+def test_what_is_set_on_an_argument_is_not_set_on_the_object():
+    source = CLASS.replace("d_model, num_heads", "args").replace("d_model", "args.d_model")
+    source = source.replace("self.h = num_heads", "args.h = args.num_heads")
+    report = check(IMPORTS + source)
+    assert report.verdict == "wrong"
+    assert "Nothing sets self.h." in report.findings[0].evidence
 
 
 def test_a_base_class_whose_heirs_provide_a_method_does_not_crash():
@@ -549,31 +567,12 @@ def test_a_helper_that_cannot_run_alone_is_judged_inside_its_owner():
     assert (report.cls, report.verdict) == ("Attention", "correct")
 
 
-def test_pooling_with_a_mask_is_not_judged():
-    """Pooling is recognised before another order of axes is tried."""
-    source = """
-class AttentionPooling(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.score = nn.Linear(dim, 1)
-
-    def forward(self, x, mask=None):
-        w = self.score(x).squeeze(-1)
-        if mask is not None:
-            w = w.masked_fill(mask == 0, -1e9)
-        return (w.softmax(1).unsqueeze(-1) * x).sum(1)
-"""
-    (report,) = check_file(IMPORTS + source, "file.py")
-    assert report.verdict == "unsure"
-    assert "it pools the tokens" in report.findings[0].evidence
-
-
-def test_pooling_is_not_judged():
+def test_self_attention_whose_outputs_are_averaged_is_not_judged():
     source = IMPORTS + attention("d", "x", "pass").replace("@ v\n", "@ v.sum(1, keepdim=True)\n")
     source = source.replace("s.softmax(-1) @ v.sum(1, keepdim=True)", "(s.softmax(-1) @ v).mean(1)")
     (report,) = check_file(source, "file.py")
     assert report.verdict == "unsure"
-    assert "it pools the tokens" in report.findings[0].evidence
+    assert "It pools the tokens" in report.findings[0].evidence
 
 
 def test_a_call_that_the_checker_chose_is_said_to_be_so():
@@ -763,3 +762,293 @@ def test_a_projection_that_is_passed_in_is_a_layer():
     source = attention("d, n_heads, q_proj", "x", "self.a = q_proj")
     _, subject = made(source.replace("self.q(x)", "self.a(x)"))
     assert subject.keywords["q_proj"]["__object__"] == "Linear"
+
+
+SPLIT_FIRST = """
+class SelfAttention(nn.Module):
+    def __init__(self, embed_size, heads):
+        super().__init__()
+        self.heads, width = heads, embed_size // heads
+        self.values, self.keys, self.queries = (
+            nn.Linear(width, width, bias=False) for _ in range(3)
+        )
+        self.fc_out = nn.Linear(heads * width, embed_size)
+
+    def forward(self, values, keys, query, mask):
+        n, q, k = query.shape[0], query.shape[1], keys.shape[1]
+        values = self.values(values.reshape(n, k, self.heads, -1))
+        keys = self.keys(keys.reshape(n, k, self.heads, -1))
+        queries = self.queries(query.reshape(n, q, self.heads, -1))
+        energy = torch.einsum("nqhd,nkhd->nhqk", [queries, keys])
+        if mask is not None:
+            energy = energy.masked_fill(mask == 0, float("-1e20"))
+        attention = torch.softmax(energy / queries.shape[-1] ** 0.5, dim=3)
+        out = torch.einsum("nhqk,nkhd->nqhd", [attention, values])
+        return self.fc_out(out.reshape(n, q, -1))
+"""
+
+
+def test_projections_inside_the_heads_do_not_tell_the_width_of_the_keys():
+    report = check(IMPORTS + SPLIT_FIRST)
+    assert (report.verdict, [one.id for one in report.findings]) == (
+        "correct",
+        ["heads-share-projection"],
+    )
+
+
+def test_a_list_of_heads_gets_parts_of_the_width_that_another_layer_tells():
+    source = """
+WIDTH, HEADS = 32, 4
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH // HEADS, WIDTH // HEADS) for _ in range(3))
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT / (WIDTH // HEADS) ** 0.5
+        return scores.softmax(-1) @ self.v(x)
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList(Head() for _ in range(HEADS))
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        parts = zip(self.heads, x.chunk(HEADS, -1))
+        return self.out(torch.cat([head(part) for head, part in parts], -1))
+"""
+    reports = check_file(IMPORTS + source, "file.py")
+    assert {(report.cls, report.verdict) for report in reports} >= {
+        ("MultiHeadAttention", "correct")
+    }
+
+
+def test_a_decoders_state_has_an_axis_for_its_one_token():
+    """Without that axis, it would be added to the tokens, as many as there are states."""
+    source = """
+class BahdanauAttention(nn.Module):
+    def __init__(self, decoder_dim, encoder_dim):
+        super().__init__()
+        self.W1 = nn.Linear(decoder_dim, decoder_dim)
+        self.W2 = nn.Linear(encoder_dim, decoder_dim)
+        self.Va = nn.Linear(decoder_dim, 1)
+
+    def forward(self, query, keys):
+        scores = self.Va(torch.tanh(self.W1(query) + self.W2(keys))).squeeze(2).unsqueeze(1)
+        weights = scores.softmax(-1)
+        return torch.bmm(weights, keys), weights
+"""
+    _, subject = made(source, "BahdanauAttention")
+    assert (subject.axes, subject.memory) == ("column", "each")
+    assert check(IMPORTS + source).verdict == "correct"
+
+
+def test_a_query_that_may_be_broadcast_like_a_text_is_a_state():
+    source = """
+class BahdanauAttention(nn.Module):
+    def __init__(self, units, hidden_size):
+        super().__init__()
+        self.W1, self.W2 = nn.Linear(hidden_size, units), nn.Linear(hidden_size, units)
+        self.V = nn.Linear(units, 1)
+
+    def forward(self, query, values):
+        query = query.squeeze(0).unsqueeze(1)
+        # (batch_size, max_length, 1)
+        weights = self.V(torch.tanh(self.W1(values) + self.W2(query))).softmax(dim=1)
+        return (weights * values).sum(1), weights
+"""
+    _, subject = made(source, "BahdanauAttention")
+    assert (subject.axes, subject.memory) == ("state", "each")
+    assert check(IMPORTS + source).verdict == "correct"
+
+
+def test_a_width_at_the_top_of_the_file_is_the_width():
+    source = """
+n_embd = 96
+
+class Head(nn.Module):
+    def __init__(self, head_size):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(n_embd, head_size) for _ in range(3))
+
+    def forward(self, x):
+        k = self.k(x)
+        return (self.q(x) @ k.mT * k.shape[-1] ** -0.5).softmax(-1) @ self.v(x)
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, n_heads, head_size):
+        super().__init__()
+        self.heads = nn.ModuleList(Head(head_size) for _ in range(n_heads))
+        self.proj = nn.Linear(n_embd, n_embd)
+
+    def forward(self, x):
+        return self.proj(torch.cat([head(x) for head in self.heads], -1))
+"""
+    reports = {report.cls: report for report in check_file(IMPORTS + source, "file.py")}
+    assert reports["MultiHeadAttention"].verdict == "correct"
+    assert "head_size=24" in reports["MultiHeadAttention"].how
+
+
+def test_a_scale_that_a_width_at_the_top_of_the_file_fixes_is_a_question():
+    top = "d_model = 32\n" + IMPORTS + CLASS
+    (found,) = check(top.replace("q.shape[-1] ** 0.5", "d_model ** 0.5")).findings
+    assert (found.id, found.severity) == ("wrong-scale", "edge")
+    assert "It is right for heads of 32" in found.evidence
+    (found,) = check(IMPORTS + CLASS.replace("q.shape[-1] ** 0.5", "32 ** 0.5")).findings
+    assert found.severity == "wrong"
+
+
+def test_a_switch_for_inference_is_off():
+    source = attention("d", "x, start_pos, inference", "pass", "if inference: raise ValueError")
+    assert "inference=False" in check(IMPORTS + source).how
+
+
+def test_a_cache_that_is_on_by_default_is_off_in_the_plain_run():
+    source = """
+class CausalAttention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.past = None
+
+    def forward(self, x, use_cache=True):
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if use_cache:
+            if self.past is not None:
+                k, v = torch.cat([self.past[0], k], 1), torch.cat([self.past[1], v], 1)
+            self.past = k, v
+        rows, keys = q.shape[1], k.shape[1]
+        hidden = torch.ones(rows, keys).triu(1 + keys - rows).bool()
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf)
+        return scores.softmax(-1) @ v
+"""
+    report = check(IMPORTS + source)
+    assert report.verdict == "correct", report
+    assert "use_cache=False" in report.how
+    wrong = check(IMPORTS + source.replace("triu(1 + keys - rows)", "triu(1)"))
+    assert wrong.findings[0].id == "cached-mask-misaligned"
+
+
+TEMPORAL = """
+class TemporalAttention(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.norm, self.qkv = nn.GroupNorm(32, channels), nn.Linear(channels, 3 * channels)
+
+    def forward(self, x):
+        B, C, F, H, W = x.shape
+        q, k, v = self.qkv(self.norm(x).ORDER.reshape(-1, F, C)).chunk(3, -1)
+        out = (q @ k.mT * C**-0.5).softmax(-1) @ v
+        return out.reshape(B, H, W, F, C).permute(0, 4, 3, 1, 2) + x
+"""
+
+
+@pytest.mark.parametrize(
+    ("order", "found"),
+    [("permute(0, 3, 4, 2, 1)", []), ("permute(0, 2, 3, 4, 1)", ["breaks-with-size"])],
+)
+def test_frames_have_several_pixels_too(order, found):
+    report = check(IMPORTS + TEMPORAL.replace("ORDER", order))
+    assert "(batch, channels, frames, height, width)" in report.how
+    assert [one.id for one in report.findings] == found
+
+
+def test_the_memory_may_come_before_the_query():
+    source = """
+class AdditiveAttention(nn.Module):
+    def __init__(self, encoder_dim, decoder_dim, attention_dim):
+        super().__init__()
+        self.of_memory = nn.Linear(encoder_dim, attention_dim)
+        self.of_state = nn.Linear(decoder_dim, attention_dim)
+        self.score = nn.Linear(attention_dim, 1)
+
+    def forward(self, encoder_out, decoder_hidden):
+        state = self.of_state(decoder_hidden).unsqueeze(1)
+        weights = self.score(torch.relu(self.of_memory(encoder_out) + state)).softmax(dim=1)
+        return (encoder_out * weights).sum(dim=1), weights
+"""
+    report = check(IMPORTS + source)
+    assert report.verdict == "correct", report
+    assert check(IMPORTS + source.replace("softmax(dim=1)", "softmax(dim=0)")).verdict == "wrong"
+
+
+def test_positions_that_an_error_shows_to_be_needed_are_given():
+    source = attention("d", "x, position_ids=None", "pass", "s = s + 0 * position_ids[:, None, :]")
+    report = check(IMPORTS + source)
+    assert report.verdict == "correct", report
+    assert "positions 0, 1, ... for each sequence for position_ids" in report.how
+
+
+def test_a_norm_over_all_tokens_may_come_after_the_heads_are_merged():
+    source = """
+class PixelAttention(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(in_channels, out_channels) for _ in range(3))
+        self.norm = nn.GroupNorm(32, out_channels)
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        tokens = x.flatten(2).mT
+        q, k, v = self.q(tokens), self.k(tokens), self.v(tokens)
+        out = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+        return self.norm(out.mT.reshape(b, -1, h, w))
+"""
+    assert check(IMPORTS + source).verdict == "correct"
+    scrambled = check(IMPORTS + source.replace("out.mT.reshape", "out.reshape"))
+    assert [one.id for one in scrambled.findings] == ["merge-without-transpose"]
+
+
+def test_arrays_that_a_call_leaves_are_no_weights():
+    source = """
+import numpy as np
+
+class Linear:
+    def __init__(self, width):
+        self.W = np.random.randn(width, width)
+
+    def forward(self, x):
+        self._cache = x
+        return x @ self.W
+
+class MultiHeadAttention:
+    def __init__(self, d_model, h):
+        self.h = h
+        self.wq, self.wk, self.wv = Linear(d_model), Linear(d_model), Linear(d_model)
+        self._cache = None
+
+    def forward(self, q_in, k_in, v_in, mask=None):
+        b, n, d = q_in.shape
+        q, k, v = self.wq.forward(q_in), self.wk.forward(k_in), self.wv.forward(v_in)
+        q, k, v = (t.reshape(b, -1, self.h, d // self.h).transpose(0, 2, 1, 3) for t in (q, k, v))
+        scores = q @ k.transpose(0, 1, 3, 2) / np.sqrt(d // self.h)
+        if mask is not None:
+            scores = np.where(mask, scores, -1e9)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights = weights / weights.sum(-1, keepdims=True)
+        out = (weights @ v).transpose(0, 2, 1, 3).reshape(b, n, d)
+        self._cache = (q_in, k_in, v_in, q, k, v, weights)
+        return out, weights
+"""
+    report = check(source)
+    assert report.verdict == "correct", report
+    own = check(source + "\n    def backward(self, gradient):\n        return gradient\n")
+    assert "Its own backward pass was not checked." in own.notes
+
+
+def test_no_warning_is_given_twice(recwarn):
+    """A pass is run again many times; what it warns of was said when it was recorded."""
+    source = """
+class SelfAttention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5
+        return nn.functional.softmax(scores) @ self.v(x)
+"""
+    assert check(IMPORTS + source).findings[0].id == "softmax-over-batch"
+    assert not [one for one in recwarn.list if "diagnosis" in one.filename]

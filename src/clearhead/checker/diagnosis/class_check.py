@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.checker.diagnosis import extras, learning, lengths, probes
-from clearhead.checker.diagnosis.intent import SCALES
+from clearhead.checker.diagnosis.intent import SCALES, has_width_of_its_own
 from clearhead.checker.diagnosis.judgement import Judgement, StepFinding
 from clearhead.checker.diagnosis.plain_form import PlainForm, plain_form
+from clearhead.checker.diagnosis.pooling import judge_pooling
 from clearhead.checker.diagnosis.properties import judge_properties
 from clearhead.checker.diagnosis.randomness import run_twice
 from clearhead.checker.diagnosis.reading import Unreadable
@@ -36,7 +37,7 @@ from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES
 from clearhead.checker.harness.building import mark_ways, prepare, rotary_ways
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import meaning_for, with_configs
-from clearhead.checker.harness.error_messages import misspelled
+from clearhead.checker.harness.error_messages import misspelled, own_fault
 from clearhead.checker.harness.forward_arguments import POLARITIES, feeds
 from clearhead.checker.harness.subject import Inputs, Session, Subject, call, inputs_for, renew
 from clearhead.checker.harness.weight_roles import role_of
@@ -132,6 +133,8 @@ def _examine(case: Case, subject: Subject) -> Report:
     if isinstance(ran, Report):
         return ran
     subject, out = ran
+    if subject.axes == "pooled":
+        return judge_pooling(case, subject, inputs, out)
     if is_no_attention(case, subject, inputs, out):
         return replace(case.unsure(NO_ATTENTION), is_attention=False)
     if is_over_channels(case.text):
@@ -255,6 +258,8 @@ def _right(
             case.add("unexplained", evidence)
     _with_keys_from_elsewhere(case, subject)
     _with_other_flags(case, subject)
+    if subject.built.arrays and "backward" in case.info.methods:
+        case.notes.append("Its own backward pass was not checked.")
     how = "step by step" if isinstance(reference, Reference) else "against the formula"
     case.tested = (
         f"tested {how} and at other lengths; numpy has no gradients and no training mode"
@@ -272,13 +277,26 @@ def _with_keys_from_elsewhere(case: Case, subject: Subject) -> None:
         return
     q, k, v = inputs_for(trial, trial.sizes.tokens)
     out, other = (call(case.session, trial, (q, *kv)) for kv in ((k, v), (k.flip(-1), v.flip(-1))))
-    if isinstance(out, Failure) or isinstance(other, Failure) or torch.equal(out, other):
+    names = " and ".join(sorted(given))
+    if isinstance(out, Failure):
+        missing = case.session.missing
+        own = own_fault(out, case.text.file, case.info, missing) or _tested_as_flag(out)
+        if own:
+            case.add("crashes", f"With {names} given: {own}", out.line)
+        return
+    if isinstance(other, Failure) or torch.equal(out, other):
         return  # it is for another class of the same base, perhaps
     steps = steps_of(case, trial, "no")
     for found in steps.findings if steps is not None and steps.wrong else ():
         if found.is_wrong and found.id not in SCALES:
-            evidence = f"With {' and '.join(sorted(given))} given: {found.evidence}"
+            evidence = f"With {names} given: {found.evidence}"
             case.add(found.id, evidence, found.line)
+
+
+def _tested_as_flag(failure: Failure) -> str:
+    """What is wrong if a tensor, passed on, arrives where True or False is expected; else ""."""
+    ambiguous = re.match("Boolean value of Tensor with more than one value", failure.message)
+    return f"{failure.type}: {failure.message}. It arrives as a flag." if ambiguous else ""
 
 
 def _with_other_flags(case: Case, subject: Subject) -> None:
@@ -301,6 +319,13 @@ def _with_other_flags(case: Case, subject: Subject) -> None:
         renew(case.session, subject)
 
 
+# Weights that were trained elsewhere.
+_LOADS_OTHERS = (
+    r"(?is)from_pretrained|checkpoint.*\b(HF|hugging ?face|released|llama|mistral|qwen|gemma)|"
+    r"\b(HF|hugging ?face|released|llama|mistral|qwen|gemma)\b.*checkpoint"
+)
+
+
 def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFinding]:
     """The findings, of which a scale that seems to be meant so is a question only."""
     found = []
@@ -319,6 +344,13 @@ def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFind
                 "It is right if the caller scales the queries, or if this is Luong's attention, "
                 "which has no scale."
             )
+        elif one.id == "wrong-scale" and steps.scale > 0 and has_width_of_its_own(case):
+            width = round(steps.scale**-2, 6)  # of a head, for which this scale is right
+            if width.is_integer() and width not in (subject.d_in, subject.sizes.d_out):
+                question = f"It is right for heads of {width:g}: a constant of the file is a width."
+        elif one.id == "kv-heads-in-other-order" and re.search(_LOADS_OTHERS, case.text.file):
+            evidence = f"{one.evidence} The file speaks of checkpoints made with the usual order."
+            one = replace(one, evidence=evidence, severity="wrong")
         elif one.id == "rotary-on-values" and case.text.has(r"map\(.*(rot|rope).*\bv\b"):
             question = "One expression rotates all three. If that is intended, it is right."
             case.doubt = True

@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from clearhead.checker.diagnosis.reference import AnyReference
 from clearhead.checker.harness.cache_arguments import caches, holders, is_own
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
+from clearhead.checker.harness.constructor_arguments import meaning_of
 from clearhead.checker.harness.forward_arguments import ANGLE_ROLES
 from clearhead.checker.harness.subject import (
     Inputs,
@@ -27,6 +29,7 @@ from clearhead.checker.harness.subject import (
     renew,
 )
 from clearhead.checker.sandbox.submission import Failure, Output, Parameter
+from clearhead.checker.source.argument_flow import is_read
 
 _WORDS = r"cache|past|kv_state|prev_k|incremental|decod"
 _PAST = r"cache|past|kv_state|state|prev|mems?$"
@@ -65,12 +68,14 @@ def ways_of(case: Case, subject: Subject) -> Iterator[Way]:
     """Ways to use the cache, as far as names tell; none if there is no cache."""
     forward = case.info.forward
     held = case.text.has(rf"self\.\w*({_WORDS})\w*")
-    switches = [p for p in forward if p.has_default and p.default is False]
+    switches = [p for p in forward if isinstance(p.default, bool)]
     flags = tuple(p.name for p in switches if re.search(_WORDS, p.name.lower()))
     tokens = {name for name, role in subject.feed if role in ("x", "q", "k", "v", "kv")}
-    pasts = [p for p in forward if _takes_past(case, p) and p.name not in tokens]
+    pasts = [p for p in _pasts(case) if p.name not in tokens]
+    pasts = [p for p in pasts if is_read(case.text.file, case.info.name, p.name)]
     positions = [p for p in forward if re.fullmatch(_PLACES, p.name.lower())]
-    if not (pasts or (held and (flags or positions))):
+    whole = any(case.text.has(rf"\b{name}\[:, -1:") for name in tokens)  # it takes the last one
+    if whole or not (pasts or (held and (flags or positions))):
         return
     own = [Way(flags)] if held and (flags or positions) and not pasts else []
     given = (
@@ -86,6 +91,11 @@ def ways_of(case: Case, subject: Subject) -> Iterator[Way]:
             yield placed
             if any(role in ANGLE_ROLES for _, role in subject.feed):
                 yield replace(placed, all_angles=True)
+
+
+def _pasts(case: Case) -> list[Parameter]:
+    """The arguments of forward that take a cache."""
+    return [parameter for parameter in case.info.forward if _takes_past(case, parameter)]
 
 
 def _takes_past(case: Case, parameter: Parameter) -> bool:
@@ -145,6 +155,8 @@ def decoding(
         longer: The same with the window that longer texts have shown, if they have.
     """
     ways = list(ways_of(case, subject))
+    read = partial(is_read, case.text.file, case.info.name)
+    case.notes += [f"{p.name} is never used." for p in _pasts(case) if not read(p.name)]
     if not ways or case.given or case.wrong:
         return
     decoder = _Decoder(case, subject, inputs, out, reference)
@@ -185,6 +197,9 @@ class _Decoder:
         mask = self.reference.mask
         if mask == "causal" or mask.startswith("window"):
             return out
+        flags = self.subject.built.plain.items()
+        if any(meaning_of(name) == "causal" and value is False for name, value in flags):
+            return None  # it is no decoder
         tokens = out.shape[1]
         past = torch.ones(tokens, tokens).tril().bool()  # a decoded token sees the past alone
         right = self.reference.output(self.inputs, past) if mask == "none" else None

@@ -21,7 +21,7 @@ from clearhead.checker.harness.forward_arguments import POLARITIES, written_mask
 from clearhead.checker.harness.subject import Inputs, Subject, call, each
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Failure
-from clearhead.checker.source.class_text import dropped_mask, order_said
+from clearhead.checker.source.class_text import dropped_mask, order_around, order_said
 from clearhead.checker.source.stated_arguments import stated_marks
 
 
@@ -59,8 +59,8 @@ def _batch_axis(case: Case, subject: Subject, inputs: Inputs) -> None:
     """The first axis is that of the tokens: does the source mean it so?"""
     if subject.axes != "first":
         return
-    said = order_said(case.text.source)
-    if "tokens" in (said, said or order_said(case.text.file)):
+    said = order_said(case.text.source) or order_around(case.text)
+    if said == "tokens":
         return
     plain = replace(subject, axes="batch")
     out = call(case.session, plain, inputs)
@@ -72,7 +72,7 @@ def _batch_axis(case: Case, subject: Subject, inputs: Inputs) -> None:
         f"by {leak:.2g}, and no token saw another one of its own sequence."
     )
     if said == "batch":
-        case.add("attends-across-batch", f"{evidence} The source says that the batch comes first.")
+        case.add("attends-across-batch", f"{evidence} In the source, the batch comes first.")
     else:
         question = "If the input is meant to be (tokens, batch, d), it is right."
         case.add("attends-across-batch", f"{evidence} {question}", severity="edge")
@@ -317,22 +317,32 @@ def _mask_argument(
 ) -> None:
     """Forward takes a mask: any polarity is right, as long as it hides what it marks."""
     batch, tokens = inputs[0].shape[:2]
-    keep = torch.rand(tokens, tokens, generator=torch.Generator().manual_seed(4)) < 0.6
-    keep |= torch.eye(tokens, dtype=torch.bool)
-    # Where it is causal by itself, a mask may come on top of that, or take its place.
-    wanted = [reference.output(inputs, keep, own_mask=own) for own in (True, False)]
+    keeps = torch.rand(batch, tokens, tokens, generator=torch.Generator().manual_seed(4)) < 0.6
+    keeps |= torch.eye(tokens, dtype=torch.bool)  # another mask for each text
+    keep = keeps[0]
+
+    def right_with(seen: Tensor) -> list[Tensor | None]:
+        """Where it is causal by itself, a mask may come on top of that, or take its place."""
+        return [reference.output(inputs, seen, own_mask=own) for own in (True, False)]
+
+    wanted = alike = right_with(keep)
     if all(right is None for right in wanted):
         return
     ran: list[Tensor] = []
     as_booleans = False  # whether one of True and False ran: whole numbers pass nearly everywhere
-    for shape in ((tokens, tokens), (1, 1, tokens, tokens), (batch, tokens, tokens)):
-        shaped = keep.expand(shape).contiguous() if len(shape) != 4 else keep[None, None]
+    same = False  # whether it is right if all texts have one mask
+    for shaped in (keep, keep[None, None], keeps, keep.expand(batch, -1, -1).contiguous()):
+        wanted = right_with(keeps[:, None]) if shaped is keeps else alike
+        same = shaped.shape == keeps.shape and shaped is not keeps
         for polarity in POLARITIES:
             mask = written_mask(shaped, polarity, subject.dtype)
             got = call(case.session, subject, inputs, mask=mask)
             if isinstance(got, Failure) or got.shape != out.shape:
                 continue
             if any(right is not None and difference(right, got) < 1e-5 for right in wanted):
+                if same:
+                    evidence = "A mask (batch, tokens, tokens) is right only if all texts share it."
+                    case.add("padding-in-other-texts", evidence)
                 _compare_with_stated(case, subject, polarity)
                 return
             ran.append(got)

@@ -4,6 +4,7 @@ The recorded pass shows what a class does. Whether that is on purpose (no mask, 
 words can say.
 """
 
+import ast
 import itertools
 import re
 from dataclasses import replace
@@ -11,6 +12,7 @@ from dataclasses import replace
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.constructor_arguments import meaning_of
 from clearhead.checker.harness.subject import Subject
+from clearhead.checker.source.call_sites import parsed
 from clearhead.checker.source.class_text import expects_causal
 
 SCALES = {"missing-scale", "wrong-scale", "scale-by-d-out", "scale-multiplied", "scale-twice"}
@@ -41,6 +43,14 @@ def unscaled_on_purpose(case: Case) -> bool:
     """Whether the source says that the scores have no scale, as T5's have none."""
     said = re.search(_NO_SCALE, case.text.source) is not None
     return said or "T5" in case.info.name
+
+
+def has_width_of_its_own(case: Case) -> bool:
+    """Whether a name at the top of the file fixes a width, so that the scale need not be ours."""
+    tops = [n for n in parsed(case.text.file).body if isinstance(n, ast.Assign)]
+    set_there = {target.id for n in tops for target in n.targets if isinstance(target, ast.Name)}
+    read = {n.id for n in ast.walk(case.text.tree) if isinstance(n, ast.Name)} & set_there
+    return any(meaning_of(name) in ("d", "d_in", "d_out", "head_dim") for name in read)
 
 
 def fused_order(case: Case) -> str:

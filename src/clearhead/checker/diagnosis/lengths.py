@@ -271,11 +271,12 @@ def _affordable(case: Case, subject: Subject) -> int:
         seconds = min(seconds, max(time.monotonic() - began, 1e-4))
         if seconds > PATIENCE:
             break
-    heads = max(subject.sizes.heads, 1)
+    pairs = [role.split() for _, role in subject.feed if role.count(" n") > 1]
+    wide = max([subject.sizes.heads, 1, *(int(one[-1]) for one in pairs if one[-1].isdigit())])
     tokens = int(few * math.sqrt(PATIENCE / seconds))
     if tokens < LEAST and seconds * (LEAST / few) ** 2 < PATIENCE:
         tokens = LEAST  # worth some waiting
-    return min(LONG, tokens, int(math.sqrt(MOST_NUMBERS / heads)))
+    return min(LONG, tokens, int(math.sqrt(MOST_NUMBERS / wide)))
 
 
 def _with_room(case: Case, subject: Subject) -> Subject | None:

@@ -55,7 +55,7 @@ class MaskCheck(AttentionStep):
         oddly = odd.all(0) if odd.ndim == 3 else odd
         line = self._mask_line()
         if odd.any() and learned:
-            self.learned_bias(b)
+            self.learned_bias(a, b)
         elif odd.any():
             self.odd_scores(oddly, odd, a, b, future, line)
             if verdict.findings or verdict.doubts:
@@ -121,17 +121,21 @@ class MaskCheck(AttentionStep):
             verdict.doubts.append("a bias that could not be judged is added to the scores")
 
     def _passed_in(self, a: Tensor) -> bool:
-        """Whether nothing is added to the scores if every input beside the tokens is zero."""
+        """Whether nothing is added to the scores if every input beside the tokens is zero.
+
+        Or a number for each head, which changes no weight.
+        """
         base, tokens = self.reading.values, {s.register for s in self.reading.sources}
         beside = {*self.program.inputs.values()} - tokens
         zeros = {r: torch.zeros_like(base[r]) for r in beside if base[r].is_floating_point()}
         dots, scores = self.core.pairs({**base, **self.program.again(base, zeros)})
         if not zeros or dots.shape != scores.shape:
             return False
-        rest = (scores - float(a.nanmedian()) * dots)[scores > HIDDEN]
-        return rest.numel() > 0 and float(rest.abs().max()) < 10 * self.close
+        rest = (scores - float(a.nanmedian()) * dots).masked_fill(scores <= HIDDEN, torch.nan)
+        apart = (rest - rest.nanmean((1, 2), keepdim=True)).nan_to_num(0.0)
+        return bool((scores > HIDDEN).any()) and float(apart.abs().max()) < 10 * self.close
 
-    def learned_bias(self, b: Tensor) -> None:
+    def learned_bias(self, a: Tensor, b: Tensor) -> None:
         """A bias of distances, of offsets in a window, or for each pair: else it is not judged."""
         verdict, window = self.verdict, self.expected.window
         values = by_offset(b, *window) if window is not None and len(window) == 2 else None
@@ -154,6 +158,8 @@ class MaskCheck(AttentionStep):
                 verdict.add("bias-ignores-distance", evidence, self._table_line())
         elif self._pair_table(b.shape[-1]):
             verdict.notes.append("A bias for each pair of positions is added to the scores.")
+        elif self._passed_in(a):
+            verdict.notes.append("A bias that is passed in is added to the scores.")
         elif not self._of_sum(b):
             verdict.doubts.append("a learned bias that depends on more than the distance")
 

@@ -13,6 +13,7 @@ from clearhead.checker.diagnosis.judgement import Judgement
 from clearhead.checker.diagnosis.reading import RESHAPES, Reading, changed_at, differs
 
 _CUTS_OFF = {"relu", "relu_", "relu6", "threshold", "clamp", "clamp_min"}
+_OVER_TOKENS = {"group_norm", "instance_norm", "batch_norm"}
 _NORMS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "rsqrt"}
 
 
@@ -88,20 +89,28 @@ class MergeCheck(AttentionStep):
     def _follow_to_output(self, context: int, rows: int) -> int | None:
         """The axis of the rows in the output; the first of two axes for a picture."""
         reading = self.reading
-        (found,) = reading.follow(context, rows, reading.output)
+        end = self._end()
+        (found,) = reading.follow(context, rows, end)
         axes = reading.sources[0].axes
         if found is not None or len(axes) == 1:
             return found
-        base, output = reading.values[context], reading.values[reading.output]
+        base, output = reading.values[context], reading.values[end]
         if output.ndim <= max(axes):
             return None
         for index in range(base.shape[rows]):
             new = reading.program.again(reading.values, {context: changed_at(base, (rows,), index)})
-            moved = differs(new[reading.output], output).movedim(axes, (0, 1)).flatten(0, 1)
+            moved = differs(new[end], output).movedim(axes, (0, 1)).flatten(0, 1)
             places = moved.flatten(1).any(1).nonzero().flatten().tolist()
             if places != [index]:
                 return None
         return axes[0]
+
+    def _end(self) -> int:
+        """The output, or what a norm over all tokens gets that comes after the attention."""
+        program, reading = self.program, self.reading
+        after = program.after(self.core.context) & program.before(reading.output)
+        norms = [i for i in sorted(after) if program.calls[i].name in _OVER_TOKENS]
+        return reading.places(norms[-1])[0] if norms else reading.output
 
     def _lost_after(self, register: int, axis: int) -> int | None:
         """The first call after a register in which this axis is no axis any more."""

@@ -12,10 +12,19 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis.recorded_pass import steps_of
 from clearhead.checker.harness.alternatives import widened
-from clearhead.checker.harness.axis_orders import HEADS_READY
+from clearhead.checker.harness.axis_orders import HEADS_READY, given
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference, percent
-from clearhead.checker.harness.subject import Inputs, Subject, call, each, inputs_for, renew
+from clearhead.checker.harness.subject import (
+    Inputs,
+    Subject,
+    arguments_for,
+    call,
+    each,
+    handed,
+    inputs_for,
+    renew,
+)
 from clearhead.checker.sandbox.submission import Failure
 
 TIMES = 44  # what goes wrong once in ten calls is then seen in 99 of 100 checks
@@ -26,7 +35,7 @@ LOOSE = 1e-3  # of its size: float32 is closer than that
 
 def same_elsewhere(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
     """Whether a right class is right in a larger batch, in float32, and every time."""
-    for probe in (many_texts, in_float32, many_times):
+    for probe in (many_texts, many_pixels, in_float32, many_times):
         if not case.wrong:
             probe(case, subject, inputs, out)
 
@@ -68,6 +77,28 @@ def many_texts(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
         evidence = (
             f"In a batch of {count + TEXTS} sequences, the outputs of the first {count} differ by "
             f"{percent(gap)} from those in a batch of {count}."
+        )
+        case.add("breaks-with-size", evidence)
+
+
+def many_pixels(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
+    """Whether frames of several pixels, all alike, give at each pixel what frames of one give."""
+    if subject.axes not in ("volume", "frames") or subject.separate:
+        return
+    if any(n > 1 for shape in subject.built.parameters.values() for n in shape[2:]):
+        return  # a convolution sees the border, and a table may tell pixels apart
+    (x, _, _) = handed(subject, inputs)
+    positional, keywords = arguments_for(subject, (x.expand(*x.shape[:3], 2, 3).contiguous(),) * 3)
+    got = case.session.forward(positional, keywords)
+    if isinstance(got, Failure):
+        return
+    found = [one for one in got.tensors if one.shape == (*x.shape[:3], 2, 3)]
+    alone = given(out, subject.axes)
+    gap = difference(found[0].to(torch.float64), alone.expand(*x.shape[:3], 2, 3)) if found else 0.0
+    if gap > 1e-5:
+        evidence = (
+            f"With frames of 2 × 3 pixels that are all alike, the output differs by {percent(gap)} "
+            "from that with one pixel, which must be the same."
         )
         case.add("breaks-with-size", evidence)
 

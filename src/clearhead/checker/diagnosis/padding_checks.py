@@ -150,11 +150,13 @@ class PaddingCheck:
                 )
             return True
         if difference(keeps[rows], right[rows]) < 1e-5:
-            if not known and _marks_padding(case.text, name):
+            severity = None if known else _if_padding_is_marked(case.text, name)
+            if severity is not None:
                 case.add(
                     "padding-inverted",
                     f"With {name} True at two padding tokens, the output is what you get when only "
                     "the padding is seen; with True at the real tokens, it is right.",
+                    severity=severity,
                 )
             return True
         idle = all(difference(got, out) < 1e-5 for got in runs)  # a number added to a whole row
@@ -378,8 +380,13 @@ class PaddingCheck:
 _REAL = r"(?i)\b(1|true|ones?)\b.{0,30}\b(real|valid|keep|tokens?|not pad)"
 
 
-def _marks_padding(text: Text, name: str) -> bool:
-    """Whether True marks the padding, as the source says, or the argument's name alone."""
+def _if_padding_is_marked(text: Text, name: str) -> str | None:
+    """How severe it is that True does not mark the padding; None if nothing says that it should.
+
+    The source says it, or the name: PyTorch's own is clear, others are used for both meanings.
+    """
     stated = stated_marks(text.source, name)
+    if stated == "hide":
+        return ""
     alone = "pad" in name.lower() and not stated and not re.search(_REAL, text.source)
-    return stated == "hide" or alone
+    return ("" if re.search(r"padding|is_pad", name.lower()) else "edge") if alone else None

@@ -75,6 +75,15 @@ def sees_others(session: Session, subject: Subject, inputs: Inputs, out: Tensor)
     return not bool(((other - out)[:, 1:].abs() < 1e-12).all())
 
 
+def queries_apart(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
+    """Whether the first query changes no output but its own."""
+    q, k, v = inputs
+    other = call(session, subject, (changed((q, q, q), slice(None), 0)[0], k, v))
+    if isinstance(other, Failure) or other.shape != out.shape:
+        return True
+    return bool(((other - out)[:, 1:].abs() < 1e-12).all())
+
+
 def moved_by_last(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> list[int]:
     """The other tokens whose outputs the last token changes."""
     other = call(session, subject, changed(inputs, slice(None), -1))

@@ -150,6 +150,11 @@ def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) 
         if "norm" in name and any(takes[n] for n in partners):
             evidence = f"{name} has no effect on the output, but {min(partners)} does."
             verdict.add("norm-on-one-side", evidence, None)
+        for call in (program.calls[i] for i in program.users.get(register, ())):
+            kept = program.users.get(call.out[0]) or call.out[0] in program.recording.outputs
+            if call.name.endswith("_norm") and not kept:
+                evidence = f"The result of {call.name} with {name} is never used."
+                verdict.add("unexplained", evidence, call.line)
         if program.weights[name].ndim < 2 or "bias" in name:
             continue
         evidence = f"{name} has no effect on the output."
@@ -233,7 +238,8 @@ def beside(reading: Reading, contexts: list[int], verdict: Judgement) -> None:
         out = call.out[0]
         if call.name in RESHAPES and sources and reading.depends(out):
             had = reading.token_axis(sources[0]) is not None
-            if had and out in reading.tokenwise and reading.token_axis(out) is None:
+            lost = reading.token_axis(out) is None and not reading.has_pixels(out)
+            if had and out in reading.tokenwise and lost:
                 shapes = f"{tuple(reading.values[sources[0]].shape)} -> "
                 shapes += f"{tuple(reading.values[out].shape)}"
                 evidence = f"{call.name} {shapes}: the result has no token axis."

@@ -7,7 +7,13 @@ from clearhead.checker.diagnosis import learning, probes
 from clearhead.checker.diagnosis.intent import is_causal
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.subject import Inputs, Subject, others
+from clearhead.checker.harness.subject import (
+    Inputs,
+    Subject,
+    arguments_for,
+    handed,
+    others,
+)
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
@@ -141,6 +147,8 @@ def _of_learning(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> l
     if learning.through_numpy(case, got.inputs):
         return []
     failed = []
+    if _returns_several(case, subject, inputs, out):
+        return []  # the other ones may have weights of their own
     still = [n for n, g in got.parameters.items() if g is None or float(g.abs().max()) < 1e-12]
     idle = [n for n in still if role_of(n) and "bias" not in n]
     idle = [n for n in idle if case.text.has(rf"\b{n.partition('.')[0]}\b")]  # else inherited
@@ -152,3 +160,11 @@ def _of_learning(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> l
             failed.append(f"{rows} of the {size} numbers that {name} gives are never used")
     learning.out_of_reach(case, subject, inputs, out)
     return failed
+
+
+def _returns_several(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
+    """Whether there is more than one output for tokens, as of text and image side by side."""
+    got = case.session.forward(*arguments_for(subject, handed(subject, inputs)))
+    tensors = () if isinstance(got, Failure) else got.tensors
+    alike = [t for t in tensors if t.ndim == 3 and t.shape[::2] == out.shape[::2]]
+    return len(alike) > 1

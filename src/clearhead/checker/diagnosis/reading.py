@@ -268,6 +268,20 @@ class Reading:
             first += count
         return found.pop() if len(found) == 1 else None
 
+    def has_pixels(self, register: int) -> bool:
+        """Whether each pixel of the picture has a place of its own on two axes."""
+        moves = self.tokens[register]
+        shapes = [
+            tuple(self.values[s.register].shape[axis] for axis in s.axes)
+            for s in self.sources
+            if len(s.axes) == 2
+        ]
+        return any(
+            tuple(moves.shape[axis + 1 : axis + 3]) in shapes
+            and axis_of(moves.flatten(axis + 1, axis + 2)) == axis
+            for axis in range(moves.ndim - 2)
+        )
+
     def tokens_at(self, register: int) -> list[int] | None:
         """Where the tokens stand on their axis, if they are those of one input."""
         axis = self.token_axis(register)

@@ -402,16 +402,24 @@ def _branch_fails(case: Case, subject: Subject) -> None:
     said = next(p.annotation for p in case.info.forward if p.name == subject.takes_mask)
     if (said and "Tensor" not in said) or subject.axes in HEADS_READY:
         return  # another kind of mask, or what is a batch here are heads
-    found: list[Failure] = []
+    if not re.search(r"mask|bias|adj", subject.takes_mask.lower()):
+        return  # it may be no mask
+    by_shape: dict[tuple[int, ...], list[Failure]] = {}
     for mask in mask_ways(subject):
         got = call(case.session, subject, inputs_for(subject, subject.sizes.tokens), mask=mask)
         if not isinstance(got, Failure) or not got.raised or got.line is None:
             return
         if raises_at(case.text.file, got.line):
             return
-        found.append(got)
-    if len({re.sub(r"\d+", "", one.message) for one in found}) == 1:  # else some come further
-        case.add_failure("mask-branch-fails", "With every usual mask", found[0])
+        by_shape.setdefault(tuple(mask.shape), []).append(got)
+    found = [one for each in by_shape.values() for one in each]
+    fits = [e for e in by_shape.values() if not any(re.search(_OF_SHAPE, f.message) for f in e)]
+    messages = {re.sub(r"\d+", "", one.message) for one in found}
+    if fits or len(messages) == 1:  # else some come further
+        case.add_failure("mask-branch-fails", "With every usual mask", (fits or [found])[0][0])
+
+
+_OF_SHAPE = r"size|shape|dimension|expand|broadcast|must match"
 
 
 def judge_default(case: Case, subject: Subject) -> None:

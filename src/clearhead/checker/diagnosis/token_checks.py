@@ -44,8 +44,8 @@ class TokenCheck(AttentionStep):
             sources = [r for r in reading.places(index) if reading.depends(r)]
             if not sources or out not in reading.tokens or not reading.depends(out):
                 continue
-            had = all(reading.token_axis(r) is not None for r in sources)
-            if had and reading.token_axis(out) is None:
+            had = all(reading.token_axis(r) is not None or reading.has_pixels(r) for r in sources)
+            if had and reading.token_axis(out) is None and not reading.has_pixels(out):
                 return index
         return None
 

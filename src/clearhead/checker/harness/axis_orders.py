@@ -15,6 +15,7 @@
 "turned"     (batch, heads, width, tokens), of keys whose values are as "heads"
 "single"     (tokens, width), one text at a time
 "packed"     (batch * tokens, width), all texts in one row
+"pooled"     (batch, tokens, width) that becomes one vector for each text: (batch, width)
 
 A decoder of a translator asks with one vector per text, its state. Such a class gets the queries of
 one text as if each belonged to a text of its own, which has the same memory:
@@ -75,6 +76,7 @@ _WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
     "turned": (lambda x: x[None].transpose(2, 3), lambda out: out[0].transpose(1, 2)),
     "single": (lambda x: x[0], lambda out: out),
     "packed": (lambda x: x.flatten(0, 1), lambda out: out),
+    "pooled": (lambda x: x, lambda out: out),
     "state": (lambda x: x[0], lambda out: out),
     "states": (lambda x: x[:1], lambda out: out),
     "column": (lambda x: x[0][:, None], lambda out: out),
@@ -121,12 +123,12 @@ def order_named(names: Sequence[str]) -> str:
     """The order of axes that a file means by the names it gives them; "" if they do not tell.
 
     Examples:
-        >>> [order_named(n.split()) for n in ("b c h w", "batch seq_len dim", "t b d", "b h n d")]
-        ['picture', 'batch', 'first', 'heads']
+        >>> [order_named(n.split()) for n in ("b c h w", "batch seq_len dim", "t b d", "b c t h w")]
+        ['picture', 'batch', 'first', 'volume']
     """
     axes = [_MEANT.get(name.strip(), "") for name in names]
     if len(names) == 5:
-        return "frames"
+        return "volume" if axes[1] == "width" else "frames"
     if len(names) == 4:
         if "breadth" in axes[2:] and "tokens" not in axes[1:]:
             return "pixels" if axes[3] in ("width", "") and axes[2] == "breadth" else "picture"

@@ -1,5 +1,6 @@
 """Building a submitted class, finding how it is called, and giving it random weights."""
 
+import ast
 import itertools
 import re
 from collections import deque
@@ -25,6 +26,7 @@ from clearhead.checker.harness.comparison import difference
 from clearhead.checker.harness.constructor_arguments import (
     SQUARE,
     WINDOWS,
+    Attempts,
     Constructor,
     Sizes,
     constructors,
@@ -38,6 +40,7 @@ from clearhead.checker.harness.constructor_arguments import (
 from clearhead.checker.harness.descriptions import description
 from clearhead.checker.harness.error_messages import (
     ALWAYS_OWN,
+    PRODUCT,
     SIZE_MISMATCH,
     objects_wanted,
     only_with_equal_widths,
@@ -70,13 +73,15 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Finding, Report
 from clearhead.checker.sandbox.submission import Built, Failure
 from clearhead.checker.source.argument_flow import frames, progress_of, used_at
+from clearhead.checker.source.call_sites import parsed
+from clearhead.checker.source.class_text import order_said
 
 ADAPTER = (
     "If your class needs another kind of input (an image, say) or other arguments, write an "
     "adapter: clearhead check FILE --write-adapter adapter.py creates a template, and "
     "--adapter adapter.py uses it."
 )
-POOLS = "it pools the tokens, and pooling is not judged."
+POOLS = "it pools the tokens, and pooling by several inputs is not judged."
 _FIELDS = 12  # of a configuration that may be guessed after a call
 _MOST_TOKENS = 400  # of a class that takes one number only
 _POOLED = "forward returned one vector"
@@ -162,6 +167,9 @@ def prepare(case: Case) -> Subject | Report:
             break
     assert first is not None
     assert furthest is not None
+    fixed = _with_fixed_width(case, furthest.failure)
+    if fixed is not None:
+        return replace(fixed, how=description(fixed))
     if first.id is None and first.failure.message.startswith(_POOLED):
         says = f"{first.failure.message}: {POOLS}"
         return case.unsure(says)
@@ -184,6 +192,23 @@ def prepare(case: Case) -> Subject | Report:
         report = replace(report, findings=(told,))
     findings = (*case.findings, *report.findings)
     return replace(report, findings=findings, notes=tuple(case.notes))
+
+
+def _with_fixed_width(case: Case, failure: Failure) -> Subject | None:
+    """The class with the width of its layers, where that is a number at the top of the file."""
+    product = re.search(PRODUCT, failure.message)
+    tops = [n.value for n in parsed(case.text.file).body if isinstance(n, ast.Assign)]
+    if product is None or product[3] not in {ast.unparse(value) for value in tops}:
+        return None
+    width = int(product[3])
+    heads = next((n for n in (4, 3, 5, 7) if width % n == 0), 1)
+    sizes = Sizes(d_in=width, heads=heads, head_dim=width // heads, kv_heads=heads)
+    one = Attempts((sizes,), sizes, sizes, sizes)
+    for made, arguments, keywords in constructors(case.info, usage=case.usage, sizes=one):
+        for got in _attempts(case, made, arguments, keywords):
+            if isinstance(got, Subject):
+                return got
+    return None
 
 
 @dataclass(frozen=True)
@@ -407,7 +432,7 @@ WITH_WEIGHTS = ("batch", "channels", "picture", "single")
 WITHOUT_WEIGHTS = ("batch", *HEADS_READY, "single")
 PIXELS = (12, 64)
 _BY_RANK = {
-    2: ("single",), 3: ("batch",), 4: (*PICTURES, *TABLES, *HEADS_READY), 5: ("frames",),
+    2: ("single",), 3: ("batch",), 4: (*PICTURES, *TABLES, *HEADS_READY), 5: ("frames", "volume"),
 }  # fmt: skip
 _RANK = r"to unpack \(expected (\d)|expected (\d) dims|len\(dims\) = (\d)|in the equation \((\d)\)"
 _WANTS_MASK = r"None|not bool|must be Tensor|got \(bool, "  # a mask that was not given
@@ -435,6 +460,7 @@ def _orders(case: Case, subject: Subject) -> list[str]:
 def _ways(case: Case, subject: Subject) -> Subject | Failure:
     """The first way to call it that works; else what the way answered that came furthest."""
     furthest: Failure | None = None
+    spare: Subject | None = None
     tried: list[tuple[str, str]] = []
     orders = _orders(case, subject)
     roles = {role for _, role in subject.feed}
@@ -445,10 +471,13 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     apart = [(axes, "batch") for axes in orders if axes in CHANNELS_FIRST and subject.separate]
     tables = [n for n, role in subject.feed if role == "kv" and case.usage.ranks.get(n) == 4]
     apart += [("batch", "rows")] if tables else []
-    if subject.separate and "k" not in roles:  # a decoder's state reads the encoder's outputs
+    # A decoder's state reads the encoder's outputs.
+    if subject.separate and not {"k", "v"} <= roles:
         apart += itertools.product(STATES, MEMORIES)
     apart += [("heads", "turned")] if "heads" in orders and "k" in roles else []
     tries = [*((axes, "") for axes in orders), *apart]
+    if apart and orders[0] == "batch":
+        tries.sort(key=lambda one: one[0] not in ("batch", *STATES))
     for axes, memory in tries:  # grows while it is walked
         trial = replace(subject, axes=axes, memory=memory)
         if axes in PICTURES:
@@ -462,9 +491,19 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
             trial = replace(trial, sizes=replace(trial.sizes, batch=trial.sizes.heads))
         got = _in_order(case, trial)
         if not isinstance(got, Failure):
-            return got
+            turned = got.axes == "first" and order_said(case.text.source) == "batch"
+            states = [one for one in apart if one[0] in STATES and turned]
+            trials = (replace(trial, axes=axes, memory=memory) for axes, memory in states)
+            ways = (_in_order(case, one) for one in trials)  # a state may be broadcast like a text
+            got = next((way for way in ways if not isinstance(way, Failure)), got)
+            if got.axes not in STATES or _asks_alone(case, got):
+                return got
+            spare = spare or got  # or along the tokens, if there are as many of them
+            continue
         if got.type == "NoNumbers":
             continue
+        if got.message.startswith(_POOLED) and not subject.separate:
+            return _in_order(case, replace(trial, axes="pooled"))
         far = progress_of(case.text.file, case.info.name, got)
         if furthest is None or (
             furthest.type in _OF_SHAPES
@@ -479,13 +518,15 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
         wanted = re.search(_RANK, got.message)
         rank = int(next(filter(None, wanted.groups()))) if wanted and axes == "batch" else 0
         if not _blames(case, got, [n for n, role in subject.feed if role in _INPUTS]):
-            return furthest  # another order of axes would change nothing
+            return spare or furthest  # another order of axes would change nothing
         queries = [n for n, role in subject.feed if role in ("x", "q")]
         more = _BY_RANK.get(rank, ()) if _blames(case, got, queries) else ()
         tries += [(order, "") for order in more if order not in orders]
         again = tried.count((axes, memory)) < len(PIXELS)
         if axes in PICTURES and again:
             tries.append((axes, memory))  # it makes the picture smaller, and larger again
+    if spare is not None:
+        return spare
     if furthest is None:
         return Failure("exception", "NoNumbers", "forward gave NaN or infinity")
     two = 2 * subject.sizes.context  # no more tokens than numbers in each
@@ -496,6 +537,13 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
         if not isinstance(out, Failure):
             return blocks  # it takes whole blocks only
     return furthest
+
+
+def _asks_alone(case: Case, subject: Subject) -> bool:
+    """Whether the first state changes no output but its own."""
+    inputs = inputs_for(subject, subject.sizes.tokens)
+    out = call(case.session, subject, inputs)
+    return isinstance(out, Failure) or probes.queries_apart(case.session, subject, inputs, out)
 
 
 def _with_its_tokens(case: Case, subject: Subject, failure: Failure) -> Subject | None:
@@ -577,8 +625,8 @@ def _fits(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
         return False  # all tokens are hidden: the marks mean the padding
     if axes in HEADS_READY and probes.batch_leak(case.session, subject, inputs, out) > 1e-9:
         return False  # the axes stand in another order
-    if axes == "batch" and subject.separate and len(inputs[0]) not in out.shape[:2]:
-        return False  # what was given as texts became something else
+    if axes == "batch" and subject.separate and not {*inputs[0].shape[:2]} <= {*out.shape[:2]}:
+        return False  # what was given as texts became something else, or only one query is asked
     if axes in (*TABLES, *STATES):
         return probes.sees_others(case.session, subject, inputs, out)
     if axes not in (*CHANNELS_FIRST, *PICTURES):

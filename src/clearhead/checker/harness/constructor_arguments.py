@@ -100,10 +100,11 @@ def attempts_for(seed: int) -> Attempts:
 
 _NAMES = {
     "d_in": "d_in in_dim input_dim dim_in in_features input_size in_channels d_input din indim "
-    "input_dimension input_features dim_input embed_dim_in d_entrada dim_entrada d_ein d_eingabe "
-    "d_entree dim_entree",
+    "in_ch input_dimension input_features dim_input embed_dim_in d_entrada dim_entrada d_ein "
+    "d_eingabe d_entree dim_entree",
     "d_out": "d_out out_dim output_dim dim_out out_features output_size d_output dout outdim "
-    "output_dimension d_salida dim_salida d_aus d_ausgabe d_sortie dim_sortie d_saida dim_saida",
+    "out_channels out_ch output_dimension d_salida dim_salida d_aus d_ausgabe d_sortie "
+    "dim_sortie d_saida dim_saida",
     "d": "dim embed_dim d_model n_embd emb_dim hidden_size embed_size emb_size embedding_dim "
     "hidden_dim model_dim d c channels n_embed width emb embedding_size size features hidden "
     "d_embed dmodel dim_model num_hiddens n_state embed embeddim d_emb model_size units "
@@ -199,8 +200,8 @@ _PARTS = (
     ("head_dim", r"head.*(dim|size|width|features|channels)|(dim|size|width).*(per_)?head"),
     ("heads", r"head"),
     ("bias", r"bias"),
-    ("causal", r"causal|autoregress|decoder"),
-    ("context", r"context|ctx|block|seq|length|position|max_?len|tokens"),
+    ("causal", r"causal|autoregress|is_decoder|decoder$"),
+    ("context", r"context|ctx|block|seq|length|position|max_?len|max_?span|tokens"),
     ("d", r"dim|width|emb|hidden|model|size|channels|features|rank$"),
 )
 _CONFIG = "a configuration"  # in place of an annotation

@@ -7,6 +7,7 @@ _MOST = 6  # arguments that are named
 _GIVEN = {
     "mask": "", "none": "None", "zero": "0", "one": "1", "false": "False", "true": "True",
     "length": "the number of tokens", "lengths": "full lengths", "positions": "positions 0, 1, ...",
+    "positions of each": "positions 0, 1, ... for each sequence",
     "marks": "a mask of the real tokens", "grid": "the grid size",
     "rows": "its height", "columns": "its width", "cumulative": "cumulative lengths",
     "cos": "rotary angles", "sin": "", "cos+sin": "rotary angles", "turns": "rotary angles",

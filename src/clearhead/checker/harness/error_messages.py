@@ -12,12 +12,19 @@ from torch import nn
 from clearhead.checker.harness.constructor_arguments import Sizes, meaning_for
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import ClassInfo, Failure
-from clearhead.checker.source.call_sites import class_node, fields_read, last_name, method, parsed
+from clearhead.checker.source.call_sites import (
+    class_node,
+    family_of,
+    fields_read,
+    last_name,
+    method,
+    parsed,
+)
 from clearhead.checker.source.class_text import Text
 
 _IN_PLACE = r"in-?place|leaf Variable that requires grad"
 SIZE_MISMATCH = r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)"
-_PRODUCT = r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)"
+PRODUCT = r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)"
 
 
 def misspelled(info: ClassInfo) -> tuple[str, str] | None:
@@ -63,7 +70,7 @@ def translate(failure: Failure, stage: str, text: Text, sizes: Sizes) -> str | N
 
 
 def _shapes(message: str, text: Text, sizes: Sizes) -> str | None:
-    product = re.search(_PRODUCT, message)
+    product = re.search(PRODUCT, message)
     tokens, batch, heads = sizes.tokens, sizes.batch, sizes.heads
     if product:
         rows, width = int(product[1]), int(product[2])
@@ -105,7 +112,17 @@ def _adds_x(node: ast.AST) -> bool:
 _NO_ATTRIBUTE = re.compile(r"^(?:'(\w+)' object|module '([\w.]+)') has no attribute '(\w+)'")
 _NO_NAME = re.compile(r"^name '(\w+)' is not defined")
 _WRONG_CALL = re.compile(r"^([\w.]+)\(\) (missing \d+ required|takes .*positional argument)")
-_MODULES = {"torch": torch, "torch.nn": nn, "torch.nn.functional": nn.functional}
+# A function in the place of a number, and an equation that does not fit its operands.
+_NEVER_RIGHT = (
+    r"'(numpy\.ufunc|builtin_function_or_method|method)'|"
+    r"einsum\(\): (fewer|more) operands were provided than specified in the equation"
+)
+_GIVES_TUPLE = r"MultiheadAttention\(|\b(LSTM|GRU|RNN)\("
+_FLOAT_SIZE = re.compile(r"ints?\b.* (of type|got|not) '?\(?float|float.* as an integer")
+_MODULES = {
+    "torch": torch, "torch.nn": nn, "torch.nn.functional": nn.functional,
+    "torch.functional": torch.functional,
+}  # fmt: skip
 
 
 def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[str]) -> str:
@@ -120,6 +137,8 @@ def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[
     if failure.line is None or failure.kind != "exception":
         return ""
     said, line, message = f"{failure.type}: {failure.message}"[:300], failure.line, failure.message
+    if "'tuple' object has no attribute" in message and re.search(_GIVES_TUPLE, file):
+        return f"{said}. A layer of PyTorch gives a tuple."
     attribute, name = _NO_ATTRIBUTE.match(message), _NO_NAME.match(message)
     if attribute is not None:
         return _no_attribute(file, attribute, line, missing, said)
@@ -127,12 +146,21 @@ def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[
         return f"{said}. Nothing in the file defines {name[1]}.{_meant(name[1], _defined(file))}"
     if failure.type == "UnboundLocalError":
         return f"{said}. Nothing is assigned to it before on this path."
+    if "Explicit attn_mask should not be set when is_causal" in message:
+        return f"{said}. Both are passed to scaled_dot_product_attention."
+    halved = _divided(file, info, line) if _FLOAT_SIZE.search(message) else ""
+    if halved:
+        return f"{said}. {halved}"
+    if re.search(_NEVER_RIGHT, message):
+        return f"{said}. No input changes that."
     if "as child module" in message:
         return f"{said}. A layer already has this name."
     call = _WRONG_CALL.match(message)
     passed = message.startswith("Identity.") and "Identity" not in file  # in the place of a layer
-    if call is not None and not passed and not _may_be_ours(file, info, line):
-        return f"{said}. The call is in your own code."
+    if call is not None and not passed:
+        known = "." in call[1] or call[1] in _defined(file)
+        if _of_numbers(file, call[1], line) or (known and not _may_be_ours(file, info, line)):
+            return f"{said}. The call is in your own code."
     return ""
 
 
@@ -146,11 +174,13 @@ def _no_attribute(
     if module in _MODULES or owner == "Tensor":
         known = dir(torch.Tensor if owner else _MODULES[module])
         meant = _meant(name, known)
+        if module and hasattr(nn.functional, name):
+            meant = f" It is in torch.nn.functional: torch.nn.functional.{name}."
         return f"{said}.{meant}" if meant else ""
     node = class_node(file, owner or "")
     if node is None or {ast.unparse(base) for base in node.bases} & set(missing):
         return ""
-    family = _family(file, node)
+    family = family_of(file, node)
     plain = ("nn.Module", "Module", "torch.nn.Module", "object", "ABC", "abc.ABC")
     bases = [base for one in family for base in map(ast.unparse, one.bases)]
     if any(base not in plain and class_node(file, base) is None for base in bases):
@@ -176,26 +206,19 @@ def _provided(classes: Iterable[ast.ClassDef]) -> set[str]:
     for node in (inner for one in classes for inner in ast.walk(one)):
         if isinstance(node, ast.FunctionDef):
             found.add(node.name)
-        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(last_name(node))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if ast.unparse(node.value) == "self" else set()
     return found
 
 
 def _heirs(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
     """The classes of a file that derive from one, and all that they derive from beside it."""
     classes = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.ClassDef)]
-    family = {n.name: _family(file, n) for n in classes}
+    family = {n.name: family_of(file, n) for n in classes}
     heirs = [n for n in classes if n is not node and node in family[n.name]]
     return [one for heir in heirs for one in family[heir.name] if one is not node]
-
-
-def _family(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
-    """A class, and the classes of the file that it derives from."""
-    found = [node]
-    for one in found:  # grows while it is walked
-        bases = (class_node(file, last_name(base)) for base in one.bases)
-        found += [base for base in bases if base is not None and base not in found]
-    return found
 
 
 def _defined(file: str) -> set[str]:
@@ -237,6 +260,35 @@ def _may_be_ours(file: str, info: ClassInfo, line: int) -> bool:
             if several or passed or not isinstance(root, ast.Name | ast.Call):
                 return True
     return False
+
+
+def _of_numbers(file: str, name: str, line: int) -> bool:
+    """Whether a method is called there with numbers only: `x.transpose(0, 2, 1, 3)`."""
+    return any(
+        isinstance(node, ast.Call)
+        and node.lineno <= line <= (node.end_lineno or 0)
+        and last_name(node.func) == name
+        and node.args
+        and all(isinstance(one, ast.Constant) for one in node.args)
+        for node in ast.walk(parsed(file))
+    )
+
+
+def _divided(file: str, info: ClassInfo, line: int) -> str:
+    """Which number that a line reads was made with / and is no whole one; "" if none was."""
+    inside = list(ast.walk(class_node(file, info.name) or parsed(file)))
+    read = {
+        ast.unparse(n)
+        for n in inside
+        if isinstance(n, ast.Attribute | ast.Name) and n.lineno == line
+    }
+    for node in inside:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.BinOp):
+            continue
+        name = ast.unparse(node.targets[0])
+        if isinstance(node.value.op, ast.Div) and name in read:
+            return f"{name} is made with / in line {node.lineno}; // gives a whole number."
+    return ""
 
 
 def _meant(name: str, known: Iterable[str], before: str = "") -> str:

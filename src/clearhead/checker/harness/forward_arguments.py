@@ -1,6 +1,7 @@
 """What each argument of forward is for, by its name and the call sites, and what it is given."""
 
 import re
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ _OTHERS = (
     ("marks", r"pad|valid"),
     ("none", r"cache|past|state"),
     ("zero", r"^pos$|start|offset|layer|idx|index|step"),
-    ("false", r"flag|train|^use|^is_|return|need|output_"),
+    ("false", r"flag|train|infer|^use|^is_|return|need|output_"),
     ("none", r"pos"),
 )  # fmt: skip
 _NO_INPUT = r"mask|len|pos|cache|pad|valid|ind(ex|ic)|idx|past|state"
@@ -69,6 +70,7 @@ def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], 
     inputs = [n for n in names if not re.search(_NO_INPUT, n.lower())]
     by_role = {role_of(n): n for n in inputs if role_of(n) in ("q", "k", "v")}
     three = len(by_role) == 3
+    asks = _asks(names)
     both_sides = {_SIDES.get(n.lower(), "") for n in names} >= {"rows", "columns"}
     for place, parameter in enumerate(parameters):
         name = parameter.name
@@ -85,23 +87,40 @@ def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], 
             found.append((name, _SIDES[small]))
         elif three and by_role.get(role) == name:
             found.append((name, role))
+        elif asks and (place == 0 or name == asks):
+            found.append((name, "kv" if place == 0 else "x"))
         elif place == 0:
             found.append((name, "x"))
         elif optional and (small in _SOURCE or role in ("k", "v", "kv")):
             found.append((name, "kv"))
+        elif parameter.default is True and "cache" in small:
+            found.append((name, "false"))  # else each call would depend on those before it
         elif parameter.has_default:
             continue
         elif small in _SOURCE or (not three and role in ("k", "v", "kv")):
-            found.append((name, role if role in ("k", "v") and role in by_role else "kv"))
+            found.append((name, role if role and {"k", "v"} <= by_role.keys() else "kv"))
         elif other:
             found.append((name, other))
         elif re.search(r"\bNone\b|Optional", parameter.annotation):
             found.append((name, "none"))
-        elif place in (1, 2) and "mask" not in small:
+        elif place in (1, 2) and not re.search("mask|bias", small):
             found.append((name, "kv"))
         else:
             found.append((name, "none"))
     return tuple(found)
+
+
+def _asks(names: Sequence[str]) -> str:
+    """The name of the queries where the memory that they read comes first; else "".
+
+    Examples:
+        >>> _asks(["values", "query"]), _asks(["encoder_out", "decoder_hidden"]), _asks(["x", "q"])
+        ('query', 'decoder_hidden', '')
+    """
+    if not names or not re.match(r"enc|mem|keys?$|values?$|feat|annot|im(g|age)", names[0].lower()):
+        return ""
+    asking = (n for n in names[1:] if re.match(r"quer|q$|dec|hidden|state|h(_t)?$", n.lower()))
+    return next(asking, "")
 
 
 POLARITIES = ("keep", "hide", "int", "added", "float", "int-hide")

@@ -153,15 +153,26 @@ _NO_INPUT = ("none", "kv", "mask", "false", "zero", "length", "lengths", "positi
 def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]:
     """What else may be given: an input of a width that the error names, or other arguments."""
     numbers = [int(n) for n in re.findall(r"\d+", failure.message)]
-    widths = {n for shape in subject.built.parameters.values() for n in shape}
-    others = [n for n in dict.fromkeys(numbers) if n in widths]
+    shapes = subject.built.parameters.values()
+    others = [n for n in dict.fromkeys(numbers) if n in {n for shape in shapes for n in shape}]
+    taken = [shape[1] for shape in shapes if len(shape) == 2]
     told = [v for n, v in subject.keywords.items() if meaning_of(n) in ("d", "d_in")]
     if subject.d_in in numbers:
-        more = dict.fromkeys([*others, *(v for v in told if type(v) is int)])
+        more = dict.fromkeys([*others, *(v for v in told if type(v) is int), *taken])
         yield from (replace(subject, d_in=n) for n in more if n != subject.d_in)
+        if subject.separate and not subject.d_kv:  # the queries are of another width than the keys
+            yield from (replace(subject, d_in=n, d_kv=subject.d_in) for n in more)
     if subject.separate and (subject.d_kv or subject.d_in) in numbers:
         yield from (replace(subject, d_kv=n) for n in others if n != subject.d_kv)
     blamed = used_at(case.text.file, case.info.name, frames(failure))
+    left_out = [
+        p.name
+        for p in case.info.forward
+        if p.default is None and p.name in blamed - {name for name, _ in subject.feed}
+    ]
+    for name in left_out if "NoneType" in failure.message else ():
+        for guess in ("positions", "positions of each", *GUESSES):
+            yield replace(subject, feed=(*subject.feed, (name, guess)))
     may = [
         name for name, role in subject.feed[1:] if role in _NO_INPUT or role.startswith("tensor")
     ]

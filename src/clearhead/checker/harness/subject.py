@@ -165,14 +165,19 @@ def joined_widths(built: Built, sizes: Sizes, given: Mapping[str, object]) -> tu
 
 def width_of_memory(built: Built, d_in: int) -> int:
     """The width that key and value layers take, where it is another one than the queries'."""
-    widths = {
+    memory, queries = _widths_of(built, "k", "v", "kv"), _widths_of(built, "q")
+    return memory.pop() if len(memory) == 1 and not memory & {d_in, *queries} else 0
+
+
+def _widths_of(built: Built, *roles: str) -> set[int]:
+    """The widths that the layers with these roles take."""
+    return {
         shape[1]
         for name, shape in built.parameters.items()
-        if role_of(name) in ("k", "v", "kv")
+        if role_of(name) in roles
         and len(shape) == 2
         and re.search(r"Linear|MultiheadAttention", built.modules.get(name.rpartition(".")[0], ""))
     }
-    return widths.pop() if len(widths) == 1 and d_in not in widths else 0
 
 
 def each(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
@@ -278,6 +283,7 @@ def arguments_for(
         mask = shaped_mask(subject.polarity, shape, batch, length, subject.dtype)
     value: dict[str, object] = {"x": q, "q": q, "k": k, "v": v, "kv": k, "mask": mask, "none": None}
     value |= {"zero": 0, "one": 1, "false": False, "true": True, "length": length, "marks": None}
+    value["positions of each"] = torch.arange(length).expand(batch, -1)
     value |= {"positions": torch.arange(length), "lengths": torch.full((batch,), length)}
     for role in (role for _, role in subject.feed if role.startswith("tensor ")):
         letters = {"b": batch, "n": length, "m": 2 * length - 1, "h": subject.sizes.heads}
@@ -322,6 +328,8 @@ def _result(subject: Subject, output: Output, shape: Sequence[int]) -> Tensor | 
         if [n for n in result.shape if n != 1][:1] != [rows]:
             return Failure("exception", "ShapeError", "forward returned no vector for each state")
         return result.reshape(rows, -1).to(torch.float64)
+    if subject.axes == "pooled" and result.numel() == shape[0] * result.shape[-1]:
+        return result.reshape(shape[0], 1, -1).to(torch.float64)
     if result.ndim != len(shape) or not result.is_floating_point():
         shapes = f"{tuple(result.shape)} for inputs {tuple(shape)}"
         if result.ndim == 2 and len(shape) == 3 and len(result) == shape[0]:
@@ -345,9 +353,11 @@ def pick(output: Output, shape: Sequence[int]) -> int | None:
     tensors = output.tensors
     if not tensors:
         return None
+    pools = tensors[0].ndim == 2 < len(shape) and len(tensors[0]) == shape[0]
     for index, tensor in enumerate(tensors):
         square = tensor.ndim >= 2 and tensor.shape[-1] == tensor.shape[-2] == shape[-2]
-        if tensor.ndim == len(shape) and tensor.shape[:-1] == tuple(shape[:-1]) and not square:
+        weights = square or (pools and tensor.shape[-1] == 1)
+        if tensor.ndim == len(shape) and tensor.shape[:-1] == tuple(shape[:-1]) and not weights:
             return index
     return 0
 

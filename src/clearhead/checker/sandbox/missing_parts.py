@@ -302,6 +302,8 @@ _USUAL: dict[str, Any] = {
     "get_logger": lambda *_: _Logger(), "memory_efficient_attention": _fused,
     "rearrange_many": _many("rearrange"), "repeat_many": _many("repeat"), "check_shape": _itself,
     "flash_attn_func": _flash, "flash_attn_qkvpacked_func": _flash_packed,
+    "contract": torch.einsum,  # opt_einsum's
+    "init": _itself,  # gives a layer its first weights
 }  # fmt: skip
 
 # The same by a pattern. The model is not spread over several machines.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 MAX_CALLS = 3_000
-MAX_CONSTANTS = 8 << 20  # bytes of tensors that are neither inputs nor parameters
+MAX_CONSTANTS = 48 << 20  # bytes of tensors that are neither inputs nor parameters
 _IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__"}
 _no_grad = torch.no_grad
 

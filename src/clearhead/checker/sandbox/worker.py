@@ -244,6 +244,7 @@ class Worker:
         self.known: dict[str, Known] = {}
         self.built: object = None
         self.arrays = False  # it computes with numpy
+        self.loaded: set[str] = set()  # names; arrays of other names are what a call has left
         self.as_array: Callable[[Tensor], object] = Tensor.numpy
         self.held: Header = {}  # "returned" by the last forward pass, and "kept" between them
         self.on_cpu = False  # it has asked for a GPU
@@ -395,6 +396,7 @@ class Worker:
 
     def do_load(self, tensors: Tensors) -> tuple[Header, Tensors]:
         """Set parameters by name and cast the module to their dtype."""
+        self.loaded = set(tensors)
         leaves = Leaves(self.built)
         targets = leaves.stray | leaves.parameters
         for name, value in tensors.items():
@@ -452,10 +454,15 @@ class Worker:
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # it may change them
         leaves = Leaves(self.built)
         named = {("input", name): tensor for name, tensor in tensors.items()}
-        named |= {("parameter", name): tensor for name, tensor in leaves.parameters.items()}
+        parameters = {
+            name: tensor
+            for name, tensor in leaves.parameters.items()
+            if name in self.loaded or not self.arrays
+        }
+        named |= {("parameter", name): tensor for name, tensor in parameters.items()}
         recorder = Recorder(named, self.own)
         positional, by_name = (revive(given, tensors, self.held) for given in (inputs, keywords))
-        with _no_grad(), recorder, self.recorded_arrays(leaves):
+        with _no_grad(), recorder, self.recorded_arrays(parameters):
             self.held["returned"] = self.call(positional, by_name, train, seed)
         if recorder.problem:
             raise ValueError(f"the pass could not be recorded: {recorder.problem}")
@@ -466,12 +473,12 @@ class Worker:
         return header, found | recorder.constants
 
     @contextlib.contextmanager
-    def recorded_arrays(self, leaves: Leaves) -> Iterator[None]:
+    def recorded_arrays(self, parameters: Tensors) -> Iterator[None]:
         """Numpy's arrays as tensors, for as long as a pass is recorded."""
         if not self.arrays:
             yield
             return
-        with recorded_arrays(self.built, leaves.parameters):
+        with recorded_arrays(self.built, parameters):
             self.as_array = RecordedArray
             try:
                 yield

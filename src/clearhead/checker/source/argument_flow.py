@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from clearhead.checker.sandbox.answers import Failure
-from clearhead.checker.source.call_sites import class_node, method, statements
+from clearhead.checker.source.call_sites import class_node, family_of, method, statements
 
 
 def frames(failure: Failure) -> list[int]:
@@ -41,6 +41,21 @@ def _used_at(file: str, cls: str, lines: tuple[int, ...]) -> frozenset[str]:
             reach = _reach(forward, statement.lineno)
             found |= {origin for name in _loaded(statement) for origin in reach.get(name, ())}
     return frozenset(found)
+
+
+def is_read(file: str, cls: str, parameter: str) -> bool:
+    r"""Whether forward, which a class may have from another one of the file, reads a parameter.
+
+    Examples:
+        >>> code = "class A:\n  def forward(self, x, z=None):\n    return x\nclass B(A):\n  pass"
+        >>> is_read(code, "B", "x"), is_read(code, "B", "z")
+        (True, False)
+    """
+    node = class_node(file, cls)
+    family = [] if node is None else family_of(file, node)
+    found = (method(one, "forward", "__call__") for one in family)
+    forward = next((one for one in found if one is not None), None)
+    return forward is None or any(parameter in _loaded(one) for one in forward.body)
 
 
 def progress_of(file: str, cls: str, failure: Failure) -> tuple[int, int]:

@@ -91,6 +91,15 @@ def _classes(file: str) -> dict[str, ast.ClassDef]:
     return {n.name: n for n in ast.walk(parsed(file)) if isinstance(n, ast.ClassDef)}
 
 
+def family_of(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
+    """A class, and the classes of the file that it derives from."""
+    found = [node]
+    for one in found:  # grows while it is walked
+        bases = (class_node(file, last_name(base)) for base in one.bases)
+        found += [base for base in bases if base is not None and base not in found]
+    return found
+
+
 def method(node: ast.ClassDef | None, *names: str) -> ast.FunctionDef | None:
     """The first of these methods that a class has."""
     own = {} if node is None else {n.name: n for n in node.body if isinstance(n, ast.FunctionDef)}

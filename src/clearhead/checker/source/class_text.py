@@ -248,7 +248,15 @@ def dropped_mask(text: Text) -> int | None:
 
 
 _BATCH = r"b|bs|bsz|batch\w*|n_?batch\w*|num_batch\w*"
-_TOKENS = r"t|l|s|seq\w*|len\w*|time\w*|tok\w*|length|\w+_len|n_tok\w*|num_tok\w*|sequence\w*"
+_TOKENS = (
+    r"t|l|s|(\w+_)?seq\w*|len\w*|time\w*|tok\w*|length|\w+_len|(n|num)_(tok|patch)\w*|sequence\w*"
+)
+# What code does around an attention that has the batch first, or the tokens.
+_TURNS = r"\.(permute\(1, 0, 2\)|transpose\((0, 1|1, 0)\)|swapaxes\(0, 1\))"
+_POOLS = (
+    r"\bcat\([^\n]*dim ?= ?1\)|\[:, -?[01]\]|\.mean\((dim ?= ?)?1\b|"
+    r"flatten\(2\)\.(transpose\(1, 2\)|mT)|\.permute\(0, 2, 1\)"
+)
 
 
 def order_said(source: str) -> str:
@@ -267,6 +275,20 @@ def order_said(source: str) -> str:
     patterns = {"batch": batch, "tokens": tokens}
     found = [name for name, pattern in patterns.items() if re.search(pattern, f" {source}")]
     return found[0] if len(found) == 1 else "both" if found else ""
+
+
+def order_around(text: Text) -> str:
+    """Which axis comes first in the code that uses a class, by what it says and does.
+
+    See `order_said`. A file in which no one uses the class says nothing of it.
+    """
+    rest = text.file.replace(text.source, "")
+    if not re.search(rf"\b{re.escape(text.name)}\(", rest):
+        return ""
+    found = {order_said(rest)} - {""}
+    found |= {"tokens"} if re.search(_TURNS, rest) else set()
+    found |= {"batch"} if re.search(_POOLS, rest) and not found else set()
+    return found.pop() if len(found) == 1 else "both" if found else ""
 
 
 # Words that say in a comment or a docstring that the future may be seen.
@@ -312,11 +334,19 @@ def _masked_behind(text: Text, flags: Collection[str]) -> bool:
     for node in ast.walk(text.tree):
         if isinstance(node, ast.If):
             read = {n.attr for n in ast.walk(node.test) if isinstance(n, ast.Attribute)}
+            off = any(map(_is_off, ast.walk(node.test)))
             inside = {word for n in ast.walk(node) for word in _words_in(n)}
             hides = {"masked_fill(", "where(", "tril(", "triu("}
-            if read & {*flags} and (inside & hides or any("inf" in word for word in inside)):
+            if (off or read & {*flags}) and (
+                inside & hides or any("inf" in word for word in inside)
+            ):
                 return True
     return False
+
+
+def _is_off(node: ast.AST) -> bool:
+    """Whether it is a flag that a dict gives, off by default: `args.get("mask", False)`."""
+    return isinstance(node, ast.Call) and ast.unparse(node).endswith(", False)")
 
 
 _CONTEXT = ("context_length", "block_size", "ctx_len", "context_len", "context_size", "n_ctx")

@@ -6,7 +6,7 @@ import re
 _AXIS = r"[\w.]+(?:\s*[-+*/]+\s*[\w.]+)*"
 _SHAPE = re.compile(rf"[(\[]\s*({_AXIS}(?:\s*(?:,|\bx\b|×)\s*{_AXIS})+)\s*,?\s*[)\]]")
 _NO_AXIS = re.compile(
-    r"(?i)tensor|optional|default|none|int|float|bool|str|list|tuple|dict|callable|torch\.|true|false"
+    r"(?i)tensor|optional|default|none|int|float|bool|str|list|tuple|dict|callable|\w\.\w|true|false"
 )
 
 
@@ -69,7 +69,8 @@ _HIDES = re.compile(
     r"(?i)ignor|hid(e|den|es)\b|masked|mask out|to mask|= ?mask|\bpad|block|forbid|prevent|exclu|"
     r"disallow"
 )
-_KEEPS = re.compile(r"(?i)attend|keep|kept|\breal|valid|visible|allowed|\btokens?\b|take part|look")
+_KEEPS = re.compile(r"(?i)attend|keep|kept|\breal|valid|visible|allowed|take part|look")
+_TOKENS = re.compile(r"(?i)\btokens?\b")
 _NOT = re.compile(r"(?i)\b(not|no|never|non|cannot|can't|un(masked|padded)|without)\b|n't\b")
 
 
@@ -115,9 +116,10 @@ def stated_marks(source: str, name: str) -> str:
 
 def _meant(words: str) -> str:
     """Whether some words speak of what is hidden or of what is kept; "" if of neither."""
-    hidden = _HIDES.search(words)
-    found = hidden or _KEEPS.search(words)
+    said = [one for one in (_HIDES.search(words), _KEEPS.search(words)) if one is not None]
+    found = min(said, key=re.Match.start, default=_TOKENS.search(words))
     if found is None:
         return ""
+    hidden = found.re is _HIDES
     negated = _NOT.search(words[: found.end()]) is not None
-    return "keep" if (hidden is None) != negated else "hide"
+    return "keep" if hidden == negated else "hide"
