@@ -240,6 +240,19 @@ def test_a_traceback_of_a_notebook_names_its_cells():
     assert same.evidence == evidence
 
 
+def test_a_note_of_a_notebook_names_its_cell():
+    notes = ("Line 5 failed (OSError: gone).", "The import in line 2 failed (a).", "Line 5 runs.")
+    placed = report(SOFTMAX, notes=notes).placed(NOTEBOOK).notes
+    assert placed[0] == "Code cell 2, line 2 failed (OSError: gone)."
+    assert placed[1] == "The import in Cell In[7], line 1 failed (a)."
+    assert placed[2] == notes[2]
+
+
+def test_a_form_without_heads_reads_well():
+    made = replace(report(SOFTMAX), form=replace(FORM, heads=None, head_dim=None))
+    assert made.about[0] == "Checked: causal"
+
+
 def test_what_could_not_be_run_was_not_judged():
     """A file that crashes at import has no severity."""
     crash = Finding("cannot-run", "wrong", "It failed at import.", "", "", None)

@@ -394,16 +394,19 @@ class Report:
         for step in self.steps:
             line, cell, code = located(step.line)
             steps.append(replace(step, line=line, cell=cell, code=code or step.code))
-        return replace(self, findings=tuple(found), steps=tuple(steps))
+        placed = (_in_cells(note, source) for note in self.notes)
+        notes = tuple(note[:1].upper() + note[1:] for note in placed)
+        return replace(self, findings=tuple(found), steps=tuple(steps), notes=notes)
 
     @property
     def about(self) -> tuple[str, ...]:
         """What was checked and how, a line each: form, call, tests."""
         form = str(self.form)
+        checked = f"checked{':' if self.form.heads is None else ' with'} {form}" if form else ""
         seed = f"--seed {self.seed} repeats this check" if self.seed else ""
         return tuple(
             line[0].upper() + line[1:]
-            for line in (f"checked with {form}" if form else "", self.how, self.tested, seed)
+            for line in (checked, self.how, self.tested, seed)
             if line
         )
 
@@ -516,16 +519,17 @@ def _found(block: Found) -> list[RenderableType]:
 
 
 def _in_cells(text: str, source: Source) -> str:
-    """A traceback with its lines counted in a notebook's cells, as in Jupyter."""
+    """A traceback or a note with its lines counted in a notebook's cells, as in Jupyter."""
 
     def named(found: re.Match[str]) -> str:
-        place = find_cell(source.cells, int(found[1]))
+        place = find_cell(source.cells, int(found[2]))
         if place is None:
             return found[0]
         cell, line = place
-        return f"{'Cell ' if cell.startswith('In') else ''}{cell}, line {line}"
+        return f"{found[1]}{'Cell ' if cell.startswith('In') else ''}{cell}, line {line}"
 
-    return re.sub(r'File "[^"\n]*\.ipynb", line (\d+)', named, text)
+    text = re.sub(r'()File "[^"\n]*\.ipynb", line (\d+)', named, text)
+    return re.sub(r"^(The import in |)[Ll]ine (\d+)(?= failed)", named, text)
 
 
 def limited(text: str) -> str:

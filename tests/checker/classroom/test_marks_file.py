@@ -105,7 +105,10 @@ def test_a_hint_says_what_the_assignment_asks_for():
     (report,) = made.judge("f.py", [Report("f.py", "MultiHead", "correct", (), form)])
     text = drawing.plain(report.draw(hint=True), width=200)
     assert "The assignment asks for causal attention." in text
-    assert "Asked for: causal = true. Found: 1 head of size 8, not causal." in text
+    assert "Asked for: causal = true. Found: not causal." in text
+    optional = Report("f.py", "MultiHead", "correct", (), replace(form, takes_mask=True))
+    (report,) = made.judge("f.py", [optional])
+    assert "Found: not causal, unless a mask is passed in." in str(report)
 
 
 # Files that come and go

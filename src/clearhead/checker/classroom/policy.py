@@ -133,10 +133,14 @@ class Policy:
         form = report.form
         if self.causal is not None and form.hides_future == (not self.causal):
             asked = "causal attention" if self.causal else "attention that is not causal"
-            yield _not_asked(asked, f"causal = {str(self.causal).lower()}", str(form))
+            found = "causal" if form.hides_future else "not causal"
+            if form.takes_mask and self.causal:
+                found += ", unless a mask is passed in"
+            yield _not_asked(asked, f"causal = {str(self.causal).lower()}", found)
         if self.multi_head is not None and form.multi_head == (not self.multi_head):
             asked = "several heads" if self.multi_head else "one head"
-            yield _not_asked(asked, f"multi_head = {str(self.multi_head).lower()}", str(form))
+            found = "several heads" if form.multi_head else "one head"
+            yield _not_asked(asked, f"multi_head = {str(self.multi_head).lower()}", found)
 
 
 def _not_asked(asked: str, rule: str, found: str) -> Finding:
