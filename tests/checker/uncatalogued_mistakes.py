@@ -203,25 +203,16 @@ SHARED = HEAD + _SHARED
 # Nothing in it says whether it is causal.
 MAYBE_CAUSAL = _BLOCK_SIZE
 
-# A flag that is off, the same passed to PyTorch, and a flag of a class whose mask is an argument.
+# Signs of causality that mean nothing: a flag that is off, and one of a class that takes a mask.
 _OFF = edited(FUSED, [("        self.proj", "        self.is_causal = False\n        self.proj")])
-NO_SIGNS = (
+UNUSUAL["a flag that is off"] = _OFF
+UNUSUAL["a flag beside a mask that is an argument"] = edited(
     _OFF,
-    edited(
-        _OFF,
-        [
-            ("        match = (q @ k.mT) * self.scale\n        match = match.softmax(dim=-1)\n", ""),
-            ("(match @ v)", "F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)"),
-        ],
-    ),
-    edited(
-        _OFF,
-        [
-            ("self.is_causal = False", "self.is_causal = True"),
-            ("def forward(self, x):", "def forward(self, x, mask=None):"),
-            ("        match = match.softmax", "        match = match if mask is None else match + mask\n        match = match.softmax"),
-        ],
-    ),
+    [
+        ("self.is_causal = False", "self.is_causal = True"),
+        ("def forward(self, x):", "def forward(self, x, mask=None):"),
+        ("        match = match.softmax", "        match = match if mask is None else match + mask\n        match = match.softmax"),
+    ],
 )  # fmt: skip
 
 # Attention beside another layer.

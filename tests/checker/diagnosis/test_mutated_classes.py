@@ -122,6 +122,7 @@ MISTAKES = [
     ("encoder", "F.softmax(s, dim=-1)", "s / s.sum(-1, keepdim=True)", "no-softmax"),
     ("encoder", "a @ v", "a.sum(-1, keepdim=True) * v", "values-not-mixed"),
     ("encoder", "self.proj(y)", "self.proj(y) * (1 - self.drop.p)", "dropout-scaled-down"),
+    ("masked", 's = s.masked_fill(mask, float("-inf"))', "pass", "mask-ignored"),
     ("masked", 'float("-inf")', "-10.0", "mask-fill-not-inf"),
     ("masked", 's.masked_fill(mask, float("-inf"))', "s * ~mask", "mask-fill-not-inf"),
     ("flagged", "triu(1)", "triu(2)", "mask-off-by-one"),
