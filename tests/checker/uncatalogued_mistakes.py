@@ -2,7 +2,7 @@
 
 # ruff: noqa: E501 - submissions have long lines, and the edits must match them
 
-from planted_mistakes import BOOK, HEAD, MINIMAL, edited
+from planted_mistakes import BOOK, HEAD, MINIMAL, WRAPPER, edited
 
 FUSED = (
     HEAD
@@ -177,6 +177,7 @@ BEYOND: dict[str, tuple[set[str], str]] = {
 
 UNUSUAL: dict[str, str] = {
     "fused, for images": FUSED,
+    "heads in a list": WRAPPER,
     "rotary": HEAD + _ROPE,
     "rotary, angles given": HEAD + _GIVEN_ANGLES,
     "rotary, angles as complex numbers": HEAD + _COMPLEX,

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from correct_variants import RIGHT
 from in_process_check import check_all as check
 from in_process_check import check_file, ids
 from planted_mistakes import BOOK, MINIMAL, PLANTED, SPECIAL, STYLES, edited, planted
@@ -102,40 +101,21 @@ def test_mistakes_in_no_list(name: str) -> None:
     assert report.verdict == "wrong"
 
 
-# Each token is projected separately: no tensor holds the merged heads of all tokens.
-NOT_UNDERSTOOD = "a parameter a head, loops"
-
-
-def test_what_is_not_understood_is_not_called_wrong() -> None:
-    (report,) = check({**RIGHT, **UNUSUAL}[NOT_UNDERSTOOD])
-    assert (report.verdict, ids(report)) == ("unsure", {"unsure"}), report
-
-
-# `make test` has the forms that differ most.
-QUICK = (
-    *("wrapper", "renormalised after softmax", "strided heads", "grouped queries"),
-    *("four linears in one list, a helper function", "no weights at all", "cross attention"),
-    *("a mask that is added, weights returned, keyword only", "nn.MultiheadAttention wrapped"),
-    *("tokens before batch, folded rightly", "names that say nothing", "parameters, one sentence"),
-    *("one class a head, sizes in globals", "hugging face BERT", "rotary, angles given", "lazy"),
-    *("rotary, angles as complex numbers", "causal must be said", "padding mask, True = padded"),
-    *("a mask that must be given, 1 = hide", "an encoder that says so", "learned scale"),
-    *("a flag that is off", "a flag beside a mask that is an argument", "queries and keys normed"),
-)
+# `make test` has every second one.
 EVERY_RIGHT = [
-    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
-    for name in sorted({*RIGHT, *UNUSUAL} - {NOT_UNDERSTOOD})
+    pytest.param(name, marks=pytest.mark.slow if place % 2 else [])
+    for place, name in enumerate(UNUSUAL)
 ]
 
 
 @pytest.mark.parametrize("name", EVERY_RIGHT)
 def test_right_code_is_not_flagged(name: str) -> None:
-    reports = check({**RIGHT, **UNUSUAL}[name])
+    reports = check(UNUSUAL[name])
     assert reports
     for report in reports:
         assert report.verdict == "correct", report
-        # Failures in half precision or with huge scores are remarks, not mistakes.
-        assert ids(report) <= {"mask-fill-overflows-half", "mask-fill-too-small"}, report
+        # Failures in half precision are remarks, not mistakes.
+        assert ids(report) <= {"mask-fill-overflows-half"}, report
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,13 @@ STARTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("start", STARTS)
+QUICK = ("cross", "masked", "window", "stacked", "nulls", "one text")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [pytest.param(start, marks=[] if start in QUICK else pytest.mark.slow) for start in STARTS],
+)
 def test_the_class_is_right_without_a_mistake(start):
     report = check(STARTS[start])
     assert (report.verdict, ids(report)) == ("correct", set()), report

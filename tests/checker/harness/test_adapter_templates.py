@@ -60,9 +60,7 @@ def test_the_usual_styles_need_no_change(style: str) -> None:
         "03_config_fused",  # a dataclass, kept as self.cfg
         "07_single_unbatched",  # one head
         "14_functional_packed",  # causal=False by default
-        "26_required_mask",
         "05_clones_qkv",  # query, key, value
-        "15_wraps_torch",
         "25_rotary",
     ],
 )

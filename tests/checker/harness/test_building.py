@@ -331,6 +331,7 @@ def test_a_crash_that_may_come_from_what_was_passed_is_none():
         source = attention("d, norm_factory, cfg_like=None", "x", body)
         report = check(IMPORTS + source)
         assert report.verdict == "error"
+        assert "--adapter" in report.findings[0].fix
 
 
 def test_what_is_set_on_an_argument_is_not_set_on_the_object():

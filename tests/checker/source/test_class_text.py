@@ -151,7 +151,9 @@ class Attention(nn.Module):
 """
 
 
-@pytest.mark.parametrize(("most", "verdict"), [(0, "error"), (6, "unsure")])
+@pytest.mark.parametrize(
+    ("most", "verdict"), [(0, "error"), pytest.param(6, "unsure", marks=pytest.mark.slow)]
+)
 def test_the_line_of_a_pass_that_hangs_is_named(most, verdict):
     source = HANGS.replace("> 0", f"> {most}")
     (report,) = check_source(source, "hangs.py", limits=Limits(seconds=3))
