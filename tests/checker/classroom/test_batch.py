@@ -97,18 +97,6 @@ def test_the_files_that_were_written_are_named(classroom, tmp_path, capsys):
     assert "Wrote" not in out
 
 
-def test_without_a_terminal_lines_say_how_far_it_is(classroom, tmp_path, capsys):
-    """A batch job writes progress lines, since it has no terminal for a progress bar."""
-    mark(classroom, csv=tmp_path / "marks.csv")
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[:-1] == [f"{n} of 7 checked" for n in range(1, 8)]
-    advance = runner._count(200)
-    for _ in range(200):
-        advance()
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"{n} of 200 checked" for n in range(20, 201, 20)]
-
-
 def test_the_note_of_a_crash_is_its_last_line(tmp_path):
     """Not the whole traceback, whose line breaks would be escaped."""
     evidence = 'File "a.py", line 9, in __init__\n    x()\n    ^\nNameError: no x\n'
@@ -163,15 +151,6 @@ def test_an_interruption_keeps_the_rows_before_it(classroom, tmp_path, monkeypat
     err = capsys.readouterr().err
     assert f"Stopped: 2 of 7 checked, and kept in {marks}." in err
     assert "The same command again does the rest." in err
-
-
-def test_an_interruption_without_a_csv_says_that_nothing_is_kept(classroom, monkeypatch, capsys):
-    def stop(*given: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runner, "_show", stop)
-    assert mark(classroom) == 130
-    assert "Stopped: 0 of 7 checked. Nothing is kept: with --csv FILE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("start", ["", "fi", ",".join(HEAD)])

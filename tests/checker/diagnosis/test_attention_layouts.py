@@ -192,36 +192,6 @@ def test_a_window_of_pixels_is_built_and_its_table_judged():
     assert "without moving their axis" in report.findings[0].evidence
 
 
-BLOCKS = (
-    HEAD
-    + """\
-class BlockAttention(nn.Module):
-    '''Causal attention inside blocks of the text.'''
-
-    def __init__(self, dim, heads, block):
-        super().__init__()
-        self.heads, self.block = heads, block
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-
-    def forward(self, x):
-        b, n, d = x.shape
-        split = (b, n // self.block, self.block, self.heads, d // self.heads)
-        q, k, v = (t.view(split).transpose(2, 3) for t in self.qkv(x).chunk(3, -1))
-        s = q @ k.mT / (d // self.heads) ** 0.5
-        local = torch.ones(self.block, self.block, dtype=torch.bool, device=x.device)
-        s = s.masked_fill(~local.tril(), -torch.inf)
-        return self.out((s.softmax(-1) @ v).transpose(2, 3).reshape(b, n, d))
-"""
-)
-
-
-def test_blocks_of_a_text_get_whole_blocks():
-    report = check(BLOCKS)
-    assert (report.verdict, ids(report)) == ("unsure", {"unsure"})  # built, but not understood
-    report = check(edited(BLOCKS, [("local.tril()", "local")]))
-    assert (report.verdict, ids(report)) == ("wrong", {"unexplained"})
-
-
 POOLED = (
     HEAD
     + """\

@@ -1,7 +1,7 @@
 """Caches of past keys and values, in the forms that models use."""
 
 import pytest
-from in_process_check import check, check_file
+from in_process_check import check
 from planted_mistakes import HEAD, edited
 
 from clearhead.checker.report import Report
@@ -239,36 +239,6 @@ def test_hidden_states_are_no_cache():
     report = check(_START + plain + _END)
     assert report.verdict == "correct"
     assert not any("cache" in note for note in report.notes), report
-
-
-def test_a_cache_that_is_taken_and_never_used_is_a_note():
-    """Also where a class has forward from another one."""
-    unused = """
-import torch
-from torch import nn
-
-class GroupedAttention(nn.Module):
-    def __init__(self, width, heads, block_size):
-        super().__init__()
-        self.h = heads
-        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
-        self.register_buffer("mask", torch.ones(block_size, block_size).tril())
-
-    def forward(self, x, kv_cache=None):
-        q, k, v = (
-            part(x).unflatten(-1, (self.h, -1)).transpose(1, 2) for part in (self.q, self.k, self.v)
-        )
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        n = x.shape[1]
-        weights = scores.masked_fill(self.mask[:n, :n] == 0, -torch.inf).softmax(-1)
-        return (weights @ v).transpose(1, 2).flatten(2), weights
-
-class OtherAttention(GroupedAttention):
-    pass
-"""
-    reports = check_file(unused, "file.py")
-    assert [report.verdict for report in reports] == ["correct", "correct"]
-    assert all("kv_cache is never used." in report.notes for report in reports)
 
 
 def test_a_class_that_takes_the_last_token_itself_is_not_driven():

@@ -3,18 +3,12 @@
 # ruff: noqa: E501 - submissions have long lines, and the edits must match them
 
 import pytest
-from in_process_check import Here, check
+from in_process_check import check
 from planted_mistakes import BOOK, HEAD, MINIMAL, edited
 from uncatalogued_mistakes import FUSED
 
 from clearhead.checker.diagnosis.file_check import check_source
-from clearhead.checker.harness.constructor_arguments import (
-    ATTEMPTS,
-    config,
-    with_configs,
-)
 from clearhead.checker.report import Report
-from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_text import order_said
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
@@ -279,17 +273,6 @@ def test_a_cache_that_cannot_be_driven_is_said() -> None:
     assert report.notes == ("The cache was not checked: the checker could not operate it.",)
 
 
-def test_a_size_that_is_used_in_init_is_no_configuration() -> None:
-    session = Here(BOOK)
-    classes = session.classes()
-    assert not isinstance(classes, Failure)
-    info = with_configs(classes[0], BOOK, BOOK)
-    assert info.init == classes[0].init
-    assert info.fields == ()
-    values = config(ATTEMPTS[2], [("p_first", None), ("sharpness", 2.0)])
-    assert (values["n_head"], values["p_first"], values["sharpness"]) == (4, 0.3, 2.0)
-
-
 SLOW_AND_FUSED = (
     HEAD
     + """\
@@ -364,22 +347,3 @@ def test_a_mask_must_mean_what_the_docstring_says() -> None:
     )
     assert found(check(square)) == {}
     assert found(check(edited(square, hides))) == {"sdpa-mask-polarity": "wrong"}
-
-
-def test_a_dropped_mask_of_padding_that_must_be_given_is_named() -> None:
-    source = (
-        HEAD
-        + """\
-class MaskedAttention(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in range(3))
-
-    def forward(self, x, mask):
-        s = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5
-        s.masked_fill(mask[:, None, :] == 0, float("-inf"))
-        return s.softmax(-1) @ self.v(x)
-"""
-    )
-    assert found(check(source)) == {"mask-result-dropped": "wrong"}
-    assert found(check(source.replace("s.masked_fill(", "s = s.masked_fill("))) == {}

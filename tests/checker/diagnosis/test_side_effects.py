@@ -309,49 +309,6 @@ def test_a_function_that_no_name_calls_attention() -> None:
     assert (report.cls, ids(report)) == ("mischen", {"missing-scale"}), report
 
 
-_CONFIGURED = (
-    HEAD
-    + """\
-from dataclasses import dataclass
-from typing import Optional
-
-
-@dataclass
-class Settings:
-    width: int = 64
-    n_heads: int = 4
-    swing: float = 1.0
-    extra: Optional[int] = None
-
-    @property
-    def per_head(self):
-        return self.width // self.n_heads
-
-
-class SelfAttention(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        c = self.settings = config
-        self.qkv = nn.Linear(c.width, 3 * c.width)
-        self.out = nn.Linear(c.width, c.width)
-
-    def forward(self, x):
-        c = self.settings
-        assert c.extra is None
-        q, k, v = self.qkv(x).unflatten(-1, (3, c.n_heads, c.per_head)).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q * c.swing, k, v)
-        return self.out(y.transpose(1, 2).flatten(2))
-"""
-)
-
-
-def test_a_configuration_takes_defaults_and_properties_from_the_file() -> None:
-    assert check(_CONFIGURED).verdict == "correct"
-    assert "missing-scale" in ids(
-        check(edited(_CONFIGURED, [("k, v)\n        return", "k, v, scale=1.0)\n        return")]))
-    )
-
-
 _PACKED = (
     HEAD
     + """\
@@ -375,34 +332,6 @@ class PackedAttention(nn.Module):
 def test_texts_in_one_row() -> None:
     assert check(_PACKED).verdict == "correct"
     assert check(edited(_PACKED, [(", right=True", "")])).verdict == "wrong"
-
-
-_SIDES = (
-    HEAD
-    + """\
-class PixelAttention(nn.Module):
-    def __init__(self, dim, num_heads):
-        super().__init__()
-        self.h = num_heads
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.out = nn.Linear(dim, dim)
-
-    def forward(self, x, H, W):
-        B, N, C = x.shape
-        assert N == H * W
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.h, -1)).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v)
-        return self.out(y.transpose(1, 2).flatten(2))
-"""
-)
-
-
-def test_pixels_in_one_row() -> None:
-    source = edited(_SIDES, [("H, W):", "grid):\n        H, W = grid")])
-    report = check(source)
-    assert (report.verdict, ids(report)) == ("correct", set()), report
-    report = check(edited(source, [("k, v)\n", "k, v, scale=1.0)\n")]))
-    assert ids(report) == {"missing-scale"}
 
 
 _ROWS = (

@@ -581,28 +581,6 @@ def test_pixels_of_a_window_whose_size_has_a_default():
     assert (subject.axes, subject.keywords["window_size"]) == ("pixels", 3)
 
 
-def test_an_object_is_built_anew_for_a_picture_of_another_size():
-    """A square picture is needed, and the bias of the first size that was tried is kept."""
-    source = """
-class Attention(nn.Module):
-    def __init__(self, channels):
-        super().__init__()
-        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
-        self.bias = None
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).flatten(2).mT.chunk(3, dim=-1)
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        if self.bias is None:
-            side = int(q.shape[1] ** 0.5)
-            place = torch.cartesian_prod(torch.arange(side), torch.arange(side))
-            self.bias = (place[:, None] - place).abs().sum(-1)
-        return ((scores - self.bias).softmax(-1) @ v).mT.view_as(x)
-"""
-    _, subject = made(source)
-    assert (subject.axes, subject.sizes.tokens) == ("picture", 64)
-
-
 def test_volumes_have_their_channels_first():
     source = """
 class Attention(nn.Module):
@@ -762,30 +740,6 @@ class CausalAttention(nn.Module):
     assert wrong.findings[0].id == "cached-mask-misaligned"
 
 
-TEMPORAL = """
-class TemporalAttention(nn.Module):
-    def __init__(self, channels):
-        super().__init__()
-        self.norm, self.qkv = nn.GroupNorm(32, channels), nn.Linear(channels, 3 * channels)
-
-    def forward(self, x):
-        B, C, F, H, W = x.shape
-        q, k, v = self.qkv(self.norm(x).ORDER.reshape(-1, F, C)).chunk(3, -1)
-        out = (q @ k.mT * C**-0.5).softmax(-1) @ v
-        return out.reshape(B, H, W, F, C).permute(0, 4, 3, 1, 2) + x
-"""
-
-
-@pytest.mark.parametrize(
-    ("order", "found"),
-    [("permute(0, 3, 4, 2, 1)", []), ("permute(0, 2, 3, 4, 1)", ["breaks-with-size"])],
-)
-def test_frames_have_several_pixels_too(order, found):
-    report = check(IMPORTS + TEMPORAL.replace("ORDER", order))
-    assert "(batch, channels, frames, height, width)" in report.how
-    assert [one.id for one in report.findings] == found
-
-
 def test_the_memory_may_come_before_the_query():
     source = """
 class AdditiveAttention(nn.Module):
@@ -810,63 +764,6 @@ def test_positions_that_an_error_shows_to_be_needed_are_given():
     report = check(IMPORTS + source)
     assert report.verdict == "correct", report
     assert "positions 0, 1, ... for each sequence for position_ids" in report.how
-
-
-def test_a_norm_over_all_tokens_may_come_after_the_heads_are_merged():
-    source = """
-class PixelAttention(nn.Module):
-    def __init__(self, in_channels, out_channels):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(in_channels, out_channels) for _ in range(3))
-        self.norm = nn.GroupNorm(32, out_channels)
-
-    def forward(self, x):
-        b, c, h, w = x.shape
-        tokens = x.flatten(2).mT
-        q, k, v = self.q(tokens), self.k(tokens), self.v(tokens)
-        out = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
-        return self.norm(out.mT.reshape(b, -1, h, w))
-"""
-    assert check(IMPORTS + source).verdict == "correct"
-    scrambled = check(IMPORTS + source.replace("out.mT.reshape", "out.reshape"))
-    assert [one.id for one in scrambled.findings] == ["merge-without-transpose"]
-
-
-def test_arrays_that_a_call_leaves_are_no_weights():
-    source = """
-import numpy as np
-
-class Linear:
-    def __init__(self, width):
-        self.W = np.random.randn(width, width)
-
-    def forward(self, x):
-        self._cache = x
-        return x @ self.W
-
-class MultiHeadAttention:
-    def __init__(self, d_model, h):
-        self.h = h
-        self.wq, self.wk, self.wv = Linear(d_model), Linear(d_model), Linear(d_model)
-        self._cache = None
-
-    def forward(self, q_in, k_in, v_in, mask=None):
-        b, n, d = q_in.shape
-        q, k, v = self.wq.forward(q_in), self.wk.forward(k_in), self.wv.forward(v_in)
-        q, k, v = (t.reshape(b, -1, self.h, d // self.h).transpose(0, 2, 1, 3) for t in (q, k, v))
-        scores = q @ k.transpose(0, 1, 3, 2) / np.sqrt(d // self.h)
-        if mask is not None:
-            scores = np.where(mask, scores, -1e9)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights = weights / weights.sum(-1, keepdims=True)
-        out = (weights @ v).transpose(0, 2, 1, 3).reshape(b, n, d)
-        self._cache = (q_in, k_in, v_in, q, k, v, weights)
-        return out, weights
-"""
-    report = check(source)
-    assert report.verdict == "correct", report
-    own = check(source + "\n    def backward(self, gradient):\n        return gradient\n")
-    assert "Its own backward pass was not checked." in own.notes
 
 
 def test_no_warning_is_given_twice(recwarn):

@@ -161,30 +161,9 @@ def test_a_function_that_is_missing_is_named() -> None:
     assert "'fast_attention' comes from 'parts', which is not here" in str(report.findings[0])
 
 
-GPT = """
-import torch
-from torch import nn
-from transformers.old_place import Conv1D
-
-
-class SmallAttention(nn.Module):
-    def __init__(self, n_embd, n_head):
-        super().__init__()
-        self.heads = n_head
-        self.c_attn, self.c_proj = Conv1D(3 * n_embd, n_embd), Conv1D(n_embd, n_embd)
-
-    def forward(self, x):
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-                   for t in self.c_attn(x).chunk(3, dim=-1))
-        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
-        return self.c_proj((weights @ v).transpose(1, 2).flatten(2))
-"""
-
-
 @pytest.mark.parametrize(
     ("source", "old"),
     [
-        (GPT, " / q.shape[-1] ** 0.5"),
         (REGISTRY, " * scaling"),
         (WRAPPERS, " / q.shape[-1] ** 0.5"),
         (STARRED, " / np.sqrt(q.shape[-1])"),
@@ -280,29 +259,6 @@ class ReadableAttention(nn.Module):
         return self.out((weights @ self.v(x).unsqueeze(1)).mean(1))
 """
 
-POSITIONED = """
-import torch
-from torch import nn
-
-
-class PlacedAttention(nn.Module):
-    def __init__(self, n_head, n_feat):
-        super().__init__()
-        self.h, self.hd = n_head, n_feat // n_head
-        self.q, self.k, self.v = (nn.Linear(n_feat, n_feat) for _ in range(3))
-        self.pos = nn.Linear(n_feat, n_feat, bias=False)
-        self.out = nn.Linear(n_feat, n_feat)
-
-    def forward(self, query, key, value, pos_emb):
-        b = len(query)
-        q = self.q(query).view(b, -1, self.h, self.hd).transpose(1, 2)
-        k = self.k(key).view(b, -1, self.h, self.hd).transpose(1, 2)
-        v = self.v(value).view(b, -1, self.h, self.hd).transpose(1, 2)
-        p = self.pos(pos_emb).view(b, -1, self.h, self.hd).transpose(1, 2)
-        scores = (q @ k.transpose(-1, -2) + q @ p.transpose(-1, -2)) / self.hd ** 0.5
-        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-"""
-
 
 @pytest.mark.parametrize("source", [TURNED, SHARED])
 def test_forms_of_published_code(source: str) -> None:
@@ -310,41 +266,11 @@ def test_forms_of_published_code(source: str) -> None:
     assert (report.verdict, ids(report)) == ("correct", set()), report
 
 
-def test_positions_that_are_passed_in_are_no_evidence() -> None:
-    report = check(POSITIONED)
-    assert report.verdict == "unsure", report
-
-
 def test_averaged_heads_with_values_of_their_own_are_a_mistake() -> None:
     own = SHARED.replace("nn.Linear(dim, self.hd)\n", "nn.Linear(dim, dim)\n")
     own = own.replace("self.v(x).unsqueeze(1)",
                       "self.v(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)")  # fmt: skip
     assert ids(check(own)) == {"heads-summed"}
-
-
-def test_a_mask_over_two_sources_of_keys_has_its_own_shape() -> None:
-    source = """
-import torch
-from torch import nn
-
-
-class MergedAttention(nn.Module):
-    def __init__(self, dim, heads):
-        super().__init__()
-        self.heads = heads
-        self.q, self.kv = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
-        self.out = nn.Linear(dim, dim)
-
-    def forward(self, x, encoder_hidden_states, merged_mask=None):
-        both = torch.cat((x, encoder_hidden_states), dim=1)
-        q, k, v = self.q(x), *self.kv(both).chunk(2, dim=-1)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-        if merged_mask is not None:
-            scores = scores + merged_mask
-        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-"""
-    assert "mask-branch-fails" not in ids(check(source))
 
 
 LEFT_OUT = """
