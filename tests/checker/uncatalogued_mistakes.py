@@ -198,9 +198,6 @@ UNUSUAL: dict[str, str] = {
     "dropped at the output too": edited(MINIMAL, [("return self.proj(y)", "return self.drop(self.proj(y))")]),
 }  # fmt: skip
 
-# Correct, but weights from elsewhere do not fit.
-SHARED = HEAD + _SHARED
-
 # Nothing in it says whether it is causal.
 MAYBE_CAUSAL = _BLOCK_SIZE
 

@@ -8,7 +8,7 @@ import torch
 from in_process_check import check_all as check
 from in_process_check import check_file, ids
 from planted_mistakes import BOOK, MINIMAL, PLANTED, SPECIAL, STYLES, edited, planted
-from uncatalogued_mistakes import BEYOND, CONVOLVED, MAYBE_CAUSAL, SHARED, UNUSUAL
+from uncatalogued_mistakes import BEYOND, CONVOLVED, MAYBE_CAUSAL, UNUSUAL
 
 import clearhead
 from clearhead import ladder
@@ -250,12 +250,6 @@ def test_a_scale_that_is_set_on_purpose_is_not_called_wrong() -> None:
     (report,) = check(given)
     assert (report.verdict, ids(report)) == ("correct", set()), report
     assert report.notes == ("The scale is an argument, and the value passed is used.",)
-
-
-def test_projections_inside_each_head_are_right_but_not_the_papers() -> None:
-    (report,) = check(SHARED)
-    assert report.verdict == "correct", report
-    assert [(f.id, f.severity) for f in report.findings] == [("heads-share-projection", "compat")]
 
 
 def test_a_convolution_beside_attention_is_no_mistake() -> None:

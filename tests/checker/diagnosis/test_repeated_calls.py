@@ -172,30 +172,3 @@ def test_zeros_are_room_for_weights_from_elsewhere() -> None:
     source = _starting(MINIMAL, _AT, "W_q.weight", "W_q.bias", "W_k.weight", "W_k.bias")
     source += "\n\ndef load(module, path):\n    module.load_state_dict(torch.load(path))\n"
     assert check(source).findings == ()
-
-
-def test_scores_without_gradient_after_an_embedding() -> None:
-    """In a fused matrix, the rows of the values get a gradient and the others must too."""
-    unknown = (
-        HEAD
-        + """\
-class EntityAttention(nn.Module):
-    def __init__(self, obs_dim, dim=64, n_heads=4):
-        super().__init__()
-        self.n_heads = n_heads
-        self.embed = nn.Linear(obs_dim, dim)
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.out = nn.Linear(dim, dim)
-
-    def forward(self, obs):
-        h = self.embed(obs).relu()
-        q, k, v = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv(h).chunk(3, -1))
-        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
-        self.seen = weights.detach()
-        return h + self.out((weights @ v).transpose(1, 2).flatten(2))
-"""
-    )
-    assert check(unknown).verdict == "correct"
-    report = check(edited(unknown, [("(weights @ v)", "(self.seen @ v)")]))
-    assert (report.verdict, ids(report)) == ("wrong", {"scores-detached"}), report
-    assert "30 of the 45 rows of qkv.weight" in report.findings[0].evidence

@@ -274,16 +274,6 @@ def test_gates_are_not_called_wrong() -> None:
     assert [r.verdict for r in judged(HEAD + _GATES)] == ["unsure"]
 
 
-def test_other_names_for_heads_and_attention() -> None:
-    renamed = edited(
-        MINIMAL,
-        [("class Attn(", "class Kern("), ("d, h, p=0.1", "d, koepfe, p=0.1"),
-         ("self.h = h", "self.h = koepfe"), ("d // h", "d // koepfe")],
-    )  # fmt: skip
-    reports = judged(renamed + _NORM.replace("HeadNorm", "Norm"))
-    assert [(r.cls, r.verdict) for r in reports] == [("Kern", "correct")]
-
-
 _FUNCTION = """import numpy as np
 
 

@@ -740,25 +740,6 @@ class CausalAttention(nn.Module):
     assert wrong.findings[0].id == "cached-mask-misaligned"
 
 
-def test_the_memory_may_come_before_the_query():
-    source = """
-class AdditiveAttention(nn.Module):
-    def __init__(self, encoder_dim, decoder_dim, attention_dim):
-        super().__init__()
-        self.of_memory = nn.Linear(encoder_dim, attention_dim)
-        self.of_state = nn.Linear(decoder_dim, attention_dim)
-        self.score = nn.Linear(attention_dim, 1)
-
-    def forward(self, encoder_out, decoder_hidden):
-        state = self.of_state(decoder_hidden).unsqueeze(1)
-        weights = self.score(torch.relu(self.of_memory(encoder_out) + state)).softmax(dim=1)
-        return (encoder_out * weights).sum(dim=1), weights
-"""
-    report = check(IMPORTS + source)
-    assert report.verdict == "correct", report
-    assert check(IMPORTS + source.replace("softmax(dim=1)", "softmax(dim=0)")).verdict == "wrong"
-
-
 def test_positions_that_an_error_shows_to_be_needed_are_given():
     source = attention("d", "x, position_ids=None", "pass", "s = s + 0 * position_ids[:, None, :]")
     report = check(IMPORTS + source)
