@@ -16,25 +16,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Plant:
-    """One edit that puts a mistake into our own code.
-
-    Args:
-        module: The module inside the package, for example "ladder" or "kernels.sdpa".
-        old: A text that occurs exactly once in it.
-        new: What stands there after planting.
-    """
+    """One edit that puts a mistake into our own code; the old text occurs exactly once."""
 
     module: str
     old: str
     new: str
 
     def apply(self, package: Path) -> None:
-        """Edit the module in `package`, which is a copy of this package's folder.
-
-        Raises:
-            ValueError: If the old text does not occur exactly once: the module has changed, and
-                the plant must be written again.
-        """
+        """Edit the module in `package`, which is a copy of this package's folder."""
         parts = self.module.split(".")
         file = package.joinpath(*parts).with_suffix(".py")
         if not file.exists():

@@ -112,56 +112,11 @@ class HandAttention(nn.Module):
 )
 
 # Past keys and values, kept in the module or passed in and out.
-_KEPT = (
-    HEAD
-    + """\
-class KeptAttention(nn.Module):
-    def __init__(self, dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.past = None
-
-    def forward(self, x, use_cache=False):
-        q, k, v = (t.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        if use_cache:
-            if self.past is not None:
-                k, v = torch.cat([self.past[0], k], 2), torch.cat([self.past[1], v], 2)
-            self.past = (k, v)
-        old = k.shape[2] - q.shape[2]
-        keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=x.device).tril(old)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
-        return self.out(y.transpose(1, 2).flatten(2))
-"""
-)
-_PASSED = (
-    HEAD
-    + """\
-class PassedAttention(nn.Module):
-    def __init__(self, d, n_head):
-        super().__init__()
-        self.h = n_head
-        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d, d) for _ in range(4))
-
-    def forward(self, x, past_kv=None):
-        b, n, d = x.shape
-        q, k, v = (f(x).view(b, n, self.h, d // self.h).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
-        if past_kv is not None:
-            k, v = torch.cat([past_kv[0], k], dim=2), torch.cat([past_kv[1], v], dim=2)
-        old = k.shape[2] - n
-        s = q @ k.mT / math.sqrt(d // self.h)
-        row, column = torch.arange(n, device=x.device)[:, None] + old, torch.arange(old + n, device=x.device)
-        s = s.masked_fill(column > row, float("-inf"))
-        y = (s.softmax(-1) @ v).transpose(1, 2).reshape(b, n, d)
-        return self.W_o(y), (k, v)
-"""
-)
 RIGHT = {
     "grouped": _GROUPED, "grouped by hand": _GROUPED_BY_HAND,
     "pieces": _PIECES,
     "padded, book": _PADDED_BOOK, "padded, fused": _PADDED_FUSED,
     "wrapped": _WRAPPED, "wrapped, said": _WRAPPED_SAID, "by hand": _BY_HAND,
-    "kept": _KEPT, "passed": _PASSED,
 }  # fmt: skip
 
 WRONG = {
@@ -180,14 +135,6 @@ WRONG = {
     "attends-across-batch": [
         edited(_WRAPPED, [(", batch_first=True", "")]),
         edited(_BY_HAND, [("bid,bjd->bij", "ibd,jbd->bij"), ("bij,bjd->bid", "bij,jbd->ibd")]),
-    ],
-    "cached-mask-misaligned": [
-        edited(_KEPT, [(".tril(old)", ".tril()")]),
-        edited(_PASSED, [("[:, None] + old,", "[:, None],")]),
-    ],
-    "cache-differs": [
-        edited(_KEPT, [("torch.cat([self.past[1], v], 2)", "torch.cat([v, self.past[1]], 2)")]),
-        edited(_PASSED, [("(k, v)\n", "(k.roll(1, 2), v)\n")]),
     ],
 }  # fmt: skip
 
@@ -260,17 +207,6 @@ def test_tokens_first_is_a_question_where_nothing_says_so() -> None:
 )  # fmt: skip
 def test_what_the_source_says_of_the_axes(source: str, order: str) -> None:
     assert order_said(source) == order
-
-
-def test_a_cache_that_cannot_be_driven_is_said() -> None:
-    source = edited(
-        _PASSED,
-        [("if past_kv is not None:\n            k, v = torch.cat([past_kv[0], k], dim=2), torch.cat([past_kv[1], v], dim=2)",
-          "if past_kv is not None:\n            k, v = past_kv.store(k, v)"), ("self.W_o(y), (k, v)", "self.W_o(y)")],
-    )  # fmt: skip
-    report = check(source)
-    assert report.verdict == "correct", report
-    assert report.notes == ("The cache was not checked: the checker could not operate it.",)
 
 
 SLOW_AND_FUSED = (

@@ -126,37 +126,6 @@ def test_a_slope_that_is_learned_does_not_excuse_a_missing_scale():
     assert (report.verdict, ids(report)) == ("unsure", {"missing-scale"})
 
 
-SINK = edited(
-    BIASED,
-    [(_BIAS, ""), ("s.softmax(-1) @ v", "a @ v"),
-     ("        y = a",
-      "        s = torch.cat([s, self.slopes[:, None, None].expand(b, -1, n, 1)], -1)\n"
-      "        a = s.softmax(-1)[..., :-1]\n        y = a")],
-)  # fmt: skip
-
-
-def test_a_learned_sink_is_right_and_does_not_hide_a_mistake():
-    """Rows of weights that sum to less than one are intended here."""
-    report = check(SINK)
-    assert report.verdict == "correct"
-    assert any("a sink" in note for note in report.notes)
-    unscaled = edited(SINK, [(" / self.hd**0.5", "")])
-    assert ids(check(unscaled)) == {"missing-scale"}
-
-
-CAPPED = edited(
-    BIASED,
-    [(_BIAS, ""), ("        y = s", "        s = 4.0 * torch.tanh(s / 4.0)\n        y = s")],
-)
-
-
-def test_capped_scores_are_right_and_do_not_hide_a_mistake():
-    report = check(CAPPED)
-    assert report.verdict == "correct"
-    assert "The scores are capped at 4 by a tanh." in report.notes
-    assert ids(check(edited(CAPPED, [(" / self.hd**0.5", "")]))) == {"missing-scale"}
-
-
 def test_values_that_are_never_used_are_wrong():
     one = edited(BIASED, [(_BIAS, ""), ("softmax(-1) @ v", "softmax(-1) @ v[:, :1]")])
     report = check(one)
@@ -262,29 +231,6 @@ def test_a_term_of_queries_and_distances_is_right():
 def test_a_term_of_positions_does_not_hide_a_mistake(old, new, verdict, id):
     report = check(edited(RELATIVE, [(old, new)]))
     assert (report.verdict, ids(report)) == (verdict, {id})
-
-
-OWN_KEYS = edited(
-    BIASED,
-    [
-        (_BIAS, ""),
-        ("torch.zeros(n_heads, 2 * max_len - 1)", "torch.randn(2, n_heads, 4, d_model // n_heads)"),
-        ("        s = q",
-         "        k, v = (torch.cat([own.expand(b, -1, -1, -1), t], 2)"
-         " for own, t in zip(self.table, (k, v)))\n"
-         "        hidden = F.pad(i > i[:, None], (4, 0))\n"
-         "        s = q"),
-        ("        y = s", "        s = s.masked_fill(hidden, -torch.inf)\n        y = s"),
-    ],
-)  # fmt: skip
-
-
-def test_keys_of_its_own_beside_the_tokens_are_read():
-    report = check(OWN_KEYS)
-    assert (report.verdict, ids(report)) == ("correct", set())
-    assert report.form.causal == "yes"
-    one_more = edited(OWN_KEYS, [("i > i[:, None]", "i > i[:, None] + 1")])
-    assert ids(check(one_more)) == {"mask-off-by-one"}
 
 
 _HEADS = """
