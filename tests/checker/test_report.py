@@ -227,6 +227,8 @@ def test_what_could_not_be_run_was_not_judged():
     assert "cannot-run (not judged)" in text
     assert "mask-fill-overflows-half (not judged)" in text
     assert "(wrong)" not in text
+    unsure = Finding("unsure", "edge", "The checker does not know.", "", "", None)
+    assert "\n  unsure\n" in str(report(unsure, verdict="unsure"))  # it has no severity
     assert "softmax-over-queries (wrong)" in str(report(SOFTMAX))
 
 
@@ -331,14 +333,6 @@ def test_a_form_in_words_and_as_facts(form, text, hides_future, multi_head):
     assert str(form) == text
     assert (form.hides_future, form.multi_head) == (hides_future, multi_head)
     assert Form.from_json(json.loads(json.dumps(form.to_json()))) == form
-
-
-def test_unsure_has_no_severity():
-    """Not "unsure (edge: only in some situations)"."""
-    found = Finding("unsure", "edge", "The checker does not know.", "", "", None)
-    text = str(report(found, HALF, verdict="unsure"))
-    assert "\n  unsure\n" in text
-    assert "mask-fill-overflows-half (edge: only in some situations)" in text
 
 
 def test_classes_that_are_no_attention_are_left_out():

@@ -220,17 +220,6 @@ def test_what_fails_and_what_does_not_are_apart():
     assert "only in some situations" in whole
 
 
-def test_files_that_could_not_be_judged_have_their_reason():
-    text = drawing.plain(draw(ROWS), width=120)
-    assert "Could not be run:\n  c.py: SyntaxError: invalid syntax\n" in text
-    assert text.endswith("Unsure:\n  d.py: No known form gives this output.")
-    whole = page.html(ROWS)
-    below = whole[whole.index("<h2>Could not be run: 1</h2>") :]
-    assert "SyntaxError: invalid syntax" in below
-    assert "No known form gives this output." in below
-    assert "Could not be run" not in page.html(ROWS[:2])
-
-
 def test_the_page_names_nobody():
     """The page is projected; tracebacks and read errors begin with the name of the file."""
     seen = 'File "anna.py", line 3, in forward\nTypeError: anna.py is odd'

@@ -46,6 +46,7 @@ _GROUPED_BY_HAND = edited(
       "        s = torch.einsum('bhid,bhjd->bhij', q, k) / math.sqrt(self.hd)\n"
       "        y = torch.einsum('bhij,bhjd->bhid', s.softmax(-1), v)\n")],
 )  # fmt: skip
+
 # Queries in chunks, to save memory.
 _PIECES = (
     HEAD
@@ -67,6 +68,7 @@ class PiecewiseAttention(nn.Module):
         return self.out(torch.cat(made, 2).transpose(1, 2).flatten(2))
 """
 )
+
 # A mask of the real tokens, (batch, tokens).
 _PADDED_BOOK = edited(
     BOOK,
@@ -78,6 +80,7 @@ _PADDED_FUSED = edited(
     [("def forward(self, x):", "def forward(self, x, pad_mask=None):"),
      ("        match = match.softmax", "        if pad_mask is not None:\n            match = match + pad_mask.view(B, 1, 1, N) * -1e30\n        match = match.softmax")],
 )  # fmt: skip
+
 # PyTorch's own module, with the batch first.
 _WRAPPED = (
     HEAD
@@ -91,9 +94,6 @@ class WrappedAttention(nn.Module):
         batch, tokens, dim = x.shape
         return self.inner(x, x, x)[0]
 """
-)
-_WRAPPED_SAID = edited(
-    _WRAPPED, [("        batch, tokens, dim = x.shape\n", "        # x: (B, T, C)\n")]
 )
 _BY_HAND = (
     HEAD
@@ -111,12 +111,11 @@ class HandAttention(nn.Module):
 """
 )
 
-# Past keys and values, kept in the module or passed in and out.
 RIGHT = {
     "grouped": _GROUPED, "grouped by hand": _GROUPED_BY_HAND,
     "pieces": _PIECES,
     "padded, book": _PADDED_BOOK, "padded, fused": _PADDED_FUSED,
-    "wrapped": _WRAPPED, "wrapped, said": _WRAPPED_SAID, "by hand": _BY_HAND,
+    "wrapped": _WRAPPED, "by hand": _BY_HAND,
 }  # fmt: skip
 
 WRONG = {

@@ -45,7 +45,6 @@ def test_a_bias_of_distances_is_right_and_is_said():
         (" / self.hd**0.5", " / d**0.5", "wrong", "scale-by-d-out"),
         ("i[None] - i[:, None]", "i[None] + i[:, None] - n", "wrong", "bias-of-summed-positions"),
         ("softmax(-1)", "softmax(-2)", "wrong", "softmax-over-queries"),
-        (_BIAS, " - 3.0 * (i[None] > i[:, None])", "wrong", "mask-fill-not-inf"),
         (
             _BIAS,
             " - i.diff(prepend=i[:1] - 1) * self.slopes[:, None, None]",
@@ -84,15 +83,6 @@ def test_a_slope_that_rewards_distance_is_wrong():
 def test_a_slope_in_the_keys_position_is_one_in_the_distance(bias, verdict):
     """The two differ by one number per query, which changes no weight."""
     assert check(edited(BIASED, [(_BIAS, bias)])).verdict == verdict
-
-
-def test_the_only_token_has_the_whole_weight():
-    """A single token needs no mask, and its softmax has one entry."""
-    pairs = "nn.Parameter(torch.randn(n_heads, max_len, max_len))"
-    mask = "\n        if n > 1:\n            s = s.masked_fill(i > i[:, None], -torch.inf)"
-    table = ("self.max_len = max_len", f"self.pairs = {pairs}")
-    report = check(edited(BIASED, [table, (_BIAS, f" + self.pairs[:, :n, :n]{mask}")]))
-    assert (report.verdict, ids(report)) == ("correct", set())
 
 
 COSINE = edited(
