@@ -123,21 +123,6 @@ def test_the_files_say_what_they_are():
     assert frozenset().union(*answers) <= known | {"correct", "wrong"}
 
 
-def test_no_two_files_share_more_than_a_few_lines():
-    def lines(file: Path) -> set[str]:
-        text = {line.strip() for line in file.read_text(encoding="utf-8").splitlines()}
-        common = r"(import|from|class|super|return|def|B, T|b, n)\b.*|\W*|# expect.*"
-        # Lines that a whole course has in common, because its book has them.
-        common += r"|self\.W_(query|key|value) = .*|if __name__ == .*"
-        return {line for line in text if not re.fullmatch(common, line)}
-
-    texts = [lines(file) for file in FILES]
-    for i, one in enumerate(texts):
-        for j, other in enumerate(texts[:i]):
-            shared = one & other
-            assert len(shared) <= 7, (FILES[i].name, FILES[j].name, shared)
-
-
 # One of each form for `make test`, checked in this process.
 FORMS = (
     *("02_homework_querys", "04_einsum_parameters", "05_clones_qkv", "06_sequence_first"),

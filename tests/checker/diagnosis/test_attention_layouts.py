@@ -204,17 +204,6 @@ def test_learned_queries(old, new, expected):
     assert (report.verdict, ids(report)) == ("wrong" if expected else "correct", expected), report
 
 
-@pytest.mark.parametrize(("mark", "expected"), [("~pad", set()), ("pad", {"padding-inverted"})])
-def test_padding_that_learned_queries_must_not_read(mark, expected):
-    hide = f"if pad is not None:\n            s = s.masked_fill(~({mark})[:, None], -1e9)"
-    edits = [
-        ("self, x)", "self, x, pad=None)"),
-        ("        return s", f"        {hide}\n        return s"),
-    ]
-    source = edited(POOLED, edits)
-    assert ids(check(source)) == expected
-
-
 GAMMA = edited(
     PIXELS,
     [("self.norm = nn.GroupNorm(groups, ch)", "self.gamma = nn.Parameter(torch.zeros(1))"),

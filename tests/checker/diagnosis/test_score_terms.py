@@ -169,28 +169,6 @@ def test_angles_that_grow_along_the_heads_are_named():
     assert "f.cos()" in ROTARY.splitlines()[line - 1]
 
 
-def test_keys_that_are_rotated_the_other_way_are_named():
-    other = edited(
-        ROTARY,
-        [
-            ("* f.sin() for t in (q, k))", "* w * f.sin() for t, w in turns)"),
-            ("        q, k = (t *", "        turns = ((q, 1), (k, -1))\n        q, k = (t *"),
-        ],
-    )
-    assert ids(check(other)) == {"rotary-on-one-side"}
-
-
-def test_lengths_that_are_taken_over_the_tokens_are_named():
-    normed = "(t * (t**2).mean({}, keepdim=True).rsqrt() for t in (q, k))\n        s = q @ k.mT /"
-    right, wrong = (
-        edited(BIASED, [("s = q @ k.mT /", f"q, k = {normed.format(axes)}"), (_BIAS, "")])
-        for axes in ("-1", "2")
-    )
-    assert check(right).verdict == "correct"
-    report = check(wrong)
-    assert (report.verdict, ids(report)) == ("wrong", {"norm-over-wrong-axis"})
-
-
 RELATIVE = edited(
     BIASED,
     [

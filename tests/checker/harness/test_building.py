@@ -673,33 +673,6 @@ class BahdanauAttention(nn.Module):
     assert check(IMPORTS + source).verdict == "correct"
 
 
-def test_a_width_at_the_top_of_the_file_is_the_width():
-    source = """
-n_embd = 96
-
-class Head(nn.Module):
-    def __init__(self, head_size):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(n_embd, head_size) for _ in range(3))
-
-    def forward(self, x):
-        k = self.k(x)
-        return (self.q(x) @ k.mT * k.shape[-1] ** -0.5).softmax(-1) @ self.v(x)
-
-class MultiHeadAttention(nn.Module):
-    def __init__(self, n_heads, head_size):
-        super().__init__()
-        self.heads = nn.ModuleList(Head(head_size) for _ in range(n_heads))
-        self.proj = nn.Linear(n_embd, n_embd)
-
-    def forward(self, x):
-        return self.proj(torch.cat([head(x) for head in self.heads], -1))
-"""
-    reports = {report.cls: report for report in check_file(IMPORTS + source, "file.py")}
-    assert reports["MultiHeadAttention"].verdict == "correct"
-    assert "head_size=24" in reports["MultiHeadAttention"].how
-
-
 def test_a_scale_that_a_width_at_the_top_of_the_file_fixes_is_a_question():
     top = "d_model = 32\n" + IMPORTS + CLASS
     (found,) = check(top.replace("q.shape[-1] ** 0.5", "d_model ** 0.5")).findings

@@ -133,38 +133,3 @@ def test_marks_that_must_be_given() -> None:
     assert (report.verdict, report.findings) == ("correct", ()), report
     report = check(edited(_MARKED, [(" / q.shape[-1] ** 0.5", "")]))
     assert (report.verdict, ids(report)) == ("wrong", {"missing-scale"}), report
-
-
-# PyTorch's module attends to an input of another width.
-_PROMPTED = (
-    HEAD
-    + """\
-class PromptAttention(nn.Module):
-    \"""latents: (B, L, dim)
-    prompt: (B, S, prompt_dim)
-    seen: (B, S), 1 = token, 0 = padding
-    \"""
-
-    def __init__(self, dim, prompt_dim, heads):
-        super().__init__()
-        self.norm = nn.LayerNorm(dim)
-        self.attn = nn.MultiheadAttention(dim, heads, kdim=prompt_dim, vdim=prompt_dim, batch_first=True)
-
-    def forward(self, latents, prompt, seen=None):
-        if seen is not None:
-            seen = ~seen.bool()
-        return latents + self.attn(self.norm(latents), prompt, prompt, key_padding_mask=seen)[0]
-"""
-)
-
-
-def test_a_mask_is_held_against_what_the_source_says() -> None:
-    report = check(_PROMPTED)
-    assert (report.verdict, report.findings) == ("correct", ()), report
-    inverted = edited(_PROMPTED, [("~seen.bool()", "seen.bool()")])
-    report = check(inverted)
-    assert (report.verdict, ids(report)) == ("wrong", {"padding-inverted"}), report
-    said = edited(inverted, [("1 = token, 0 = padding", "True = padding")])
-    assert check(said).findings == ()
-    silent = edited(inverted, [("1 = token, 0 = padding", "of the prompt")])
-    assert check(silent).findings == ()
