@@ -86,7 +86,7 @@ def test_numpy_is_judged() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "id"),
     [
-        ("-1e30", "-1.0", "mask-fill-not-inf"),
+        ("-1e30", "-1.0", "mask-added-not-filled"),
         ("sum(axis=-1, keepdims", "sum(axis=-2, keepdims", "softmax-over-queries"),
     ],
 )

@@ -38,7 +38,7 @@ def test_the_line_is_found_in_the_class_that_is_wrapped():
     (found,) = check_class(session, info, HEADS, "file.py").findings
     assert (found.id, found.line) == (
         "mask-after-softmax",
-        line_of(HEADS, "weights = weights * self.mask"),
+        line_of(HEADS, "weights = weights * (1 - self.mask"),
     )
 
 
