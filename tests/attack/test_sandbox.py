@@ -10,10 +10,10 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from sandbox_trials import need, until
 
 from clearhead.checker.sandbox import confinement
 from clearhead.checker.sandbox import process as sandbox
@@ -119,9 +119,7 @@ EVERY = [*QUICK, pytest.param("bwrap-open", marks=pytest.mark.slow)]
 
 @pytest.fixture(scope="module", params=EVERY)
 def attacker(request):
-    reason = sandbox.try_way(next(one for one in sandbox.WAYS if one.name == request.param))
-    if reason is not None:
-        pytest.skip(f"no trial run succeeded: {reason}")
+    need(request.param)
     with Isolated(ATTACKS, "attacks.py", limits=LIMITS, way=request.param) as submission:
         assert submission._way.name == request.param
         assert isinstance(submission.build("Attack", [], {}), Built)
@@ -217,19 +215,10 @@ with Isolated(sys.argv[3], "a.py", way=sys.argv[1]) as one:
 """
 
 
-def until(true, seconds: float = 20) -> bool:
-    end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
-        time.sleep(0.05)
-    return true()
-
-
 @pytest.mark.parametrize("way", ["bwrap", "unshare", "plain"])
 def test_a_killed_checker_leaves_no_folder(way, tmp_path):
     """Nobody can clean up after SIGKILL but the processes that are left."""
-    reason = sandbox.try_way(next(one for one in sandbox.WAYS if one.name == way))
-    if reason is not None:
-        pytest.skip(f"no trial run succeeded: {reason}")
+    need(way)
     tmp_path.chmod(0o777)
     for above in tmp_path.parents[:-1]:
         if above.stat().st_uid == os.geteuid() and os.geteuid() == 0:
@@ -248,8 +237,7 @@ def test_a_killed_checker_leaves_no_folder(way, tmp_path):
 
 
 def test_bubblewrap_needs_no_temporary_folder(monkeypatch):
-    if sandbox.try_way(sandbox.WAYS[0]) is not None:
-        pytest.skip("no bubblewrap")
+    need("bwrap")
     monkeypatch.setattr(sandbox.tempfile, "mkdtemp", None)
     with Isolated("class A:\n    pass\n", "a.py") as one:
         assert [found.name for found in one.classes()] == ["A"]

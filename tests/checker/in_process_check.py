@@ -48,12 +48,17 @@ class Here(InProcess):
         return self._broken or super()._ask(question, fields, tensors)
 
 
-def check(source: str) -> Report:
+def check_all(source: str, only: str | None = None) -> list[Report]:
+    """The reports on the attention classes of a source."""
     session = Here(source)
     classes = session.classes()
     assert not isinstance(classes, Failure)
-    (info,) = choose(classes, source)
-    return check_class(session, info, source, "file.py")
+    return [check_class(session, info, source, "file.py") for info in choose(classes, source, only)]
+
+
+def check(source: str) -> Report:
+    (report,) = check_all(source)
+    return report
 
 
 @contextmanager

@@ -8,31 +8,22 @@ red.
 ['ladder']
 """
 
+# ruff: noqa: E501 - the edits must match the code
+
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Plant:
-    """One edit that puts a mistake into our own code.
-
-    Args:
-        module: The module inside the package, for example "ladder" or "kernels.sdpa".
-        old: A text that occurs exactly once in it.
-        new: What stands there after planting.
-    """
+    """One edit that puts a mistake into our own code; the old text occurs exactly once."""
 
     module: str
     old: str
     new: str
 
     def apply(self, package: Path) -> None:
-        """Edit the module in `package`, which is a copy of this package's folder.
-
-        Raises:
-            ValueError: If the old text does not occur exactly once: the module has changed, and
-                the plant must be written again.
-        """
+        """Edit the module in `package`, which is a copy of this package's folder."""
         parts = self.module.split(".")
         file = package.joinpath(*parts).with_suffix(".py")
         if not file.exists():
@@ -86,11 +77,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("kernels.sdpa", "        q, k, v, attn_mask,", "        q * scale, k, v, attn_mask,"),
     ),
     "scale-after-softmax": (
-        Plant(
-            "ladder",
-            _SOFTMAX,
-            "attn_weights = torch.softmax(attn_scores, dim=-1) / self.head_dim**0.5",
-        ),
+        Plant("ladder", _SOFTMAX, "attn_weights = torch.softmax(attn_scores, dim=-1) / self.head_dim**0.5"),
     ),
     "softmax-over-queries": (
         Plant("ladder", f"{_SCALED}, dim=-1", f"{_SCALED}, dim=-2"),
@@ -103,11 +90,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     "mask-result-dropped": (
         Plant("ladder", _HIDE + _SOFTMAX, _HIDE.removeprefix("attn_scores = ") + _SOFTMAX),
         Plant("attention", "return own & mask", "return own"),
-        Plant(
-            "kernels.eager",
-            "attn_scores = attn_scores.masked_fill(~visible",
-            "attn_scores.masked_fill(~visible",
-        ),
+        Plant("kernels.eager", "attn_scores = attn_scores.masked_fill(~visible", "attn_scores.masked_fill(~visible"),
     ),
     "no-causal-mask": (
         Plant("ladder", _HIDE + _SOFTMAX, _SOFTMAX),
@@ -117,11 +100,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     "mask-off-by-one": (
         Plant("ladder", _STORE, _STORE.replace("diagonal=1", "diagonal=2")),
         Plant("masks.mask", "Band(None, 0, align)", "Band(None, 1, align)"),
-        Plant(
-            "masks.mask",
-            "position = position + (seen - queries)",
-            "position = position + (seen - queries + 1)",
-        ),
+        Plant("masks.mask", "position = position + (seen - queries)", "position = position + (seen - queries + 1)"),
     ),
     "mask-hides-self": (
         Plant("ladder", _STORE, _STORE.replace("diagonal=1", "diagonal=0")),
@@ -138,19 +117,11 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("kernels.eager", "~visible, -torch.inf)", "~visible, 1e-9)"),
     ),
     "mask-after-softmax": (
-        Plant(
-            "ladder",
-            _HIDE + _SOFTMAX,
-            f"{_SOFTMAX}\n        attn_weights = attn_weights.masked_fill(future, 0)",
-        ),
+        Plant("ladder", _HIDE + _SOFTMAX, f"{_SOFTMAX}\n        attn_weights = attn_weights.masked_fill(future, 0)"),
     ),
     "sdpa-mask-polarity": (
         Plant("kernels.sdpa", "attn_mask = mask.tile(", "attn_mask = ~mask.tile("),
-        Plant(
-            "masks.mask",
-            "return self.dense(queries, keys)\n",
-            "return ~self.dense(queries, keys)\n",
-        ),
+        Plant("masks.mask", "return self.dense(queries, keys)\n", "return ~self.dense(queries, keys)\n"),
     ),
     "padding-inverted": (
         Plant("masks.mask", "return real[:, key]", "return ~real[:, key]"),
@@ -158,19 +129,11 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "split-without-transpose": (
         Plant("ladder", _TRANSPOSE, _RESHAPE),
-        Plant(
-            "attention",
-            "first(x).view(batch, tokens, heads, head_dim).transpose(1, 2)",
-            "first(x).view(batch, heads, tokens, head_dim)",
-        ),
+        Plant("attention", "first(x).view(batch, tokens, heads, head_dim).transpose(1, 2)", "first(x).view(batch, heads, tokens, head_dim)"),
     ),
     "merge-without-transpose": (
         Plant("ladder", "context_vec.transpose(1, 2)  #", "context_vec  #"),
-        Plant(
-            "attention",
-            _MERGED,
-            _MERGED.replace("transpose(1, 2).flatten(2)", "reshape(*x.shape[:2], -1)"),
-        ),
+        Plant("attention", _MERGED, _MERGED.replace("transpose(1, 2).flatten(2)", "reshape(*x.shape[:2], -1)")),
     ),
     "heads-interleaved": (
         Plant("ladder", "context_vec.transpose(1, 2)  #", "context_vec.permute(0, 2, 3, 1)  #"),
@@ -181,12 +144,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
     ),
     "query-key-swapped": (
         Plant("ladder", "queries @ keys.transpose(2, 3)  #", "keys @ queries.transpose(2, 3)  #"),
-        Plant(
-            "attention",
-            "if self.qk_norm:\n            queries, keys = _n",
-            "queries, keys = keys, queries\n"
-            "        if self.qk_norm:\n            queries, keys = _n",
-        ),
+        Plant("attention", "if self.qk_norm:\n            queries, keys = _n", "queries, keys = keys, queries\n" "        if self.qk_norm:\n            queries, keys = _n"),
     ),
     "key-from-query-weights": (
         Plant("ladder", "keys = keys.view(", "keys = self.W_query(x).view("),
@@ -201,31 +159,12 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("attention", _MERGED, _MERGED.replace("self.out_proj", "")),
     ),
     "scores-detached": (
-        Plant(
-            "ladder",
-            "queries @ keys.transpose(2, 3)  #",
-            "(queries @ keys.transpose(2, 3)).detach()  #",
-        ),
-        Plant(
-            "kernels.eager",
-            "q @ k.transpose(-2, -1) * scale",
-            "(q @ k.transpose(-2, -1) * scale).detach()",
-        ),
+        Plant("ladder", "queries @ keys.transpose(2, 3)  #", "(queries @ keys.transpose(2, 3)).detach()  #"),
+        Plant("kernels.eager", "q @ k.transpose(-2, -1) * scale", "(q @ k.transpose(-2, -1) * scale).detach()"),
     ),
     "dropout-in-eval": (
-        Plant(
-            "ladder",
-            _DROP,
-            _DROP.replace(
-                "self.dropout(attn_weights)",
-                "torch.dropout(attn_weights, self.dropout.p, True)",
-            ),
-        ),
-        Plant(
-            "attention",
-            "dropout=self.dropout.p if self.training else 0.0",
-            "dropout=self.dropout.p",
-        ),
+        Plant("ladder", _DROP, _DROP.replace("self.dropout(attn_weights)", "torch.dropout(attn_weights, self.dropout.p, True)")),
+        Plant("attention", "dropout=self.dropout.p if self.training else 0.0", "dropout=self.dropout.p"),
     ),
     "dropout-unused": (
         Plant("ladder", _DROP, "context_vec = "),
@@ -235,11 +174,7 @@ PLANTS: dict[str, tuple[Plant, ...]] = {
         Plant("kernels.blocked", "    if kept is None:", "    if True:"),
     ),
     "dropout-rescaled-twice": (
-        Plant(
-            "ladder",
-            _DROP,
-            _DROP.replace("(attn_weights)", "(attn_weights) / (1 - self.dropout.p)"),
-        ),
+        Plant("ladder", _DROP, _DROP.replace("(attn_weights)", "(attn_weights) / (1 - self.dropout.p)")),
         Plant("kernels.blocked", "2**16 / left if left", "(2**16 / left) ** 2 if left"),
     ),
-}
+}  # fmt: skip

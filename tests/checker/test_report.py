@@ -2,19 +2,20 @@
 
 import json
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import clearhead
 from clearhead import drawing
 from clearhead.checker import report as report_module
-from clearhead.checker.catalogue import MISTAKES, finding
+from clearhead.checker.catalogue import MISTAKES
 from clearhead.checker.report import Finding, Form, Report, Step, exit_status
 from clearhead.checker.source.class_choice import left_out
 from clearhead.checker.source.notebooks import Cell, Source
+from clearhead.ladder import SelfAttention
 
 PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
 
@@ -64,30 +65,12 @@ def test_a_hint_gives_the_symptom_and_the_place_but_not_the_answer():
         assert answer not in text
 
 
-def test_a_hint_never_gives_the_fix_away():
-    for mistake in MISTAKES:
-        if not mistake.symptom:
-            continue  # the evidence is the hint
-        found = finding(mistake.id, "", None)
-        text = drawing.plain(report(found).draw(hint=True), width=1000)
-        assert mistake.symptom in text
-        assert mistake.id not in text
-        assert mistake.fix not in text
-
-
 @pytest.mark.parametrize(
     ("verdict", "findings", "headline", "status"),
     [
         ("correct", (), "correct", 0),
         ("correct", (ORDER,), "correct, but weights from elsewhere give a different result", 0),
         ("correct", (HALF,), "correct, but it fails in some situations", 0),
-        (
-            "correct",
-            (ORDER, HALF),
-            "correct, but weights from elsewhere give a different result and it fails in some "
-            "situations",
-            0,
-        ),
         ("wrong", (SOFTMAX, HALF), "wrong", 1),
         ("error", (), "could not be run", 2),
         ("unsure", (), "unsure", 2),
@@ -100,10 +83,12 @@ def test_the_verdict_in_words_and_as_a_status(verdict, findings, headline, statu
     assert first.lower() == f"{headline}: mine.py:attention"
 
 
-def test_severities_are_shown():
-    text = str(report(SOFTMAX, ORDER, HALF))
-    assert "heads-interleaved (compat: only loaded weights break)" in text
-    assert "mask-fill-overflows-half (edge: only in some situations)" in text
+def test_a_class_that_was_typed_at_pythons_prompt(monkeypatch):
+    """Such a class has no file, and its source is not available."""
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    namespace = {"__name__": "__main__", "SelfAttention": SelfAttention}
+    exec("class Mine(SelfAttention): pass", namespace)
+    assert clearhead.check(namespace["Mine"]).verdict == "correct"
 
 
 def test_json_has_the_fields_that_programs_rely_on():
@@ -155,11 +140,6 @@ def test_unsure_is_an_error_with_a_finding_in_json():
     assert data["verdict"] == "error"
     assert [found["id"] for found in data["findings"]] == ["unsure"]
     assert Report.from_json(data).verdict == "unsure"
-
-
-def test_an_unknown_verdict_is_refused():
-    with pytest.raises(ValueError, match=r"verdict: expected one of .*, got 'good'"):
-        report(verdict="good")
 
 
 def test_text_from_outside_cannot_act():
@@ -260,6 +240,8 @@ def test_what_could_not_be_run_was_not_judged():
     assert "cannot-run (not judged)" in text
     assert "mask-fill-overflows-half (not judged)" in text
     assert "(wrong)" not in text
+    unsure = Finding("unsure", "edge", "The checker does not know.", "", "", None)
+    assert "\n  unsure\n" in str(report(unsure, verdict="unsure"))  # it has no severity
     assert "softmax-over-queries (wrong)" in str(report(SOFTMAX))
 
 
@@ -295,39 +277,17 @@ def test_no_other_finding_can_be_emitted():
     assert found <= {mistake.id for mistake in MISTAKES}
 
 
-def test_a_class_that_was_typed_at_pythons_prompt():
-    """Such a class has no file, and its source is not available."""
-    program = (
-        "import clearhead\n"
-        "from clearhead.ladder import SelfAttention\n"
-        "exec('class Mine(SelfAttention): pass')\n"
-        "print(clearhead.check(Mine).verdict)\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-"], input=program, capture_output=True, text=True, check=False
-    )
-    assert ran.stdout == "correct\n", ran.stderr
-
-
+CODE = "q = self.W_query(x).view(b, n, heads, head_dim).transpose(1, 2)"
+HEADS = (("batch", 3), ("heads", 4))
 STEPS = (
-    Step(
-        20,
-        "q = self.W_query(x).view(b, n, heads, head_dim).transpose(1, 2)",
-        "linear",
-        (("batch", 3), ("tokens", 7), ("d_out", 24)),
-    ),
-    Step(
-        20,
-        "q = self.W_query(x).view(b, n, heads, head_dim).transpose(1, 2)",
-        "transpose",
-        (("batch", 3), ("heads", 4), ("tokens", 7), ("head_dim", 6)),
-    ),
+    Step(20, CODE, "linear", (("batch", 3), ("tokens", 7), ("d_out", 24))),
+    Step(20, CODE, "transpose", (*HEADS, ("tokens", 7), ("head_dim", 6))),
     Step(21, "scores = q @ k.mT", "matmul", (("batch", 3), ("", 4), ("queries", 7), ("keys", 7))),
     Step(
         22,
         "weights = scores.softmax(dim=-2)",
         "softmax",
-        (("batch", 3), ("heads", 4), ("queries", 7), ("keys", 7)),
+        (*HEADS, ("queries", 7), ("keys", 7)),
         "The columns sum to one: softmax runs over the queries, and not over the keys.",
     ),
 )
@@ -353,20 +313,10 @@ def test_the_steps_of_the_forward_pass_fit_into_80_columns():
     assert "(batch=3, heads=4, tokens=7," in narrow
 
 
-def test_a_notebook_shows_the_steps_that_were_recorded():
-    assert "(batch=3, tokens=7, d_out=24)" in report(SOFTMAX, steps=STEPS)._repr_html_()
-    assert "not recorded" not in report(SOFTMAX)._repr_html_()
-
-
 def test_a_hint_shows_the_steps_without_their_remarks():
     text = drawing.plain(report(SOFTMAX, steps=STEPS).draw(hint=True, steps=True), width=80)
     assert "scores = q @ k.mT" in text
     assert "softmax runs over the queries" not in text
-
-
-def test_steps_that_were_not_recorded_are_not_shown_as_an_empty_table():
-    text = drawing.plain(report(SOFTMAX).draw(steps=True))
-    assert "The forward pass was not recorded." in text
 
 
 def test_steps_are_located_in_a_notebook_and_survive_json():
@@ -374,21 +324,6 @@ def test_steps_are_located_in_a_notebook_and_survive_json():
     (step,) = made.steps
     assert (step.place, step.code) == ("code cell 2:2", "w = s.softmax(dim=-2)")
     assert Report.from_json(json.loads(json.dumps(made.to_json()))) == made
-
-
-def test_the_report_says_what_was_tested_and_how():
-    made = report(
-        verdict="correct",
-        tested="tested: the output against a reference, causality and gradients",
-        how="built with d_in=30, heads=3; called with x",
-    )
-    assert str(made) == (
-        "Correct: mine.py:Attention\n"
-        "  Checked with 4 heads of size 8, causal\n"
-        "  Built with d_in=30, heads=3; called with x\n"
-        "  Tested: the output against a reference, causality and gradients"
-    )
-    assert Report.from_json(made.to_json()) == made
 
 
 @pytest.mark.parametrize(
@@ -411,14 +346,6 @@ def test_a_form_in_words_and_as_facts(form, text, hides_future, multi_head):
     assert str(form) == text
     assert (form.hides_future, form.multi_head) == (hides_future, multi_head)
     assert Form.from_json(json.loads(json.dumps(form.to_json()))) == form
-
-
-def test_unsure_has_no_severity():
-    """Not "unsure (edge: only in some situations)"."""
-    found = Finding("unsure", "edge", "The checker does not know.", "", "", None)
-    text = str(report(found, HALF, verdict="unsure"))
-    assert "\n  unsure\n" in text
-    assert "mask-fill-overflows-half (edge: only in some situations)" in text
 
 
 def test_classes_that_are_no_attention_are_left_out():

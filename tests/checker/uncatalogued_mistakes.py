@@ -2,7 +2,7 @@
 
 # ruff: noqa: E501 - submissions have long lines, and the edits must match them
 
-from planted_mistakes import BOOK, HEAD, MINIMAL, edited
+from planted_mistakes import BOOK, HEAD, MINIMAL, WRAPPER, edited
 
 FUSED = (
     HEAD
@@ -177,6 +177,7 @@ BEYOND: dict[str, tuple[set[str], str]] = {
 
 UNUSUAL: dict[str, str] = {
     "fused, for images": FUSED,
+    "heads in a list": WRAPPER,
     "rotary": HEAD + _ROPE,
     "rotary, angles given": HEAD + _GIVEN_ANGLES,
     "rotary, angles as complex numbers": HEAD + _COMPLEX,
@@ -197,31 +198,19 @@ UNUSUAL: dict[str, str] = {
     "dropped at the output too": edited(MINIMAL, [("return self.proj(y)", "return self.drop(self.proj(y))")]),
 }  # fmt: skip
 
-# Correct, but weights from elsewhere do not fit.
-SHARED = HEAD + _SHARED
-
 # Nothing in it says whether it is causal.
 MAYBE_CAUSAL = _BLOCK_SIZE
 
-# A flag that is off, the same passed to PyTorch, and a flag of a class whose mask is an argument.
+# Signs of causality that mean nothing: a flag that is off, and one of a class that takes a mask.
 _OFF = edited(FUSED, [("        self.proj", "        self.is_causal = False\n        self.proj")])
-NO_SIGNS = (
+UNUSUAL["a flag that is off"] = _OFF
+UNUSUAL["a flag beside a mask that is an argument"] = edited(
     _OFF,
-    edited(
-        _OFF,
-        [
-            ("        match = (q @ k.mT) * self.scale\n        match = match.softmax(dim=-1)\n", ""),
-            ("(match @ v)", "F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)"),
-        ],
-    ),
-    edited(
-        _OFF,
-        [
-            ("self.is_causal = False", "self.is_causal = True"),
-            ("def forward(self, x):", "def forward(self, x, mask=None):"),
-            ("        match = match.softmax", "        match = match if mask is None else match + mask\n        match = match.softmax"),
-        ],
-    ),
+    [
+        ("self.is_causal = False", "self.is_causal = True"),
+        ("def forward(self, x):", "def forward(self, x, mask=None):"),
+        ("        match = match.softmax", "        match = match if mask is None else match + mask\n        match = match.softmax"),
+    ],
 )  # fmt: skip
 
 # Attention beside another layer.

@@ -62,16 +62,6 @@ def test_the_feedback_as_markdown():
     assert "\n## softmax-over-queries\n\n```py\nweights = scores.softmax(dim=-2)" in text
 
 
-def test_the_feedback_as_a_page():
-    text = feedback.html("anna.py", [REPORT])
-    assert '<span class="verdict wrong">Wrong</span>: Attention' in text
-    assert '<a href="#softmax-over-queries">' in text
-    assert '<h2 id="softmax-over-queries">' in text
-    assert "(batch=3, queries=7)" in text
-    assert "<script" not in text
-    assert "script-src 'none'" in text
-
-
 def test_the_caret_of_a_syntax_error_stands_below_its_character():
     snippet = 'File "a.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax'
     found = Finding("cannot-run", "wrong", "Python could not read the file.", snippet, "", 3)

@@ -1,39 +1,22 @@
 """Every mistake of the catalogue is named in several styles; correct code is not flagged."""
 
 import difflib
-import functools
 from pathlib import Path
 
 import pytest
 import torch
-from correct_variants import RIGHT
-from in_process_check import Here, check_file
-from planted_mistakes import BOOK, MINIMAL, PLANTED, SPECIAL, STYLES, WRAPPER, edited, planted
-from uncatalogued_mistakes import BEYOND, CONVOLVED, MAYBE_CAUSAL, NO_SIGNS, SHARED, UNUSUAL
+from in_process_check import check_all as check
+from in_process_check import check_file, ids
+from planted_mistakes import BOOK, MINIMAL, PLANTED, SPECIAL, STYLES, edited, planted
+from uncatalogued_mistakes import BEYOND, CONVOLVED, MAYBE_CAUSAL, UNUSUAL
 
 import clearhead
 from clearhead import ladder
 from clearhead.checker.catalogue import find
-from clearhead.checker.diagnosis.class_check import check_class, check_object
-from clearhead.checker.diagnosis.file_check import check_source
-from clearhead.checker.harness.constructor_arguments import meaning_of
+from clearhead.checker.diagnosis.class_check import check_object
 from clearhead.checker.harness.weight_roles import role_of
-from clearhead.checker.report import Report
-from clearhead.checker.sandbox.submission import Failure
-from clearhead.checker.source.class_choice import choose
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # submissions may warn
-
-
-def check(source: str, only: str | None = None) -> list[Report]:
-    session = Here(source)
-    classes = session.classes()
-    assert not isinstance(classes, Failure)
-    return [check_class(session, info, source, "file.py") for info in choose(classes, source, only)]
-
-
-def ids(report: Report) -> set[str]:
-    return {finding.id for finding in report.findings}
 
 
 def changed_lines(old: str, new: str) -> set[int]:
@@ -91,23 +74,12 @@ def test_a_mistake_with_a_shape_of_its_own_is_named(name: str) -> None:
 # Pairs where neither mistake hides the other: both are named.
 PAIRS = [
     ("book", "missing-scale", "mask-off-by-one"),
-    ("book", "softmax-over-queries", "scale-by-d-out"),
     ("book", "merge-without-transpose", "out-proj-unused"),
-    ("book", "key-from-query-weights", "mask-after-softmax"),
-    ("book", "view-with-d-in", "missing-scale"),
-    ("book", "dropout-unused", "scale-multiplied"),
     ("book", "dropout-in-eval", "mask-result-dropped"),
-    ("book", "mask-not-sliced", "value-from-keys"),
-    ("minimal", "split-without-transpose", "missing-scale"),
     ("minimal", "key-from-query-weights", "value-from-keys"),
-    ("nano", "padding-inverted", "scale-twice"),
-    ("minimal", "mask-inverted", "scale-twice"),
-    ("minimal", "value-from-keys", "mask-fill-not-inf"),
+    ("minimal", "split-without-transpose", "missing-scale"),
     ("minimal", "scores-detached", "mask-off-by-one"),
-    ("minimal", "heads-interleaved", "mask-result-dropped"),
-    ("minimal", "out-proj-unused", "scores-detached"),
-    ("nano", "merge-without-transpose", "mask-fill-not-inf"),
-    ("nano", "split-without-transpose", "mask-off-by-one"),
+    ("nano", "padding-inverted", "scale-twice"),
     ("nano", "heads-summed", "scale-by-d-out"),
     ("nano", "query-key-swapped", "mask-hides-self"),
     ("nano", "dropout-rescaled-twice", "no-causal-mask"),
@@ -121,13 +93,6 @@ def test_two_mistakes_are_both_named(style: str, one: str, other: str) -> None:
     assert ids(report) == {one, other}, report
 
 
-def test_three_mistakes_are_all_named() -> None:
-    wanted = ("missing-scale", "mask-off-by-one", "merge-without-transpose")
-    source = functools.reduce(lambda text, id: edited(text, PLANTED[id]["book"]), wanted, BOOK)
-    (report,) = check(source)
-    assert ids(report) == set(wanted)
-
-
 @pytest.mark.parametrize("name", BEYOND)
 def test_mistakes_in_no_list(name: str) -> None:
     wanted, source = BEYOND[name]
@@ -136,35 +101,30 @@ def test_mistakes_in_no_list(name: str) -> None:
     assert report.verdict == "wrong"
 
 
-# Each token is projected separately: no tensor holds the merged heads of all tokens.
-NOT_UNDERSTOOD = "a parameter a head, loops"
+# `make test` has every second one.
+EVERY_RIGHT = [
+    pytest.param(name, marks=pytest.mark.slow if place % 2 else [])
+    for place, name in enumerate(UNUSUAL)
+]
 
 
-def test_what_is_not_understood_is_not_called_wrong() -> None:
-    (report,) = check({**RIGHT, **UNUSUAL}[NOT_UNDERSTOOD])
-    assert (report.verdict, ids(report)) == ("unsure", {"unsure"}), report
-
-
-# "wrapper" is checked in a process of its own below.
-@pytest.mark.parametrize("name", sorted({*RIGHT, *UNUSUAL} - {NOT_UNDERSTOOD, "wrapper"}))
+@pytest.mark.parametrize("name", EVERY_RIGHT)
 def test_right_code_is_not_flagged(name: str) -> None:
-    reports = check({**RIGHT, **UNUSUAL}[name])
+    reports = check(UNUSUAL[name])
     assert reports
     for report in reports:
         assert report.verdict == "correct", report
-        # Failures in half precision or with huge scores are remarks, not mistakes.
-        assert ids(report) <= {"mask-fill-overflows-half", "mask-fill-too-small"}, report
+        # Failures in half precision are remarks, not mistakes.
+        assert ids(report) <= {"mask-fill-overflows-half"}, report
 
 
 @pytest.mark.parametrize(
     "cls",
     [
-        ladder.SelfAttention,
-        ladder.CausalAttention,
-        ladder.MultiHeadAttentionWrapper,
-        ladder.MultiHeadAttention,
-        ladder.EncoderAttention,
-        clearhead.MultiHeadAttention,
+        *(ladder.SelfAttention, ladder.CausalAttention),
+        pytest.param(ladder.MultiHeadAttentionWrapper, marks=pytest.mark.slow),
+        pytest.param(ladder.MultiHeadAttention, marks=pytest.mark.slow),
+        *(ladder.EncoderAttention, clearhead.MultiHeadAttention),
     ],
 )
 def test_our_own_attention_is_right(cls: type) -> None:
@@ -184,8 +144,9 @@ def test_a_report_has_a_short_repr() -> None:
     assert shown == "Report(CausalAttention: correct; no findings): print it"
 
 
-def test_a_module_that_is_built_is_checked_as_it_is() -> None:
-    module = ladder.MultiHeadAttention(10, 12, 9, 0.1, num_heads=4)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])  # the rate is not known, and not judged
+def test_a_module_that_is_built_is_checked_as_it_is(dropout: float) -> None:
+    module = ladder.MultiHeadAttention(10, 12, 9, dropout, num_heads=4)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     report = check_object(module)
     assert report.verdict == "correct", report
@@ -193,20 +154,6 @@ def test_a_module_that_is_built_is_checked_as_it_is() -> None:
     assert str(report.form).startswith("4 heads of size 3, causal")
     for name, value in module.state_dict().items():
         assert torch.equal(before[name], value)
-
-
-def test_a_file_is_checked_in_a_process_of_its_own() -> None:
-    right, wrapper = check_source(WRAPPER, "mine.py")
-    assert (right.cls, wrapper.cls) == ("CausalAttention", "MultiHeadAttentionWrapper")
-    assert right.verdict == wrapper.verdict == "correct"
-    assert ids(right) == ids(wrapper) == set()
-
-
-def test_the_evidence_says_what_was_seen() -> None:
-    (wrong,) = check(planted("softmax-over-queries", "nano"))
-    assert ids(wrong) == {"softmax-over-queries"}
-    assert "softmax runs over the queries" in wrong.findings[0].evidence
-    assert "Changing token" in wrong.findings[0].evidence
 
 
 def test_a_file_that_cannot_run_says_so() -> None:
@@ -273,48 +220,6 @@ def test_what_is_not_known_is_called_unsure() -> None:
     assert "the scores are capped in an unknown way" in report.findings[0].evidence
 
 
-def test_a_mistake_in_no_list_is_wrong_with_the_property_that_fails() -> None:
-    mixed = edited(BOOK, [("keys = self.W_key(x)", "keys = self.W_key(x.roll(1, 0) * 0.5)")])
-    (report,) = check(mixed)
-    assert report.verdict == "wrong"
-    assert ids(report) == {"attends-across-batch"}
-    assert "one changes the output of another" in report.findings[0].evidence
-    # The mean of future values is subtracted from the values.
-    leaking = edited(
-        BOOK, [("values = self.W_value(x)", "values = self.W_value(x - x.mean(1, keepdim=True))")]
-    )
-    (report,) = check(leaking)
-    assert report.verdict == "wrong"
-    assert "Changing token" in report.findings[0].evidence
-
-
-def test_a_class_in_which_no_token_sees_another_is_no_attention() -> None:
-    source = """
-import torch.nn as nn
-class Attention(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.layer = nn.Linear(dim, dim)
-    def forward(self, x):
-        return self.layer(x)
-"""
-    (report,) = check(source)
-    assert report.verdict == "wrong"
-    assert "no token sees another" in report.findings[0].evidence
-
-
-def test_a_class_that_is_no_module_is_checked_too() -> None:
-    plain = edited(
-        BOOK,
-        [("(nn.Module)", ""), ("        super().__init__()\n", ""),
-         ('self.register_buffer("mask", ', "self.mask = ("),
-         ("self.dropout(weights)", "weights")],
-    )  # fmt: skip
-    (report,) = check(plain)
-    assert report.verdict in ("correct", "wrong"), report
-    assert str(report.form).startswith("3 heads of size 5, causal")
-
-
 def test_the_line_of_the_root_is_named_not_a_call_of_that_name() -> None:
     """A helper called scaled_dot_product is not the line with the scale."""
     file = Path(__file__).parents[1] / "submissions" / "32_root_of_d_model.py"
@@ -325,34 +230,12 @@ def test_the_line_of_the_root_is_named_not_a_call_of_that_name() -> None:
     assert "math.sqrt(self.d_model)" in source.splitlines()[finding.line - 1]
 
 
-def test_any_wrong_scale_gets_its_own_sentence() -> None:
-    (report,) = check(edited(BOOK, [("keys.shape[-1] ** 0.5", "1.7")]))
-    assert ids(report) == {"wrong-scale"}
-    assert "The scale is 0.588 instead of 0.447" in report.findings[0].evidence
-
-
 def test_a_context_length_alone_is_no_sign_of_causality() -> None:
     """An encoder with block_size in its constructor was called wrong."""
     (report,) = check(MAYBE_CAUSAL)
     assert (report.verdict, ids(report)) == ("correct", set()), report
     (report,) = check(MAYBE_CAUSAL + "\n\nclass TinyGPT(nn.Module):\n    pass\n", "SelfAttn")
     assert (report.verdict, ids(report)) == ("wrong", {"no-causal-mask"})
-
-
-def test_an_adapter_with_a_context_length_says_nothing_about_causality() -> None:
-    adapter = """
-class Adapted(nn.Module):
-    def __init__(self, d_in, d_out, context_length, dropout, num_heads):
-        super().__init__()
-        self.inner = SelfAttn(d_out, num_heads)
-
-    def forward(self, x):
-        return self.inner(x)
-"""
-    (report,) = check_file(UNUSUAL["fused, for images"], "mine.py", adapter=adapter)
-    assert report.verdict == "correct", report
-    assert not report.findings
-    assert report.form.causal == "no"
 
 
 def test_a_scale_that_is_set_on_purpose_is_not_called_wrong() -> None:
@@ -369,113 +252,21 @@ def test_a_scale_that_is_set_on_purpose_is_not_called_wrong() -> None:
     assert report.notes == ("The scale is an argument, and the value passed is used.",)
 
 
-def test_signs_of_causality_that_mean_nothing_are_not_taken_for_signs() -> None:
-    """A flag that is off, and a flag of a class whose mask is an argument."""
-    for source in NO_SIGNS:
-        (report,) = check(source)
-        assert (report.verdict, ids(report)) == ("correct", set()), report
-        assert report.form.causal == "no"
-
-
-def test_keys_from_elsewhere_are_given_where_forward_needs_them() -> None:
-    source = RIGHT["cross attention"]
-    assert "context" in source
-    optional = source.replace("context)", "context=None)", 1)
-    assert optional != source
-    (report,) = check(optional)
-    assert (report.verdict, ids(report)) == ("correct", set()), report
-
-
-PASSED_AS_FLAG = """
-import torch
-from torch import nn
-
-class Head(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(width, 5) for _ in range(3))
-
-    def forward(self, x, mask=False, enc_out=None):
-        memory = x if enc_out is None else enc_out
-        scores = self.q(x) @ self.k(memory).mT / 5**0.5
-        if mask:
-            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-        return scores.softmax(-1) @ self.v(memory)
-
-class MultiHeadAttention(nn.Module):
-    def __init__(self, width, num_heads):
-        super().__init__()
-        self.heads = nn.ModuleList(Head(width) for _ in range(num_heads))
-        self.out = nn.Linear(5 * num_heads, width)
-
-    def forward(self, x, enc_out=None):
-        return self.out(torch.cat([head(x, enc_out) for head in self.heads], -1))
-"""
-
-
-def test_keys_from_elsewhere_that_arrive_as_a_flag_are_found() -> None:
-    (report,) = check(PASSED_AS_FLAG, "MultiHeadAttention")
-    assert (report.verdict, report.findings[0].id) == ("wrong", "crashes")
-    assert "With enc_out given" in report.findings[0].evidence
-    right = PASSED_AS_FLAG.replace("head(x, enc_out)", "head(x, enc_out=enc_out)")
-    assert [r.verdict for r in check(right, "MultiHeadAttention")] == ["correct"]
-
-
-def test_projections_inside_each_head_are_right_but_not_the_papers() -> None:
-    (report,) = check(SHARED)
-    assert report.verdict == "correct", report
-    assert [(f.id, f.severity) for f in report.findings] == [("heads-share-projection", "compat")]
-
-
 def test_a_convolution_beside_attention_is_no_mistake() -> None:
     (report,) = check(CONVOLVED)
     assert report.verdict == "unsure", report
 
 
-def test_a_module_given_with_dropout_of_its_own_is_not_called_wrong() -> None:
-    """The rate with which it was built is not known, so it cannot be judged."""
-    report = check_object(ladder.MultiHeadAttention(10, 12, 9, 0.0, num_heads=4))
-    assert (report.verdict, ids(report)) == ("correct", set()), report
-
-
-def test_a_mask_argument_may_have_any_polarity_but_must_hide() -> None:
-    source = RIGHT["head by head inside the fused matrix"]
-    fills: dict[str, set[str]] = {
-        "mask == 0, -9e15": set(),
-        "mask == 1, -1e4": set(),
-        "mask == 0, 0.0": {"mask-fill-not-inf"},
-    }
-    for fill, wanted in fills.items():
-        (report,) = check(edited(source, [("mask == 0, -9e15", fill)]))
-        assert ids(report) - {"mask-fill-overflows-half"} == wanted, (fill, report)
-    ignored = edited(
-        source,
-        [("            match = match.masked_fill(mask == 0, -9e15)\n", "            pass\n")],
-    )
-    assert ids(check(ignored)[0]) == {"mask-ignored"}
-
-
 @pytest.mark.parametrize(
     ("path", "role"),
     [
-        ("W_query.weight", "q"), ("to_q.weight", "q"), ("w_qs.weight", "q"), ("querys.weight", "q"),
-        ("toQueries.weight", "q"), ("attn.q_proj.weight", "q"), ("W_keys", "k"),
-        ("fc_k.weight", "k"), ("values.weight", "v"), ("vproj.weight", "v"),
-        ("attn.c_attn.weight", "qkv"), ("in_proj_weight", "qkv"),
-        ("query_key_value.weight", "qkv"), ("to_kv.weight", "kv"),
-        ("to_out.0.weight", "o"), ("unifyheads.weight", "o"), ("W_o.weight", "o"),
-        ("attn.c_proj.weight", "o"), ("fc_out.weight", "o"), ("alpha.weight", ""),
+        ("w_qs.weight", "q"), ("toQueries.weight", "q"), ("fc_k.weight", "k"),
+        ("attn.c_attn.weight", "qkv"), ("in_proj_weight", "qkv"), ("to_kv.weight", "kv"),
+        ("to_out.0.weight", "o"), ("unifyheads.weight", "o"), ("alpha.weight", ""),
     ],
 )  # fmt: skip
 def test_names_tell_roles(path: str, role: str) -> None:
     assert role_of(path) == role
-
-
-def test_constructor_names_are_understood() -> None:
-    assert meaning_of("numHeads") == "heads"
-    assert meaning_of("ctx_len") == "context"
-    assert meaning_of("attn_pdrop") == "p"
-    assert meaning_of("xyz") == ""
 
 
 @pytest.mark.parametrize(

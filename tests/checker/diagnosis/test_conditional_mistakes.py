@@ -80,7 +80,10 @@ def test_wrong_elsewhere_is_not_called_correct(when):
     assert report.verdict == "wrong", report
 
 
-@pytest.mark.parametrize("when", SILENT_WHEN)
+@pytest.mark.parametrize(
+    "when",
+    [pytest.param("in training", marks=pytest.mark.slow), "ends in training", "above 8 tokens"],
+)
 def test_no_answer_is_not_called_correct(when):
     """A missing answer is no evidence either: the verdict is "unsure" and names the question."""
     report = _checked(SILENT_WHEN[when], 0, seconds=3.0)
@@ -88,6 +91,7 @@ def test_no_answer_is_not_called_correct(when):
     assert "gave no answer when asked for" in str(report).replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_a_slow_class_is_not_called_wrong():
     """A correct class that takes long is "unsure", with the question that got no answer."""
     slow = "time.sleep(0.7)\n        open_future = False"

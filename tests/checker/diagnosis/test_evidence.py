@@ -2,26 +2,9 @@
 
 import in_process_check
 import pytest
+from planted_mistakes import PLANTED, edited, planted
 
-TWO = """\
-import torch
-from torch import nn
-
-
-class CausalAttention(nn.Module):
-    def __init__(self, d_in, d_out, context_length):
-        super().__init__()
-        self.W_query = nn.Linear(d_in, d_out)
-        self.W_key = nn.Linear(d_in, d_out)
-        self.W_value = nn.Linear(d_in, d_out)
-        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), 1))
-
-    def forward(self, x):
-        n = x.shape[1]
-        scores = self.W_query(x) @ self.W_key(x).transpose(1, 2)
-        scores.masked_fill(self.mask.bool()[:n, :n], -torch.inf)
-        return scores.softmax(dim=-1) @ self.W_value(x)
-"""
+TWO = edited(planted("mask-result-dropped", "book"), PLANTED["missing-scale"]["book"])
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,13 @@ STARTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("start", STARTS)
+QUICK = ("cross", "masked", "window", "stacked", "nulls", "one text")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [pytest.param(start, marks=[] if start in QUICK else pytest.mark.slow) for start in STARTS],
+)
 def test_the_class_is_right_without_a_mistake(start):
     report = check(STARTS[start])
     assert (report.verdict, ids(report)) == ("correct", set()), report
@@ -122,6 +128,7 @@ MISTAKES = [
     ("encoder", "F.softmax(s, dim=-1)", "s / s.sum(-1, keepdim=True)", "no-softmax"),
     ("encoder", "a @ v", "a.sum(-1, keepdim=True) * v", "values-not-mixed"),
     ("encoder", "self.proj(y)", "self.proj(y) * (1 - self.drop.p)", "dropout-scaled-down"),
+    ("masked", 's = s.masked_fill(mask, float("-inf"))', "pass", "mask-ignored"),
     ("masked", 'float("-inf")', "-10.0", "mask-fill-not-inf"),
     ("masked", 's.masked_fill(mask, float("-inf"))', "s * ~mask", "mask-fill-not-inf"),
     ("flagged", "triu(1)", "triu(2)", "mask-off-by-one"),
@@ -179,9 +186,3 @@ def test_heads_that_share_keys_are_never_tried_with_keys_of_their_own():
 def test_a_window_may_count_the_tokens_before_a_token():
     report = check(edited(WINDOW, [("triu(1 - self.w)", "triu(-self.w)")]))
     assert report.verdict == "correct"
-
-
-def test_queries_of_the_first_token_alone_are_no_mistake():
-    """A class token attends to all others; the output has one row."""
-    pooled = edited(ENCODER, [("self.W_q(x).view(B, T,", "self.W_q(x[:, :1]).view(B, 1,"), ("reshape(B, T, D)", "reshape(B, 1, D)")])  # fmt: skip
-    assert check(pooled).verdict in ("unsure", "correct")

@@ -36,6 +36,7 @@ class SlowAttention:
 """
 
 
+@SLOW  # harness/test_adapter_templates.py has a quicker class that the formula proves right
 def test_loops_over_single_numbers_are_compared_with_the_formula():
     report = check(LOOPS)
     assert report.verdict == "correct", report

@@ -16,35 +16,18 @@ _KEPT = edited(
     [("self.drop = nn.Dropout(p)", "self.drop = nn.Dropout(p)\n        self.m = None"),
      (_MADE, "if self.m is None or self.m.shape[0] < T:\n            self.m = torch.tril(torch.ones(T, T, device=x.device))\n        m = self.m[:T, :T]")],
 )  # fmt: skip
-_KEPT_BY_LENGTH = edited(
-    MINIMAL,
-    [("self.drop = nn.Dropout(p)", "self.drop = nn.Dropout(p)\n        self.masks = {}"),
-     (_MADE, "if T not in self.masks:\n            self.masks[T] = torch.tril(torch.ones(T, T, device=x.device))\n        m = self.masks[T]")],
-)  # fmt: skip
-_KEPT_AS_BUFFER = edited(
-    BOOK,
-    [('        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1))\n', ""),
-     ("        future = self.mask.bool()[:tokens, :tokens]\n",
-      "        if not hasattr(self, 'mask') or len(self.mask) < tokens:\n            self.register_buffer('mask', torch.ones(tokens, tokens, device=x.device).triu(1), persistent=False)\n        future = self.mask.bool()[:tokens, :tokens]\n")],
-)  # fmt: skip
-
-EARLIER = [
-    edited(_KEPT, [("if self.m is None or self.m.shape[0] < T:", "if self.m is None:")]),
-    edited(_KEPT_BY_LENGTH, [("if T not in self.masks:", "if not self.masks:"), ("self.masks[T] =", "self.masks[0] ="), ("m = self.masks[T]", "m = self.masks[0][:T, :T]")]),
-    edited(_KEPT_AS_BUFFER, [(" or len(self.mask) < tokens:", ":")]),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize("source", [_KEPT, _KEPT_BY_LENGTH, _KEPT_AS_BUFFER])
-def test_what_is_kept_and_made_anew_is_right(source: str) -> None:
-    report = check(source)
+def test_what_is_kept_and_made_anew_is_right() -> None:
+    report = check(_KEPT)
     assert (report.verdict, report.findings) == ("correct", ()), report
 
 
-@pytest.mark.parametrize("style", range(len(EARLIER)))
-def test_what_an_earlier_text_has_left_is_named(style: int) -> None:
+def test_what_an_earlier_text_has_left_is_named() -> None:
     """A failure that depends on the previous call is wrong, and not an edge case of lengths."""
-    report = check(EARLIER[style])
+    report = check(
+        edited(_KEPT, [("if self.m is None or self.m.shape[0] < T:", "if self.m is None:")])
+    )
     assert (report.verdict, ids(report)) == ("wrong", {"depends-on-earlier-call"}), report
     assert report.findings[0].evidence.startswith("After inputs of up to 7 tokens, one of")
     assert report.findings[0].line is not None
@@ -89,7 +72,6 @@ _LIMITED = edited(
     ("right", "wrong", "last"),
     [
         (_STREAMED, ("below * old + e.sum", "below + e.sum"), 128),
-        (_STREAMED, ("top * old + e", "top + e"), 128),
         (_LIMITED, (".split(90, dim=2)], dim=2)", ".split(90, dim=3)], dim=3)"), 90),
     ],
 )
@@ -152,7 +134,7 @@ _AT = "        self.drop = nn.Dropout(p)\n"
 
 @pytest.mark.parametrize(
     "names",
-    [("proj.weight", "proj.bias"), ("W_q.weight", "W_q.bias"), ("proj.weight", "W_q.weight"), ("W_v.weight", "W_v.bias")],
+    [("proj.weight", "proj.bias"), ("proj.weight", "W_q.weight")],
 )  # fmt: skip
 def test_one_factor_may_start_at_zero(names: tuple[str, ...]) -> None:
     report = check(_starting(MINIMAL, _AT, *names))
@@ -163,7 +145,6 @@ def test_one_factor_may_start_at_zero(names: tuple[str, ...]) -> None:
     ("source", "stuck"),
     [
         (_starting(MINIMAL, _AT, "W_q.weight", "W_q.bias", "W_k.weight", "W_k.bias"), "W_q.weight, W_q.bias, W_k.weight"),
-        (_starting(BOOK, "        self.dropout = nn.Dropout(dropout)\n", "W_query.weight", "W_query.bias", "W_key.weight", "W_key.bias").replace("qkv_bias=False", "qkv_bias=True"), "W_query.weight"),
         (_starting(MINIMAL, _AT, "W_v.weight", "W_v.bias", "proj.weight"), "W_q.weight"),
     ],
 )  # fmt: skip
@@ -182,30 +163,3 @@ def test_zeros_are_room_for_weights_from_elsewhere() -> None:
     source = _starting(MINIMAL, _AT, "W_q.weight", "W_q.bias", "W_k.weight", "W_k.bias")
     source += "\n\ndef load(module, path):\n    module.load_state_dict(torch.load(path))\n"
     assert check(source).findings == ()
-
-
-def test_scores_without_gradient_after_an_embedding() -> None:
-    """In a fused matrix, the rows of the values get a gradient and the others must too."""
-    unknown = (
-        HEAD
-        + """\
-class EntityAttention(nn.Module):
-    def __init__(self, obs_dim, dim=64, n_heads=4):
-        super().__init__()
-        self.n_heads = n_heads
-        self.embed = nn.Linear(obs_dim, dim)
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.out = nn.Linear(dim, dim)
-
-    def forward(self, obs):
-        h = self.embed(obs).relu()
-        q, k, v = (t.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for t in self.qkv(h).chunk(3, -1))
-        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
-        self.seen = weights.detach()
-        return h + self.out((weights @ v).transpose(1, 2).flatten(2))
-"""
-    )
-    assert check(unknown).verdict == "correct"
-    report = check(edited(unknown, [("(weights @ v)", "(self.seen @ v)")]))
-    assert (report.verdict, ids(report)) == ("wrong", {"scores-detached"}), report
-    assert "30 of the 45 rows of qkv.weight" in report.findings[0].evidence

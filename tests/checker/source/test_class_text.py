@@ -4,43 +4,20 @@ import ast
 
 import pytest
 from in_process_check import Here
+from planted_mistakes import WRAPPER, edited
 
 from clearhead.checker.diagnosis.class_check import check_class
 from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.sandbox.limits import Limits
 from clearhead.checker.source.class_text import Text, dropped_mask, locate, used_by
 
-HEADS = """\
-import torch
-from torch import nn
-
-
-class CausalHead(nn.Module):
-    def __init__(self, d_in, d_out, context_length):
-        super().__init__()
-        self.W_query = nn.Linear(d_in, d_out)
-        self.W_key = nn.Linear(d_in, d_out)
-        self.W_value = nn.Linear(d_in, d_out)
-        self.register_buffer("mask", torch.tril(torch.ones(context_length, context_length)))
-
-    def forward(self, x):
-        n = x.shape[1]
-        keys = self.W_key(x)
-        scores = self.W_query(x) @ keys.transpose(1, 2) / keys.shape[-1] ** 0.5
-        weights = scores.softmax(dim=-1)
-        weights = weights * self.mask[:n, :n]
-        return weights @ self.W_value(x)
-
-
-class MultiHeadWrapper(nn.Module):
-    def __init__(self, d_in, d_out, context_length, num_heads):
-        super().__init__()
-        heads = [CausalHead(d_in, d_out, context_length) for _ in range(num_heads)]
-        self.heads = nn.ModuleList(heads)
-
-    def forward(self, x):
-        return torch.cat([head(x) for head in self.heads], dim=-1)
-"""
+HEADS = edited(
+    WRAPPER,
+    [
+        ("        scores.masked_fill_(self.mask.bool()[:n, :n], -torch.inf)\n", ""),
+        ("return w", "weights = weights * (1 - self.mask[:n, :n])\n        return w"),
+    ],
+)  # fmt: skip
 
 
 def text_of(file: str, name: str) -> Text:
@@ -57,11 +34,11 @@ def line_of(file: str, code: str) -> int:
 def test_the_line_is_found_in_the_class_that_is_wrapped():
     """A policy may choose the wrapper, while the mistake is in the wrapped class."""
     session = Here(HEADS)
-    info = next(one for one in session.classes() if one.name == "MultiHeadWrapper")
+    info = next(one for one in session.classes() if one.name == "MultiHeadAttentionWrapper")
     (found,) = check_class(session, info, HEADS, "file.py").findings
     assert (found.id, found.line) == (
         "mask-after-softmax",
-        line_of(HEADS, "weights = weights * self.mask"),
+        line_of(HEADS, "weights = weights * (1 - self.mask"),
     )
 
 
@@ -104,7 +81,7 @@ def test_a_result_that_is_dropped_in_what_the_class_uses():
     assert dropped_mask(text_of(FUNCTION, "MultiHead")) == 5
     other = HEADS.replace("weights = weights *", "scores.masked_fill(self.mask == 0, 0)  #")
     line = line_of(other, "scores.masked_fill(")
-    assert dropped_mask(text_of(other, "MultiHeadWrapper")) == line
+    assert dropped_mask(text_of(other, "MultiHeadAttentionWrapper")) == line
 
 
 def test_a_class_that_computes_its_own_scores_is_looked_at_first():
@@ -151,7 +128,9 @@ class Attention(nn.Module):
 """
 
 
-@pytest.mark.parametrize(("most", "verdict"), [(0, "error"), (6, "unsure")])
+@pytest.mark.parametrize(
+    ("most", "verdict"), [(0, "error"), pytest.param(6, "unsure", marks=pytest.mark.slow)]
+)
 def test_the_line_of_a_pass_that_hangs_is_named(most, verdict):
     source = HANGS.replace("> 0", f"> {most}")
     (report,) = check_source(source, "hangs.py", limits=Limits(seconds=3))
