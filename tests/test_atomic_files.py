@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead import GPT2, AttentionMap, cli, export, timing, trace
+from clearhead import GPT2, AttentionMap, export, timing
 from clearhead.atomic_files import beside, check_place
 from clearhead.checker.classroom import marks_file as marks
 from clearhead.checker.classroom.marks_file import HEAD, Marks, Row
@@ -246,22 +246,3 @@ def test_a_full_disk_is_one_line(command):
     done = full(*command.split())
     assert done.stderr == "Error: the output cannot be written: No space left on device\n"
     assert done.returncode == 1
-
-
-def test_an_error_without_an_errno_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["explain", "the cat sat", "-o", "none/x.html"])
-    assert stopped.value.code == 2
-    assert "Error: --out none/x.html: there is no folder none." in capsys.readouterr().err
-
-
-def test_a_trace_follows_a_link(tmp_path):
-    from clearhead import MultiHeadAttention
-
-    torch.manual_seed(1)
-    link, real = tmp_path / "link.html", tmp_path / "real.html"
-    link.symlink_to(real)
-    trace(MultiHeadAttention(6, 6, 5, 0.0, 2).eval(), torch.randn(1, 3, 6)).save(link)
-    assert link.is_symlink()
-    assert real.is_file()

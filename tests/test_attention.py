@@ -10,12 +10,9 @@ import torch._dynamo.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers.models.gpt2.configuration_gpt2 import GPT2Config
-from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 import clearhead
 from clearhead import KVCache, Mask, MultiHeadAttention, Rope, ShapeError, ladder
-from clearhead.attention import packing_pays
 from clearhead.kernels import KERNELS
 from oracles import as_tensor, gradients, multi_head, randomise
 
@@ -192,29 +189,6 @@ def test_changing_a_token_leaves_earlier_outputs_untouched(at, window, kernel):
         assert not difference[at + window :].any()
 
 
-def test_permuting_heads_with_their_weights_changes_nothing():
-    module = build(qkv_bias=True)
-    shuffled = copy.deepcopy(module)
-    order = torch.tensor([2, 0, 1])
-    index = (order[:, None] * HEAD_DIM + torch.arange(HEAD_DIM)).flatten()
-    with torch.no_grad():
-        for layer in (shuffled.W_query, shuffled.W_key, shuffled.W_value):
-            layer.weight.copy_(layer.weight[index])
-            layer.bias.copy_(layer.bias[index])
-        shuffled.out_proj.weight.copy_(shuffled.out_proj.weight[:, index])
-    x = random_x()
-    torch.testing.assert_close(shuffled(x), module(x))
-
-
-def test_padded_batch_equals_one_by_one():
-    module = build(rope=Rope())
-    x = random_x()
-    right = module(x, mask=Mask.padding([4, 7], "right"))
-    torch.testing.assert_close(right[0, :4], module(x[:1, :4])[0])
-    left = module(x, mask=Mask.padding([4, 7], "left"))
-    torch.testing.assert_close(left[0, 3:], module(x[:1, 3:])[0])
-
-
 def test_dropout_acts_in_training_only():
     module = build(dropout=0.5).train()
     x = random_x()
@@ -248,29 +222,6 @@ def test_equals_nn_multihead_attention(causal):
     torch.testing.assert_close(ours(x, mask=mask), expected)
 
 
-def test_equals_hf_gpt2_attention():
-    config = GPT2Config(
-        n_embd=D_OUT, n_head=HEADS, n_positions=CONTEXT, attn_pdrop=0.0, resid_pdrop=0.0
-    )
-    config._attn_implementation = "eager"
-    theirs = randomise(GPT2Attention(config, layer_idx=0)).eval()
-    ours = MultiHeadAttention(D_OUT, D_OUT, CONTEXT, 0.0, HEADS, qkv_bias=True).double().eval()
-    with torch.no_grad():
-        for layer, weight, bias in zip(
-            (ours.W_query, ours.W_key, ours.W_value),
-            theirs.c_attn.weight.T.chunk(3),  # Conv1D keeps (in, out)
-            theirs.c_attn.bias.chunk(3),
-            strict=True,
-        ):
-            layer.weight.copy_(weight)
-            layer.bias.copy_(bias)
-        ours.out_proj.weight.copy_(theirs.c_proj.weight.T)
-        ours.out_proj.bias.copy_(theirs.c_proj.bias)
-    x = random_x(width=D_OUT)
-    future = Mask.causal().to_additive(torch.float64, TOKENS)
-    torch.testing.assert_close(ours(x), theirs(x, attention_mask=future)[0])
-
-
 # The cache.
 
 
@@ -301,17 +252,6 @@ def test_cached_equals_uncached(chunks, window, kv_heads, rope, static, padded):
     whole = module(x, mask=Mask.padding(real[:, :total]) if padded else None)
     torch.testing.assert_close(torch.cat(outputs, 1), whole)
     assert len(cache) == total
-
-
-def test_cache_can_be_reset_and_says_what_it_holds():
-    module = build()
-    cache = module.new_cache(BATCH)
-    x = random_x()
-    first = module(x, cache=cache)
-    assert repr(cache) == "KVCache(7 of 13 tokens, batch=2, kv_heads=3, head_dim=10)"
-    cache.reset()
-    assert len(cache) == 0
-    torch.testing.assert_close(module(x, cache=cache), first)
 
 
 def test_cache_errors_teach():
@@ -569,12 +509,6 @@ def test_kernel_choice_is_explained():
         "blocked: with dropout PyTorch's CPU kernel builds queries × keys; blocked does not"
     )
     assert build(kernel="eager").explain_kernel(x) == 'eager: requested with kernel="eager"'
-
-
-def test_packing_is_recommended_where_it_pays():
-    assert packing_pays("cuda", 8 * 1024)
-    assert not packing_pays("cuda", 32_768)
-    assert not packing_pays("cpu", 200)
 
 
 def test_lengths_beyond_the_input_are_refused():

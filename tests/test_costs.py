@@ -26,19 +26,6 @@ def hugging_face_model(config):
     return transformers.GPT2LMHeadModel(sizes).eval()
 
 
-@pytest.mark.parametrize(
-    ("name", "total"),
-    [
-        ("gpt2-small", 124_439_808),
-        ("gpt2-medium", 354_823_168),
-        ("gpt2-large", 774_030_080),
-        ("gpt2-xl", 1_557_611_200),
-    ],
-)
-def test_totals_are_the_published_ones(name, total):
-    assert parameters(GPT2_CONFIGS[name])["total"] == total
-
-
 def test_gpt3_has_175_billion_parameters():
     assert round(parameters(GPT3_CONFIG)["total"] / 1e9) == 175
 

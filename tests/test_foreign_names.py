@@ -363,13 +363,6 @@ def test_foreign_attributes_are_not_ours(attention, model):
         assert not [name for name in names if hasattr(owners[kind], name)], kind
 
 
-def test_signatures_are_clean():
-    for name, function in CALLABLES.items():
-        kinds = {p.kind for p in inspect.signature(function).parameters.values()}
-        assert inspect.Parameter.VAR_KEYWORD not in kinds, name
-        assert inspect.Parameter.VAR_POSITIONAL not in kinds, name
-
-
 def test_errors_inside_a_call_are_not_taken_for_errors_of_the_call(attention, x):
     attention.out_proj.forward = lambda: None  # type: ignore[method-assign]
     with pytest.raises(TypeError, match="takes 0 positional arguments but 1 was given"):

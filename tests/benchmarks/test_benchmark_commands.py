@@ -142,24 +142,6 @@ def test_generation_that_differs_is_not_timed(monkeypatch, dtype, words):
 
 
 @pytest.mark.usefixtures("_tiny_model")
-def test_without_transformers_ours_is_measured_alone(monkeypatch):
-    monkeypatch.setattr(generate, "hugging_face", lambda ours: None)
-    found = generate.measure(generate.Settings(batch=(1,), tokens=5, prefill=40, rounds=1), say)
-    ours, theirs, _ = found["cases"][0]["rows"]
-    assert ours["status"] == "timed"
-    assert theirs["note"] == "transformers is not installed"
-    assert found["prefill"]["rows"][1]["status"] == "not run"
-
-
-def test_bytes_read_per_token():
-    model = GPT2(TINY)
-    whole = sum(parameter.numel() for parameter in model.parameters())
-    assert generate.weight_bytes(model) == 4 * (whole - 48 * 24)
-    assert generate.weight_bytes(GPT2(TINY, tied=False).double()) == 8 * (whole - 48 * 24)
-    assert 1e8 < generate.bandwidth("cpu", runs=1) < 1e13
-
-
-@pytest.mark.usefixtures("_tiny_model")
 def test_watch_that_changes_the_output_is_not_timed(monkeypatch):
     class Changing:
         def __init__(self, model):
@@ -224,15 +206,6 @@ def test_ctrl_c_loses_only_the_part_in_progress(monkeypatch, tmp_path):
         run_all.main(["--out", str(tmp_path)])
     assert end.value.code == 130
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_list_only_and_skip(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(run_all, "parts_for", lambda device: [part("a"), part("b"), part("c")])
-    run_all.main(["--list", "--skip", "b", "--out", str(tmp_path)])
-    assert "2 parts, about 2 minutes" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
-    run_all.main(["--only", "b", "--out", str(tmp_path)])
-    assert [file.name for file in tmp_path.iterdir()] == ["b.json"]
 
 
 def test_every_part_has_its_own_file_and_a_quick_form():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import published_code
-from benchmarks.published_code import Answer, check_all, download, figures, lines, main, measure
+from benchmarks.published_code import Answer, check_all, download, main, measure
 
 RIGHT = """
 import torch
@@ -119,12 +119,6 @@ def test_a_class_that_the_file_did_not_judge_is_asked_for_by_name(tmp_path, monk
     assert found["Other"]["notes"] == ["took longer than 150 s"]
 
 
-def test_unsure_is_a_verdict_of_its_own():
-    finding = {"id": "unsure", "severity": "error", "line": None, "evidence": "", "fix": ""}
-    report = {"class": "A", "verdict": "error", "findings": [finding], "notes": [], "how": ""}
-    assert published_code._verdict(report)["verdict"] == "unsure"
-
-
 def test_a_check_that_hangs_ends(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(RIGHT)
@@ -152,18 +146,3 @@ def test_what_pip_says_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(OSError, match=r"toy==1\.0: no such version"):
         download("toy", "1.0", tmp_path)
-
-
-def test_command_line(tmp_path, capsys, monkeypatch):
-    labels, output = tmp_path / "labels.json", tmp_path / "found.json"
-    labels.write_text(json.dumps([row("gone", "mine.py", "A", "right")]))
-    monkeypatch.setattr(measure, "__kwdefaults__", {"fetch": fetch})
-    main([str(output), "--labels", str(labels), "--jobs", "1"])
-    assert capsys.readouterr().out == "right         1 classes: 1 not downloaded\n"
-    assert json.loads(output.read_text())["benchmark"] == "published-code"
-
-
-def test_figures_and_lines():
-    rows = [{"label": "right", "verdict": "correct"}, {"label": "right", "verdict": "unsure"}]
-    found = {"figures": figures(rows)}
-    assert list(lines(found)) == ["right         2 classes: 1 correct, 1 unsure"]

@@ -38,46 +38,7 @@ def shown(monkeypatch):
     return calls
 
 
-@pytest.fixture(scope="module")
-def commands():
-    return typer.main.get_command(cli.make_app()).commands
-
-
-def options(command):
-    return {name: one for one in command.params for name in one.opts if name.startswith("-")}
-
-
 # the same options everywhere
-
-
-@pytest.mark.parametrize(
-    ("option", "metavar", "where"),
-    [
-        ("--model", "NAME_OR_DIR", (*MODELS, "info")),
-        ("--layer", "LAYER", ("explain", "heads", "view", "generate")),
-        ("--text", "FILE", READERS),
-        ("--seed", "N", ("explain", "generate", "check", "train")),
-        ("-o", "FILE", ("explain", "play", "heads", "claims", "export")),
-        ("--json", None, ("explain", "heads", "check", "claims", "generate", "export", "info")),
-    ],
-)
-def test_an_option_is_the_same_in_all_commands(commands, option, metavar, where):
-    for name in where:
-        found = options(commands[name])[option]
-        if metavar is not None:
-            assert found.metavar == metavar, name
-        if option == "-o":
-            assert set(found.opts) == {"-o", "--out"}
-
-
-def test_one_help_text_for_one_meaning(commands):
-    for option, names in (("--model", MODELS), ("--text", READERS)):
-        assert len({options(commands[name])[option].help for name in names}) == 1
-    layers = [options(commands[name])["--layer"].help for name in ("explain", "heads", "generate")]
-    assert all("by its number from 0, its name or a part of it (h.3)" in one for one in layers)
-    texts = [one for name in READERS for one in commands[name].params if one.metavar == "TEXT"]
-    assert len(texts) == len(READERS)
-    assert all(one.help.endswith(" A dash (-) reads standard input.") for one in texts)
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -123,14 +84,6 @@ def test_clearhead_alone_shows_five_things_to_try(run):
     for words in map(shlex.split, tried):  # they are understood, if not run
         command = typer.main.get_command(cli.make_app()).commands[words[0]]
         command.make_context(words[0], words[1:])
-
-
-def test_help_groups_the_commands_by_purpose(run):
-    out = run("--help")[1]
-    sections = re.findall(r"^(\S[^:]*):\n((?:  .*\n)+)", out, re.M)
-    found = {title: re.findall(r"^  ([a-z]+) ", body, re.M) for title, body in sections}
-    assert found["See attention"] == ["explain", "play", "heads", "view"]
-    assert sorted(name for names in found.values() for name in names) == sorted(cli.COMMANDS)
 
 
 # unknown options, commands, models
@@ -338,13 +291,6 @@ def test_claims_are_listed_as_json_and_say_how_long_they_take(run, monkeypatch, 
 
 
 # the terminal
-
-
-def test_one_claim_fits_a_narrow_window(run, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "50")
-    out = run("claims", "cat-weights", "--quick")[1]
-    assert "become the weights .1 .7 .2." in " ".join(out.split())
-    assert max(map(len, out.splitlines())) <= 50
 
 
 def test_a_long_message_is_wrapped_between_words_on_a_terminal(run, monkeypatch):

@@ -15,7 +15,6 @@ import page_cases
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, ShapeError, drawing, trace
 from clearhead.cli import main
 from clearhead.drawing import html_page as page_module
-from clearhead.drawing.file_formats import save
 from clearhead.drawing.html_page import Layer, Page, TooLarge
 from clearhead.maps import page_layers
 from clearhead.maps.axis_labels import axis_labels
@@ -78,16 +77,6 @@ def test_equal_masks_are_stored_once():
     about, _ = blocks(a_map(mask=Mask.causal()).page().html())
     assert about["layers"][0]["masks"] == 1
     assert about["layers"][0]["mask"] == [0, 0, 0]
-
-
-def test_a_page_of_chosen_heads_has_their_numbers():
-    m = page_cases.large().select(heads=[3, 1])
-    about, _ = blocks(m.page().html())
-    assert about["layers"][0]["numbers"] == [3, 1]
-    seen = Seen("Tiny")
-    seen.add("h.0", m)
-    about, _ = blocks(seen.page().html())
-    assert about["layers"][0]["numbers"] == [3, 1]
 
 
 def test_a_query_that_sees_nothing():
@@ -329,35 +318,6 @@ def test_the_end_of_the_name_decides(tmp_path):
         seen.save(tmp_path / "none" / "x.html")
 
 
-def test_a_map_alone_is_kept_through_seen(tmp_path):
-    with pytest.raises(
-        ValueError, match=r'seen.add\("map", m\)(.|\n)*seen.save\("x.safetensors"\)'
-    ):
-        a_map(heads=1).save(tmp_path / "x.safetensors")
-    seen = Seen()
-    seen.add("map", a_map(heads=1))
-    seen.save(tmp_path / "x.safetensors")
-    assert torch.equal(Seen.load(tmp_path / "x.safetensors")["map"][:], a_map(heads=1)[:])
-
-
-def test_a_failed_save_leaves_the_old_file(tmp_path):
-    file = tmp_path / "x.html"
-    file.write_text("old")
-
-    def fail():
-        raise TooLarge(5)
-
-    with pytest.raises(TooLarge):
-        save(file, fail)
-    assert file.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_nothing_seen_is_said():
-    with pytest.raises(ValueError, match="No attention was seen yet"):
-        Seen("m").save("x.html")
-
-
 def test_a_notebook_shows_the_page_in_a_frame():
     for thing in (a_map(), page_cases.model(12), page_cases.sentence().trace):
         frame = thing._repr_html_()
@@ -430,15 +390,3 @@ def test_explain_writes_its_json_to_the_file_and_nowhere_else(tmp_path, capsys):
 def test_a_title_with_every_kind_of_character():
     text = Page("é <b> \ud800 \n 猫", ()).html()
     assert "<title>&#233; &lt;b&gt; \\ud800 \\n &#29483;</title>" in text
-
-
-def test_capitals_in_the_end_of_a_name(tmp_path):
-    q = torch.randn(1, 2, 5, 4)
-    m = AttentionMap(q, q)
-    for end in (".svg", ".SVG"):
-        m.save(tmp_path / f"x{end}", head=1)
-    assert (tmp_path / "x.SVG").read_bytes() == (tmp_path / "x.svg").read_bytes()
-    seen = Seen("model")
-    seen.add("layer", m)
-    seen.save(tmp_path / "x.SAFETENSORS")
-    assert Seen.load(tmp_path / "x.SAFETENSORS").layers == ["layer"]

@@ -299,24 +299,3 @@ def test_labels_must_fit():
         trace(simplified_attention, x, tokens=["the", "cat"])
     with pytest.raises(ShapeError, match=r"expected a list of 7 labels, got one string"):
         trace(simplified_attention, x, tokens="the cat")
-
-
-def test_print_and_notebook():
-    module, x = build("multihead")
-    words = ["the", "[red]", "\x1b[31m", "<b>", "a\nb", "mat", "."]
-    seen = trace(module, x, tokens=words)
-    text, page = str(seen), seen._repr_html_()
-    assert "\x1b" not in text
-    for part in (
-        "[red]",
-        r"\x1b[31m",
-        r"a\nb",
-        "4c ATTENTION: softmax",
-        "head 2",
-        "sequence 0 of 2",
-    ):
-        assert part in text
-    assert page.startswith('<iframe srcdoc="')
-    assert "<b>" not in page
-    assert len(repr(seen)) < 120
-    assert max(map(len, text.splitlines())) <= 100

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from clearhead import Mask, MultiHeadAttention, Rope, cli, exporter, models
+from clearhead import Mask, MultiHeadAttention, Rope, cli, exporter
 from clearhead.exporter import export
 from clearhead.gpt2 import GPT2, TransformerBlock
 
@@ -278,16 +278,6 @@ def test_the_command_writes_compares_and_tells(tmp_path, capsys):
     torch.testing.assert_close(torch.export.load(tmp_path / "m.pt2").module()(ids), model(ids))
 
 
-def test_the_command_exports_the_shipped_model_by_default(tmp_path, capsys, monkeypatch):
-    small = GPT2({**CONFIG, "num_layers": 1, "dropout": 0.0}).eval()
-    loaded = models.LoadedModel("small", small, list, "small")
-    monkeypatch.setattr(models, "find_model", lambda model: loaded)
-    with pytest.raises(SystemExit) as end:
-        cli.main(["export", str(tmp_path / "lab.pt2"), "--what", "step"])
-    assert end.value.code == 0
-    assert "in    ids, past.0.keys, past.0.values\n" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("verbose", [False, True])
 def test_warnings_of_the_exporter_are_hidden_unless_verbose(verbose):
     """Exporting to ONNX logged `torchvision is not installed`."""
@@ -301,15 +291,6 @@ def test_warnings_of_the_exporter_are_hidden_unless_verbose(verbose):
             assert theirs.isEnabledFor(logging.ERROR)
     assert len(caught) == verbose
     assert [logging.getLogger(name).level for name in exporter._NOISY_LOGGERS] == before
-
-
-def test_errors_of_the_command(tmp_path, capsys):
-    model = GPT2({**CONFIG, "dropout": 0.0}).eval()
-    model.save_pretrained(tmp_path / "model")
-    with pytest.raises(SystemExit) as end:
-        cli.main(["export", "--model", str(tmp_path / "model"), str(tmp_path / "m.tflite")])
-    assert end.value.code == 2
-    assert "expected a name that ends in .onnx or .pt2" in capsys.readouterr().err
 
 
 # Saving and copying.

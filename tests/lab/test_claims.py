@@ -20,7 +20,6 @@ from clearhead.lab.claims import (
     claim_report,
     cost_claims,
     english_claims,
-    figure_claims,
     head_claims,
     mask_claims,
     training_claims,
@@ -289,12 +288,6 @@ def test_the_caller_keeps_its_random_numbers():
     assert torch.equal(torch.rand(3), wanted)
 
 
-def test_seeds_are_read_from_the_signature():
-    assert arithmetic_claims.gradients_vanish.seeds == [0, 1, 2, 3, 4]
-    assert arithmetic_claims.blind_to_order.seeds == [0]
-    assert figure_claims.cat_weights.seeds == []
-
-
 def test_quick_reaches_the_experiments_that_know_it():
     asked = []
 
@@ -380,17 +373,6 @@ def test_hiding_a_token_moves_the_answer_of_later_tokens_only():
     assert effects[~after].min() >= 0
     at_key = effects[examples.key]
     assert at_key.min() > 0
-
-
-def test_maps_are_those_of_all_layers():
-    model, tokens = untrained()
-    ids = head_claims.equally_long(tokens, 3)
-    assert ids.shape == (3, head_claims.CUT)
-    assert ids[:, 0].unique().tolist() == tokens.encode("<|endoftext|>")
-    weights = head_claims.maps(model, ids)
-    layers, each = model.config["num_layers"], model.config["num_heads"]
-    assert weights.shape == (3, layers * each, head_claims.CUT, head_claims.CUT)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
 
 
 def test_a_head_is_chosen_in_one_half_and_measured_in_the_other():
@@ -495,32 +477,6 @@ def test_a_stopped_run_keeps_what_was_measured_and_goes_on(tmp_path, monkeypatch
     with pytest.raises(SystemExit):
         cli.main(["claims", *names, "--out", str(out), "--resume"])
     assert "was measured with --quick, and this run is without it" in capsys.readouterr().err
-
-
-def test_page_shows_other_machines_for_claims_about_time():
-    found = catalogue.measure([])
-    entry = {
-        "name": "a",
-        "says": "A | b.",
-        "verdict": "holds",
-        "condition": "",
-        "figure": "1.5",
-        "spread": "[1, 2]",
-        "seeds": [0, 1],
-        "timed": True,
-        "explanation": "Why.",
-        "file": "lab/claims/cost_claims.py",
-        "function": "f",
-    }
-    found["claims"] = [entry]
-    there = json.loads(json.dumps(found))
-    there["machine"]["gpu"] = "Abacus 3000"
-    there["claims"][0]["figure"] = "7.5"
-    text = claim_report.markdown(found, [there])
-    assert "- Abacus 3000: *holds*; 7.5; [1, 2]" in text
-    assert "; times also on Abacus 3000, PyTorch " in " ".join(text.split())
-    assert "| [A \\| b.](#a) | holds |" in text
-    assert "1 hold, 0 hold under a condition" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

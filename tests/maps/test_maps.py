@@ -182,19 +182,6 @@ def test_chosen_heads_keep_their_numbers():
         AttentionMap(torch.randn(1, 6, 5, 4), torch.randn(1, 6, 5, 4), head_numbers=(1, 2))
 
 
-def test_moving_and_detaching():
-    q = torch.randn(1, 1, 4, 3, dtype=torch.float64, requires_grad=True)
-    attached = AttentionMap(q, q, Mask.causal(), detach=False)
-    attached[0, 0, 3, 0].backward()
-    assert q.grad is not None
-    assert not AttentionMap(q, q).dense().requires_grad
-    assert not attached.detach().dense().requires_grad
-    low = attached.to(torch.float32)
-    assert low.dtype == torch.float32
-    close(low.dense(), attached.dense().detach())
-    assert low.to("meta").device.type == "meta"
-
-
 def test_conversion_is_only_through_dense():
     m = AttentionMap(torch.randn(1, 1, 3, 2), torch.randn(1, 1, 3, 2))
     for convert in (np.asarray, torch.asarray, torch.tensor, list):
@@ -236,15 +223,6 @@ def test_dense_works_where_the_free_memory_is_unknown(remove, monkeypatch):
     torch.testing.assert_close(small.dense(budget=64), small.dense())
     with pytest.raises(MemoryError, match=r"more than the 1.0 GiB allowed \(free memory unknown\)"):
         large.dense()
-
-
-def test_a_budget_does_not_ask_for_the_free_memory(monkeypatch):
-    def asked(device):
-        raise AssertionError
-
-    monkeypatch.setattr("clearhead.maps.attention_map.free_memory", asked)
-    q = torch.randn(1, 1, 4, 8)
-    assert AttentionMap(q, q).dense(budget=2**20).shape == (1, 1, 4, 4)
 
 
 def test_index_errors_name_the_axis():
@@ -560,14 +538,6 @@ def test_with_map_gives_the_output_and_the_weights_that_made_it(options, kernel)
     assert output.requires_grad
 
 
-def test_with_map_while_training_shows_the_weights_before_dropout():
-    module = MultiHeadAttention(4, 4, 8, 0.5, 2)
-    x = torch.randn(1, 6, 4)
-    _, m = module.with_map(x)
-    torch.testing.assert_close(m.dense().sum(-1), torch.ones(1, 2, 6))
-    torch.testing.assert_close(m.dense(), module.eval().with_map(x)[1].dense())
-
-
 def test_errors_teach():
     q = torch.randn(2, 4, 5, 3)
     with pytest.raises(ShapeError, match=r"heads a multiple of kv_heads"):
@@ -717,15 +687,6 @@ def test_a_mask_for_another_batch_is_refused():
             AttentionMap(q, q, Mask.padding([1, 2, 3]))
     with pytest.raises(TypeError, match=r"expected a clearhead.Mask, got a tensor"):
         AttentionMap(q, q, torch.ones(5, 5, dtype=torch.bool))
-
-
-def test_one_length_serves_the_whole_batch():
-    q = torch.randn(3, 4, 5, 16)
-    one, three = (AttentionMap(q, q, Mask.padding(lengths)) for lengths in ([2], [2, 2, 2]))
-    assert torch.equal(one.dense(), three.dense())
-    assert torch.equal(one.entropy(), three.entropy())
-    assert torch.equal(one.sink(), three.sink())
-    assert torch.equal(one.select(batch=2).dense(), three.dense()[2:])
 
 
 @pytest.mark.parametrize("tokens", [6, 300])

@@ -111,22 +111,6 @@ def test_received_from_weighted_queries(m, per_head, zeros):
     close(both.entropy, torch.special.entr(dense(m)).sum(-1))
 
 
-def test_rollout_is_received_layer_by_layer():
-    """As in Abnar and Zuidema 2020: from the last token back through three layers."""
-    layers = [
-        AttentionMap(*torch.randn(2, 1, 3, 7, 4, dtype=torch.float64).unbind(), Mask.causal())
-        for _ in range(3)
-    ]
-    product = torch.eye(7, dtype=torch.float64)
-    for m in layers:
-        product = (0.5 * torch.eye(7) + 0.5 * dense(m)[0].mean(0)) @ product
-    flow = torch.zeros(1, 7, dtype=torch.float64)
-    flow[0, -1] = 1
-    for m in reversed(layers):
-        flow = 0.5 * flow + 0.5 * m.received(flow).mean(1)
-    close(flow[0], product[-1])
-
-
 @settings(max_examples=60)
 @given(maps(), st.data())
 def test_retrieval_is_the_weight_on_the_needle(m, data):

@@ -150,13 +150,6 @@ def test_conversions_mean_the_same_to_the_libraries_themselves(mask):
     assert torch.equal(create_mask(mask.to_flex(5), 2, 3, 5, 5, device="cpu"), expected)
 
 
-def test_is_causal_of_sdpa_is_aligned_to_the_start():
-    q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 5, 4)
-    one_hot = torch.eye(5).expand(1, 1, 5, 5)
-    weights = scaled_dot_product_attention(q, k, one_hot, is_causal=True)
-    assert torch.equal(weights > 0, Mask.causal("start").dense(3, 5))
-
-
 def test_drawing():
     assert Mask.causal().draw(2, 3) == "     k0 k1 k2\nq0   ■  ■  ·\nq1   ■  ■  ■"
     assert "sequence 1" in str(Mask.padding([1, 3]))

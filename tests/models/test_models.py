@@ -17,7 +17,6 @@ from tokenizers.pre_tokenizers import Whitespace
 from clearhead import GPT2, GPT2Tokenizer, Rope, watch
 from clearhead.explainer.examples import model_example
 from clearhead.models import LoadedModel, find_model
-from clearhead.models.shipped_models import SHIPPED, shipped_file
 from clearhead.tokenizers import gpt2_tokenizer
 from gpt2_others import TINY, hugging_face, randomize
 from tokenizers import Tokenizer
@@ -86,12 +85,6 @@ def test_a_folder_with_the_name_of_a_shipped_model_comes_first(tmp_path, monkeyp
     assert (loaded.path, loaded.gpt2.config["vocab_size"]) == ("grammar", 50257)
 
 
-@pytest.mark.parametrize("model", SHIPPED)
-def test_a_shipped_model_has_all_its_files(model):
-    for name in ("model.safetensors", "card.json", "card.md", "heads.json"):
-        assert shipped_file(name, model).is_file()
-
-
 @pytest.mark.parametrize(
     ("of_the_model", "of_the_tokenizer", "longest"),
     [(31, None, 31), (31, 7, 7), (-1, 10**30, None), (-1, 512, 512), (None, 0, None)],
@@ -125,29 +118,6 @@ def test_the_weights_are_those_of_the_whole_model(folder, layer):
     assert example.trace.gap < 1e-5
     assert example.ids == GPT2Tokenizer().encode(TEXT)
     assert example.trace.tokens[:2] == ("the", " cat")
-
-
-def test_explain_shows_a_layer(folder, run):
-    status, out, err = run("explain", "--model", folder, "--layer", 1, TEXT)
-    assert (status, err) == (0, "")
-    assert re.search(r"^Layer 1, head \d of small: ", out, re.M)
-    assert "Untrained" not in out
-    assert "Now try your own text" not in out
-    assert out.count("\nhead ") == 3
-    status, out, _ = run("explain", "--model", folder, TEXT, "--query", "mat")
-    assert status == 0
-    flat = " ".join(out.split())
-    assert flat.count("of small") == 1
-    assert "x is the input to this layer's attention: " in flat
-
-
-def test_explain_as_json(worded, run):
-    status, out, _ = run("explain", "--model", worded, "--layer", 1, TEXT, "--json")
-    told = json.loads(out)
-    assert (status, told["model"], told["layer"]) == (0, str(worded), 1)
-    assert (told["trained"], told["seed"], told["tokenizer"]) == (True, None, "its own")
-    assert told["tokens"] == TEXT.split()
-    assert told["ids"] == [WORDS.index(word) for word in TEXT.split()]
 
 
 def test_the_printed_program_runs(folder, run):
@@ -247,19 +217,6 @@ def test_heads_of_a_rotary_model(run, tmp_path):
     expected = [head.entropy for head in seen.heads(ids).rows]
     assert [head["entropy"] for head in told["heads"]] == pytest.approx(expected)
     assert told["heads"][3]["layer"] == "h.1.attn"
-
-
-def test_a_long_text_is_cut(folder, run):
-    status, out, err = run("heads", "--model", folder, "--json", "cat " * 40)
-    assert status == 0
-    assert json.loads(out)["tokens_used"] == 31
-    assert "the first 31 are used" in err
-
-
-def test_the_checkpoint_has_labels(folder):
-    loaded = anything(folder)
-    assert loaded.read("the cat").labels == ["the", " cat"]
-    assert (loaded.name, loaded.longest) == ("small", 31)
 
 
 @pytest.mark.parametrize(

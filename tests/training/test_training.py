@@ -427,15 +427,6 @@ def test_every_command_reads_what_train_wrote(arguments, shown, trained, capsys,
     assert shown in out
 
 
-def test_the_program_that_explain_prints_reads_it_too(trained, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["explain", "the cat", "--model", str(trained), "--step", "1", "--json"])
-    assert (
-        f"clearhead.load('{trained / 'model.safetensors'}')"
-        in json.loads(capsys.readouterr().out)["setup"]
-    )
-
-
 def test_gpt2_says_how_such_a_file_is_read(trained):
     with pytest.raises(ValueError, match=r"with clearhead.load\(path\)"):
         GPT2.from_pretrained(trained)
@@ -464,14 +455,3 @@ def test_generate_with_the_grammar_model(capsys):
             cli.main(["generate", text, *grammar_model])
         assert end.value.code == 2
         assert said in capsys.readouterr().err
-
-
-def test_what_train_wrote_is_loaded_by_its_folder(tmp_path):
-    model, tokens = lab.load()
-    shipped = resources.files("clearhead.models") / "grammar" / "model.safetensors"
-    (tmp_path / "model.safetensors").write_bytes(shipped.read_bytes())
-    for path in (tmp_path, str(tmp_path / "model.safetensors")):
-        again, words = lab.load(path)
-        assert words.encode("the cat") == tokens.encode("the cat")
-        for name, tensor in model.state_dict().items():
-            assert torch.equal(again.state_dict()[name], tensor)

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
@@ -21,7 +20,7 @@ import torch
 
 import clearhead
 import view_cases
-from clearhead import GPT2, GPT2_CONFIGS, AttentionMap, Mask, Seen, ShapeError, cli, viewer
+from clearhead import AttentionMap, Mask, Seen, ShapeError, cli
 from clearhead.viewer import jobs, routes, server, tile_pyramid
 from clearhead.viewer.jobs import HeadIndex, SizedCache, Worker
 from clearhead.viewer.token_labels import Labels
@@ -346,15 +345,6 @@ def test_scores_come_with_ids(client):
     assert heads[0]["scores"]["looks_at"].startswith("previous token")
     assert heads[1]["scores"]["looks_at"].startswith("first token")
     assert heads[2]["scores"]["same_token"] > 0.5
-
-
-def test_chosen_heads_keep_their_numbers():
-    m = AttentionMap(torch.randn(1, 4, 9, 3), torch.randn(1, 4, 9, 3), Mask.causal())
-    with clearhead.view(m.select(heads=[3, 1]), browser=False, wait=False) as page:
-        client = Client(page)
-        state = client.wait()
-        client.http.close()
-    assert [head["number"] for head in state["heads"]] == [3, 1]
 
 
 def test_a_tile_that_is_not_ready_reports_the_progress(monkeypatch):
@@ -826,35 +816,3 @@ def test_a_long_map_is_normalised_in_steps_that_can_be_cancelled(monkeypatch):
     tile_pyramid.Pyramid(one, shares.append)
     torch.testing.assert_close(one.lse, expected)
     assert shares[:3] == [0, 15 / 97, 30 / 97]
-
-
-def test_a_gpt2_folder_needs_no_tokenizer(tmp_path, monkeypatch):
-    """`view` refused a folder written by `save_pretrained`; the other commands accepted it."""
-    tiny = {**GPT2_CONFIGS["gpt2-small"], "d_model": 12, "num_heads": 3, "num_layers": 1}
-    GPT2(tiny).save_pretrained(tmp_path / "tiny")
-    (tmp_path / "text.txt").write_text("the cat sat", encoding="utf-8")
-    shown = {}
-    monkeypatch.setattr(viewer, "view", lambda seen, **options: shown.update(options, seen=seen))
-    words = ["view", "--model", str(tmp_path / "tiny"), "--text", str(tmp_path / "text.txt")]
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert not ended.value.code
-    assert shown["tokens"] == ["the", " cat", " sat"]
-    assert len(shown["seen"].layers) == 1
-
-
-def test_the_shipped_model_and_one_from_train_are_viewed(tmp_path, monkeypatch):
-    shipped = resources.files("clearhead.models") / "grammar" / "model.safetensors"
-    (tmp_path / "seed-0").mkdir()
-    (tmp_path / "seed-0" / "model.safetensors").write_bytes(shipped.read_bytes())
-    (tmp_path / "text.txt").write_text("The cat sat. the blue cat", encoding="utf-8")
-    shown = {}
-    monkeypatch.setattr(viewer, "view", lambda seen, **options: shown.update(options, seen=seen))
-    for model in ("grammar", str(tmp_path), str(tmp_path / "seed-0")):
-        shown.clear()
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["view", "--text", str(tmp_path / "text.txt"), "--model", model])
-        assert not ended.value.code
-        assert shown["seen"].model == ("the grammar model" if model == "grammar" else "seed-0")
-        assert shown["tokens"] == ["The", "cat", "sat", ".", "the", "blue?", "cat"]
-        assert len(shown["seen"].layers) == 3

@@ -260,26 +260,6 @@ def test_cross_attention_in_generation():
     assert row_of(seen.heads(enc), ENCODER).same_token is not None
 
 
-def test_the_same_step_twice_is_no_cross_attention():
-    """As when it is timed: the keys stay, and so do the queries."""
-    m = AttentionMap(torch.randn(1, 1, 1, 4), torch.randn(1, 1, 6, 4))
-    seen = Seen()
-    seen.add("a", m)
-    seen.add("a", m)
-    assert seen.heads().rows[0].previous == pytest.approx(float(m.previous()), abs=1e-6)
-
-
-def test_attention_without_causality_after_another_text():
-    """A causal text encoder, then a picture encoder, as in CLIP: other numbers of tokens."""
-    seen = Seen()
-    q = torch.randn(1, 1, 7, 4)
-    seen.add("text", AttentionMap(q, q, Mask.causal()))
-    seen.add("picture", AttentionMap(q[:, :, :5], q[:, :, :5]))
-    assert [row.previous is None for row in seen.heads().rows] == [False, False]
-    seen.add("same length", AttentionMap(q, q))
-    assert [row.previous is None for row in seen.heads().rows] == [False, False, True]
-
-
 # Padding, where no token attends to itself.
 
 
@@ -303,10 +283,3 @@ def test_the_last_token_of_strict_causality_is_no_padding(kind):
         assert_same_tables(seen.heads(), seen.heads(attention_mask=told))
         page = m.page(batch=1).layers[0]
         assert page.scores["entropy"][0] == pytest.approx(float(entropy[1][counts[1]].mean()))
-
-
-def test_a_call_that_is_no_number():
-    seen = Seen()
-    seen.add("a", AttentionMap(torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4)))
-    with pytest.raises(KeyError, match="a was called 1 time, so 'x' is not one of its calls"):
-        seen["a", "x"]

@@ -213,17 +213,6 @@ def test_a_function_registered_inside_the_block_stays():
         AttentionInterface._global_mapping.pop("mine")
 
 
-def test_a_compiled_model_runs_uncompiled():
-    torch.compiler.reset()
-    model = build("sdpa")
-    compiled = torch.compile(model, backend="eager")
-    with torch.no_grad():
-        plain = model(IDS).logits
-        with watch(compiled) as seen:
-            assert torch.equal(compiled(IDS).logits, plain)
-    assert seen.layers == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
-
-
 def test_keys_in_a_cache_of_fixed_size_are_copied():
     model = build("sdpa")
     cache = transformers.StaticCache(config=model.config, max_cache_len=16)
