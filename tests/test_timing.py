@@ -1,6 +1,5 @@
 """Interleaved rounds and ratios, on a clock that only the contestants move."""
 
-import subprocess
 from types import SimpleNamespace
 
 import numpy as np
@@ -119,36 +118,3 @@ def test_median_and_quartiles():
     row = timing.Row("row", "timed", seconds=dict(enumerate([5.0, 1.0, 2.0, 4.0, 3.0])))
     assert row.median == 3.0
     assert row.quartiles == (2.0, 4.0)
-
-
-def test_commit(tmp_path):
-    def git(*arguments):
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b@c"]
-        done = subprocess.run([*command, *arguments], check=True, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    file = tmp_path / "file.py"
-    file.write_text("1")
-    assert timing.commit(file) is None
-    git("init", "--quiet")
-    assert timing.commit(file) is None, "not tracked: the repository of someone else"
-    git("add", "file.py")
-    git("commit", "--quiet", "--message", "one")
-    assert timing.commit(file) == git("rev-parse", "HEAD")
-    file.write_text("2")
-    assert timing.commit(file) == git("rev-parse", "HEAD") + "-dirty"
-
-
-def test_cpu_name(tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("processor\t: 0\nmodel name\t: Abacus 3000\n")
-    assert timing.cpu_name(cpuinfo) == "Abacus 3000"
-    assert timing.cpu_name(tmp_path / "missing")
-
-
-def test_a_package_without_metadata_has_no_known_version(tmp_path, monkeypatch):
-    (tmp_path / "lone_package.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    versions = timing.environment(["lone-package", "no-such-package"])["versions"]
-    assert versions["lone-package"] == "not known"
-    assert versions["no-such-package"] == "not installed"

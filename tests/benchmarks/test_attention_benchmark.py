@@ -17,9 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 TINY = Case("fused", batch=3, tokens=11, d_model=20, heads=4, direction="forward+backward")
 FAST = attention.Settings(rounds=1, memory=False)
 SDPA, OURS = find("separate QKV + SDPA"), find("clearhead")
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-
-
 def broken(error):
     def build(source, case):
         raise error
@@ -70,16 +67,6 @@ def test_what_does_not_fit_is_not_tried(monkeypatch):
     assert budget.refuse(OURS) == budget.refuse(SDPA) == ""
 
 
-def test_masks_of_all_and_the_largest_run_share_the_memory():
-    case = Case("fused", 1, 4096, 768, 12)
-    stored, peak = BOOK.stored_mib(case), BOOK.running_mib(case)
-    assert stored == 64
-    assert peak > 3 * 768
-    budget = memory.Budget(case, free=peak + 2.5 * stored)
-    assert budget.refuse(BOOK) == budget.refuse(BOOK) == ""
-    assert "are left" in budget.refuse(BOOK)
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_peak_memory_of_the_book_grows_with_tokens_squared_and_ours_does_not(monkeypatch):
     case = Case("fused", batch=1, tokens=1024, d_model=16, heads=4)
@@ -98,17 +85,3 @@ def test_peak_memory_of_the_book_grows_with_tokens_squared_and_ours_does_not(mon
     monkeypatch.setattr(memory, "peak_extra_mib", fail)
     row = attention.measure_case(TINY, settings, [OURS])["rows"][0]
     assert (row["status"], row["note"]) == ("timed", "memory: killed")
-
-
-def test_cases():
-    cases = attention.Settings().cases()
-    fused = [case.shape for case in cases if case.section == "fused"]
-    assert fused[::2] == fused[1::2] == [(8, 1024, 768, 12), (1, 4096, 768, 12), (2, 100, 768, 12)]
-    assert {case.dropout for case in cases if case.section == "dropout"} == {0.1}
-    assert {case.window for case in cases if case.section == "window"} == {256}
-    assert {case.padding * 4 - case.tokens for case in cases if case.section == "padding"} == {0}
-    both = attention.Settings(
-        only=("fused", "window"), shape=((3, 11, 20, 4),), forms=("eager", "compiled")
-    )
-    kinds = [(case.section, case.compiled) for case in both.cases()]
-    assert kinds == [("fused", False)] * 2 + [("fused", True)] * 2 + [("window", False)] * 2

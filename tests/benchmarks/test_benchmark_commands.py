@@ -199,15 +199,6 @@ def test_a_part_that_fails_is_reported_and_the_others_run(
     assert f"b: {words}" in capsys.readouterr().out
 
 
-def test_ctrl_c_loses_only_the_part_in_progress(monkeypatch, tmp_path):
-    parts = [part("a"), part("b", error=KeyboardInterrupt()), part("c")]
-    monkeypatch.setattr(run_all, "parts_for", lambda device: parts)
-    with pytest.raises(SystemExit) as end:
-        run_all.main(["--out", str(tmp_path)])
-    assert end.value.code == 130
-    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
-
-
 def test_every_part_has_its_own_file_and_a_quick_form():
     for device, gpu in (("cpu", None), ("cuda", "NVIDIA H200")):
         parts = run_all.parts_for(device, gpu)

@@ -439,18 +439,6 @@ def test_a_page_of_a_model_has_a_layer_switch(visit, tmp_path):
     assert page.locator("#panel-steps .strip").count() > 3
 
 
-def test_the_flow_leads_to_each_step(visit, sentence):
-    page = visit(sentence).page
-    assert state(page).get("view", "sentence") == "sentence"
-    lit = page.locator(".flow-part[aria-current] .flow-name")
-    for name, step in (("Q, K, V", "1"), ("Heads", None), ("Concat", "5"), ("Project", "6")):
-        page.locator(f".flow-part:has(.flow-name:text-is('{name}'))").click()
-        assert lit.all_inner_texts() == [name]
-        assert step is None or state(page)["step"] == step
-    page.locator(".flow-part", has_text="Tokens").click()
-    assert state(page)["view"] == "sentence"
-
-
 def test_bars_have_one_scale(visit, model):
     """A bar is as long as its weight, whatever the largest weight is."""
     page = visit(model, "view=matrix&head=1&query=20").page
@@ -458,14 +446,6 @@ def test_bars_have_one_scale(visit, model):
         weight = float(item.locator(".amount").inner_text())
         track, fill = (item.locator(part).bounding_box() for part in (".track", ".fill"))
         assert fill["width"] / track["width"] == pytest.approx(weight, abs=0.02)
-
-
-def test_numbers_stand_below_each_other(visit, sentence):
-    """All boxes of numbers have the same width, so that columns do not drift."""
-    page = visit(sentence, "view=steps&step=1").page
-    widths = page.locator(".box").evaluate_all("all => all.map((e) => e.offsetWidth)")
-    assert len(set(widths)) == 1
-    assert page.locator(".step-body .legend").inner_text().startswith("negative")
 
 
 def test_a_phone_shows_whole_words_and_all_weights(visit, sentence):

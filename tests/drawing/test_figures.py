@@ -14,7 +14,6 @@ import view_cases
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, trace
 from clearhead.drawing import Axis, figures, shade
 from clearhead.drawing.html_page import Layer, TooLarge
-from clearhead.watcher import showing
 
 matplotlib = pytest.importorskip("matplotlib")
 pytest.importorskip("matplotlib.pyplot")  # sets the attribute `matplotlib.pyplot`
@@ -249,22 +248,6 @@ def test_a_figure_of_all_layers_has_any_length(tmp_path):
     assert "6,000" in found
     with pytest.raises(TooLarge, match="too many for one page"):
         seen.save(tmp_path / "a.html")
-
-
-def test_a_figure_of_generation_joins_the_calls(tmp_path):
-    torch.manual_seed(0)
-    k = torch.randn(1, 2, 300, 4)
-    seen, whole = Seen(), AttentionMap(q := torch.randn(1, 2, 300, 4), k, Mask.causal())
-    seen.add("a", AttentionMap(q[:, :, :290], k[:, :, :290], Mask.causal()))
-    for i in range(290, 300):
-        seen.add("a", AttentionMap(q[:, :, i : i + 1], k[:, :, : i + 1]))
-    seen.add("b", whole)
-    panels, legend = showing.panels_of(seen._maps(), None, 0)
-    assert [panel.title for panel in panels] == ["a 0", "a 1", "b 0", "b 1"]
-    assert legend == "share of attention"
-    for joined, once in zip(panels[:2], panels[2:], strict=True):
-        np.testing.assert_array_equal(np.isnan(joined.values), np.isnan(once.values))
-        np.testing.assert_allclose(joined.values, once.values, atol=1e-6)
 
 
 def test_logarithmic_colours(six):

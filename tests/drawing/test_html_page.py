@@ -176,11 +176,6 @@ def test_the_words_ignore_padding_as_the_table_does():
     assert "same_token" not in layer.scores  # 7 real tokens are copies: too few
 
 
-def test_a_few_repeated_tokens_say_nothing_about_copies():
-    few = trace(MultiHeadAttention(4, 4, 8, 0.0, 1), torch.randn(1, 3, 4), tokens=["a", "b", "a"])
-    assert "induction" not in few.page().layers[0].scores
-
-
 def test_labels():
     assert axis_labels(2, 2, None) == (("t0", "t1"), ("t0", "t1"))
     assert axis_labels(1, 3, None) == (("t2",), ("t0", "t1", "t2"))
@@ -250,17 +245,6 @@ def test_what_shares_memory_is_stored_once():
     assert views["queries"]["offset"] == views["queries_split"]["offset"]
     assert views["queries"]["offset"] == views["queries_heads"]["offset"]
     assert len(data["walk"]) == 4 * 6 * 8 * 7  # x, Q, K, V, context_heads, context_vec, output
-
-
-def test_a_trace_in_float64_and_one_whose_input_is_expanded():
-    x = torch.randn(1, 1, 4, dtype=torch.float64).expand(1, 5, 4)
-    module = MultiHeadAttention(4, 4, 8, 0.0, 2).double()
-    made = trace(module, x)
-    about, data = blocks(made.page().html())
-    flat, view = numbers(data["walk"], 4), about["walk"]["tensors"]["x"]
-    strides = [4 * stride for stride in view["strides"]]
-    array = np.lib.stride_tricks.as_strided(flat[view["offset"] :], view["shape"], strides)
-    np.testing.assert_allclose(array, x[0].numpy(), rtol=1e-6)
 
 
 # Safety.
@@ -355,36 +339,6 @@ def test_explain_writes_a_page(tmp_path, capsys):
     assert json.loads(found.out)["steps"]
     start = blocks(file.read_text())[0]["start"]
     assert (start["view"], start["step"]) == ("steps", "4c")
-
-
-def test_the_page_of_a_model_has_all_its_layers(tmp_path):
-    file = tmp_path / "cat.html"
-    with pytest.raises(SystemExit):
-        main(["explain", "the cat sat", "--model", "grammar", "--layer", "1", "-o", str(file)])
-    about, _ = blocks(file.read_text())
-    assert [layer["name"] for layer in about["layers"]] == ["layer 0", "layer 1", "layer 2"]
-    assert about["facts"] == ["the grammar model"]
-    assert about["start"]["layer"] == about["walk"]["layer"] == 1
-
-
-def test_explain_writes_its_json_to_the_file_and_nowhere_else(tmp_path, capsys):
-    """With `-o a.json`, nothing is printed, with or without `--json`."""
-    file = tmp_path / "cat.json"
-    words = ["explain", "a b", "--untrained", "--step", "4c"]
-    for each in ([], ["--json"]):
-        with pytest.raises(SystemExit) as done:
-            main([*words, *each, "-o", str(file)])
-        assert done.value.code == 0
-        assert capsys.readouterr() == ("", f"Wrote {file}\n")
-        written = file.read_text()
-        file.unlink()
-    with pytest.raises(SystemExit):
-        main([*words, "--json"])
-    assert capsys.readouterr().out == written
-    with pytest.raises(SystemExit) as done:
-        main([*words, "-o", str(tmp_path / "no" / "cat.json")])
-    assert done.value.code == 2
-    assert "--out" in capsys.readouterr().err
 
 
 def test_a_title_with_every_kind_of_character():

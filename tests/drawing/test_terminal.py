@@ -74,13 +74,6 @@ def test_excerpt_shows_its_index():
     ]
 
 
-def test_excerpt_of_every_rank():
-    assert drawing.excerpt("a", np.float64(0.5)).splitlines() == ["a", "  0.5000"]
-    assert drawing.excerpt("a", np.array([1, 2])).splitlines() == ["a", "  [1, 2]"]
-    assert drawing.excerpt("a", torch.zeros(2, 0)).splitlines() == ["a", "  (empty)"]
-    assert "a[0, 0, 0, :, :]" in drawing.excerpt("a", torch.zeros(1, 1, 1, 2, 2))
-
-
 def test_hidden_is_not_zero():
     matrix = drawing.Matrix(
         [[1.0, 0.0], [0.0, 1.0]], "ab", "ab", hidden=[[False, True], [False, False]]
@@ -98,12 +91,6 @@ def test_matrix_is_split_into_panels_that_fit():
         shown = re.findall(r"\d\.\d\d", "\n".join(lines))
         assert len(shown) == n * n  # no number is lost at the edge
     assert len(lines) == n + 1  # one panel if there is room
-
-
-def test_matrix_says_what_is_left_out():
-    shown = drawing.plain(drawing.Matrix(torch.zeros(20, 17), ["r"] * 20, ["c"] * 17, limit=16))
-    assert "... and 4 more rows" in shown
-    assert "... and 1 more column" in shown
 
 
 def test_matrix_refuses_labels_that_do_not_fit():
@@ -128,12 +115,6 @@ def test_heat_grows_and_can_be_read():
         assert (max(back, front) + 0.05) / (min(back, front) + 0.05) >= 4.5, share
         lightness.append(back)
     assert lightness == sorted(lightness)
-
-
-def test_colour_in_a_terminal_and_none_without():
-    matrix = drawing.Matrix([[0.1, 0.9]], "a", "ab")
-    assert "\x1b[" in colours(matrix)
-    assert "\x1b" not in drawing.plain(matrix)
 
 
 @pytest.mark.parametrize("no_color", [True, False])

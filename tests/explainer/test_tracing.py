@@ -125,37 +125,6 @@ def test_gap_shows_a_module_that_does_something_else():
     assert seen.gap == pytest.approx((module(x) / 1.01 - module(x)).abs().max().item(), rel=1e-3)
 
 
-def test_multi_head_steps_by_name():
-    module, x = build("multihead")
-    seen = trace(module, x)
-    shapes = {step.number: (step.before, step.after) for step in seen}
-    assert shapes["1"] == (
-        (("batch", 2), ("tokens", 7), ("d_in", 5)),
-        (("batch", 2), ("tokens", 7), ("d_out", 12)),
-    )
-    assert shapes["2"][1] == (("batch", 2), ("tokens", 7), ("heads", 3), ("head_dim", 4))
-    assert shapes["3"][1] == (("batch", 2), ("heads", 3), ("tokens", 7), ("head_dim", 4))
-    assert shapes["4a"][1] == (("batch", 2), ("heads", 3), ("tokens", 7), ("tokens", 7))
-    assert shapes["4d"][1] == shapes["3"][1]
-    assert shapes["5"][1] == shapes["6"][1] == shapes["1"][1]
-    torch.testing.assert_close(
-        seen["attn_scores"], seen["queries_heads"] @ seen["keys_heads"].mT, rtol=0, atol=0
-    )
-    assert [step.title for step in seen] == [
-        "PROJECT",
-        "SPLIT",
-        "TRANSPOSE",
-        "ATTENTION: scores",
-        "ATTENTION: mask",
-        "ATTENTION: softmax",
-        "ATTENTION: weighted sum",
-        "CONCAT",
-        "PROJECT",
-    ]
-    assert seen.step("2").operation == ".view(2, 7, 3, 4)"
-    assert "√head_dim), √4 = 2" in seen.step("4c").formula
-
-
 def test_the_rotary_step_explains_itself():
     """Its formula and its note are true of its numbers, and all ways to show it have both."""
     torch.manual_seed(0)

@@ -1,10 +1,8 @@
 """Other runtimes: compiled, exported and in onnxruntime, results equal the module's."""
 
 import copy
-import logging
 import pickle
 import re
-import warnings
 
 import onnx
 import onnxruntime
@@ -276,21 +274,6 @@ def test_the_command_writes_compares_and_tells(tmp_path, capsys):
     assert "equal to the model within" in out
     ids = torch.randint(31, (1, 4))
     torch.testing.assert_close(torch.export.load(tmp_path / "m.pt2").module()(ids), model(ids))
-
-
-@pytest.mark.parametrize("verbose", [False, True])
-def test_warnings_of_the_exporter_are_hidden_unless_verbose(verbose):
-    """Exporting to ONNX logged `torchvision is not installed`."""
-    theirs = logging.getLogger("torch.onnx._internal.exporter._registration")
-    before = [logging.getLogger(name).level for name in exporter._NOISY_LOGGERS]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with exporter._quiet_exporter(verbose):
-            warnings.warn("inside", FutureWarning, stacklevel=1)
-            assert theirs.isEnabledFor(logging.WARNING) == verbose
-            assert theirs.isEnabledFor(logging.ERROR)
-    assert len(caught) == verbose
-    assert [logging.getLogger(name).level for name in exporter._NOISY_LOGGERS] == before
 
 
 # Saving and copying.

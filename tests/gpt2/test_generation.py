@@ -99,16 +99,6 @@ def test_probabilities_equal_hugging_face(settings: dict[str, Any]) -> None:
     torch.testing.assert_close(found, warped.softmax(-1)[0], atol=1e-4, rtol=0)
 
 
-def test_draws_follow_the_probabilities() -> None:
-    logits = torch.randn(3, 11, dtype=torch.float64)
-    draws = Sampling.read(2.0, None, None, 5).draws(20_000, 3)
-    assert draws is not None
-    picked = torch.stack([Sampling(2.0).pick(logits, draw) for draw in draws[:4000]])
-    for row in range(3):
-        found = torch.bincount(picked[:, row], minlength=11) / 4000
-        assert (found - (logits[row] / 2).softmax(-1)).abs().max() < 0.03
-
-
 @pytest.mark.parametrize("draw", [0.0, 1 - 2**-24])
 def test_no_draw_takes_an_impossible_token(draw: float) -> None:
     """0 must not select a probability of 0, and a draw near 1 must not round up to the total."""
@@ -303,12 +293,6 @@ def test_prefill_equals_the_modules(model: GPT2, shape: tuple[int, int]) -> None
     for mine, theirs in zip(fast.caches, plain.caches, strict=True):
         torch.testing.assert_close(mine.keys, theirs.keys)
         torch.testing.assert_close(mine.values, theirs.values)
-
-
-def test_an_untied_head_is_used() -> None:
-    model = randomize(GPT2(CONFIG, tied=False).double())
-    assert isinstance(decoding.choose(model, 1, 8), decoding.SlicedDecoder)
-    assert model.generate([1, 2], 9) == model.generate([1, 2], 9, cache=False)
 
 
 def test_a_loaded_model_decodes_fast(tmp_path: Path) -> None:

@@ -117,13 +117,6 @@ def test_cached_equals_uncached(static, padded, rope):
         torch.testing.assert_close(torch.cat(pieces, 1)[row, -length:], expected[row, -length:])
 
 
-def test_caches_may_be_short(tiny):
-    caches = tiny.new_caches(2, 5)
-    tiny(ids_for(TINY, tokens=5), caches=caches)
-    with pytest.raises(ShapeError, match="5 cached"):
-        tiny(ids_for(TINY, tokens=1), caches=caches)
-
-
 def test_the_last_position_can_be_reached_and_no_further(tiny):
     caches = tiny.new_caches(2, 30)
     tiny(ids_for(TINY, tokens=19), caches=caches)
@@ -172,12 +165,6 @@ def test_a_head_of_its_own():
     assert count == sum(p.numel() for p in GPT2(TINY).parameters()) + 97 * 15
 
 
-def test_rotary_models_have_no_position_table():
-    model = GPT2({**TINY, "d_model": 12}, rope=Rope(500.0))
-    assert "embedding.position.weight" not in model.state_dict()
-    assert model.blocks[1].attention.rope == Rope(500.0)
-
-
 def test_the_books_keys_build_the_same_model():
     book = {
         "vocab_size": 97,
@@ -216,10 +203,6 @@ def check_start(model):
 
 
 WIDE = {**TINY, "d_model": 60, "context_length": 50, "num_layers": 3}
-
-
-def test_gpt2s_random_start():
-    check_start(GPT2(WIDE))
 
 
 def test_meta_first_and_memory_later():

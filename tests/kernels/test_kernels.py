@@ -3,12 +3,10 @@
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._subclasses import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
 from clearhead import Mask, ShapeError
@@ -113,20 +111,6 @@ def test_rows_that_see_nothing_where_the_kernel_does_not_zero_them(name, monkeyp
     torch.testing.assert_close(run("sdpa", q, k, v, mask), run("eager", q, k, v, mask))
 
 
-def test_rows_that_see_nothing_inside_two_transforms(monkeypatch):
-    """The inner one sees no gradient, and the outer one needs what is emptied."""
-    monkeypatch.setattr(sdpa, "_zeroes_empty_rows", lambda q: False)
-    q, k, v = random_qkv(queries=5, keys=5)
-    mask = Mask.padding([5] * (len(q) - 1) + [0])
-
-    def outer(q, kernel):
-        inside = torch.func.grad(lambda z: (attend(q, k, v, mask, kernel=kernel).sum() * z).sum())
-        return inside(torch.ones(3, dtype=q.dtype)).sum()
-
-    found, expected = (torch.func.grad(outer)(q, kernel) for kernel in ("sdpa", "eager"))
-    torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("queries", [5, 13])
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_that_are_kept(name, queries, monkeypatch):
@@ -158,26 +142,6 @@ def test_a_mask_is_built_once(monkeypatch):
             torch.testing.assert_close(actual, attend(q, k, v, joined, kernel="eager"))
         assert len(built) == times
     assert len(sdpa._kept) == 2
-
-
-def test_a_fake_tensor_leaves_no_mask_behind(monkeypatch):
-    monkeypatch.setattr(sdpa, "_may_keep", lambda q: True)
-    monkeypatch.setattr(sdpa, "_kept", {})
-    mask = Mask.causal() & Mask.window(3)
-    q, k, v = random_qkv()
-    with FakeTensorMode() as mode:
-        attend(*map(mode.from_tensor, (q, k, v)), mask, kernel="sdpa")
-    assert not sdpa._kept
-    expected = attend(q, k, v, mask, kernel="eager")
-    torch.testing.assert_close(attend(q, k, v, mask, kernel="sdpa"), expected)
-
-
-def test_lengths_that_are_not_a_tensor_are_copied():
-    lengths = np.array([3, 7])
-    mask = Mask.padding(lengths)
-    before = mask.dense(7, 7)
-    lengths[:] = 1
-    assert torch.equal(mask.dense(7, 7), before)
 
 
 def test_a_mask_that_was_changed_is_built_again(monkeypatch):

@@ -1,8 +1,6 @@
 """Each claim's verdict, and that each experiment can give another one; the command and the page."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +14,13 @@ from clearhead import GPT2, cli, ladder, load
 from clearhead.lab import grammar
 from clearhead.lab.claims import (
     arithmetic_claims,
-    catalogue,
     claim_report,
     cost_claims,
     english_claims,
     head_claims,
     mask_claims,
-    training_claims,
 )
 from clearhead.lab.claims.catalogue import CLAIMS
-from clearhead.lab.claims.claim import Finding, claim, does_not_hold, holds
 from clearhead.lab.grammar_training import GrammarSettings, GrammarTask
 from clearhead.masks import Mask
 from clearhead.timing import Row
@@ -288,26 +283,6 @@ def test_the_caller_keeps_its_random_numbers():
     assert torch.equal(torch.rand(3), wanted)
 
 
-def test_quick_reaches_the_experiments_that_know_it():
-    asked = []
-
-    @claim("a", "A.")
-    def knows(*, quick: bool = False) -> Finding:
-        asked.append(quick)
-        return holds("", "")
-
-    @claim("b", "B.", timed=True)
-    def does_not(seed: int = 3) -> Finding:
-        return does_not_hold(str(seed), "")
-
-    knows.run(quick=True)
-    knows.run()
-    assert asked == [True, False]
-    assert does_not.run(quick=True).figure == "3"
-    assert does_not.timed
-    assert not knows.timed
-
-
 def test_living_bytes_are_counted():
     x = torch.zeros(1000)  # 4,000 bytes, not counted: it was there before
 
@@ -346,42 +321,6 @@ def test_masked_fill_in_place_equals_a_copy():
     torch.testing.assert_close(frugal(q, k, v, future), cost_claims.fill_a_copy(q, k, v, future))
 
 
-def test_the_floor_is_the_entropy_of_the_table():
-    torch.manual_seed(1)
-    chances = training_claims.table_of_chances()
-    ids = training_claims.walks(chances, 20_000)
-    entropy = -(chances * chances.log()).sum(-1)
-    assert training_claims.floor(chances, ids) == pytest.approx(
-        float(entropy[ids[:, :-1]].mean()), abs=0.02
-    )
-
-
-def test_copier_asks_for_what_stands_so_many_places_back():
-    model = training_claims.Copier(2, (1, 3))
-    ids = torch.arange(12)[None]
-    logits, right = model.answers(ids)
-    assert logits.shape == (2 * 9, training_claims.SYMBOLS)
-    assert right.tolist() == [x for i in range(3, 12) for x in (i - 1, i - 3)]
-
-
-def test_hiding_a_token_moves_the_answer_of_later_tokens_only():
-    model, tokens = untrained()
-    examples = head_claims.labelled((model, tokens), "subject", 10)
-    effects = head_claims.effect_of_hiding(model, examples)
-    after = torch.arange(examples.ids.shape[1]) > examples.query[:, None]
-    assert effects[after].max() == 0
-    assert effects[~after].min() >= 0
-    at_key = effects[examples.key]
-    assert at_key.min() > 0
-
-
-def test_a_head_is_chosen_in_one_half_and_measured_in_the_other():
-    weight = torch.tensor([[0.9, 0.1], [0.2, 0.3], [0.8, 0.1], [0.4, 0.3]])
-    head, found = head_claims.best_on_one_half(weight)
-    assert (head, found.count) == (0, 2)
-    assert found.mean == pytest.approx(0.3)
-
-
 # The command line, the JSON and the page.
 
 
@@ -402,14 +341,6 @@ def test_one_claim_in_full(run):
     assert "src/clearhead/lab/claims/mask_claims.py, mask_after_softmax" in shown
     assert "clearhead claims mask-after-softmax" in shown
     assert "Dividing each row by its new sum fixes both." in shown
-
-
-def test_list_measures_nothing(run, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(catalogue, "measure", None)
-    lines = run("--list").splitlines()
-    assert [line.split()[0] for line in lines if line[0] != " "] == list(CLAIMS)
-    assert max(map(len, lines)) <= 80
 
 
 def test_json_out_from_and_page(run, tmp_path):
@@ -502,11 +433,6 @@ def test_errors_say_what_is_wrong(arguments, message, tmp_path, monkeypatch, cap
     with pytest.raises(SystemExit):
         cli.main(["claims", *arguments])
     assert message in capsys.readouterr().err
-
-
-def test_the_command_imports_no_torch():
-    code = "import sys, clearhead.cli.claims; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_committed_results_are_those_of_these_claims():

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from torch import nn
 
 from clearhead import drawing, lab
 from clearhead.embedding import Rope
@@ -113,17 +112,6 @@ def test_the_numbers_are_the_ones_computed_by_hand(model, reader, tokens):
         assert number == pytest.approx(keys[chosen, 2].mean().item(), abs=1e-5)
     uniform = [1 / (relation.query + 2) for _, relation in pairs][1::2]
     assert score.uniform == pytest.approx(sum(uniform) / len(uniform))
-
-
-def test_a_model_that_looks_everywhere_alike_has_the_uniform_share(model, tokens):
-    torch.manual_seed(4)
-    blind = GPT2(model.config, rope=Rope()).eval()
-    for block in blind.blocks:
-        nn.init.zeros_(block.attention.W_query.weight)
-    report = measure(WordReader(blind, tokens), sentences=16, relations=["pronoun"])
-    for head in report["pronoun"].heads:
-        for number in (head.key, head.distractor, head.shuffled):
-            assert number.mean == pytest.approx(report["pronoun"].uniform, abs=1e-6)
 
 
 def test_a_head_without_its_part_is_a_model_with_zero_columns(model, reader, tokens):
@@ -324,38 +312,6 @@ def test_a_bert_checkpoint_gets_attention_only(bert_folder):
         begin, end = spans[relation.key]
         shares.append((end - begin) / len(ids))
     assert score.uniform == pytest.approx(sum(shares) / len(shares))
-
-
-def test_of_encoder_and_decoder_the_encoder_is_measured(tmp_path):
-    size = save_tokenizer(tmp_path, eos_token="[SEP]")
-    torch.manual_seed(0)
-    config = transformers.BartConfig(
-        vocab_size=size,
-        d_model=12,
-        encoder_layers=2,
-        decoder_layers=1,
-        encoder_attention_heads=3,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=8,
-        decoder_ffn_dim=8,
-        max_position_embeddings=64,
-    )
-    config.pad_token_id, config.bos_token_id, config.eos_token_id = 0, 1, 2
-    transformers.BartModel(config).save_pretrained(tmp_path)
-    reader = PieceReader(hugging_face.load(tmp_path))
-    report = measure(reader, sentences=8, relations=["subject"], untrained=reader.untrained())
-    assert report.layers == ["layers.0.self_attn", "layers.1.self_attn"]
-    assert not report.causal
-    assert len(report["subject"].heads) == 6
-    assert report["subject"].untrained is not None
-
-
-def test_where_no_projection_is_found_it_is_said(reader, tokens, monkeypatch):
-    monkeypatch.setattr(head_scores, "projections", lambda model, layers: None)
-    report = measure(reader, sentences=16, relations=["subject", "pronoun"])
-    assert report.notes == ["no ablation: the output projection of the attention was not found"]
-    assert report["subject"].accuracy is not None
-    assert projections(nn.ModuleDict({"a": nn.MultiheadAttention(4, 2)}), ["a"]) is None
 
 
 def test_a_large_model_loses_only_its_best_heads_one_by_one(reader, tokens, monkeypatch):

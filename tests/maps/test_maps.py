@@ -1,7 +1,6 @@
 """AttentionMap: every weight and every statistic against the dense weights that it never builds."""
 
 import math
-import os
 import subprocess
 import sys
 
@@ -14,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Rope, ShapeError
 from clearhead.kernels import KERNELS, tile_loop
-from clearhead.maps import free_memory, statistics
+from clearhead.maps import statistics
 from clearhead.maps.grid_cells import shares
 
 BATCH, HEADS = 2, 6
@@ -199,30 +198,6 @@ def test_dense_refuses_with_the_numbers_and_alternatives():
     small = AttentionMap(q[:, :, :4], q[:, :, :4])
     with pytest.raises(MemoryError, match=r"more than the 10 bytes allowed \(budget=\)"):
         small.dense(budget=10)
-
-
-def no_sysconf(patch):
-    patch.delattr(os, "sysconf")  # Windows
-
-
-def no_such_name(patch):
-    def sysconf(name):  # macOS
-        raise ValueError("unrecognized configuration name")
-
-    patch.setattr(os, "sysconf", sysconf)
-
-
-@pytest.mark.parametrize("remove", [no_sysconf, no_such_name])
-def test_dense_works_where_the_free_memory_is_unknown(remove, monkeypatch):
-    assert free_memory(torch.device("cpu")) > 0
-    remove(monkeypatch)
-    assert free_memory(torch.device("cpu")) is None
-    q = torch.randn(1, 1, 1, 8).expand(1, 1, 20_000, 8)
-    small, large = AttentionMap(q[:, :, :4], q[:, :, :4]), AttentionMap(q, q)
-    torch.testing.assert_close(small.dense(), torch.full((1, 1, 4, 4), 0.25))
-    torch.testing.assert_close(small.dense(budget=64), small.dense())
-    with pytest.raises(MemoryError, match=r"more than the 1.0 GiB allowed \(free memory unknown\)"):
-        large.dense()
 
 
 def test_index_errors_name_the_axis():
@@ -555,14 +530,6 @@ def test_errors_teach():
         m.same_token(torch.zeros(2, 4, dtype=torch.int64))
     with pytest.raises(ShapeError, match=r"pairs: expected \(pairs, 2\)"):
         m.relation(torch.zeros(3))
-
-
-def test_repr_says_what_it_holds_and_would_take():
-    q = torch.randn(1, 2, 1024, 64)
-    text = repr(AttentionMap(q, q, Mask.causal()))
-    assert text == (
-        "AttentionMap(batch=1, heads=2, queries=1024, keys=1024, 1.0 MiB held, 8.0 MiB if built)"
-    )
 
 
 # Where queries stand.

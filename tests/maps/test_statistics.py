@@ -336,21 +336,6 @@ def test_top_gives_tokens():
         m.top(2, tokens=words[:3])
 
 
-def test_top_shows_the_beginning_of_a_large_map():
-    q = torch.randn(2, 6, 40, 4)
-    text = repr(AttentionMap(q, q).select(heads=[5, 4, 3, 2, 1]).top(3)).splitlines()
-    assert len(text) == 2 + 4 * 13
-    assert text[1] == "head 5, sequence 0"
-    assert "m.select(batch=0, heads=[3]).top(3)" in text[-1]
-
-
-def test_top_of_queries_that_continue_a_cache():
-    q, k = torch.eye(3)[None, None, 2:] * 9, torch.eye(3)[None, None]
-    found = AttentionMap(q, k, Mask.causal()).top(1, tokens=["a", "b", "c"])
-    assert found.tokens == [[[["c"]]]]
-    assert found.labels[0] == ("c",)
-
-
 # Errors.
 
 

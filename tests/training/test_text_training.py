@@ -89,11 +89,6 @@ def test_every_hundredth_document_is_held_out(tmp_path):
     assert (again.bytes_per_token, again.vocab_size) == (corpus.bytes_per_token, 290)
 
 
-def test_one_document_is_divided(tmp_path):
-    corpus = prepare(["abcdefghij" * 10], tmp_path, vocab_size=257)
-    assert (len(corpus.train), len(corpus.validation)) == (91, 11)
-
-
 def test_a_damaged_text_is_refused(tmp_path):
     (tmp_path / "text.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="not a file that `clearhead train --text` prepared"):

@@ -140,14 +140,6 @@ def dense_shares_halved(weights, base, halvings):
     )
 
 
-@pytest.mark.parametrize("overview", [32, 2048])
-def test_hidden_cells_are_not_numbers(overview, monkeypatch):
-    monkeypatch.setattr(tile_pyramid, "_OVERVIEW", overview)
-    pyramid = tile_pyramid.Pyramid(view_cases.structured(97, heads=1, head_dim=8))
-    exact = stitched(pyramid, len(pyramid.grids) - 1)
-    assert torch.equal(exact.isnan(), torch.ones(97, 97).triu(1).bool())
-
-
 @pytest.mark.parametrize(
     ("queries", "keys"), [(1, 1), (1, 70001), (1000, 32768), (32768, 32768), (2**20, 2**20)]
 )
@@ -174,15 +166,6 @@ def test_a_bias_is_part_of_every_grid(monkeypatch):
         expected = dense_shares(one[0, 0], grid.rows, grid.cols)
         torch.testing.assert_close(found.nan_to_num(0.0), expected)
     assert found[:, 60:].isnan().all()
-
-
-def test_strongest_keys():
-    one = view_cases.structured(331, heads=3).select(heads=2)
-    keys, weights = tile_pyramid.strongest(one, 317, 12)
-    best = one[0, 0, 317].topk(12)
-    assert keys == best.indices.tolist()
-    assert weights == best.values.tolist()
-    assert sorted(tile_pyramid.strongest(one, 2, 12)[0]) == [0, 1, 2]
 
 
 # The worker: one job after another, with limited memory.
@@ -254,21 +237,6 @@ def test_another_wanted_head_cancels_the_current_job(monkeypatch):
     done.stop()
 
 
-def test_tiles_come_first():
-    """While a tile is computed, the worker pauses."""
-    done = Worker({"map": view_cases.structured(61, heads=1, head_dim=8)})
-    shares = []
-    with done.paused():
-        done.on_progress = lambda now: shares.append(now)
-        done.start()
-        wait_for(lambda: shares)
-        time.sleep(0.05)
-        assert len(shares) == 1
-        assert not len(done.pyramids)
-    wait_for(lambda: len(done.pyramids))
-    done.stop()
-
-
 def test_a_map_that_cannot_be_computed_is_reported(monkeypatch):
     class Broken:
         def __init__(self, one, report):
@@ -336,44 +304,6 @@ def test_tokens_and_search(client, tokens):
     found = client("search", batch=0, text="cat").json()
     assert found["matches"] == [i for i, token in enumerate(tokens) if token == " cat"]
     assert found["count"] == len(found["matches"])
-
-
-def test_scores_come_with_ids(client):
-    client.wait()
-    wait_for(lambda: client("state", layer=0, batch=0, head=0).json()["heads"][2]["scores"])
-    heads = client("state", layer=0, batch=0, head=0).json()["heads"]
-    assert heads[0]["scores"]["looks_at"].startswith("previous token")
-    assert heads[1]["scores"]["looks_at"].startswith("first token")
-    assert heads[2]["scores"]["same_token"] > 0.5
-
-
-def test_a_tile_that_is_not_ready_reports_the_progress(monkeypatch):
-    halfway = threading.Event()
-
-    class Slow:
-        nbytes = 8
-
-        def __init__(self, one, report):
-            report(0.5)
-            halfway.wait(10)
-
-    monkeypatch.setattr(jobs, "Pyramid", Slow)
-    one = view_cases.structured(31, heads=1, head_dim=8)
-    with clearhead.view(one, browser=False, wait=False) as page:
-        client = Client(page)
-        wait_for(lambda: page.worker.progress and page.worker.progress.share == 0.5)
-        answer = client("tile", layer=0, batch=0, head=0, level=0, row=0, col=0)
-        assert answer.status_code == 202
-        assert answer.json()["progress"] == {
-            "layer": 0,
-            "batch": 0,
-            "head": 0,
-            "number": 0,
-            "what": "picture",
-            "share": 0.5,
-        }
-        halfway.set()
-        client.http.close()
 
 
 # Safety.
@@ -700,18 +630,6 @@ def test_several_sequences_have_their_own_labels():
         np.testing.assert_allclose(np.frombuffer(answer.content, "<f4"), expected.ravel(), 1e-5)
         assert client("tokens", batch=1, start=0, count=1).json()["tokens"] == ["b0"]
         client.http.close()
-
-
-def test_closing_frees_the_port():
-    one = view_cases.structured(7, heads=1, head_dim=4)
-    page = clearhead.view(one, browser=False, wait=False)
-    assert repr(page) == f"View({page.url})"
-    page.close()
-    page.close()
-    assert repr(page) == "View(closed)"
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        s.bind(("127.0.0.1", page.port))
 
 
 @pytest.fixture(scope="module")

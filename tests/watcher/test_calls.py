@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, watch
+from clearhead import AttentionMap, Mask, Seen, watch
 
 NUMBERS = ("entropy", "distance", "previous", "sink", "same_token", "induction")
 SIZES = {
@@ -97,21 +97,6 @@ def test_a_window_that_lets_keys_go_gives_the_table_of_one_pass(window, options)
     assert_same_tables(seen.heads(out), once.heads(out[:, :-1]))
 
 
-def test_our_static_cache_in_parts():
-    torch.manual_seed(1)
-    attention = MultiHeadAttention(8, 8, 20, 0.0, num_heads=2).double().eval()
-    x, ids = torch.randn(2, 11, 8).double(), some_ids(2, 11)
-    tables = []
-    for cache in (attention.new_cache(2, static=True), attention.new_cache(2), None):
-        parts = [x] if cache is None else [x[:, :5], x[:, 5:6], x[:, 6:]]
-        with torch.no_grad(), watch(attention) as seen:
-            for part in parts:
-                attention(part, cache=cache)
-        tables.append(seen.heads(ids.tolist()))
-    assert_same_tables(tables[0], tables[1])
-    assert_same_tables(tables[0], tables[2])
-
-
 @pytest.mark.parametrize("case", ["static", "window", "static window"])
 def test_pages_show_one_text(case):
     """Only the last call was shown, or its keys stood in the columns of others."""
@@ -130,18 +115,6 @@ def test_pages_show_one_text(case):
         assert mine.patterns == told.patterns
 
 
-def test_a_static_map_on_a_page():
-    attention = MultiHeadAttention(8, 8, 7, 0.0, num_heads=2).eval()
-    cache = attention.new_cache(1, static=True)
-    attention.with_map(torch.randn(1, 2, 8), cache=cache)
-    m = attention.with_map(torch.randn(1, 2, 8), cache=cache)[1]
-    one = m.page(tokens=["a", "b", "c", "d"]).layers[0]
-    assert one.rows == ("c", "d")
-    assert one.columns == ("a", "b", "c", "d", "(empty)", "(empty)", "(empty)")
-    assert one.scores["previous"] == pytest.approx(m.previous().mean((0, 2)).tolist(), abs=1e-6)
-    assert m.page().layers[0].rows == ("t2", "t3")
-
-
 def test_texts_that_do_not_go_on():
     """Queries that do not follow what was read, or keys that are others, are another text."""
     seen = Seen()
@@ -151,19 +124,6 @@ def test_texts_that_do_not_go_on():
     with pytest.raises(ValueError, match=r"ids: expected one id per key, \(batch=1, keys=4\)"):
         seen.heads(torch.zeros(1, 15, dtype=torch.int64))
     assert seen.heads(torch.zeros(1, 12, dtype=torch.int64)).rows[0].same_token is not None
-
-
-def test_sequences_that_stand_at_different_places():
-    torch.manual_seed(1)
-    q, k = torch.randn(2, 1, 1, 4).double(), torch.randn(2, 1, 9, 4).double()
-    visible = torch.arange(9) <= torch.tensor([6, 4])[:, None, None, None]
-    m, seen = AttentionMap(q, k, Mask.custom(visible)), Seen()
-    seen.add("a", m)
-    ids = torch.tensor([[1, 2, 3, 1, 2, 3, 1], [1, 2, 3, 4, 3, 0, 0]])
-    row, weights = seen.heads(ids).rows[0], m.dense()
-    assert row.previous == pytest.approx(float(weights[0, 0, 0, 5] + weights[1, 0, 0, 3]) / 2)
-    same = weights[0, 0, 0, 0] + weights[0, 0, 0, 3] + weights[1, 0, 0, 2]
-    assert row.same_token == pytest.approx(float(same) / 2)
 
 
 # Encoder, decoder, and attention between them.
@@ -246,18 +206,6 @@ def test_cross_attention_with_padded_memory():
     for layer, queries in ((CROSS, 9), (DECODER, 9), (ENCODER, 6)):
         told = float(seen[layer].entropy()[0, 0, :queries].mean())
         assert row_of(table, layer).entropy == pytest.approx(told, abs=1e-6)
-
-
-def test_cross_attention_in_generation():
-    """One query a call, and always the same keys: no cache grows there."""
-    enc = some_ids(1, 9)
-    seen, out = generated(t5(), enc)
-    table = seen.heads(out)
-    assert {call.map.shape[2:] for call in seen.calls if call.name == CROSS} == {(1, 9)}
-    assert row_of(table, CROSS).previous is row_of(table, CROSS).distance is None
-    assert row_of(table, DECODER).previous is not None
-    assert row_of(table, ENCODER).previous is not None
-    assert row_of(seen.heads(enc), ENCODER).same_token is not None
 
 
 # Padding, where no token attends to itself.
