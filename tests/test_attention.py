@@ -380,9 +380,9 @@ def test_context_length_costs_no_memory():
     ("options", "training"),
     [
         ({}, False),
-        ({"dropout": 0.2}, True),
-        ({"window": 3, "rope": Rope(), "qk_norm": True}, True),
         ({"kernel": "blocked", "num_kv_heads": 1}, True),
+        pytest.param({"dropout": 0.2}, True, marks=pytest.mark.slow),
+        pytest.param({"window": 3, "rope": Rope(), "qk_norm": True}, True, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -393,7 +393,7 @@ def test_compiles_as_one_graph_for_every_length(options, training):
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
     counter = torch._dynamo.testing.CompileCounter()
     counted = torch.compile(module, fullgraph=True, backend=counter, dynamic=True)
-    for tokens in (6, 8, 9, 11, 13):
+    for tokens in (6, 9, 13):
         x = random_x(tokens)
         torch.manual_seed(1)
         expected = gradients(module, module, x)

@@ -1,6 +1,5 @@
 """Model sizes: the right numbers, the names people type, and the hint about heads."""
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

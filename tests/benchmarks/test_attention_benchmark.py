@@ -17,6 +17,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 TINY = Case("fused", batch=3, tokens=11, d_model=20, heads=4, direction="forward+backward")
 FAST = attention.Settings(rounds=1, memory=False)
 SDPA, OURS = find("separate QKV + SDPA"), find("clearhead")
+
+
 def broken(error):
     def build(source, case):
         raise error
@@ -41,6 +43,7 @@ def test_a_contestant_that_cannot_run_is_a_row_not_a_crash(contestant, note):
     assert any(note in line for line in attention.lines({"cases": [found]}))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
 def test_compiled_forms_run_against_each_other():
     case = replace(TINY, direction="forward", compiled=True)

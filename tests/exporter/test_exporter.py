@@ -21,7 +21,7 @@ CONFIG = {
     "context_length": CONTEXT,
     "d_model": 12,
     "num_heads": 3,
-    "num_layers": 2,
+    "num_layers": 1,
     "dropout": 0.1,
     "qkv_bias": True,
 }
@@ -115,6 +115,7 @@ def test_an_exported_mask_is_free_of_lengths_and_zeroes_rows_that_see_nothing(tm
 # export().
 
 
+@pytest.mark.slow
 def test_onnx_of_the_module_and_of_its_cached_step(tmp_path):
     module = attention(**KINDS["grouped, rotary, normed"])
     export(module, tmp_path / "whole.onnx")
@@ -139,7 +140,7 @@ def test_onnx_of_gpt2_and_of_its_cached_step(tmp_path):
     whole = export(model, tmp_path / "whole.onnx", say=said.append)
     step = export(model, tmp_path / "step.onnx", what="step")
     assert (whole.inputs, whole.outputs) == (["ids"], ["logits"])
-    assert step.inputs == ["ids", *(f"past.{n}.{k}" for n in (0, 1) for k in ("keys", "values"))]
+    assert step.inputs == ["ids", *(f"past.0.{k}" for k in ("keys", "values"))]
     assert whole.gap < 1e-5
     assert (1, CONTEXT, 0) in whole.sizes
     assert (1, 1, CONTEXT - 1) in step.sizes

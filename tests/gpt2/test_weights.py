@@ -316,21 +316,14 @@ def test_wrong_tensors_can_be_accepted(folder):
         ),
         ({"n_layer": 3}, r"h.2.ln_1.weight: missing in .*, and 11 more of 40 tensors"),
         ({"n_layer": 1}, r"transformer.h.1.*but not in a GPT-2 of this size; 12 such tensors"),
-        ({"n_layer": 10**12}, r"1000000000000 layers, but .*safetensors has only 28 tensors"),
-        ({"n_embd": 10**12}, r"wte.weight: expected \(97, 1000000000000\) according to .*config"),
         ({"n_positions": 20}, r"wpe.weight: expected \(20, 15\)"),
         ({"n_head": 4}, r"d_out \(15\) must be divisible by num_heads \(4\)"),
         ({"n_head": None}, r"n_head: expected a number from 1 to 1,000,000,000,000, got None"),
-        ({"n_head": True}, r"n_head: expected a number from 1 to 1,000,000,000,000, got True"),
-        ({"n_embd": "15"}, r"n_embd: expected a number from 1 to 1,000,000,000,000, got '15'"),
         ({"model_type": "llama"}, r"expected a GPT-2, got a model of type 'llama'"),
-        ({"activation_function": "relu"}, r"activation_function: expected 'gelu_new', got 'relu'"),
-        ({"layer_norm_epsilon": 1e-6}, r"layer_norm_epsilon: expected 1e-05, got 1e-06"),
         (
             {"scale_attn_by_inverse_layer_idx": True},
             r"scale_attn_by_inverse_layer_idx: expected False, got True",
         ),
-        ({"n_inner": 30}, r"n_inner: expected 4 × n_embd = 60, got 30"),
         ({"tie_word_embeddings": False}, r"lm_head.weight: missing"),
         (
             {"qkv_bias": False},
@@ -623,7 +616,12 @@ print((most() - before) / sum(p.nbytes for p in model.parameters()))
 
 
 @pytest.mark.parametrize(
-    "kind", ["safetensors", "pickle", pytest.param("shards", marks=pytest.mark.slow)]
+    "kind",
+    [
+        "safetensors",
+        pytest.param("pickle", marks=pytest.mark.slow),
+        pytest.param("shards", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's own count")
 def test_peak_memory_is_the_models_own(kind, saved, tmp_path):
@@ -649,6 +647,7 @@ def test_peak_memory_is_the_models_own(kind, saved, tmp_path):
     assert 0.9 < float(found.stdout) < 1.2
 
 
+@pytest.mark.slow
 def test_loading_does_not_import_the_compiler(saved):
     """Random initialisation on "meta" would: two seconds and 170 MiB."""
     code = (

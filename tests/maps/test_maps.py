@@ -124,7 +124,7 @@ part = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(maps(), st.lists(part, min_size=1, max_size=4), st.booleans(), st.data())
 def test_indexing_is_that_of_a_tensor(case, index, ellipsis, data):
     m, weights = case
@@ -217,7 +217,6 @@ def entropy(weights):
     return torch.special.entr(weights).sum(-1)
 
 
-@settings(max_examples=150)
 @given(maps(), st.data())
 def test_statistics_equal_those_of_the_dense_weights(case, data):
     m, weights = case
@@ -338,7 +337,7 @@ def test_methods_give_what_summary_gives():
 @pytest.mark.parametrize("name", ["none", "causal", "start", "window", "left", "padding"])
 def test_triton_gives_the_same_statistics(name, monkeypatch):
     """What CUDA uses, in Triton's interpreter; other masks and sizes stay with plain torch."""
-    q, k = torch.randn(BATCH, HEADS, 70, 16), torch.randn(BATCH, 3, 75, 16)
+    q, k = torch.randn(BATCH, 2, 70, 16), torch.randn(BATCH, 1, 75, 16)
     mask = MASKS[name](70, 75)
     asked = {"entropy": True, "received": True, "thumbnail": (7, 5), "top": 2}
     expected = AttentionMap(q, k, mask).summary(**asked)
@@ -632,7 +631,7 @@ def test_two_lists_are_refused():
 MEMORY = """
 import resource, torch
 from clearhead import AttentionMap, Mask
-q, k = torch.randn(1, 12, 16384, 16), torch.randn(1, 12, 16384, 16)
+q, k = torch.randn(1, 4, 16384, 16), torch.randn(1, 4, 16384, 16)
 m = AttentionMap(q, k, Mask.causal() & Mask.window(1024))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 m.summary(entropy=True, received=True, thumbnail=(64, 64), top=3, distance=True, previous=True)
@@ -641,7 +640,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_peak_memory_at_16384_tokens():
-    """12 heads: dense float32 would take 12.9 GB. The window only saves time, not memory."""
+    """4 heads: dense float32 would take 4.3 GB. The window only saves time, not memory."""
     out = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert int(out.stdout) / 1024 < 500
 
@@ -823,8 +822,8 @@ def test_a_long_capped_map_with_a_sink():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off on CUDA")
 @pytest.mark.parametrize("name", ["window", "left"])
 def test_triton_supports_cap_and_sink(name, monkeypatch):
-    q, k = torch.randn(BATCH, HEADS, 70, 16), torch.randn(BATCH, 3, 75, 16)
-    mask, sink = MASKS[name](70, 75), torch.randn(HEADS)
+    q, k = torch.randn(BATCH, 2, 70, 16), torch.randn(BATCH, 1, 75, 16)
+    mask, sink = MASKS[name](70, 75), torch.randn(2)
     monkeypatch.setattr(tile_loop, "_has_triton", lambda device: True)
     m = AttentionMap(q, k, mask, cap=1.2, sink=sink)
     assert tile_loop.triton_arguments(m.lazy_scores)["cap"] == 1.2

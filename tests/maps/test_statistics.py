@@ -98,7 +98,7 @@ def values_per_head(m: AttentionMap) -> torch.Tensor:
 # Sums over queries and keys.
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(maps(), st.booleans(), st.integers(0, QUERIES))
 def test_received_from_weighted_queries(m, per_head, zeros):
     shape = (BATCH, HEADS, QUERIES) if per_head else (BATCH, QUERIES)
@@ -111,7 +111,7 @@ def test_received_from_weighted_queries(m, per_head, zeros):
     close(both.entropy, torch.special.entr(dense(m)).sum(-1))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(maps(), st.data())
 def test_retrieval_is_the_weight_on_the_needle(m, data):
     start = data.draw(st.integers(0, KEYS - 1))
@@ -142,7 +142,7 @@ def test_retrieval_computes_only_the_tiles_of_the_needle(monkeypatch):
     assert {(cols.start, cols.stop) for cols in read} == {(5, 7)}
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(maps())
 def test_saliency_is_gradient_times_attention(m):
     """The gradient of the weights by autograd, through output = weights @ values."""
@@ -159,7 +159,7 @@ def test_saliency_is_gradient_times_attention(m):
 # Value norms.
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(maps(), st.sampled_from([None, 2, 7]))
 def test_value_norms(m, d_model):
     output, projected = None, values_per_head(m)
@@ -219,7 +219,7 @@ def test_a_bias_per_key_does_not_build_one_per_pair():
 # Two maps.
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(maps(), maps())
 def test_difference_of_two_maps(one, other):
     gap = dense(one) - dense(other)
@@ -262,7 +262,7 @@ def test_difference_of_maps_with_large_scores():
         )
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(maps())
 def test_uniform_maps_spread_over_the_visible_keys(m):
     visible = torch.ones(m.shape, dtype=torch.bool)

@@ -77,18 +77,7 @@ def registered_flash():
     seen_by_flash.clear()
 
 
-FLEX_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
-
-
-@FLEX_WARNS
-@pytest.mark.parametrize(
-    ("how", "mask"),
-    [("eager", None), ("eager", REAL), ("sdpa", None), ("sdpa", REAL), ("flex_attention", REAL)],
-    ids=lambda value: value if isinstance(value, str) else "whole" if value is None else "padded",
-)
-def test_every_implementation(how, mask):
-    if how == "flex_attention":
-        torch.compiler.reset()  # otherwise it is compiled for lengths of other tests as well
+def check_implementation(how, mask):
     with torch.no_grad():
         told = build("eager")(IDS, attention_mask=mask, output_attentions=True).attentions
         model = build(how)
@@ -98,6 +87,20 @@ def test_every_implementation(how, mask):
     assert torch.equal(plain, watched)
     for i, weights in enumerate(told):
         assert_close(seen[i].dense(), weights, rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that it is slow without the compiler
+@pytest.mark.parametrize("mask", [None, REAL], ids=["whole", "padded"])
+@pytest.mark.parametrize("how", ["eager", "sdpa", "flex_attention"])
+def test_every_implementation(uncompiled_flex, how, mask):
+    check_implementation(how, mask)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
+def test_flex_attention_as_it_is_compiled():
+    torch.compiler.reset()  # otherwise it is compiled for lengths of other tests as well
+    check_implementation("flex_attention", REAL)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -160,9 +163,8 @@ def test_no_mode_is_entered():
     assert inside == [False]
 
 
-@pytest.mark.parametrize("how", ["eager", "sdpa"])
-def test_restored_after_an_exception(how):
-    model = build(how)
+def test_restored_after_an_exception():
+    model = build("sdpa")
 
     def fail():
         model(IDS)
@@ -265,8 +267,8 @@ def test_sinks_and_caps():
             assert_close(seen[1].to_sink * real[..., 0], (1 - sums) * real[..., 0])
 
 
-@FLEX_WARNS
-def test_a_mask_function_that_is_too_large(monkeypatch):
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_mask_function_that_is_too_large(uncompiled_flex, monkeypatch):
     monkeypatch.setattr("clearhead.watcher.snapshots._MOST_FLEX_CELLS", 10)
     model = build("flex_attention")
     with torch.no_grad(), watch(model) as seen:

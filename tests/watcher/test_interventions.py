@@ -13,7 +13,7 @@ from clearhead import GPT2, MultiHeadAttention, ablate, knockout, watch
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2]])
 REAL = torch.tensor([[0] * 4 + [1] * 7, [1] * 11])
-FLEX_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
+FLEX_WARNS = pytest.mark.filterwarnings("ignore::UserWarning")  # slow without the compiler
 
 
 def build(name, how="sdpa"):
@@ -82,7 +82,7 @@ def agree(found, told):
 @pytest.mark.parametrize("to", ["zero", "mean", "tensor"])
 @pytest.mark.parametrize(("name", "how"), CASES)
 @torch.no_grad()
-def test_ablate(name, how, to):
+def test_ablate(uncompiled_flex, name, how, to):
     model = build(name, how)
     plain = model(IDS, attention_mask=REAL).logits
     width = {"gpt2": 4, "llama": 8}[name]
@@ -108,7 +108,7 @@ def test_ablate(name, how, to):
 @pytest.mark.parametrize("heads", [None, [1]])
 @pytest.mark.parametrize(("name", "how"), CASES)
 @torch.no_grad()
-def test_knockout(name, how, heads):
+def test_knockout(uncompiled_flex, name, how, heads):
     model = build(name, how)
     plain = model(IDS, attention_mask=REAL).logits
     edges = torch.zeros(1, model.config.num_attention_heads, 11, 11, dtype=torch.bool)
@@ -130,7 +130,7 @@ def test_knockout(name, how, heads):
 @FLEX_WARNS
 @pytest.mark.parametrize(("name", "how"), CASES)
 @torch.no_grad()
-def test_a_query_that_may_attend_to_nothing(name, how):
+def test_a_query_that_may_attend_to_nothing(uncompiled_flex, name, how):
     """It gets zeros, as everywhere in Clearhead, and its map says so."""
     model = build(name, how)
     edges = torch.zeros(1, 1, 11, 11, dtype=torch.bool)
