@@ -266,9 +266,7 @@ def test_hostile_names_do_nothing(visit):
     ("width", "dark"),
     [
         (390, True),
-        (1280, False),
-        pytest.param(390, False, marks=pytest.mark.slow),
-        pytest.param(1280, True, marks=pytest.mark.slow),
+        pytest.param(1280, False, marks=pytest.mark.slow),
     ],
 )
 def test_it_fits_the_window_and_is_accessible(visit, viewer, width, dark):

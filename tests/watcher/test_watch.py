@@ -55,14 +55,7 @@ def small(config, **sizes):
 
 MODELS = {
     "gpt2": (transformers.GPT2LMHeadModel, gpt2, {"input_ids": IDS}, ["attentions"]),
-    "gpt2-filled": (
-        transformers.GPT2LMHeadModel,
-        gpt2,
-        {"input_ids": IDS, "attention_mask": REAL},
-        ["attentions"],
-    ),
-    "llama": (transformers.LlamaForCausalLM, llama, {"input_ids": IDS}, ["attentions"]),
-    "llama-filled": (
+    "llama": (
         transformers.LlamaForCausalLM,
         llama,
         {"input_ids": IDS, "attention_mask": REAL},
@@ -82,36 +75,10 @@ MODELS = {
         {"input_ids": IDS, "attention_mask": REAL, "decoder_input_ids": IDS[:, :5]},
         ["encoder_attentions", "decoder_attentions", "cross_attentions"],
     ),
-    "bart": (
-        transformers.BartModel,
-        lambda: transformers.BartConfig(
-            d_model=12,
-            encoder_layers=1,
-            decoder_layers=2,
-            encoder_attention_heads=3,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=20,
-            decoder_ffn_dim=20,
-            max_position_embeddings=64,
-            decoder_start_token_id=2,
-            forced_eos_token_id=None,
-            **SIZES,
-        ),
-        {"input_ids": IDS, "attention_mask": REAL, "decoder_input_ids": IDS[:, :5]},
-        ["encoder_attentions", "decoder_attentions", "cross_attentions"],
-    ),
-    "vit": (
-        transformers.ViTModel,
-        lambda: small(transformers.ViTConfig, intermediate_size=20, image_size=8, patch_size=2),
-        {"pixel_values": torch.linspace(-1, 1, 384).reshape(2, 3, 8, 8).sin()},
-        ["attentions"],
-    ),
 }
-# These two take their eager softmax in float32 whatever the model's dtype is.
-SOFTMAX_IN_FLOAT32 = ("llama", "llama-filled", "vit")
 
 
-def build(cls, config, dtype=torch.float32, how="sdpa", std=0.3):
+def build(cls, config, dtype=torch.float32, how="sdpa"):
     """A model with random, distinct weights, large enough for uneven attention."""
     config = copy.deepcopy(config)
     config._attn_implementation = how
@@ -119,7 +86,7 @@ def build(cls, config, dtype=torch.float32, how="sdpa", std=0.3):
     model = cls(config).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=std)
+            parameter.normal_(std=0.3)
     return model
 
 
@@ -145,9 +112,7 @@ def hooks(model):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_weight_is_that_of_eager_attention(name, dtype):
     cls, config, inputs, kinds = MODELS[name]
-    inputs = {k: x.to(dtype) if x.is_floating_point() else x for k, x in inputs.items()}
-    std = 0.6 if name == "vit" else 0.3
-    eager, fused = (build(cls, config(), dtype, how, std) for how in ("eager", "sdpa"))
+    eager, fused = (build(cls, config(), dtype, how) for how in ("eager", "sdpa"))
     with torch.no_grad():
         told = eager(**inputs, output_attentions=True)
         plain = fused(**inputs)
@@ -163,7 +128,7 @@ def test_every_weight_is_that_of_eager_attention(name, dtype):
             crossing = "EncDecAttention" in layer or "encoder_attn" in layer
             order["cross_attentions" if crossing else f"{kind}_attentions"].append(layer)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
-    if name in SOFTMAX_IN_FLOAT32:
+    if name == "llama":  # its eager softmax is in float32 whatever the model's dtype is
         tolerance = 1e-6
     for kind in kinds:
         assert len(order[kind]) == len(told[kind]) > 0
@@ -668,7 +633,6 @@ def test_forward_called_directly():
     ("layers", "kept"),
     [
         ("transformer.h.1.attn", [1]),
-        ("transformer.h.*.attn", [0, 1, 2]),
         ("*.[02].attn", [0, 2]),
         (2, [2]),
         ([0, "*.2.attn"], [0, 2]),
@@ -1255,15 +1219,12 @@ def test_a_text_that_is_too_long(folder, run):
         (["--model", "no/such", "cat"], "no/such: no such file or folder, not in the cache"),
         (["--model", "{tmp}", "cat"], "it has no config.json"),
         (["--model", "{folder}"], "Give one text: as TEXT, or as a file"),
-        (["--model", "{folder}"], "known relations instead, use --relations"),
-        (["--model", "{folder}"], "use --relations"),
         (["--model", "{folder}", "cat", "--text", "x"], "not both"),
         (["--model", "{folder}", "--text", "no-such-file"], "No such file or directory"),
         (["--model", "{folder}", "--text", "{binary}"], "not text in UTF-8 (byte 3)"),
         (["--model", "{folder}", "--csv", "no/such/x.csv", "cat"], "there is no folder no/such"),
         (["--model", "{folder}", ""], "TEXT is empty"),
         (["--model", "{folder}", "cat", "--layer", "x.*"], "nothing matched 'x.*'"),
-        (["--model", "{folder}", "cat", "--layer", "x.*"], "1  h.1.attn"),
         (["--model", "{folder}", "cat", "--sort", "x"], "'x' is not one of 'entropy', 'away'"),
         (["--relations", "--sort", "away"], "--layer and --sort apply to the table of a text"),
     ],
