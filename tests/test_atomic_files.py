@@ -14,7 +14,6 @@ import torch
 from clearhead import GPT2, AttentionMap, export, timing
 from clearhead.atomic_files import beside, check_place
 from clearhead.checker.classroom import marks_file as marks
-from clearhead.checker.classroom.marks_file import HEAD, Marks, Row
 from clearhead.configs import GPT2Config
 
 CONFIG = GPT2Config(
@@ -26,9 +25,6 @@ CONFIG = GPT2Config(
     dropout=0.0,
     qkv_bias=True,
 )
-ROW = Row("a.py", "A", "yes", "correct", "", "", "", "", "", "1.0", "0" * 64, "r")
-
-
 def model() -> GPT2:
     torch.manual_seed(3)
     return GPT2(CONFIG).eval()
@@ -137,24 +133,6 @@ def test_an_open_file_is_written_into(tmp_path):
         timing.write_text(Path(f"/dev/fd/{redirected.fileno()}"), "text")
         assert os.fstat(redirected.fileno()).st_ino == file.stat().st_ino
     assert file.read_text() == "text"
-
-
-def test_marks_go_into_a_pipe(tmp_path):
-    path = tmp_path / "marks.csv"
-    os.mkfifo(path)
-    got = list[bytes]()
-    reader = threading.Thread(target=lambda: got.append(path.read_bytes()), daemon=True)
-    reader.start()
-    file = Marks(path)
-    for name in ("b.py", "a.py", "a.py"):
-        file.add(Row(name, *list(vars(ROW).values())[1:]))
-    file.sort()
-    file.close()
-    reader.join(timeout=20)
-    lines = got[0].decode().splitlines()
-    assert lines[0] == ",".join(HEAD)
-    assert [text.split(",")[0] for text in lines[1:]] == ["b.py", "a.py", "a.py"]
-    assert stat.S_ISFIFO(path.stat().st_mode)
 
 
 def test_a_file_of_another_owner_keeps_its_owner(tmp_path, monkeypatch):

@@ -1,8 +1,6 @@
 """The fast module against the ladder, plain lists and outside witnesses; cache, files, errors."""
 
-import copy
 import io
-import pickle
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import clearhead
-from clearhead import KVCache, Mask, MultiHeadAttention, Rope, ShapeError, ladder
+from clearhead import Mask, MultiHeadAttention, Rope, ShapeError, ladder
 from clearhead.kernels import KERNELS
 from oracles import as_tensor, gradients, multi_head, randomise
 
@@ -254,20 +252,6 @@ def test_cached_equals_uncached(chunks, window, kv_heads, rope, static, padded):
     assert len(cache) == total
 
 
-def test_cache_errors_teach():
-    module = build()
-    cache = module.new_cache(BATCH)
-    module(random_x(10), cache=cache)
-    with pytest.raises(ShapeError, match="10 cached \\+ 7 new tokens, but context_length is 13"):
-        module(random_x(7), cache=cache)
-    with pytest.raises(ShapeError, match=r"cache: expected batch=2, got batch=1"):
-        module(random_x(1, batch=1), cache=cache)
-    with pytest.raises(ValueError, match="only causal self-attention can be cached"):
-        build(causal=False)(random_x(), cache=cache)
-    with pytest.raises(ValueError, match="capacity must be a whole number of at least 1, got 0"):
-        KVCache(1, 1, 0, 4)
-
-
 # Checkpoints.
 
 
@@ -336,13 +320,6 @@ def test_wrong_checkpoints_are_refused():
 
 
 # A good citizen of PyTorch.
-
-
-def test_deepcopy_and_pickle():
-    module = build(rope=Rope(), window=3)
-    x = random_x()
-    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert torch.equal(twin(x), module(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -435,29 +412,6 @@ def test_projections_may_be_wrapped():
     torch.testing.assert_close(module(x, cache=module.new_cache(BATCH)), merged(x))
     with pytest.raises(ShapeError, match="x is float32, but the module's weights are float64"):
         module(x.float())
-
-
-def test_projections_without_any_weight():
-    """As `quantize_dynamic` leaves them: `weight` is a method, and there are no parameters."""
-
-    class Packed(nn.Module):
-        def __init__(self, linear):
-            super().__init__()
-            self.packed = [linear]
-
-        def weight(self):
-            return self.packed[0].weight
-
-        def forward(self, x):
-            return self.packed[0](x)
-
-    module = build().float()
-    x = random_x().float()
-    expected = module(x)
-    for name in ("W_query", "W_key", "W_value", "out_proj"):
-        setattr(module, name, Packed(getattr(module, name)))
-    torch.testing.assert_close(module(x), expected)
-    torch.testing.assert_close(module(x, cache=module.new_cache(BATCH)), expected)
 
 
 @pytest.mark.parametrize("kernel", ["auto", *KERNELS])
@@ -561,18 +515,6 @@ def test_constructor_errors_word_for_word(cls):
     )
     raises(
         ValueError,
-        "d_out (1280) must be divisible by num_heads (36).\n"
-        "  36 is GPT-2 large's number of layers; it has 20 heads.",
-        lambda: cls(1280, 1280, 1024, 0.1, 36),
-    )
-    raises(
-        ValueError,
-        "d_out (256) must be divisible by num_heads (12).\n"
-        "  Numbers of heads near 12 that divide 256: 8 or 16.",
-        lambda: cls(256, 256, 4, 0.1, 12),
-    )
-    raises(
-        ValueError,
         "num_heads must be a whole number of at least 1, got 0.",
         lambda: cls(8, 8, 4, 0.1, 0),
     )
@@ -581,11 +523,6 @@ def test_constructor_errors_word_for_word(cls):
         "dropout is the probability of dropping a weight: expected 0 to 1, got 10.\n"
         "  A percentage? 10 % is 0.1.",
         lambda: cls(8, 8, 4, 10, 2),
-    )
-    raises(
-        ValueError,
-        "dropout is the probability of dropping a weight: expected 0 to 1, got -0.1.",
-        lambda: cls(8, 8, 4, -0.1, 2),
     )
     raises(
         ValueError,

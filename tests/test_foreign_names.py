@@ -54,23 +54,11 @@ def test_several_foreign_names_have_a_line_each():
     ]
 
 
-def test_pytorchs_constructor_by_position():
-    with pytest.raises(TypeError, match="context_length, dropout, num_heads missing") as error:
-        MultiHeadAttention(768, 12)  # type: ignore[call-arg]
-    assert "Got d_in=768, d_out=12." in str(error.value)
-    assert "d_in=768, d_out=768, context_length=1024, dropout=0.0, num_heads=12" in str(error.value)
-
-
 def test_a_misspelled_argument():
     with pytest.raises(
         TypeError, match=r"num_head=2 is not an argument.\n  Did you mean num_heads="
     ):
         MultiHeadAttention(8, 8, 16, 0.0, num_head=2)  # type: ignore[call-arg]
-
-
-def test_an_argument_that_means_nothing_here_lists_ours():
-    with pytest.raises(TypeError, match="The arguments are d_model, dropout"):
-        clearhead.FeedForward(8, 0.0, wibble=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(("key", "ours"), [("n_embd", "d_model"), ("n_layer", "num_layers")])
@@ -79,13 +67,6 @@ def test_a_config_with_foreign_keys(key, ours):
         ValueError, match=f"{key!r} is not a size of a GPT-2 model. Here it is {ours!r}"
     ):
         GPT2({key: 3})
-
-
-def test_sizes_as_arguments_of_the_model():
-    with pytest.raises(
-        TypeError, match=r"GPT2: n_layer=2 is not an argument.\n  Sizes come as one dict"
-    ):
-        GPT2(n_layer=2)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -219,14 +200,6 @@ def test_watch_is_a_block(model):
         watch(GPT2)  # type: ignore[arg-type]
 
 
-def test_tokenizers_are_not_called():
-    tokenizer = clearhead.WordTokenizer.from_text("a b")
-    with pytest.raises(TypeError, match=r"tokenizer.encode\(text\)"):
-        tokenizer("a b")
-    with pytest.raises(TypeError, match="A list is returned"):
-        tokenizer.encode("a b", return_tensors="pt")  # type: ignore[call-arg]
-
-
 # Attributes.
 
 
@@ -305,17 +278,6 @@ def test_what_is_named_exists_and_what_is_explained_does_not(name):
         text.format("1")
     for text in absent:
         assert text.format("1").endswith((".", ")", "..."))
-
-
-def test_foreign_attributes_are_not_ours(attention, model):
-    with watch(model) as seen:
-        model(IDS)
-    owners = {"MultiHeadAttention": attention, "Transformer": model, "Seen": seen}
-    owners["AttentionMap"] = seen[0]
-    assert owners.keys() == foreign_names.ATTRIBUTES.keys()
-    for kind, table in foreign_names.ATTRIBUTES.items():
-        names = " ".join(table.values()).split()
-        assert not [name for name in names if hasattr(owners[kind], name)], kind
 
 
 def test_errors_inside_a_call_are_not_taken_for_errors_of_the_call(attention, x):

@@ -52,21 +52,6 @@ def test_rounds_are_interleaved_and_slow_ones_run_in_every_fourth(clock):
     assert len(orders) > 1, "the order is shuffled"
 
 
-def test_one_disturbed_warm_up_does_not_make_a_contestant_slow(clock):
-    """A noisy machine once put the fastest contestant among the slow ones, with three rounds."""
-    times = iter([9.0, 9.0, 9.0])
-
-    def disturbed():
-        clock.now += next(times, 1.0)
-
-    rows = timing.race(
-        [timing.Contestant("a", disturbed), timing.Contestant("b", clock.run("b", 1.0, []))],
-        tolerance=0,
-        rounds=8,
-    )
-    assert list(rows[0].seconds) == list(range(8))
-
-
 def _slow(clock):
     return [timing.Contestant("slow", clock.run("slow", 5.0, []))]
 
@@ -112,9 +97,3 @@ def test_bootstrap_interval_is_the_one_of_the_median():
     assert found.low == pytest.approx(1.40, abs=0.021)
     assert found.high == pytest.approx(1.60, abs=0.021)
     assert found == timing.paired_ratio(row, base), "seeded"
-
-
-def test_median_and_quartiles():
-    row = timing.Row("row", "timed", seconds=dict(enumerate([5.0, 1.0, 2.0, 4.0, 3.0])))
-    assert row.median == 3.0
-    assert row.quartiles == (2.0, 4.0)

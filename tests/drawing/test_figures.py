@@ -258,22 +258,6 @@ def test_logarithmic_colours(six):
     matplotlib.pyplot.close(figure)
 
 
-def test_a_map_where_nothing_is_seen(tmp_path):
-    m = AttentionMap(
-        torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4), Mask.custom(torch.zeros(3, 3).bool())
-    )
-    m.save(tmp_path / "x.png")
-    m.save(tmp_path / "x.svg", log=True)
-
-
-def test_more_keys_than_queries(tmp_path):
-    m = AttentionMap(torch.randn(1, 2, 2, 4), torch.randn(1, 2, 5, 4), Mask.causal())
-    m.save(tmp_path / "x.svg", head=0, tokens=list("abcde"))
-    assert [text for text in texts(tmp_path / "x.svg") if text in "abcde"] == list("abcdede")
-    m.save(tmp_path / "y.svg", head=0, tokens=list("xy"), context_tokens=list("abcde"))
-    assert [text for text in texts(tmp_path / "y.svg") if text in "abcdexy"] == list("abcdexy")
-
-
 def test_a_layer_of_a_page_as_a_figure(tmp_path):
     weights = np.random.default_rng(0).random((3, 4, 5))
     rows, columns = tuple("abcd"), tuple("vwxyz")

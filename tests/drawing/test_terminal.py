@@ -44,12 +44,6 @@ def test_visible(text, shown):
     assert drawing.visible(text) == shown
 
 
-def test_shorten_counts_columns_and_not_characters():
-    assert drawing.shorten("猫猫猫猫", 8) == "猫猫猫猫"
-    assert cell_len(drawing.shorten("猫猫猫猫猫", 8)) <= 8
-    assert drawing.shorten("internationalisation", 8) == "interna…"
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
     [

@@ -33,27 +33,6 @@ def test_the_clearest_head_is_the_furthest_above_chance(english):
     assert clearest(heads, 0).layer == 0
 
 
-def test_a_text_of_copies_may_show_a_head_that_copies(english):
-    text = "blue green red blue green red blue green red blue green red"
-    heads = summaries(english, text)
-    ids = english.read(text).tensor()
-    rows = see(english.network, ids).heads(ids).rows
-    best = [
-        max(
-            getattr(row, name) - row.chance[name]
-            for name in ("previous", "same_token", "induction")
-        )
-        for row in rows
-    ]
-    assert clearest(heads).clearness == pytest.approx(max(best))
-
-
-def test_one_token_is_enough(english):
-    heads = summaries(english, "Hello")
-    assert clearest(heads).clearness == 0.0
-    assert heads[0].last == ((0, pytest.approx(1.0)),)
-
-
 def test_the_last_token_attends_to_what_is_named(english):
     heads = summaries(english, "The dog barked at the cat")
     ids = english.read("The dog barked at the cat").tensor()

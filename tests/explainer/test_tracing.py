@@ -144,15 +144,6 @@ def test_the_rotary_step_explains_itself():
     assert "depend on the distance between two tokens" in " ".join(str(seen).split())
 
 
-def test_unbatched_input_on_the_first_two_rungs():
-    torch.manual_seed(0)
-    for module in (simplified_attention, ladder.SelfAttention(5, 4)):
-        seen = trace(module, torch.randn(7, 5), tokens=list("abcdefg"))
-        assert seen["attn_weights"].shape == (7, 7)
-        assert seen.gap < 1e-6
-        assert "tokens=7" in str(seen)
-
-
 def test_names_that_do_not_exist():
     seen = trace(simplified_attention, torch.eye(2))
     with pytest.raises(KeyError, match=r"'weights'.*x, attn_scores, attn_weights, context_vec"):
@@ -181,14 +172,6 @@ def test_mode_comes_back_after_an_error():
     with pytest.raises(ShapeError, match="d_in=5"):
         trace(module, torch.randn(2, 7, 6, dtype=torch.float64))
     assert all(part.training for part in module.modules())
-
-
-def test_dropout_is_off_and_said_to_be():
-    module, x = build("causal")
-    seen = trace(module.train(), x)
-    assert seen.gap == 0
-    assert "dropout (0.1) is off" in str(seen)
-    assert trace(simplified_attention, x).notes == ()
 
 
 def test_masks_of_the_fast_module():

@@ -103,13 +103,6 @@ def test_a_cache_wider_than_what_it_holds(queries, before, empty, data):
         assert torch.equal(wide, mask.dense(queries, capacity).expand(2, 3, -1, -1))
 
 
-def test_which_masks_are_never_empty():
-    window = Mask.causal() & Mask.window(2)
-    assert window.is_never_empty(5, 5)
-    assert not window.is_never_empty(5, 7)
-    assert not (window & Mask.padding([3])).is_never_empty(5, 5)
-
-
 @given(sizes, sizes, st.data())
 def test_and_or_are_and_or(queries, keys, data):
     a = data.draw(any_mask(queries, keys, 1))
@@ -223,13 +216,6 @@ def test_only_masks_can_be_combined():
     ):
         with pytest.raises(TypeError, match=r"expected a clearhead.Mask, got .*\n.*Mask.custom"):
             join()
-
-
-def test_lists_are_tensors():
-    rows = [[True, False], [True, True]]
-    assert torch.equal(Mask.custom(rows).dense(2), Mask.custom(torch.tensor(rows)).dense(2))
-    with pytest.raises(ShapeError, match="expected a bool tensor"):
-        Mask.custom([[1, 0]])
 
 
 def test_lengths_may_exceed_the_number_of_keys():
