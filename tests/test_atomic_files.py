@@ -25,6 +25,8 @@ CONFIG = GPT2Config(
     dropout=0.0,
     qkv_bias=True,
 )
+
+
 def model() -> GPT2:
     torch.manual_seed(3)
     return GPT2(CONFIG).eval()

@@ -5,20 +5,13 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
+import gpt2_others
 from clearhead.configs import GPT2_CONFIGS, GPT3_CONFIG, find_config
 from clearhead.costs import flops, memory, parameters
 from gpt2_others import hugging_face_config
 
 # No two sizes are equal, so that none can be confused with another: heads 3, head_dim 4.
-TINY = {
-    "vocab_size": 101,
-    "context_length": 13,
-    "d_model": 12,
-    "num_heads": 3,
-    "num_layers": 2,
-    "dropout": 0.0,
-    "qkv_bias": True,
-}
+TINY = {**gpt2_others.TINY, "vocab_size": 101, "context_length": 13, "d_model": 12}
 
 
 def hugging_face_model(config):

@@ -11,16 +11,8 @@ import clearhead
 from clearhead import GPT2, Mask, MultiHeadAttention, foreign_names, ladder, watch
 from clearhead.gpt2.transformer import Transformer
 from clearhead.tokenizers import BytePairTokenizer
+from gpt2_others import TINY
 
-TINY = {
-    "vocab_size": 97,
-    "context_length": 16,
-    "d_model": 12,
-    "num_heads": 3,
-    "num_layers": 2,
-    "dropout": 0.0,
-    "qkv_bias": True,
-}
 IDS = torch.tensor([[3, 1, 4]])
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks import attention, memory
 from benchmarks.cases import Case
-from benchmarks.contestants import BOOK, CONTESTANTS, Implementation, find
+from benchmarks.contestants import BOOK, Implementation, find
 
 # x-transformers still uses torch.jit.script.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -54,20 +54,6 @@ def test_compiled_forms_run_against_each_other():
     assert ours["kernel"] == "aten._scaled_dot_product_flash_attention_for_cpu"
     assert fails["note"] == "cannot be compiled: no C++ compiler"
     assert found["ours_to_fastest_other"]["name"] == sdpa["name"]
-
-
-def test_what_does_not_fit_is_not_tried(monkeypatch):
-    monkeypatch.setattr(memory, "free_mib", lambda device: 0.25)
-    case = replace(TINY, direction="forward", batch=1, tokens=300)
-    rows = attention.measure_case(case, FAST)["rows"]
-    assert {row["name"] for row in rows if row["status"] == "not run"} == {
-        one.name for one in CONTESTANTS if one.maps(case) or one.mask_bytes(case)
-    }
-    assert "would need about 0.0 GiB" in rows[0]["note"]
-    long = Case("fused", 1, 131_072, 768, 12, dtype="bfloat16", device="cuda")
-    budget = memory.Budget(long, free=139 * 1024)
-    assert budget.refuse(BOOK) == "would need about 1,377.1 GiB; 139.0 of 139.0 GiB are left"
-    assert budget.refuse(OURS) == budget.refuse(SDPA) == ""
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")

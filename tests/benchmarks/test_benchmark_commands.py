@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import chromium
+import gpt2_others
 from benchmarks import __main__ as run_all
 from benchmarks import attention, command, generate, maps, view, watch
 from clearhead.gpt2 import GPT2
@@ -17,15 +18,7 @@ from clearhead.gpt2 import GPT2
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
 ROOT = Path(__file__).parents[2]
-TINY = {
-    "vocab_size": 101,
-    "context_length": 48,
-    "d_model": 24,
-    "num_heads": 3,
-    "num_layers": 2,
-    "dropout": 0.1,
-    "qkv_bias": True,
-}
+TINY = {**gpt2_others.TINY, "vocab_size": 101, "context_length": 48, "d_model": 24, "dropout": 0.1}
 SCHEMA = {"schema", "benchmark", "date", "machine", "versions", "commit"}
 
 
@@ -195,18 +188,3 @@ def test_a_part_that_fails_is_reported_and_the_others_run(monkeypatch, tmp_path,
     printed = capsys.readouterr().out
     for name, (_, words) in failing.items():
         assert f"{name}: {words}" in printed
-
-
-def test_every_part_has_its_own_file_and_a_quick_form():
-    for device, gpu in (("cpu", None), ("cuda", "NVIDIA H200")):
-        parts = run_all.parts_for(device, gpu)
-        assert len({p.name for p in parts}) == len({p.file for p in parts}) == len(parts)
-        assert all(p.settings.device == device for p in parts)
-        for p in parts:
-            quick = p.settings.quick()
-            assert type(quick) is type(p.settings)
-            assert quick != p.settings
-            if isinstance(quick, attention.Settings):
-                assert max(case.tokens for case in quick.cases() or [view.Settings(tokens=1)]) < 99
-    committed = {file.name for file in run_all.RESULTS.glob("*.json")}
-    assert {p.file for p in parts} <= committed, "every part has been measured"

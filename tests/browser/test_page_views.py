@@ -442,13 +442,3 @@ def test_bars_have_one_scale(visit, model):
         weight = float(item.locator(".amount").inner_text())
         track, fill = (item.locator(part).bounding_box() for part in (".track", ".fill"))
         assert fill["width"] / track["width"] == pytest.approx(weight, abs=0.02)
-
-
-def test_a_phone_shows_whole_words_and_all_weights(visit, sentence):
-    page = visit(sentence, "view=steps&step=4c", width=390, height=844).page
-    words = page.locator(".keys .word").evaluate_all(
-        "all => all.map((e) => e.getClientRects().length)"
-    )
-    assert set(words) == {1}
-    edge = page.locator(".keys tbody tr").first.locator("td").last.bounding_box()
-    assert edge["x"] + edge["width"] <= 390

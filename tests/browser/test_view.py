@@ -278,26 +278,6 @@ def test_it_fits_the_window_and_is_accessible(visit, viewer, width, dark):
     assert serious == []
 
 
-def test_two_fingers_zoom(visit, viewer):
-    page = opened(visit, viewer).page
-    before = fragment_with(page, "zoom=")
-    fingers = """([moves]) => {
-        const map = document.getElementById("map"), box = map.getBoundingClientRect();
-        map.setPointerCapture = () => {};
-        for (const [type, id, x, y] of moves) map.dispatchEvent(new PointerEvent(type, {
-            pointerId: id, clientX: box.left + x, clientY: box.top + y, bubbles: true }));
-    }"""
-    moves = [["pointerdown", 1, 400, 400], ["pointerdown", 2, 500, 400]]
-    moves += [["pointermove", 2, 600, 400], ["pointerup", 1, 400, 400], ["pointerup", 2, 600, 400]]
-    page.evaluate(fingers, [moves])
-    for _ in range(200):
-        if page.url.split("#")[1] != before:
-            break
-        page.wait_for_timeout(50)
-    zooms = [float(re.search(r"zoom=([\d.e+-]+)", each)[1]) for each in (before, page.url)]
-    assert zooms[1] == pytest.approx(2 * zooms[0], rel=0.01)
-
-
 def test_a_stopped_server_is_reported(visit):
     viewer = clearhead.view(
         view_cases.structured(31, heads=2, head_dim=8), browser=False, wait=False

@@ -476,14 +476,6 @@ def test_info_of_one_size(ok):
         assert re.search(f"^{line}$", out, re.M), line
 
 
-def test_info_counts_for_what_is_asked(ok):
-    out = ok("info", "gpt2-medium", "--batch", "2", "--tokens", "512", "--dtype", "bfloat16")
-    assert "Counted for batch 2, tokens 512, bfloat16." in out
-    # twice the texts, a quarter of the pairs, half the bytes
-    assert re.search(r"n × n +16\.00 +384\.00$", out, re.M)
-    assert re.search(r"^KV cache +96\.00$", out, re.M)
-
-
 def test_info_says_where_a_text_is_longer_than_the_context(ok):
     for name in ("gpt2-small", "gpt3"):
         out = ok("info", name, "--tokens", "5000")

@@ -279,19 +279,6 @@ def test_export_takes_o_and_prints_json(run, tmp_path):
         assert "Name one file to write: OUT, or -o OUT." in run("export", *wrong)[2]
 
 
-def test_claims_are_listed_as_json_and_say_how_long_they_take(run, monkeypatch, tmp_path):
-    found = json.loads(run("claims", "--list", "--json")[1])
-    assert {"name": "cat-weights", "says": found[0]["says"]}.keys() == found[0].keys()
-    from clearhead.lab.claims import catalogue
-
-    some = {name: catalogue.CLAIMS[name] for name in ("cat-weights", "minus-1e9")}
-    monkeypatch.setattr(catalogue, "CLAIMS", some)
-    file = tmp_path / "claims.json"
-    status, _, err = run("claims", "--quick", "-o", file)
-    assert status == 0
-    assert err == f"Testing 2 claims: less than a minute.\nWrote {file}\n"
-
-
 # the terminal
 
 

@@ -13,7 +13,7 @@ import torch
 import view_cases
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, trace
 from clearhead.drawing import Axis, figures, shade
-from clearhead.drawing.html_page import Layer, TooLarge
+from clearhead.drawing.html_page import TooLarge
 
 matplotlib = pytest.importorskip("matplotlib")
 pytest.importorskip("matplotlib.pyplot")  # sets the attribute `matplotlib.pyplot`
@@ -177,13 +177,6 @@ def test_a_long_map_is_drawn_in_blocks_that_keep_what_is_thin():
     matplotlib.pyplot.close(figure)
 
 
-def test_many_vector_cells_become_images(tmp_path):
-    view_cases.structured(60, heads=3, head_dim=8).save(tmp_path / "few.svg")
-    view_cases.structured(60, heads=6, head_dim=8).save(tmp_path / "many.svg")
-    few, many = ((tmp_path / name).read_text("utf-8") for name in ("few.svg", "many.svg"))
-    assert (few.count("<image"), many.count("<image")) == (1, 7)  # the scale of colours is one
-
-
 def brightest(weights):
     """As on the page: a quarter of the rows have a larger maximum."""
     bests = sorted(float(row[~row.isnan()].max()) for row in weights if (~row.isnan()).sum() > 1)
@@ -256,15 +249,6 @@ def test_logarithmic_colours(six):
     assert isinstance(norm, matplotlib.colors.LogNorm)
     assert norm.vmax / norm.vmin == pytest.approx(1e4)
     matplotlib.pyplot.close(figure)
-
-
-def test_a_layer_of_a_page_as_a_figure(tmp_path):
-    weights = np.random.default_rng(0).random((3, 4, 5))
-    rows, columns = tuple("abcd"), tuple("vwxyz")
-    layer = Layer("h.0", weights, None, rows, columns, ("",) * 3, numbers=(7, 5, 2))
-    figures.write(figures.layer_figure(layer), tmp_path / "x.svg")
-    titles = [text for text in texts(tmp_path / "x.svg") if text.startswith("head")]
-    assert titles == ["head 7", "head 5", "head 2"]
 
 
 @pytest.mark.parametrize("name", ["x", "x.jpg", "x.svg.gz"])

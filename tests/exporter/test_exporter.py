@@ -14,16 +14,16 @@ from torch.export import Dim
 from clearhead import Mask, MultiHeadAttention, Rope, cli, exporter
 from clearhead.exporter import export
 from clearhead.gpt2 import GPT2, TransformerBlock
+from gpt2_others import TINY
 
 CONTEXT = 19
 CONFIG = {
+    **TINY,
     "vocab_size": 31,
     "context_length": CONTEXT,
     "d_model": 12,
-    "num_heads": 3,
     "num_layers": 1,
     "dropout": 0.1,
-    "qkv_bias": True,
 }
 KINDS = {
     "plain": {},

@@ -14,7 +14,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Rope, ShapeError
 from clearhead.kernels import KERNELS, tile_loop
 from clearhead.maps import statistics
-from clearhead.maps.grid_cells import shares
 
 BATCH, HEADS = 2, 6
 
@@ -367,33 +366,6 @@ def test_what_triton_cannot_do_is_left_to_torch(monkeypatch):
         assert m.entropy().isfinite().all()
 
 
-def test_a_statistic_is_added_in_one_place(monkeypatch):
-    monkeypatch.setattr(statistics, "STATISTICS", dict(statistics.STATISTICS))
-
-    class LargestOfKey(statistics.Statistic, name="largest_of_key"):
-        """The largest weight on each key, times a factor."""
-
-        def __init__(self, layout, argument):
-            super().__init__(layout, argument)
-            self.factor, self.found = argument, layout.zeros(layout.shape[3])
-
-        def add(self, tile):
-            here = self.found[tile.b, tile.heads, tile.cols]
-            torch.maximum(here, tile.weights.amax(1), out=here)
-
-        def result(self):
-            return self.factor * self.found
-
-    q = torch.randn(2, 3, 19, 4)
-    m = AttentionMap(q, q, Mask.causal())
-    found = m.summary(largest_of_key=2.0, entropy=True)
-    close(found.others["largest_of_key"], 2 * m.dense().amax(2))
-    close(found.entropy, entropy(m.dense()))
-    assert repr(found) == "Summary(entropy, largest_of_key)"
-    with pytest.raises(TypeError, match=r"expected names of entropy, .*, got 'no_such_statistic'"):
-        m.summary(no_such_statistic=True)
-
-
 @given(maps(dtypes=(torch.float64,), self_attention=True))
 def test_statistics_of_dense_weights_are_those_of_the_map(case):
     """Pages compute them from weights that exist already."""
@@ -411,15 +383,6 @@ def test_statistics_of_dense_weights_are_those_of_the_map(case):
         for name in asked:
             a, e = getattr(actual, name), getattr(expected, name)
             close(*(a, e) if name != "distance" else (a.mean, e.mean))
-
-
-def test_progress_is_told_to_the_end():
-    reported = []
-    q = torch.randn(2, 3, 600, 4)
-    AttentionMap(q, q, Mask.causal()).summary(entropy=True, on_progress=reported.append)
-    assert reported == sorted(reported)
-    assert reported[-1] == 1.0
-    assert len(reported) > 5
 
 
 # Numerics at the extremes.
@@ -529,6 +492,8 @@ def test_errors_teach():
         m.same_token(torch.zeros(2, 4, dtype=torch.int64))
     with pytest.raises(ShapeError, match=r"pairs: expected \(pairs, 2\)"):
         m.relation(torch.zeros(3))
+    with pytest.raises(TypeError, match=r"expected names of entropy, .*, got 'no_such_statistic'"):
+        m.summary(no_such_statistic=True)
 
 
 # Where queries stand.
@@ -789,21 +754,6 @@ def test_cap_sink_and_values_go_wherever_the_map_goes():
         close(m.cells((11, 13), batch=1, heads=2)[0].nan_to_num(0.0), weights[1, 2])
         assert m.page(batch=1).layers[0].weights.shape == (6, 11, 13)
         close(torch.tensor(m.page(batch=1).layers[0].weights).double(), weights[1])
-
-
-def test_cells_of_capped_maps_with_a_sink():
-    """As the viewer reads them, from tiles, and as `cells` does."""
-    (q, k, bias, sink), mask = attached()
-    weights = dense(q, k, mask, 5**-0.5, bias, 0.9, sink).detach()
-    m = AttentionMap(q, k, mask, bias=bias, cap=0.9, sink=sink)
-    for known in (False, True):
-        if known:
-            m.normalise()
-        found = shares(m.lazy_scores, 0, 5, slice(0, 1), slice(0, 1), (1, 1))
-        close(found[0, 0], weights[0, 5].sum() / 11)
-        rows = shares(m.lazy_scores, 0, 5, slice(0, 11), slice(0, 1), (11, 1))
-        close(rows[:, 0], weights[0, 5].sum(-1))
-    close(m.cells((1, 1), heads=5)[0, 0, 0], weights[0, 5].sum() / 11)
 
 
 def test_a_long_capped_map_with_a_sink():

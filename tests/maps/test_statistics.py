@@ -251,17 +251,6 @@ def test_difference_where_the_masks_reach_apart():
     assert one.difference(other).total_variation[0, 0, -1] == 0.5  # the last attends to nothing
 
 
-def test_difference_of_maps_with_large_scores():
-    """Where one of the maps needs float64, both are computed in it."""
-    q = torch.randn(1, 2, 30, 4)
-    one, other = AttentionMap(q, q), AttentionMap(200 * q, q)
-    gap = dense(one) - dense(other)
-    for found in (one.difference(other), other.difference(one)):
-        torch.testing.assert_close(
-            found.total_variation.double(), gap.abs().sum(-1) / 2, atol=2e-6, rtol=0
-        )
-
-
 @settings(max_examples=30)
 @given(maps())
 def test_uniform_maps_spread_over_the_visible_keys(m):
@@ -285,30 +274,6 @@ def test_uniform_maps_hide_what_a_bias_hides(dtype):
     bias[..., 2] = torch.finfo(dtype).min
     expected = torch.tensor([0.5, 0.0, 0.0, 0.5]).expand(1, 2, 4, 4)
     close(AttentionMap(q, q, bias=bias).uniform().dense(), expected)
-
-
-def test_maps_made_from_one_whose_bias_swallows_rows():
-    """Rows hidden by the most negative number: uniform, whatever is done with the map."""
-    q = torch.randn(2, 3, 4, 8, dtype=torch.float64)
-    bias = torch.zeros(2, 1, 4, 4, dtype=torch.float64)
-    bias[:, :, :, 3] = torch.finfo(torch.float32).min
-    bias[1, :, 2] = torch.finfo(torch.float32).min
-    values = torch.rand(2, 3, 4, 5, dtype=torch.float64)
-    m = AttentionMap(q, q, bias=bias, values=values)
-    close(m[1, :, 2], torch.full((3, 4), 0.25))
-    norms = values.norm(dim=-1)
-    weighted = m.dense() * norms[:, :, None]
-    share = weighted / weighted.sum(-1, keepdim=True)
-    for derived, expected in (
-        (m.by_value_norm(), share),
-        (m.uniform(), (m.dense() > 0) / (m.dense() > 0).sum(-1, keepdim=True).double()),
-    ):
-        close(derived.dense(), expected)
-        one = derived.select(batch=1, heads=2)
-        close(one.dense(), expected[1:, 2:3])
-        close(one.to(torch.float32).dense(), expected[1:, 2:3])
-        nothing = [~visible.any(-1).all(1) for _, visible in one.lazy_scores.visible_strips()]
-        assert nothing[0].tolist() == [[False, False, True, False]]
 
 
 # The largest weights, with tokens.

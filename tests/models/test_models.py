@@ -11,15 +11,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 from clearhead import GPT2, GPT2Tokenizer, Rope, watch
 from clearhead.explainer.examples import model_example
 from clearhead.models import LoadedModel, find_model
 from clearhead.tokenizers import gpt2_tokenizer
 from gpt2_others import TINY, hugging_face, randomize
-from tokenizers import Tokenizer
+from tiny_checkpoints import save_words
 
 TEXT = "the cat sat on the mat and the cat ran"
 WORDS = ["<unk>", "the", "cat", "sat", "on", "mat", "and", "ran"]
@@ -39,10 +37,7 @@ def worded(tmp_path_factory):
     """A GPT-2 with a tokenizer of eight words in its folder."""
     folder = tmp_path_factory.mktemp("models") / "worded"
     hugging_face({**TINY, "vocab_size": 8}, torch.float32).save_pretrained(folder)
-    words = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
-    tokenizer.save_pretrained(folder)
+    save_words(folder, WORDS[1:])
     return folder
 
 

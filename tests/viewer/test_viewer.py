@@ -267,15 +267,6 @@ def test_labels_are_found():
 # The API.
 
 
-def test_about(client):
-    about = client("about").json()
-    assert about["schema"] == 1
-    assert about["model"] == "a model for tests"
-    assert [layer["name"] for layer in about["layers"]] == ["h.0.attn", "h.1.attn"]
-    assert about["layers"][0]["labelled"] == [True]
-    assert about["layers"][0]["grids"][-1][:2] == [397, 397]
-
-
 def test_a_tile_is_the_weights(client):
     client.wait(1, 0, 2)
     levels = client("about").json()["layers"][1]["grids"]
@@ -634,20 +625,13 @@ def test_several_sequences_have_their_own_labels():
 def folder(tmp_path_factory):
     """A tiny GPT-2 with random weights and a tokenizer of few words."""
     transformers = pytest.importorskip("transformers")
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
-    from tokenizers import Tokenizer
+    from tiny_checkpoints import save_words
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_embd=12, n_layer=2, n_head=3, n_positions=64, vocab_size=20)
     transformers.GPT2Model(config).save_pretrained(folder)
-    words = {word: i for i, word in enumerate(["<unk>", *view_cases.WORDS])}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
-    fast.save_pretrained(folder)
+    save_words(folder, view_cases.WORDS)
     return folder
 
 
@@ -701,34 +685,3 @@ def test_ctrl_c_ends_a_real_process():
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         s.bind(("127.0.0.1", int(url[2])))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "no/such", "--text", "{text}"], "no such file or folder"),
-        (["--model", "x", "--text", "no/such"], "--text no/such: No such file or directory"),
-        (["--model", "x", "--text", "{binary}"], "not text in UTF-8 (byte 3)"),
-        (["--model", "x"], "--text"),
-        (["--model", "x", "--text", "{text}", "--port", "70000"], "--port"),
-    ],
-)
-def test_errors_of_the_command(tmp_path, capsys, arguments, message):
-    (tmp_path / "binary").write_bytes(b"cat\xff")
-    (tmp_path / "text").write_text("cat", encoding="utf-8")
-    names = {"text": tmp_path / "text", "binary": tmp_path / "binary"}
-    with pytest.raises(SystemExit) as end:
-        cli.main(["view", *(argument.format(**names) for argument in arguments)])
-    assert end.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_long_map_is_normalised_in_steps_that_can_be_cancelled(monkeypatch):
-    monkeypatch.setattr(tile_pyramid, "_LONG", 50)
-    monkeypatch.setattr("clearhead.maps.exact_weights._STEP", 1500)
-    one = view_cases.structured(97, heads=1, head_dim=8)
-    expected = view_cases.structured(97, heads=1, head_dim=8).lse
-    shares = []
-    tile_pyramid.Pyramid(one, shares.append)
-    torch.testing.assert_close(one.lse, expected)
-    assert shares[:3] == [0, 15 / 97, 30 / 97]

@@ -139,15 +139,3 @@ def test_attention_masks_that_do_not_fit():
     seen.add("a", seen["a"])
     with pytest.raises(ValueError, match="attention_mask: a was called 2 times with different"):
         seen.heads(attention_mask=torch.ones(2, 11))
-
-
-def test_a_mask_that_hides_everything_says_nothing_of_padding():
-    seen = Seen()
-    hidden = torch.zeros(2, 1, 1, 5, dtype=torch.bool)
-    seen.add(
-        "a",
-        AttentionMap(
-            torch.randn(2, 1, 5, 3), torch.randn(2, 1, 5, 3), Mask.custom(hidden.expand(2, 1, 5, 5))
-        ),
-    )
-    assert seen.heads().rows[0].entropy is None
