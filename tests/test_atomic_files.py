@@ -220,9 +220,8 @@ def full(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-@pytest.mark.parametrize("command", ["--version", "explain --json"])
-def test_a_full_disk_is_one_line(command):
-    """A traceback in every command, and for short outputs Python's status 120."""
-    done = full(*command.split())
+def test_a_full_disk_is_one_line():
+    """It was a traceback, and for short outputs Python's status 120."""
+    done = full("--version")
     assert done.stderr == "Error: the output cannot be written: No space left on device\n"
     assert done.returncode == 1

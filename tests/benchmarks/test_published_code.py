@@ -66,6 +66,7 @@ def test_every_class_of_a_repository_is_labelled_once_and_with_a_reason():
     assert len({one["package"] for one in labels}) == 50
 
 
+@pytest.mark.slow
 def test_verdicts_are_counted_by_label():
     labels = [
         row("toy", "mine.py", "RightAttention", "right"),

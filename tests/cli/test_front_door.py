@@ -268,6 +268,7 @@ def test_info_counts_the_parameters_of_a_real_model(run, model):
     assert re.search(rf"^total +{real:,}$", run("info", model)[1], re.M)
 
 
+@pytest.mark.slow
 def test_export_takes_o_and_prints_json(run, tmp_path):
     out = tmp_path / "a.pt2"
     status, printed, _ = run("export", "-o", out, "--model", "grammar", "--json")

@@ -48,6 +48,7 @@ def test_the_same_map_gives_the_same_bytes(six, tmp_path, suffix):
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_the_same_bytes_in_another_process(six, tmp_path):
     """Also: matplotlib is imported by the first figure, and not before."""
     six.save(tmp_path / "a.svg", tokens=WORDS)

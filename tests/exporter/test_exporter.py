@@ -52,7 +52,13 @@ def close(ours, theirs):
 # torch.compile.
 
 
-@pytest.mark.parametrize(("kind", "dynamic"), [("plain", None), ("grouped, rotary, normed", True)])
+@pytest.mark.parametrize(
+    ("kind", "dynamic"),
+    [
+        ("plain", None),
+        pytest.param("grouped, rotary, normed", True, marks=pytest.mark.slow),
+    ],
+)
 def test_new_lengths_do_not_recompile(kind, dynamic):
     """The first length may get its own graph; all others share one."""
     torch.compiler.reset()

@@ -209,25 +209,3 @@ def test_cross_attention_with_padded_memory():
 
 
 # Padding, where no token attends to itself.
-
-
-@pytest.mark.parametrize("kind", ["bool", "-inf"])
-def test_the_last_token_of_strict_causality_is_no_padding(kind):
-    """No token attends to it, not even itself; it still counts in the means."""
-    torch.manual_seed(2)
-    q, k = torch.randn(2, 3, 2, 8, 4, dtype=torch.float64)
-    strict = torch.ones(8, 8, dtype=torch.bool).tril(-1)
-    real = torch.arange(8) < torch.tensor([8, 5, 8])[:, None]
-    for visible in (strict.expand(3, 1, 8, 8), strict & real[:, None, None]):
-        bias = torch.zeros(3, 1, 8, 8).double().masked_fill(~visible, -torch.inf)
-        mask = {"mask": Mask.custom(visible)} if kind == "bool" else {"bias": bias}
-        m, seen = AttentionMap(q, k, **mask), Seen()
-        seen.add("a", m)
-        counts = real if visible[1, 0, 7, 6] == 0 else torch.ones_like(real)
-        counts = counts & (torch.arange(8) > 0)  # the first one sees nothing
-        entropy = m.entropy()[:, 0]
-        assert seen.heads().rows[0].entropy == pytest.approx(float(entropy[counts].mean()))
-        told = counts | (torch.arange(8) == 0)
-        assert_same_tables(seen.heads(), seen.heads(attention_mask=told))
-        page = m.page(batch=1).layers[0]
-        assert page.scores["entropy"][0] == pytest.approx(float(entropy[1][counts[1]].mean()))
