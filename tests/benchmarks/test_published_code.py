@@ -3,6 +3,8 @@
 import json
 from collections import Counter
 
+import pytest
+
 from benchmarks import published_code
 from benchmarks.published_code import measure
 

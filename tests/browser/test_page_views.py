@@ -195,10 +195,9 @@ def test_a_link_leads_to_the_same_place(visit, model):
     assert state(seen.page) | {"view": "matrix", "layer": "1", "head": "2"} == state(seen.page)
     seen.page.evaluate("() => { location.hash = 'view=matrix&layer=0&head=1&query=20&key=0' }")
     seen.page.wait_for_selector("text=query 20, key 0")
-    for nonsense in ("view=x&head=-1&query=1e9&key=abc", "head=999999&layer=77&several=a.b&%%%"):
-        other = visit(model, nonsense)
-        assert other.complaints == []
-        assert other.page.locator("#panel-sentence .token").count() == 40
+    other = visit(model, "view=x&head=-1&query=1e9&key=abc&layer=77&several=a.b&%%%")
+    assert other.complaints == []
+    assert other.page.locator("#panel-sentence .token").count() == 40
 
 
 def test_heads_say_what_they_do_and_can_be_sorted(visit, model):
@@ -219,7 +218,8 @@ def test_chosen_heads_keep_their_numbers(visit, folder):
     page_cases.large().select(heads=[3, 1]).save(path)
     page = visit(path, "view=heads").page
     assert page.locator(".heads button").all_inner_texts()[0].startswith("Head 3")
-    page = visit(path, "view=matrix&head=1").page
+    page.evaluate("() => { location.hash = 'view=matrix&head=1' }")
+    page.wait_for_selector("#panel-matrix:not([hidden])")
     assert (
         page.locator("#panel-matrix .over")
         .get_attribute("aria-label")

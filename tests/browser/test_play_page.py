@@ -69,14 +69,6 @@ def test_it_is_one_file_below_the_limit(english, grammar):
         assert path.read_bytes().isascii()
 
 
-def test_no_request_at_all(visit, english):
-    seen = visit(english, offline=True)
-    for view in VIEWS:
-        seen.page.click(f"#tab-{view}")
-    assert [url for url in seen.requests if not url.startswith("blob:")] == []
-    assert seen.complaints == []
-
-
 def test_typing_changes_tokens_attention_and_next_words(visit, english):
     seen = visit(english)
     page = seen.page
@@ -278,8 +270,8 @@ def test_any_text_is_harmless(visit, english):
     assert seen.complaints == []
 
 
-def test_keyboard_only(visit, english):
-    seen = visit(english)
+def test_keyboard_only_and_no_request(visit, english):
+    seen = visit(english, offline=True)
     page, press = seen.page, seen.page.keyboard.press
     page.focus("#text")
     settled(page, lambda: page.keyboard.type("4"))  # a digit is text here, not a shortcut
@@ -297,6 +289,8 @@ def test_keyboard_only(visit, english):
     press("Enter")
     assert state(page)["view"] == "steps"
     assert page.locator(".flow-part[aria-current]").inner_text().startswith("Q, K, V")
+    assert [url for url in seen.requests if not url.startswith("blob:")] == []
+    assert seen.complaints == []
 
 
 @pytest.mark.parametrize(

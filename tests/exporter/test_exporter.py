@@ -200,6 +200,7 @@ def test_a_file_with_different_results_is_discarded(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_without_onnxruntime_nothing_is_compared(tmp_path, monkeypatch):
     real = exporter.importlib.util.find_spec
     monkeypatch.setattr(

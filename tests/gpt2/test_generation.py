@@ -341,7 +341,7 @@ def test_watch_sees_generation(model: GPT2) -> None:
         pytest.param(PROMPTS[:1], False, id="one row, greedy"),
         pytest.param(PROMPTS, True, id="rows, sampled", marks=pytest.mark.slow),
         pytest.param(PROMPTS, False, id="rows, greedy", marks=pytest.mark.slow),
-        pytest.param(PROMPTS[:1], True, id="one row, sampled"),
+        pytest.param(PROMPTS[:1], True, id="one row, sampled", marks=pytest.mark.slow),
     ],
 )
 def test_the_kernels_equal_the_modules(prompts: list[list[int]], sampled: bool) -> None:

@@ -263,7 +263,7 @@ def test_checkpointing_changes_no_gradient(dropout):
 # Compiling.
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiles_to_one_graph(tiny, padded):
     torch.compiler.reset()
     compiled = torch.compile(tiny, fullgraph=True, backend="eager")
@@ -274,7 +274,7 @@ def test_compiles_to_one_graph(tiny, padded):
         torch.testing.assert_close(compiled(ids, lengths=lengths), expected)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_training_compiles_to_one_graph(tiny, checkpointing):
     torch.compiler.reset()
     tiny.train()

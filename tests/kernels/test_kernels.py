@@ -281,24 +281,20 @@ def test_training_in_half_precision_runs_the_chosen_kernel():
 
 
 MEMORY = """
-import resource, sys, torch
+import resource, torch
 from clearhead import Mask
 from clearhead.kernels import attend
 q, k, v = (torch.randn(1, 4, 4096, 16, requires_grad=True) for _ in range(3))
-mask = {"window": Mask.causal() & Mask.window(64), "dropout": Mask.causal()}[sys.argv[1]]
-dropout = 0.1 if sys.argv[1] == "dropout" else 0.0
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-attend(q, k, v, mask, dropout=dropout).sum().backward()
+attend(q, k, v, Mask.causal() & Mask.window(64)).sum().backward()
+attend(q, k, v, Mask.causal(), dropout=0.1).sum().backward()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.parametrize("case", ["window", "dropout"])
-def test_auto_never_builds_queries_by_keys(case):
+def test_auto_never_builds_queries_by_keys():
     """4,096 tokens and 4 heads: the matrix would take 256 MiB; eager builds several."""
-    out = subprocess.run(
-        [sys.executable, "-c", MEMORY, case], capture_output=True, text=True, check=True
-    )
+    out = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert int(out.stdout) / 1024 < 128
 
 

@@ -246,7 +246,12 @@ def test_every_claim_has_a_counter_example():
 
 
 # They train or measure for about a second each; the others stand for them in `make test`.
-SLOW_VERDICTS = ("english-removing-heads", "english-specialise", "dropout-overfitting")
+SLOW_VERDICTS = (
+    "english-removing-heads",
+    "english-specialise",
+    "dropout-overfitting",
+    "more-heads",
+)
 SLOW_COUNTER_EXAMPLES = (
     *("dropout-overfitting", "removing-heads", "mask-cheating", "attention-explains"),
     *("head-pronoun", "head-adjective-noun", "head-long-range", "head-adjacent-words"),

@@ -368,6 +368,7 @@ def run(command_line, monkeypatch):
     return partial(command_line, "heads")
 
 
+@pytest.mark.slow
 def test_the_command_measures_the_shipped_model(run, tmp_path):
     picture = tmp_path / "heads.svg"
     status, out, err = run("--model", "grammar", "--sentences", 16, "--out", picture)

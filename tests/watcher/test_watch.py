@@ -475,7 +475,7 @@ def test_transformer_encoder_of_torch():
 
 @pytest.mark.parametrize("ran_before", [False, True])
 @pytest.mark.parametrize("how", ["wrapped", "in place"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_compiled_models(ran_before, how, backend):
     torch.compiler.reset()
