@@ -45,13 +45,6 @@ def test_start_continues_where_the_cache_ends(embedding, start):
     torch.testing.assert_close(embedding(ids[:, 4:], start=start), embedding(ids)[:, 4:])
 
 
-def test_start_may_differ_from_sentence_to_sentence(embedding):
-    ids = torch.tensor([[3, 1], [0, 9]])
-    out = embedding(ids, start=torch.tensor([5, 2]))
-    torch.testing.assert_close(out[:1], embedding(ids[:1], start=5))
-    torch.testing.assert_close(out[1:], embedding(ids[1:], start=2))
-
-
 def test_padding_has_position_0_and_does_not_count(embedding):
     """A start of -2 for a sentence: two tokens of padding on its left."""
     ids = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6], [5, 3, 5, 8]])

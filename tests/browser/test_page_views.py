@@ -113,19 +113,6 @@ def test_a_small_map_is_exact(visit, sentence, example):
     assert state(seen.page)["key"] == "1"
 
 
-def test_zoom_and_scroll_keep_the_numbers_right(visit, large):
-    weights = page_cases.large()[0, 0]
-    seen = visit(large, "view=matrix&query=180&key=90")
-    for _ in range(6):
-        seen.page.get_by_role("button", name="Zoom in").click()
-    assert seen.page.locator(".scroller").evaluate("e => e.scrollTop") > 0
-    point(seen.page, 181, 91)
-    assert "query 181, key 91" in seen.page.inner_text("#readout")
-    assert shown(seen.page.inner_text("#number")) == pytest.approx(
-        weights[181, 91].half().item(), rel=5e-5
-    )
-
-
 def test_keyboard_only(visit, sentence):
     seen = visit(sentence, "view=heads")
     page, press = seen.page, seen.page.keyboard.press
@@ -433,12 +420,3 @@ def test_a_page_of_a_model_has_a_layer_switch(visit, tmp_path):
     assert "those of layer 1" in page.inner_text("#panel-steps")
     page.get_by_role("button", name="Show layer 1").click()
     assert page.locator("#panel-steps .strip").count() > 3
-
-
-def test_bars_have_one_scale(visit, model):
-    """A bar is as long as its weight, whatever the largest weight is."""
-    page = visit(model, "view=matrix&head=1&query=20").page
-    for item in page.locator(".rank").all()[:6]:
-        weight = float(item.locator(".amount").inner_text())
-        track, fill = (item.locator(part).bounding_box() for part in (".track", ".fill"))
-        assert fill["width"] / track["width"] == pytest.approx(weight, abs=0.02)

@@ -146,11 +146,6 @@ def test_explain_gives_one_line_per_head(ok):
     assert head["last"][0][0] == weights[0, 2, -1].argmax()
 
 
-def test_explain_reads_any_text(ok):
-    for text in ("猫 🙂 naïve", "a" * 300):
-        assert json.loads(ok("explain", text, "--json"))["text"] == text
-
-
 def test_the_program_of_the_trained_model_gives_its_numbers(ok, capsys):
     start = ["explain", SENTENCE, "--layer", "1"]
     full = json.loads(ok(*start, "--json"))
@@ -471,31 +466,6 @@ def test_info_of_one_size(ok):
         r"what we keep instead +0\.06 +1\.50",
     ):
         assert re.search(f"^{line}$", out, re.M), line
-
-
-def test_info_says_where_a_text_is_longer_than_the_context(ok):
-    for name in ("gpt2-small", "gpt3"):
-        out = ok("info", name, "--tokens", "5000")
-        assert "Note: 5,000 tokens are more than the context of the model" in out
-        assert "Note" not in ok("info", name, "--tokens", "1024")
-    out = " ".join(ok("info", "--tokens", "2000").split())
-    assert "context of gpt2-small, gpt2-medium, gpt2-large, gpt2-xl: counted" in out
-    assert "Note" not in ok("info")
-
-
-@pytest.mark.parametrize(
-    "options", [["--model", "grammar"], ["--untrained"]], ids=["trained", "untrained"]
-)
-def test_how_words_are_spaced_does_not_count(options, run):
-    """A space at the end is neither a token nor an unknown word."""
-    status, out, err = run("explain", " the  cat\nsat ", *options, "--json")
-    assert (status, err) == (0, "")
-    assert json.loads(out)["tokens"] == ["the", "cat", "sat"]
-
-
-def test_the_english_model_reads_white_space_but_not_at_the_ends(ok):
-    full = json.loads(ok("explain", " the  cat ", "--json"))
-    assert "".join(full["tokens"]) == "the  cat"
 
 
 @pytest.mark.parametrize(

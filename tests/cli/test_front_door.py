@@ -283,15 +283,6 @@ def test_export_takes_o_and_prints_json(run, tmp_path):
 # the terminal
 
 
-def test_a_long_message_is_wrapped_between_words_on_a_terminal(run, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "40")
-    err = run("explain", "quantum gravity", "--model", "grammar")[2]
-    assert max(map(len, err.splitlines())) <= 40
-    assert "of its 2 words, 2 are not among the 256" in " ".join(err.split())
-    assert all(line.startswith("  ") for line in err.splitlines()[1:])
-
-
 def complete(line, shell="bash"):
     """What a shell offers at the end of a line."""
     words = line.split(" ")

@@ -79,14 +79,6 @@ def test_the_cells_are_the_weights_in_the_pages_colours(six):
     matplotlib.pyplot.close(figure)
 
 
-def test_hidden_cells_are_hatched(six):
-    figure = six.plot(head=0)
-    ground = figure.axes[0].patches[0]
-    assert ground.get_hatch()
-    assert ground.get_zorder() < mesh(figure.axes[0]).get_zorder()
-    matplotlib.pyplot.close(figure)
-
-
 def test_few_cells_have_their_numbers(six, tmp_path):
     six.save(tmp_path / "x.svg", head=1, tokens=WORDS)
     found = texts(tmp_path / "x.svg")
@@ -242,14 +234,6 @@ def test_a_figure_of_all_layers_has_any_length(tmp_path):
     assert "6,000" in found
     with pytest.raises(TooLarge, match="too many for one page"):
         seen.save(tmp_path / "a.html")
-
-
-def test_logarithmic_colours(six):
-    figure = six.plot(head=0, log=True)
-    norm = mesh(figure.axes[0]).norm
-    assert isinstance(norm, matplotlib.colors.LogNorm)
-    assert norm.vmax / norm.vmin == pytest.approx(1e4)
-    matplotlib.pyplot.close(figure)
 
 
 @pytest.mark.parametrize("name", ["x", "x.jpg", "x.svg.gz"])

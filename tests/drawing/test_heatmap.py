@@ -8,7 +8,7 @@ import torch
 
 import view_cases
 from clearhead import AttentionMap, Mask
-from clearhead.drawing import Axis, console, plain, shade
+from clearhead.drawing import Axis, plain, shade
 from clearhead.drawing.heatmap import RAMP, Heatmap, blocks
 
 TOKENS = ["the", "cat", "sat"]
@@ -96,28 +96,6 @@ def test_hostile_labels_stay_in_their_place():
         "</b>",
         ":smile:",
     ]
-
-
-def test_print_and_rich_print(monkeypatch):
-    m = small()
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert str(m).splitlines()[0] == repr(m)
-    assert str(m).splitlines()[1] == "head 0"
-    assert "\x1b" not in str(m)
-    file = io.StringIO()
-    console(file, width=100).print(m)  # a pipe
-    assert file.getvalue().startswith(repr(m))
-    assert "\x1b" not in file.getvalue()
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "@" in str(m)
-
-
-def test_a_map_where_nothing_is_seen():
-    m = AttentionMap(
-        torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4), Mask.custom(torch.zeros(3, 3).bool())
-    )
-    assert "······" in plain(m.draw(tokens=TOKENS))
-    coloured(m.draw())
 
 
 def test_blocks_keep_the_sums_of_rows():

@@ -72,12 +72,6 @@ def test_what_is_packed_comes_out_again(tokens):
     np.testing.assert_array_equal(found, expected.numpy())
 
 
-def test_equal_masks_are_stored_once():
-    about, _ = blocks(a_map(mask=Mask.causal()).page().html())
-    assert about["layers"][0]["masks"] == 1
-    assert about["layers"][0]["mask"] == [0, 0, 0]
-
-
 def test_a_query_that_sees_nothing():
     visible = torch.ones(1, 1, 7, 7, dtype=torch.bool)
     visible[..., 3, :] = False
@@ -182,12 +176,6 @@ def test_the_calls_of_generation_become_one_map():
     assert layer.rows == layer.columns == tuple("abcdefg")
     seen.add("h", whole)  # another text: it does not continue the one before
     assert seen.page().layers[0].weights.shape == (2, 7, 7)
-
-
-def test_right_to_left_is_noticed():
-    about, _ = blocks(page_cases.right_to_left().page().html())
-    assert about["rtl"] == [True]
-    assert blocks(a_map().page().html())[0]["rtl"] == [False]
 
 
 # The steps.

@@ -341,15 +341,6 @@ def test_both_forms_of_projection_are_the_ladder_s():
         torch.testing.assert_close(cost_claims.split(x, weights, attend), wrapper(x))
 
 
-def test_masked_fill_in_place_equals_a_copy():
-    q, k, v = torch.randn(3, 2, 3, 7, 5).unbind()
-    future = torch.ones(7, 7, dtype=torch.bool).triu(1)
-    torch.testing.assert_close(
-        cost_claims.fill_in_place(q, k, v, future), cost_claims.fill_a_copy(q, k, v, future)
-    )
-    torch.testing.assert_close(frugal(q, k, v, future), cost_claims.fill_a_copy(q, k, v, future))
-
-
 # The command line, the JSON and the page.
 
 

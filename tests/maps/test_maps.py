@@ -143,14 +143,6 @@ def test_indexing_is_that_of_a_tensor(case, index, ellipsis, data):
     close(m[tuple(index)], expected.reshape(expected.shape))
 
 
-def test_scores_are_the_logits():
-    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 1, 3, 4)
-    m = AttentionMap(q, k, Mask.causal(), scale=0.7)
-    expected = (q @ k.transpose(-2, -1) * 0.7)[0, 1]
-    expected[torch.ones(3, 3).triu(1).bool()] = -math.inf
-    torch.testing.assert_close(m.scores(0, 1), expected)
-
-
 @given(maps(), st.data())
 def test_selecting_heads_and_sequences_gives_maps(case, data):
     m, weights = case
@@ -676,23 +668,6 @@ def test_gradients_through_cap_and_sink(with_sink):
     torch.testing.assert_close(ours, theirs)
     with pytest.raises(RuntimeError, match="no gradient"):
         m.to_sink  # noqa: B018
-
-
-@pytest.mark.parametrize("only", ["bias", "sink"])
-def test_a_gradient_for_the_bias_or_the_sink_alone(only):
-    """Normalisers that are known already have none, so they are computed anew."""
-    (q, k, bias, sink), mask = attached()
-    leaf = {"bias": bias, "sink": sink}[only]
-    q, k, bias, sink = (t if t is leaf else t.detach() for t in (q, k, bias, sink))
-    m = AttentionMap(q, k, mask, bias=bias, sink=sink, detach=False)
-    with torch.no_grad():
-        m.normalise()
-    (actual,) = torch.autograd.grad(m[0, 2, 4:7, 3].sum(), leaf)
-    weights = dense(q, k, mask, 5**-0.5, bias, None, sink)
-    (expected,) = torch.autograd.grad(weights[0, 2, 4:7, 3].sum(), leaf)
-    torch.testing.assert_close(actual, expected)
-    with pytest.raises(RuntimeError, match="no gradient"):
-        m.entropy()
 
 
 def test_queries_without_a_key_give_everything_to_the_sink():

@@ -199,17 +199,6 @@ def test_values_of_zero():
     assert by_norm.blind[1, :, 0].all()
 
 
-def test_a_value_of_zero_does_not_move_the_queries():
-    """The positions come from the mask of the map, not from keys that a norm of zero hides."""
-    q, k = torch.randn(1, 1, 1, 4), torch.randn(1, 1, 9, 4)
-    values = torch.ones(1, 1, 9, 2)
-    values[:, :, 4:] = 0
-    visible = torch.arange(9) <= 5
-    m = AttentionMap(q, k, Mask.custom(visible[None]), values=values)
-    assert m.by_value_norm().query_positions.tolist() == [[5]]
-    assert m.by_value_norm().select(heads=0).query_positions.tolist() == [[5]]
-
-
 def test_a_bias_per_key_does_not_build_one_per_pair():
     m = make("none", with_bias=True)
     assert m.by_value_norm().nbytes - m.nbytes <= 8 * BATCH * HEADS * KEYS

@@ -110,14 +110,6 @@ def test_transformers_loads_what_is_saved(english, tmp_path):
     assert again.generate(ids, 5) == model.generate(ids, 5)
 
 
-def test_generate_uses_it_by_default(command_line, english):
-    model, tokenizer = english
-    status, out, err = command_line("generate", "Thank you very", "--tokens", 3)
-    ids = tokenizer.encode("Thank you very")
-    assert (status, err) == (0, "")
-    assert out == tokenizer.decode(model.generate(ids, 3, stop=tokenizer.end)) + "\n"
-
-
 # The card
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 import transformers
 
-from clearhead import GPT2, GPT2Tokenizer, Rope, watch
+from clearhead import GPT2, GPT2Tokenizer
 from clearhead.explainer.examples import model_example
 from clearhead.models import LoadedModel, find_model
 from clearhead.tokenizers import gpt2_tokenizer
-from gpt2_others import TINY, hugging_face, randomize
+from gpt2_others import TINY, hugging_face
 from tiny_checkpoints import save_words
 
 TEXT = "the cat sat on the mat and the cat ran"
@@ -63,14 +63,6 @@ def test_the_default_is_the_first_shipped_model():
         assert not loaded.model.training
     with pytest.raises(ValueError, match="TEXT is empty"):
         find_model().read("")
-
-
-def test_the_grammar_model_by_its_name():
-    loaded = find_model("grammar")
-    assert (loaded.name, loaded.path) == ("the grammar model", "grammar")
-    assert (loaded.reader.kind, loaded.longest) == ("word", 64)
-    with pytest.raises(ValueError, match="TEXT is empty"):
-        loaded.read(" ")
 
 
 def test_a_folder_with_the_name_of_a_shipped_model_comes_first(tmp_path, monkeypatch):
@@ -195,19 +187,6 @@ def test_a_tokenizer_that_needs_transformers(worded, run, monkeypatch):
     status, out, err = run("heads", "--model", worded, TEXT)
     assert (status, out) == (2, "")
     assert "needs transformers, which is not installed" in err
-
-
-def test_heads_of_a_rotary_model(run, tmp_path):
-    config = {**LARGE, "d_model": 12}
-    model = randomize(GPT2(config, rope=Rope())).eval()
-    model.save_pretrained(tmp_path / "rotary")
-    told = table(run, tmp_path / "rotary")
-    ids = torch.tensor([GPT2Tokenizer().encode(TEXT)])
-    with torch.no_grad(), watch(model) as seen:
-        model(ids)
-    expected = [head.entropy for head in seen.heads(ids).rows]
-    assert [head["entropy"] for head in told["heads"]] == pytest.approx(expected)
-    assert told["heads"][3]["layer"] == "h.1.attn"
 
 
 @pytest.mark.parametrize(

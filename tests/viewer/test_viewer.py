@@ -398,14 +398,6 @@ def test_requests_that_never_end_do_not_keep_the_owner_out(client, monkeypatch):
     assert client("about").status_code == 200
 
 
-def test_a_connection_may_be_used_again_and_again(client, monkeypatch):
-    monkeypatch.setattr(server, "_MOST_SECONDS", 0.2)
-    with httpx.Client(base_url=client.http.base_url, headers=client.http.headers) as http:
-        for _ in range(4):
-            assert http.get("/api/about").status_code == 200
-            time.sleep(0.1)
-
-
 @pytest.mark.parametrize("token", [None, "", "x", "{token}x", "{short}", "é", "{token},{token}"])
 def test_the_token_is_needed(client, token):
     host = HOST.format(port=client.page.port)

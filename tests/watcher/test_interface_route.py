@@ -226,47 +226,6 @@ def test_keys_in_a_cache_of_fixed_size_are_copied():
     assert_close(seen[1, 1].dense()[..., :7], told[1][:, :, 6:7], rtol=0, atol=1e-6)
 
 
-def test_layers_without_softmax_are_named():
-    config = transformers.Qwen3NextConfig(
-        **SIZES, head_dim=8, layer_types=["linear_attention", "full_attention"],
-        linear_num_value_heads=2, linear_num_key_heads=2, linear_key_head_dim=8,
-        linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=8,
-        shared_expert_intermediate_size=8,
-    )  # fmt: skip
-    model = build("sdpa", transformers.Qwen3NextForCausalLM, config)
-    with torch.no_grad(), watch(model) as seen:
-        model(IDS)
-    assert seen.layers == ["model.layers.1.self_attn"]
-    assert [(one.name, one.kind) for one in seen.unseen] == [
-        ("model.layers.0.linear_attn", "Qwen3NextGatedDeltaNet")
-    ]
-    assert "no attention weights here" in seen.unseen[0].reason
-
-
-def test_sinks_and_caps():
-    sizes = {**SIZES, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}
-    oss = transformers.GptOssConfig(
-        **sizes, sliding_window=4, num_local_experts=2, num_experts_per_tok=1
-    )
-    gemma = transformers.Gemma2Config(**sizes, sliding_window=4, attn_logit_softcapping=0.7)
-    for cls, config in (
-        (transformers.GptOssForCausalLM, oss),
-        (transformers.Gemma2ForCausalLM, gemma),
-    ):
-        model = build("eager", cls, config)
-        with torch.no_grad():
-            told = model(IDS, attention_mask=REAL, output_attentions=True).attentions
-            with watch(model) as seen:
-                model(IDS, attention_mask=REAL)
-        for i in range(2):
-            real = REAL.bool()[:, None, :, None]
-            assert_close(seen[i].dense() * real, told[i] * real, rtol=0, atol=1e-6)
-        if config is oss:
-            sums = told[1].sum(-1)
-            assert sums.min() < 0.99
-            assert_close(seen[1].to_sink * real[..., 0], (1 - sums) * real[..., 0])
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_mask_function_that_is_too_large(uncompiled_flex, monkeypatch):
     monkeypatch.setattr("clearhead.watcher.snapshots._MOST_FLEX_CELLS", 10)

@@ -262,23 +262,6 @@ def test_generation_with_a_cache():
     assert not whole[:, :, 3:, 1].any()
 
 
-@pytest.mark.parametrize("real", [None, torch.tensor([[1] * 7 + [0] * 4, [1] * 11])])
-@torch.no_grad()
-def test_mean_without_padding_on_the_right(real):
-    model, found = build("llama"), []
-    projection = model.model.layers[1].self_attn.o_proj
-    hook = projection.register_forward_pre_hook(lambda _, x: found.append(x[0].clone()))
-    model(IDS, attention_mask=real)
-    with ablate(model, {1: [3]}, to="mean"):
-        model(IDS, attention_mask=real)
-    hook.remove()
-    plain, ablated = (x.unflatten(-1, (4, 8)) for x in found)
-    counted = torch.ones(2, 11).bool() if real is None else real.bool()
-    expected = plain.clone()
-    expected[:, :, 3] = plain[counted][:, 3].mean(0)
-    assert_close(ablated, expected)
-
-
 @torch.no_grad()
 def test_the_mean_of_one_token():
     model = build("llama")
