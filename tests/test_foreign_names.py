@@ -46,11 +46,23 @@ def test_several_foreign_names_have_a_line_each():
     ]
 
 
+def test_pytorchs_constructor_by_position():
+    with pytest.raises(TypeError, match="context_length, dropout, num_heads missing") as error:
+        MultiHeadAttention(768, 12)  # type: ignore[call-arg]
+    assert "Got d_in=768, d_out=12." in str(error.value)
+    assert "d_in=768, d_out=768, context_length=1024, dropout=0.0, num_heads=12" in str(error.value)
+
+
 def test_a_misspelled_argument():
     with pytest.raises(
         TypeError, match=r"num_head=2 is not an argument.\n  Did you mean num_heads="
     ):
         MultiHeadAttention(8, 8, 16, 0.0, num_head=2)  # type: ignore[call-arg]
+
+
+def test_an_argument_that_means_nothing_here_lists_ours():
+    with pytest.raises(TypeError, match="The arguments are d_model, dropout"):
+        clearhead.FeedForward(8, 0.0, wibble=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(("key", "ours"), [("n_embd", "d_model"), ("n_layer", "num_layers")])
@@ -59,6 +71,13 @@ def test_a_config_with_foreign_keys(key, ours):
         ValueError, match=f"{key!r} is not a size of a GPT-2 model. Here it is {ours!r}"
     ):
         GPT2({key: 3})
+
+
+def test_sizes_as_arguments_of_the_model():
+    with pytest.raises(
+        TypeError, match=r"GPT2: n_layer=2 is not an argument.\n  Sizes come as one dict"
+    ):
+        GPT2(n_layer=2)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +100,20 @@ def test_options_of_current_models(argument, meant):
 
 
 @pytest.mark.parametrize(
+    ("argument", "meant"),
+    [
+        ({"theta": 5e5}, "base=500000.0"),
+        ({"rope_theta": 5e5}, "base=500000.0"),
+        ({"rope_scaling": {"factor": 8.0}}, "not scaled"),
+        ({"dim": 64}, "head_dim is read from"),
+    ],
+)
+def test_rotary_positions_under_other_names(argument, meant):
+    with pytest.raises(TypeError, match=f"^Rope: (?s:.*){meant}"):
+        clearhead.Rope(**argument)
+
+
+@pytest.mark.parametrize(
     ("arguments", "meant"),
     [
         ({"attn_mask": None}, r"mask=Mask.custom\(may_attend\)"),
@@ -95,6 +128,13 @@ def test_options_of_current_models(argument, meant):
 def test_pytorchs_and_hugging_faces_calls_of_attention(attention, x, arguments, meant):
     with pytest.raises(TypeError, match=meant):
         attention(x, **arguments)
+
+
+def test_a_new_cache_under_other_names(attention):
+    with pytest.raises(TypeError, match=r"batch_size=3 is not.*\n  Here that is batch=3"):
+        attention.new_cache(batch_size=3)
+    with pytest.raises(TypeError, match=r"batch missing.\n  .*new_cache\(batch=x.shape\[0\]\)"):
+        attention.new_cache()
 
 
 def test_converting_the_wrong_kind_of_module(attention):
@@ -193,6 +233,14 @@ def test_watch_is_a_block(model):
 
 
 # Attributes.
+
+
+def test_tokenizers_are_not_called():
+    tokenizer = clearhead.WordTokenizer.from_text("a b")
+    with pytest.raises(TypeError, match=r"tokenizer.encode\(text\)"):
+        tokenizer("a b")
+    with pytest.raises(TypeError, match="A list is returned"):
+        tokenizer.encode("a b", return_tensors="pt")  # type: ignore[call-arg]
 
 
 def test_foreign_attributes(attention, model):

@@ -129,6 +129,11 @@ def test_what_a_packed_module_cannot_do_says_so():
         _ = build(False).qkv
 
 
+def test_a_mask_in_the_place_of_context_says_where_it_belongs():
+    with pytest.raises(TypeError, match=r"got a Mask.\n  Pass it as mask="):
+        build(False)(torch.randn(1, 5, 10, dtype=torch.float64), Mask.causal())
+
+
 def pytorchs_module(**options) -> nn.MultiheadAttention:
     theirs = nn.MultiheadAttention(24, 4, **{"batch_first": True, **options}).double().eval()
     for bias in (theirs.in_proj_bias, theirs.out_proj.bias):

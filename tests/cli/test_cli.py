@@ -468,6 +468,16 @@ def test_info_of_one_size(ok):
         assert re.search(f"^{line}$", out, re.M), line
 
 
+def test_info_says_where_a_text_is_longer_than_the_context(ok):
+    for name in ("gpt2-small", "gpt3"):
+        out = ok("info", name, "--tokens", "5000")
+        assert "Note: 5,000 tokens are more than the context of the model" in out
+        assert "Note" not in ok("info", name, "--tokens", "1024")
+    out = " ".join(ok("info", "--tokens", "2000").split())
+    assert "context of gpt2-small, gpt2-medium, gpt2-large, gpt2-xl: counted" in out
+    assert "Note" not in ok("info")
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -487,3 +497,13 @@ def test_wrong_files_and_seeds(run, tmp_path, monkeypatch, command, said):
     assert (status, out) == (2, "")
     assert said.format(file="a.py") in err
     assert [file.name for file in tmp_path.iterdir()] == ["a.py"]
+
+
+def test_a_missing_extra_is_one_message(command_line, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, _, err = command_line("explain", "the cat sat", "-o", tmp_path / "cat.png")
+    assert status == 2
+    assert (
+        "pip install 'clearhead[plot]'. In a clone: pip install -c constraints.txt '.[plot]'" in err
+    )
+    assert "Traceback" not in err

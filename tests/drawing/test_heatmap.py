@@ -98,6 +98,11 @@ def test_hostile_labels_stay_in_their_place():
     ]
 
 
+def test_there_is_no_such_head():
+    with pytest.raises(IndexError, match="head: index 2 is out of range for 2"):
+        small().draw(2)
+
+
 def test_blocks_keep_the_sums_of_rows():
     m = view_cases.structured(47, heads=1, head_dim=8)
     weights = m[0, 0]

@@ -448,6 +448,13 @@ def test_links_in_a_circle(tmp_path):
         refuses(path, match=r"(one|safetensors): Too many levels of symbolic links")
 
 
+def test_a_folder_named_like_a_file(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    refuses(folder, match="expected a weights file, got a folder")
+    refuses(folder / "model.safetensors", match=r"model.safetensors: expected weights")
+
+
 def test_a_file_of_another_kind(tmp_path):
     (tmp_path / "notes.txt").write_text("x", encoding="utf-8")
     refuses(tmp_path / "notes.txt", match=r"notes.txt: expected a folder or a file that ends with")

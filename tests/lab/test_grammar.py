@@ -160,3 +160,8 @@ def test_the_test_asks_for_held_out_pairs_only(name):
         assert relation.name == name
         with pytest.raises(ValueError, match="not a sentence of the grammar"):
             score(sentence.words, "train")
+
+
+def test_an_unknown_relation_is_told():
+    with pytest.raises(ValueError, match=r"expected one of subject, .*, got 'verb'"):
+        labelled("verb", 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from torch import nn
 
 from clearhead import drawing, lab
 from clearhead.embedding import Rope
@@ -312,6 +313,14 @@ def test_a_bert_checkpoint_gets_attention_only(bert_folder):
         begin, end = spans[relation.key]
         shares.append((end - begin) / len(ids))
     assert score.uniform == pytest.approx(sum(shares) / len(shares))
+
+
+def test_where_no_projection_is_found_it_is_said(reader, tokens, monkeypatch):
+    monkeypatch.setattr(head_scores, "projections", lambda model, layers: None)
+    report = measure(reader, sentences=16, relations=["subject", "pronoun"])
+    assert report.notes == ["no ablation: the output projection of the attention was not found"]
+    assert report["subject"].accuracy is not None
+    assert projections(nn.ModuleDict({"a": nn.MultiheadAttention(4, 2)}), ["a"]) is None
 
 
 def test_a_large_model_loses_only_its_best_heads_one_by_one(reader, tokens, monkeypatch):

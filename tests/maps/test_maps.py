@@ -1,6 +1,7 @@
 """AttentionMap: every weight and every statistic against the dense weights that it never builds."""
 
 import math
+import os
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Rope, ShapeError
 from clearhead.kernels import KERNELS, tile_loop
-from clearhead.maps import statistics
+from clearhead.maps import free_memory, statistics
 
 BATCH, HEADS = 2, 6
 
@@ -189,6 +190,17 @@ def test_dense_refuses_with_the_numbers_and_alternatives():
     small = AttentionMap(q[:, :, :4], q[:, :, :4])
     with pytest.raises(MemoryError, match=r"more than the 10 bytes allowed \(budget=\)"):
         small.dense(budget=10)
+
+
+def test_dense_works_where_the_free_memory_is_unknown(monkeypatch):
+    assert free_memory(torch.device("cpu")) > 0
+    monkeypatch.delattr(os, "sysconf")  # as on Windows
+    assert free_memory(torch.device("cpu")) is None
+    q = torch.randn(1, 1, 1, 8).expand(1, 1, 20_000, 8)
+    small = AttentionMap(q[:, :, :4], q[:, :, :4])
+    torch.testing.assert_close(small.dense(), torch.full((1, 1, 4, 4), 0.25))
+    with pytest.raises(MemoryError, match=r"more than the 1.0 GiB allowed \(free memory unknown\)"):
+        AttentionMap(q, q).dense()
 
 
 def test_index_errors_name_the_axis():

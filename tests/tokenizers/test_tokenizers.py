@@ -253,3 +253,11 @@ def test_windows(length, context_length, stride):
 def test_windows_that_cannot_be(arguments, error, message):
     with pytest.raises(error, match=message):
         SlidingWindowDataset(*arguments)
+
+
+def test_a_window_past_the_end():
+    dataset = SlidingWindowDataset([1, 2, 3, 4], 2, 1)
+    with pytest.raises(IndexError, match="less than 2, the number of windows, got 2"):
+        dataset[2]
+    with pytest.raises(IndexError):
+        dataset[-3]
