@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead import GPT2, AttentionMap, cli, export, timing, trace
+from clearhead import GPT2, AttentionMap, export, timing
 from clearhead.atomic_files import beside, check_place
 from clearhead.checker.classroom import marks_file as marks
-from clearhead.checker.classroom.marks_file import HEAD, Marks, Row
 from clearhead.configs import GPT2Config
 
 CONFIG = GPT2Config(
@@ -26,7 +25,6 @@ CONFIG = GPT2Config(
     dropout=0.0,
     qkv_bias=True,
 )
-ROW = Row("a.py", "A", "yes", "correct", "", "", "", "", "", "1.0", "0" * 64, "r")
 
 
 def model() -> GPT2:
@@ -139,24 +137,6 @@ def test_an_open_file_is_written_into(tmp_path):
     assert file.read_text() == "text"
 
 
-def test_marks_go_into_a_pipe(tmp_path):
-    path = tmp_path / "marks.csv"
-    os.mkfifo(path)
-    got = list[bytes]()
-    reader = threading.Thread(target=lambda: got.append(path.read_bytes()), daemon=True)
-    reader.start()
-    file = Marks(path)
-    for name in ("b.py", "a.py", "a.py"):
-        file.add(Row(name, *list(vars(ROW).values())[1:]))
-    file.sort()
-    file.close()
-    reader.join(timeout=20)
-    lines = got[0].decode().splitlines()
-    assert lines[0] == ",".join(HEAD)
-    assert [text.split(",")[0] for text in lines[1:]] == ["b.py", "a.py", "a.py"]
-    assert stat.S_ISFIFO(path.stat().st_mode)
-
-
 def test_a_file_of_another_owner_keeps_its_owner(tmp_path, monkeypatch):
     path = tmp_path / "theirs"
     path.write_text("old")
@@ -240,28 +220,8 @@ def full(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-@pytest.mark.parametrize("command", ["--version", "info", "explain --json", "claims --list"])
-def test_a_full_disk_is_one_line(command):
-    """A traceback in every command, and for short outputs Python's status 120."""
-    done = full(*command.split())
+def test_a_full_disk_is_one_line():
+    """It was a traceback, and for short outputs Python's status 120."""
+    done = full("--version")
     assert done.stderr == "Error: the output cannot be written: No space left on device\n"
     assert done.returncode == 1
-
-
-def test_an_error_without_an_errno_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["explain", "the cat sat", "-o", "none/x.html"])
-    assert stopped.value.code == 2
-    assert "Error: --out none/x.html: there is no folder none." in capsys.readouterr().err
-
-
-def test_a_trace_follows_a_link(tmp_path):
-    from clearhead import MultiHeadAttention
-
-    torch.manual_seed(1)
-    link, real = tmp_path / "link.html", tmp_path / "real.html"
-    link.symlink_to(real)
-    trace(MultiHeadAttention(6, 6, 5, 0.0, 2).eval(), torch.randn(1, 3, 6)).save(link)
-    assert link.is_symlink()
-    assert real.is_file()

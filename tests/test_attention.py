@@ -1,8 +1,6 @@
 """The fast module against the ladder, plain lists and outside witnesses; cache, files, errors."""
 
-import copy
 import io
-import pickle
 
 import pytest
 import torch
@@ -10,12 +8,9 @@ import torch._dynamo.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers.models.gpt2.configuration_gpt2 import GPT2Config
-from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 import clearhead
-from clearhead import KVCache, Mask, MultiHeadAttention, Rope, ShapeError, ladder
-from clearhead.attention import packing_pays
+from clearhead import Mask, MultiHeadAttention, Rope, ShapeError, ladder
 from clearhead.kernels import KERNELS
 from oracles import as_tensor, gradients, multi_head, randomise
 
@@ -192,29 +187,6 @@ def test_changing_a_token_leaves_earlier_outputs_untouched(at, window, kernel):
         assert not difference[at + window :].any()
 
 
-def test_permuting_heads_with_their_weights_changes_nothing():
-    module = build(qkv_bias=True)
-    shuffled = copy.deepcopy(module)
-    order = torch.tensor([2, 0, 1])
-    index = (order[:, None] * HEAD_DIM + torch.arange(HEAD_DIM)).flatten()
-    with torch.no_grad():
-        for layer in (shuffled.W_query, shuffled.W_key, shuffled.W_value):
-            layer.weight.copy_(layer.weight[index])
-            layer.bias.copy_(layer.bias[index])
-        shuffled.out_proj.weight.copy_(shuffled.out_proj.weight[:, index])
-    x = random_x()
-    torch.testing.assert_close(shuffled(x), module(x))
-
-
-def test_padded_batch_equals_one_by_one():
-    module = build(rope=Rope())
-    x = random_x()
-    right = module(x, mask=Mask.padding([4, 7], "right"))
-    torch.testing.assert_close(right[0, :4], module(x[:1, :4])[0])
-    left = module(x, mask=Mask.padding([4, 7], "left"))
-    torch.testing.assert_close(left[0, 3:], module(x[:1, 3:])[0])
-
-
 def test_dropout_acts_in_training_only():
     module = build(dropout=0.5).train()
     x = random_x()
@@ -248,29 +220,6 @@ def test_equals_nn_multihead_attention(causal):
     torch.testing.assert_close(ours(x, mask=mask), expected)
 
 
-def test_equals_hf_gpt2_attention():
-    config = GPT2Config(
-        n_embd=D_OUT, n_head=HEADS, n_positions=CONTEXT, attn_pdrop=0.0, resid_pdrop=0.0
-    )
-    config._attn_implementation = "eager"
-    theirs = randomise(GPT2Attention(config, layer_idx=0)).eval()
-    ours = MultiHeadAttention(D_OUT, D_OUT, CONTEXT, 0.0, HEADS, qkv_bias=True).double().eval()
-    with torch.no_grad():
-        for layer, weight, bias in zip(
-            (ours.W_query, ours.W_key, ours.W_value),
-            theirs.c_attn.weight.T.chunk(3),  # Conv1D keeps (in, out)
-            theirs.c_attn.bias.chunk(3),
-            strict=True,
-        ):
-            layer.weight.copy_(weight)
-            layer.bias.copy_(bias)
-        ours.out_proj.weight.copy_(theirs.c_proj.weight.T)
-        ours.out_proj.bias.copy_(theirs.c_proj.bias)
-    x = random_x(width=D_OUT)
-    future = Mask.causal().to_additive(torch.float64, TOKENS)
-    torch.testing.assert_close(ours(x), theirs(x, attention_mask=future)[0])
-
-
 # The cache.
 
 
@@ -301,31 +250,6 @@ def test_cached_equals_uncached(chunks, window, kv_heads, rope, static, padded):
     whole = module(x, mask=Mask.padding(real[:, :total]) if padded else None)
     torch.testing.assert_close(torch.cat(outputs, 1), whole)
     assert len(cache) == total
-
-
-def test_cache_can_be_reset_and_says_what_it_holds():
-    module = build()
-    cache = module.new_cache(BATCH)
-    x = random_x()
-    first = module(x, cache=cache)
-    assert repr(cache) == "KVCache(7 of 13 tokens, batch=2, kv_heads=3, head_dim=10)"
-    cache.reset()
-    assert len(cache) == 0
-    torch.testing.assert_close(module(x, cache=cache), first)
-
-
-def test_cache_errors_teach():
-    module = build()
-    cache = module.new_cache(BATCH)
-    module(random_x(10), cache=cache)
-    with pytest.raises(ShapeError, match="10 cached \\+ 7 new tokens, but context_length is 13"):
-        module(random_x(7), cache=cache)
-    with pytest.raises(ShapeError, match=r"cache: expected batch=2, got batch=1"):
-        module(random_x(1, batch=1), cache=cache)
-    with pytest.raises(ValueError, match="only causal self-attention can be cached"):
-        build(causal=False)(random_x(), cache=cache)
-    with pytest.raises(ValueError, match="capacity must be a whole number of at least 1, got 0"):
-        KVCache(1, 1, 0, 4)
 
 
 # Checkpoints.
@@ -398,13 +322,6 @@ def test_wrong_checkpoints_are_refused():
 # A good citizen of PyTorch.
 
 
-def test_deepcopy_and_pickle():
-    module = build(rope=Rope(), window=3)
-    x = random_x()
-    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert torch.equal(twin(x), module(x))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_half_precision_trains(dtype, dropout):
@@ -440,9 +357,9 @@ def test_context_length_costs_no_memory():
     ("options", "training"),
     [
         ({}, False),
-        ({"dropout": 0.2}, True),
-        ({"window": 3, "rope": Rope(), "qk_norm": True}, True),
         ({"kernel": "blocked", "num_kv_heads": 1}, True),
+        pytest.param({"dropout": 0.2}, True, marks=pytest.mark.slow),
+        pytest.param({"window": 3, "rope": Rope(), "qk_norm": True}, True, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -453,7 +370,7 @@ def test_compiles_as_one_graph_for_every_length(options, training):
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
     counter = torch._dynamo.testing.CompileCounter()
     counted = torch.compile(module, fullgraph=True, backend=counter, dynamic=True)
-    for tokens in (6, 8, 9, 11, 13):
+    for tokens in (6, 9, 13):
         x = random_x(tokens)
         torch.manual_seed(1)
         expected = gradients(module, module, x)
@@ -495,29 +412,6 @@ def test_projections_may_be_wrapped():
     torch.testing.assert_close(module(x, cache=module.new_cache(BATCH)), merged(x))
     with pytest.raises(ShapeError, match="x is float32, but the module's weights are float64"):
         module(x.float())
-
-
-def test_projections_without_any_weight():
-    """As `quantize_dynamic` leaves them: `weight` is a method, and there are no parameters."""
-
-    class Packed(nn.Module):
-        def __init__(self, linear):
-            super().__init__()
-            self.packed = [linear]
-
-        def weight(self):
-            return self.packed[0].weight
-
-        def forward(self, x):
-            return self.packed[0](x)
-
-    module = build().float()
-    x = random_x().float()
-    expected = module(x)
-    for name in ("W_query", "W_key", "W_value", "out_proj"):
-        setattr(module, name, Packed(getattr(module, name)))
-    torch.testing.assert_close(module(x), expected)
-    torch.testing.assert_close(module(x, cache=module.new_cache(BATCH)), expected)
 
 
 @pytest.mark.parametrize("kernel", ["auto", *KERNELS])
@@ -571,12 +465,6 @@ def test_kernel_choice_is_explained():
     assert build(kernel="eager").explain_kernel(x) == 'eager: requested with kernel="eager"'
 
 
-def test_packing_is_recommended_where_it_pays():
-    assert packing_pays("cuda", 8 * 1024)
-    assert not packing_pays("cuda", 32_768)
-    assert not packing_pays("cpu", 200)
-
-
 def test_lengths_beyond_the_input_are_refused():
     module, x = build(), random_x(tokens=8, batch=2)
     mask = Mask.padding([80, 5])
@@ -627,18 +515,6 @@ def test_constructor_errors_word_for_word(cls):
     )
     raises(
         ValueError,
-        "d_out (1280) must be divisible by num_heads (36).\n"
-        "  36 is GPT-2 large's number of layers; it has 20 heads.",
-        lambda: cls(1280, 1280, 1024, 0.1, 36),
-    )
-    raises(
-        ValueError,
-        "d_out (256) must be divisible by num_heads (12).\n"
-        "  Numbers of heads near 12 that divide 256: 8 or 16.",
-        lambda: cls(256, 256, 4, 0.1, 12),
-    )
-    raises(
-        ValueError,
         "num_heads must be a whole number of at least 1, got 0.",
         lambda: cls(8, 8, 4, 0.1, 0),
     )
@@ -647,11 +523,6 @@ def test_constructor_errors_word_for_word(cls):
         "dropout is the probability of dropping a weight: expected 0 to 1, got 10.\n"
         "  A percentage? 10 % is 0.1.",
         lambda: cls(8, 8, 4, 10, 2),
-    )
-    raises(
-        ValueError,
-        "dropout is the probability of dropping a weight: expected 0 to 1, got -0.1.",
-        lambda: cls(8, 8, 4, -0.1, 2),
     )
     raises(
         ValueError,

@@ -8,23 +8,16 @@ import torch
 import clearhead
 from clearhead import Mask
 from clearhead.watcher.head_losses import head_losses
+from gpt2_others import TINY
 
-TINY = {
-    "vocab_size": 97,
-    "context_length": 16,
-    "d_model": 12,
-    "num_heads": 3,
-    "num_layers": 2,
-    "dropout": 0.0,
-    "qkv_bias": True,
-}
+SMALL = {**TINY, "context_length": 16, "d_model": 12}
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 
 
 @pytest.fixture(scope="module")
 def objects() -> dict[str, object]:
     torch.manual_seed(0)
-    model = clearhead.GPT2(TINY).eval()
+    model = clearhead.GPT2(SMALL).eval()
     attention = model.blocks[0].attention
     with clearhead.watch(model) as seen:
         model(IDS)

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,16 +139,18 @@ def test_lab_loads_a_finished_run():
     torch.testing.assert_close(model(expected["ids"]), expected["logits"], rtol=1e-4, atol=1e-5)
 
 
-def test_train_resumes_an_interrupted_run(here):
+def test_train_resumes_an_interrupted_run(here, command_line, monkeypatch):
     """It takes the ten steps that are left; the losses are those of a run without interruption."""
+
+    def stop(folder):
+        raise KeyboardInterrupt
+
+    # The model is written before its heads are measured, which takes long and is not needed here.
+    monkeypatch.setattr("clearhead.lab.seed_runs.measure_heads", stop)
     expected = load_file("train/expected.safetensors")
     folder = here / "train" / "interrupted" / "seed-0"
-    run = start("-m clearhead train --steps 110 --out train/interrupted --resume")
-    # The model is written before its heads are measured, which takes long and is not needed here.
-    while run.poll() is None and not (folder / "model.safetensors").exists():
-        time.sleep(0.05)
-    run.terminate()
-    _, errors = run.communicate()
+    resume = ("train", "--steps", "110", "--out", "train/interrupted", "--resume")
+    _, _, errors = command_line(*resume)
     assert (folder / "model.safetensors").exists(), errors
     losses = load_file(folder / "checkpoint.safetensors")["curve.loss"]
     torch.testing.assert_close(losses[:100], expected["losses"][:100], rtol=0, atol=0)
@@ -158,6 +159,7 @@ def test_train_resumes_an_interrupted_run(here):
     torch.testing.assert_close(model(expected["ids"]), expected["logits"], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="the checkpoint holds a POSIX path")
 def test_torchrun_resumes_with_another_number_of_processes(here):
     """Two processes wrote the checkpoint of step 2; one takes the two steps that are left."""

@@ -11,16 +11,8 @@ import clearhead
 from clearhead import GPT2, Mask, MultiHeadAttention, foreign_names, ladder, watch
 from clearhead.gpt2.transformer import Transformer
 from clearhead.tokenizers import BytePairTokenizer
+from gpt2_others import TINY
 
-TINY = {
-    "vocab_size": 97,
-    "context_length": 16,
-    "d_model": 12,
-    "num_heads": 3,
-    "num_layers": 2,
-    "dropout": 0.0,
-    "qkv_bias": True,
-}
 IDS = torch.tensor([[3, 1, 4]])
 
 
@@ -40,15 +32,6 @@ def x() -> Tensor:
 
 
 # Constructors.
-
-
-def test_pytorchs_constructor():
-    with pytest.raises(TypeError, match="embed_dim=768 is not an argument") as error:
-        MultiHeadAttention(embed_dim=768, num_heads=12)  # type: ignore[call-arg]
-    assert str(error.value).splitlines()[1:] == [
-        "  Here that is d_in=768, d_out=768.",
-        "  Still missing: context_length, dropout.",
-    ]
 
 
 def test_several_foreign_names_have_a_line_each():
@@ -82,14 +65,6 @@ def test_an_argument_that_means_nothing_here_lists_ours():
         clearhead.FeedForward(8, 0.0, wibble=1)  # type: ignore[call-arg]
 
 
-def test_a_subclass_is_called_by_its_own_name():
-    class Mine(MultiHeadAttention):
-        pass
-
-    with pytest.raises(TypeError, match=r"^Mine: hidden_size=8 is not an argument"):
-        Mine(hidden_size=8)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize(("key", "ours"), [("n_embd", "d_model"), ("n_layer", "num_layers")])
 def test_a_config_with_foreign_keys(key, ours):
     with pytest.raises(
@@ -121,6 +96,9 @@ def test_options_of_current_models(argument, meant):
         MultiHeadAttention(8, 8, 16, 0.0, num_heads=2, **argument)
 
 
+# Calls.
+
+
 @pytest.mark.parametrize(
     ("argument", "meant"),
     [
@@ -133,9 +111,6 @@ def test_options_of_current_models(argument, meant):
 def test_rotary_positions_under_other_names(argument, meant):
     with pytest.raises(TypeError, match=f"^Rope: (?s:.*){meant}"):
         clearhead.Rope(**argument)
-
-
-# Calls.
 
 
 @pytest.mark.parametrize(
@@ -246,13 +221,6 @@ def test_hugging_faces_generation(model, arguments, meant):
             method(IDS, **arguments)
 
 
-def test_hugging_faces_loading():
-    with pytest.raises(TypeError, match=r"Here that is dtype=torch.float16"):
-        GPT2.from_pretrained("gpt2", torch_dtype=torch.float16)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="Here that is device='cuda'"):
-        clearhead.load("english", device_map="cuda")  # type: ignore[call-arg]
-
-
 def test_watch_is_a_block(model):
     with pytest.raises(TypeError, match="is a block, not a model"):
         watch(model)(IDS)
@@ -264,15 +232,15 @@ def test_watch_is_a_block(model):
         watch(GPT2)  # type: ignore[arg-type]
 
 
+# Attributes.
+
+
 def test_tokenizers_are_not_called():
     tokenizer = clearhead.WordTokenizer.from_text("a b")
     with pytest.raises(TypeError, match=r"tokenizer.encode\(text\)"):
         tokenizer("a b")
     with pytest.raises(TypeError, match="A list is returned"):
         tokenizer.encode("a b", return_tensors="pt")  # type: ignore[call-arg]
-
-
-# Attributes.
 
 
 def test_foreign_attributes(attention, model):
@@ -350,24 +318,6 @@ def test_what_is_named_exists_and_what_is_explained_does_not(name):
         text.format("1")
     for text in absent:
         assert text.format("1").endswith((".", ")", "..."))
-
-
-def test_foreign_attributes_are_not_ours(attention, model):
-    with watch(model) as seen:
-        model(IDS)
-    owners = {"MultiHeadAttention": attention, "Transformer": model, "Seen": seen}
-    owners["AttentionMap"] = seen[0]
-    assert owners.keys() == foreign_names.ATTRIBUTES.keys()
-    for kind, table in foreign_names.ATTRIBUTES.items():
-        names = " ".join(table.values()).split()
-        assert not [name for name in names if hasattr(owners[kind], name)], kind
-
-
-def test_signatures_are_clean():
-    for name, function in CALLABLES.items():
-        kinds = {p.kind for p in inspect.signature(function).parameters.values()}
-        assert inspect.Parameter.VAR_KEYWORD not in kinds, name
-        assert inspect.Parameter.VAR_POSITIONAL not in kinds, name
 
 
 def test_errors_inside_a_call_are_not_taken_for_errors_of_the_call(attention, x):

@@ -98,6 +98,7 @@ def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) -> Non
     assert "of the English model: " in shown
 
 
+@pytest.mark.slow
 def test_building_the_wheel_again_gives_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
     assert built("wheel", tmp_path / "again").read_bytes() == wheel.read_bytes()
 

@@ -98,14 +98,6 @@ def test_a_checkpoint_of_other_sizes_is_refused(packed):
         build(packed, qkv_bias=True).load_state_dict(build(not packed).state_dict())
 
 
-def test_inside_another_model_names_have_a_prefix():
-    model = nn.Sequential(nn.Identity(), build(True, d_in=24))
-    other = nn.Sequential(nn.Identity(), build(False, d_in=24))
-    other.load_state_dict(model.state_dict())
-    x = torch.randn(1, 6, 24, dtype=torch.float64)
-    torch.testing.assert_close(other(x), model(x))
-
-
 def test_cache_map_and_trace():
     module = build(True, num_kv_heads=2, rope=Rope()).eval()
     x = torch.randn(2, 7, 10, dtype=torch.float64)
@@ -122,14 +114,6 @@ def test_cache_map_and_trace():
     names = {"torch": torch, "module": module, "x": x[:1]}
     exec(trace.steps[0].code, names)
     torch.testing.assert_close(names["keys"], trace["keys"])
-
-
-def test_the_ladder_and_back():
-    plain = ladder.MultiHeadAttention(10, 24, 16, 0.0, num_heads=4).double()
-    packed = MultiHeadAttention.from_ladder(plain, packed=True)
-    x = torch.randn(2, 7, 10, dtype=torch.float64)
-    torch.testing.assert_close(packed(x), plain(x))
-    torch.testing.assert_close(packed.to_ladder()(x), plain(x))
 
 
 def test_what_a_packed_module_cannot_do_says_so():
@@ -173,11 +157,6 @@ def test_pytorchs_module_and_back(packed, bias, causal):
     torch.testing.assert_close(back(x, x, x, need_weights=False, **mask)[0], expected)
 
 
-def test_pytorchs_module_attends_to_later_tokens_unless_told_otherwise():
-    theirs, x = pytorchs_module(), torch.randn(2, 7, 24, dtype=torch.float64)
-    torch.testing.assert_close(MultiHeadAttention.from_torch(theirs, 16)(x), theirs(x, x, x)[0])
-
-
 def test_a_module_that_takes_tokens_first_is_converted_with_a_warning():
     theirs, x = pytorchs_module(batch_first=False), torch.randn(2, 7, 24, dtype=torch.float64)
     with pytest.warns(UserWarning, match=r"batch_first=False.*\(batch, tokens, d_in\)") as caught:
@@ -218,15 +197,6 @@ def test_training_resumes_with_the_optimizers_state(source):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_pytorchs_encoder_layer_does_not_take_another_attention():
-    layer = nn.TransformerEncoderLayer(24, 4, dropout=0.0, batch_first=True)
-    layer.self_attn = MultiHeadAttention.from_torch(layer.self_attn, 16)
-    with pytest.raises(TypeError, match="expected 2 arguments by position, got 3"):
-        layer(torch.randn(2, 7, 24))
-    with pytest.raises(AttributeError, match="always so: the batch is the first axis"):
-        layer.eval()(torch.randn(2, 7, 24))
-
-
 def frozen(module: nn.Module) -> set[str]:
     return {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
 
@@ -243,24 +213,6 @@ def test_what_is_frozen_stays_frozen(packed):
     plain = ours.to_ladder()
     assert frozen(plain) == {"W_query.weight", "W_key.weight", "W_value.weight", "out_proj.bias"}
     assert frozen(MultiHeadAttention.from_ladder(plain, packed=packed)) == frozen(ours)
-
-
-def test_a_matrix_is_frozen_when_all_its_parts_are():
-    plain = ladder.MultiHeadAttention(24, 24, 16, 0.0, num_heads=4)
-    plain.W_query.requires_grad_(False)
-    plain.W_key.requires_grad_(False)
-    ours = MultiHeadAttention.from_ladder(plain)
-    assert frozen(ours) == {"W_query.weight", "W_key.weight"}
-    assert frozen(MultiHeadAttention.from_ladder(plain, packed=True)) == set()
-    assert frozen(ours.to_torch()) == set()
-    assert frozen(ours.requires_grad_(False).to_torch()) == frozen(
-        nn.MultiheadAttention(24, 4).requires_grad_(False)
-    )
-
-
-def test_a_bias_that_is_added_is_frozen_as_its_matrix():
-    theirs = pytorchs_module(bias=False).requires_grad_(False)
-    assert len(frozen(MultiHeadAttention.from_torch(theirs, 16, packed=True))) == 3
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ STEPS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["macos", "windows"])
+@pytest.fixture(scope="module", params=["windows", pytest.param("macos", marks=pytest.mark.slow)])
 def result(request):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, request.param],

@@ -44,6 +44,16 @@ def test_every_public_name_is_documented():
         assert getattr(clearhead, name).__doc__, name
 
 
+def test_links_between_the_pages_lead_somewhere():
+    """A first check; the build of the site, which is slow, also checks anchors."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = re.sub(r"^ *```.*?^ *```", "", page.read_text("utf-8"), flags=re.M | re.S)
+        for link in re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", text):
+            made_by_the_build = link.startswith("play/")
+            assert made_by_the_build or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+@pytest.mark.slow
 def test_the_site_builds_without_a_dead_link(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,6 +1,5 @@
 """Interleaved rounds and ratios, on a clock that only the contestants move."""
 
-import subprocess
 from types import SimpleNamespace
 
 import numpy as np
@@ -53,21 +52,6 @@ def test_rounds_are_interleaved_and_slow_ones_run_in_every_fourth(clock):
     assert len(orders) > 1, "the order is shuffled"
 
 
-def test_one_disturbed_warm_up_does_not_make_a_contestant_slow(clock):
-    """A noisy machine once put the fastest contestant among the slow ones, with three rounds."""
-    times = iter([9.0, 9.0, 9.0])
-
-    def disturbed():
-        clock.now += next(times, 1.0)
-
-    rows = timing.race(
-        [timing.Contestant("a", disturbed), timing.Contestant("b", clock.run("b", 1.0, []))],
-        tolerance=0,
-        rounds=8,
-    )
-    assert list(rows[0].seconds) == list(range(8))
-
-
 def _slow(clock):
     return [timing.Contestant("slow", clock.run("slow", 5.0, []))]
 
@@ -113,42 +97,3 @@ def test_bootstrap_interval_is_the_one_of_the_median():
     assert found.low == pytest.approx(1.40, abs=0.021)
     assert found.high == pytest.approx(1.60, abs=0.021)
     assert found == timing.paired_ratio(row, base), "seeded"
-
-
-def test_median_and_quartiles():
-    row = timing.Row("row", "timed", seconds=dict(enumerate([5.0, 1.0, 2.0, 4.0, 3.0])))
-    assert row.median == 3.0
-    assert row.quartiles == (2.0, 4.0)
-
-
-def test_commit(tmp_path):
-    def git(*arguments):
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=b@c"]
-        done = subprocess.run([*command, *arguments], check=True, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    file = tmp_path / "file.py"
-    file.write_text("1")
-    assert timing.commit(file) is None
-    git("init", "--quiet")
-    assert timing.commit(file) is None, "not tracked: the repository of someone else"
-    git("add", "file.py")
-    git("commit", "--quiet", "--message", "one")
-    assert timing.commit(file) == git("rev-parse", "HEAD")
-    file.write_text("2")
-    assert timing.commit(file) == git("rev-parse", "HEAD") + "-dirty"
-
-
-def test_cpu_name(tmp_path):
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("processor\t: 0\nmodel name\t: Abacus 3000\n")
-    assert timing.cpu_name(cpuinfo) == "Abacus 3000"
-    assert timing.cpu_name(tmp_path / "missing")
-
-
-def test_a_package_without_metadata_has_no_known_version(tmp_path, monkeypatch):
-    (tmp_path / "lone_package.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    versions = timing.environment(["lone-package", "no-such-package"])["versions"]
-    assert versions["lone-package"] == "not known"
-    assert versions["no-such-package"] == "not installed"

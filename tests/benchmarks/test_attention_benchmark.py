@@ -1,6 +1,5 @@
 """The attention benchmark: what stays out and why, memory, and what is written."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from torch import nn
 
 from benchmarks import attention, memory
 from benchmarks.cases import Case
-from benchmarks.contestants import BOOK, CONTESTANTS, Implementation, find
+from benchmarks.contestants import BOOK, Implementation, find
 
 # x-transformers still uses torch.jit.script.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -18,7 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 TINY = Case("fused", batch=3, tokens=11, d_model=20, heads=4, direction="forward+backward")
 FAST = attention.Settings(rounds=1, memory=False)
 SDPA, OURS = find("separate QKV + SDPA"), find("clearhead")
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def broken(error):
@@ -45,6 +43,7 @@ def test_a_contestant_that_cannot_run_is_a_row_not_a_crash(contestant, note):
     assert any(note in line for line in attention.lines({"cases": [found]}))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
 def test_compiled_forms_run_against_each_other():
     case = replace(TINY, direction="forward", compiled=True)
@@ -55,62 +54,6 @@ def test_compiled_forms_run_against_each_other():
     assert ours["kernel"] == "aten._scaled_dot_product_flash_attention_for_cpu"
     assert fails["note"] == "cannot be compiled: no C++ compiler"
     assert found["ours_to_fastest_other"]["name"] == sdpa["name"]
-
-
-def test_what_does_not_fit_is_not_tried(monkeypatch):
-    monkeypatch.setattr(memory, "free_mib", lambda device: 0.25)
-    case = replace(TINY, direction="forward", batch=1, tokens=300)
-    rows = attention.measure_case(case, FAST)["rows"]
-    assert {row["name"] for row in rows if row["status"] == "not run"} == {
-        one.name for one in CONTESTANTS if one.maps(case) or one.mask_bytes(case)
-    }
-    assert "would need about 0.0 GiB" in rows[0]["note"]
-    long = Case("fused", 1, 131_072, 768, 12, dtype="bfloat16", device="cuda")
-    budget = memory.Budget(long, free=139 * 1024)
-    assert budget.refuse(BOOK) == "would need about 1,377.1 GiB; 139.0 of 139.0 GiB are left"
-    assert budget.refuse(OURS) == budget.refuse(SDPA) == ""
-
-
-def test_masks_of_all_and_the_largest_run_share_the_memory():
-    case = Case("fused", 1, 4096, 768, 12)
-    stored, peak = BOOK.stored_mib(case), BOOK.running_mib(case)
-    assert stored == 64
-    assert peak > 3 * 768
-    budget = memory.Budget(case, free=peak + 2.5 * stored)
-    assert budget.refuse(BOOK) == budget.refuse(BOOK) == ""
-    assert "are left" in budget.refuse(BOOK)
-
-
-def test_estimates_of_memory_agree_with_the_results():
-    """Never far below the measurement, and not so far above that a contestant is kept out."""
-    checked = 0
-    for file in RESULTS.glob("attention-*.json"):
-        for found in json.loads(file.read_text())["cases"]:
-            if found["tokens"] < 1024 or found.get("compiled"):
-                continue
-            fields = Case.__dataclass_fields__.keys() & found.keys()
-            case = Case(**{field: found[field] for field in fields})
-            for row in found["rows"]:
-                if measured := row.get("peak_extra_mib"):
-                    one = find(row["name"])
-                    size = case.torch_dtype().itemsize
-                    vectors = case.batch * case.tokens * case.d_model * size / 2**20
-                    estimate = case.map_mib() * one.maps(case)
-                    estimate += vectors * (16 if case.training else 6)
-                    assert estimate <= one.running_mib(case) + 1e-6
-                    assert estimate >= 0.95 * measured - 4 * vectors, (file.name, row)
-                    assert estimate <= 1.6 * measured + 16 * vectors, (file.name, row)
-                    checked += 1
-    assert checked > 50
-
-
-def test_free_memory(tmp_path):
-    file = tmp_path / "meminfo"
-    file.write_text("MemTotal:  9000000 kB\nMemAvailable:    1048576 kB\n")
-    assert memory.free_mib("cpu", file) == pytest.approx(0.9 * 1024)
-    file.write_text("MemAvailable:  104857600 kB\n")
-    assert memory.free_mib("cpu", file) == memory.CPU_MIB
-    assert memory.free_mib("cpu", tmp_path / "none") == memory.CPU_MIB
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
@@ -131,17 +74,3 @@ def test_peak_memory_of_the_book_grows_with_tokens_squared_and_ours_does_not(mon
     monkeypatch.setattr(memory, "peak_extra_mib", fail)
     row = attention.measure_case(TINY, settings, [OURS])["rows"][0]
     assert (row["status"], row["note"]) == ("timed", "memory: killed")
-
-
-def test_cases():
-    cases = attention.Settings().cases()
-    fused = [case.shape for case in cases if case.section == "fused"]
-    assert fused[::2] == fused[1::2] == [(8, 1024, 768, 12), (1, 4096, 768, 12), (2, 100, 768, 12)]
-    assert {case.dropout for case in cases if case.section == "dropout"} == {0.1}
-    assert {case.window for case in cases if case.section == "window"} == {256}
-    assert {case.padding * 4 - case.tokens for case in cases if case.section == "padding"} == {0}
-    both = attention.Settings(
-        only=("fused", "window"), shape=((3, 11, 20, 4),), forms=("eager", "compiled")
-    )
-    kinds = [(case.section, case.compiled) for case in both.cases()]
-    assert kinds == [("fused", False)] * 2 + [("fused", True)] * 2 + [("window", False)] * 2

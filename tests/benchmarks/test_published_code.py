@@ -1,15 +1,12 @@
 """The benchmark on published packages: its labels, and its bookkeeping without a network."""
 
 import json
-import subprocess
-import zipfile
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from benchmarks import published_code
-from benchmarks.published_code import Answer, check_all, download, figures, lines, main, measure
+from benchmarks.published_code import measure
 
 RIGHT = """
 import torch
@@ -71,15 +68,7 @@ def test_every_class_of_a_repository_is_labelled_once_and_with_a_reason():
     assert len({one["package"] for one in labels}) == 88
 
 
-def test_files_that_are_there_are_not_downloaded(tmp_path):
-    (tmp_path / "files" / "owner" / "name").mkdir(parents=True)
-    (tmp_path / "files" / "owner" / "name" / "mine.py").write_text(RIGHT)
-    labels, output = tmp_path / "labels.json", tmp_path / "found.json"
-    labels.write_text(json.dumps([row("owner/name", "mine.py", "RightAttention", "right")]))
-    main([str(output), "--labels", str(labels), "--files", str(tmp_path / "files")])
-    assert json.loads(output.read_text())["figures"] == {"right": {"correct": 1}}
-
-
+@pytest.mark.slow
 def test_verdicts_are_counted_by_label():
     labels = [
         row("toy", "mine.py", "RightAttention", "right"),
@@ -101,69 +90,7 @@ def test_verdicts_are_counted_by_label():
     assert json.loads(json.dumps(found)) == found
 
 
-def test_a_class_that_the_file_did_not_judge_is_asked_for_by_name(tmp_path, monkeypatch):
-    file = tmp_path / "mine.py"
-    file.write_text("")
-    report = {"class": "Odd", "verdict": "correct", "findings": [], "notes": [], "how": ""}
-    asked = []
-
-    def answer(target, seconds):
-        asked.append(target)
-        one = target.endswith(":Odd")
-        return Answer({"Odd": report}) if one else Answer(problem="took longer than 150 s")
-
-    monkeypatch.setattr(published_code, "check", answer)
-    found = check_all(file, ["Odd", "Other"])
-    assert asked == [str(file), f"{file}:Odd", f"{file}:Other"]
-    assert (found["Odd"]["verdict"], found["Odd"]["asked"]) == ("correct", "class")
-    assert found["Other"]["notes"] == ["took longer than 150 s"]
-
-
-def test_unsure_is_a_verdict_of_its_own():
-    finding = {"id": "unsure", "severity": "error", "line": None, "evidence": "", "fix": ""}
-    report = {"class": "A", "verdict": "error", "findings": [finding], "notes": [], "how": ""}
-    assert published_code._verdict(report)["verdict"] == "unsure"
-
-
 def test_a_check_that_hangs_ends(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(RIGHT)
     assert published_code.check(str(file), 0.01).problem == "took longer than 0.01 s"
-
-
-def test_only_the_python_files_of_a_wheel_are_unpacked(tmp_path, monkeypatch):
-    def run(command, **options):
-        place = Path(command[command.index("--dest") + 1])
-        place.mkdir()
-        with zipfile.ZipFile(place / "toy-1.0-py3-none-any.whl", "w") as wheel:
-            wheel.writestr("toy/mine.py", RIGHT)
-            wheel.writestr("toy/weights.bin", "no Python")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    place = download("toy", "1.0", tmp_path)
-    assert (place / "toy" / "mine.py").read_text() == RIGHT
-    assert not (place / "toy" / "weights.bin").exists()
-
-
-def test_what_pip_says_is_reported(tmp_path, monkeypatch):
-    def run(command, **options):
-        raise subprocess.CalledProcessError(1, command, "", "ERROR: tries\nERROR: no such version")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(OSError, match=r"toy==1\.0: no such version"):
-        download("toy", "1.0", tmp_path)
-
-
-def test_command_line(tmp_path, capsys, monkeypatch):
-    labels, output = tmp_path / "labels.json", tmp_path / "found.json"
-    labels.write_text(json.dumps([row("gone", "mine.py", "A", "right")]))
-    monkeypatch.setattr(measure, "__kwdefaults__", {"fetch": fetch})
-    main([str(output), "--labels", str(labels), "--jobs", "1"])
-    assert capsys.readouterr().out == "right         1 classes: 1 not downloaded\n"
-    assert json.loads(output.read_text())["benchmark"] == "published-code"
-
-
-def test_figures_and_lines():
-    rows = [{"label": "right", "verdict": "correct"}, {"label": "right", "verdict": "unsure"}]
-    found = {"figures": figures(rows)}
-    assert list(lines(found)) == ["right         2 classes: 1 correct, 1 unsure"]

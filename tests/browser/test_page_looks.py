@@ -31,8 +31,17 @@ def right_to_left(folder):
     return path
 
 
-@pytest.mark.parametrize("screen", SCREENS)
-@pytest.mark.parametrize("name", ["sentence", "model", "right_to_left"])
+@pytest.mark.parametrize(
+    ("name", "screen"),
+    [
+        ("sentence", "phone"),
+        ("model", "phone"),
+        ("right_to_left", "desktop"),
+        pytest.param("sentence", "desktop", marks=pytest.mark.slow),
+        pytest.param("model", "desktop", marks=pytest.mark.slow),
+        pytest.param("right_to_left", "phone", marks=pytest.mark.slow),
+    ],
+)
 def test_no_overlap_and_no_cut_text(visit, request, name, screen):
     width, height = SCREENS[screen]
     file = request.getfixturevalue(name)
@@ -66,7 +75,9 @@ def test_the_finder_of_overlaps_finds_them(visit, sentence):
     assert found["cut"] or found["wide"]
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    "dark", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["dark", "light"]
+)
 def test_axe_finds_no_serious_fault(visit, sentence, dark):
     seen = visit(sentence, "view=heads", dark=dark)
     for view in VIEWS:
@@ -157,6 +168,7 @@ def test_hostile_strings_do_nothing(visit, folder):
     assert seen.requests == []
 
 
+@pytest.mark.slow
 def test_the_screenshots_for_the_readme(browser, tmp_path):
     script = Path(__file__).with_name("screenshots.py")
     runpy.run_path(str(script))["take_page"](browser, tmp_path)

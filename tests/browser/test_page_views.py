@@ -1,7 +1,5 @@
 """The page in a real browser: exact numbers, and every view works with pointer and keyboard."""
 
-import json
-import math
 import re
 from urllib.parse import parse_qs, urlparse
 
@@ -9,8 +7,6 @@ import pytest
 import torch
 
 import page_cases
-
-WAYS = pytest.mark.parametrize("way", ["linear", "log"])
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +79,9 @@ def test_the_policy_is_enforced(visit, sentence):
     assert any("example.com/x.png" in each for each in refused)
 
 
-@WAYS
-def test_the_number_under_the_pointer_is_the_weight(visit, large, way):
+def test_the_number_under_the_pointer_is_the_weight(visit, large):
     weights, hidden = page_cases.large().dense()[0], page_cases.large().scores(0).isneginf()
-    seen = visit(large, f"view=matrix&head=2&scale={way}", height=1000)
+    seen = visit(large, "view=matrix&head=2&scale=log", height=1000)
     cells = [(210, 3), (100, 50), (210, 209), (3, 1), (77, 200), (50, 49), (120, 0)]
     hidden_ones = 0
     for query, key in cells:
@@ -116,19 +111,6 @@ def test_a_small_map_is_exact(visit, sentence, example):
     assert seen.page.inner_text("#readout") != before
     assert state(seen.page)["query"] == "4"
     assert state(seen.page)["key"] == "1"
-
-
-def test_zoom_and_scroll_keep_the_numbers_right(visit, large):
-    weights = page_cases.large()[0, 0]
-    seen = visit(large, "view=matrix&query=180&key=90")
-    for _ in range(6):
-        seen.page.get_by_role("button", name="Zoom in").click()
-    assert seen.page.locator(".scroller").evaluate("e => e.scrollTop") > 0
-    point(seen.page, 181, 91)
-    assert "query 181, key 91" in seen.page.inner_text("#readout")
-    assert shown(seen.page.inner_text("#number")) == pytest.approx(
-        weights[181, 91].half().item(), rel=5e-5
-    )
 
 
 def test_keyboard_only(visit, sentence):
@@ -191,13 +173,6 @@ def test_keyboard_only(visit, sentence):
     assert seen.complaints == []
 
 
-def test_every_key_in_the_help_is_known(visit, sentence):
-    seen = visit(sentence)
-    seen.page.keyboard.press("?")
-    keys = seen.page.locator("dialog dt").all_inner_texts()
-    assert {"?", "Esc", "l", "w", "[ and ]", "b and n"} <= set(keys)
-
-
 def test_a_link_leads_to_the_same_place(visit, model):
     fragment = "view=sentence&layer=1&head=2&query=17&key=3&show=several&several=0.2&way=to&pin=1"
     seen = visit(model, fragment)
@@ -207,10 +182,9 @@ def test_a_link_leads_to_the_same_place(visit, model):
     assert state(seen.page) | {"view": "matrix", "layer": "1", "head": "2"} == state(seen.page)
     seen.page.evaluate("() => { location.hash = 'view=matrix&layer=0&head=1&query=20&key=0' }")
     seen.page.wait_for_selector("text=query 20, key 0")
-    for nonsense in ("view=x&head=-1&query=1e9&key=abc", "head=999999&layer=77&several=a.b&%%%"):
-        other = visit(model, nonsense)
-        assert other.complaints == []
-        assert other.page.locator("#panel-sentence .token").count() == 40
+    other = visit(model, "view=x&head=-1&query=1e9&key=abc&layer=77&several=a.b&%%%")
+    assert other.complaints == []
+    assert other.page.locator("#panel-sentence .token").count() == 40
 
 
 def test_heads_say_what_they_do_and_can_be_sorted(visit, model):
@@ -231,7 +205,8 @@ def test_chosen_heads_keep_their_numbers(visit, folder):
     page_cases.large().select(heads=[3, 1]).save(path)
     page = visit(path, "view=heads").page
     assert page.locator(".heads button").all_inner_texts()[0].startswith("Head 3")
-    page = visit(path, "view=matrix&head=1").page
+    page.evaluate("() => { location.hash = 'view=matrix&head=1' }")
+    page.wait_for_selector("#panel-matrix:not([hidden])")
     assert (
         page.locator("#panel-matrix .over")
         .get_attribute("aria-label")
@@ -351,9 +326,8 @@ def test_every_form_of_attention_can_be_walked_through(visit, folder, example):
     from clearhead.explainer.examples import untrained_example
 
     traces = {"everything": page_cases.everything(), "rtl": page_cases.right_to_left()}
-    for variant in ("simplified", "self", "causal", "wrapper", "encoder"):
-        text = None if variant == "simplified" else "a b c"
-        traces[variant] = untrained_example(text, variant=variant).trace
+    traces["simplified"] = untrained_example(None, variant="simplified").trace
+    traces["encoder"] = untrained_example("a b c", variant="encoder").trace
     for name, trace in traces.items():
         trace.save(folder / f"{name}.html")
         seen = visit(folder / f"{name}.html", f"view=steps&step={trace.steps[0].number}")
@@ -430,33 +404,6 @@ def test_a_damaged_file_is_reported(visit, sentence, tmp_path):
     seen.page.wait_for_selector(".message:has-text('could not be read')")
 
 
-def test_how_long_it_takes(visit, folder, capsys):
-    """Times are reported, not asserted: 12 × 12 heads with 64 tokens; 256 in the slow test."""
-    print(json.dumps(_times(visit, folder, 64)))
-
-
-@pytest.mark.slow
-def test_how_long_256_tokens_take(visit, folder):
-    print(json.dumps(_times(visit, folder, 256)))
-
-
-def _times(visit, folder, tokens):
-    file = folder / f"{tokens}.html"
-    page_cases.model(tokens, layers=12, heads=12).save(file, tokens=page_cases.words(tokens))
-    page = visit(file).page
-    times = {"bytes a cell": file.stat().st_size / (144 * tokens**2)}
-    clock = """(act) => new Promise((done) => {
-        const start = performance.now();
-        document.getElementById(act).click();
-        requestAnimationFrame(() => setTimeout(() => done(performance.now() - start)));
-    })"""
-    times["load, ms"] = page.evaluate("() => performance.getEntriesByName('ready')[0].startTime")
-    for view in ("matrix", "sentence", "heads"):
-        times[f"{view}, ms"] = page.evaluate(clock, f"tab-{view}")
-    assert all(math.isfinite(time) for time in times.values())
-    return times
-
-
 def test_a_page_of_a_model_has_a_layer_switch(visit, tmp_path):
     from clearhead.explainer.examples import model_example
     from clearhead.explainer.presentation import save
@@ -473,54 +420,3 @@ def test_a_page_of_a_model_has_a_layer_switch(visit, tmp_path):
     assert "those of layer 1" in page.inner_text("#panel-steps")
     page.get_by_role("button", name="Show layer 1").click()
     assert page.locator("#panel-steps .strip").count() > 3
-
-
-def test_the_flow_leads_to_each_step(visit, sentence):
-    page = visit(sentence).page
-    assert state(page).get("view", "sentence") == "sentence"
-    lit = page.locator(".flow-part[aria-current] .flow-name")
-    for name, step in (("Q, K, V", "1"), ("Heads", None), ("Concat", "5"), ("Project", "6")):
-        page.locator(f".flow-part:has(.flow-name:text-is('{name}'))").click()
-        assert lit.all_inner_texts() == [name]
-        assert step is None or state(page)["step"] == step
-    page.locator(".flow-part", has_text="Tokens").click()
-    assert state(page)["view"] == "sentence"
-
-
-def test_it_begins_with_the_last_token(visit, model):
-    page = visit(model).page
-    assert page.locator("#panel-sentence .token.hidden").count() == 0
-    assert page.locator("#panel-sentence .token.source .word").inner_text() == "old"
-
-
-def test_bars_have_one_scale(visit, model):
-    """A bar is as long as its weight, whatever the largest weight is."""
-    page = visit(model, "view=matrix&head=1&query=20").page
-    for item in page.locator(".rank").all()[:6]:
-        weight = float(item.locator(".amount").inner_text())
-        track, fill = (item.locator(part).bounding_box() for part in (".track", ".fill"))
-        assert fill["width"] / track["width"] == pytest.approx(weight, abs=0.02)
-
-
-def test_numbers_stand_below_each_other(visit, sentence):
-    """All boxes of numbers have the same width, so that columns do not drift."""
-    page = visit(sentence, "view=steps&step=1").page
-    widths = page.locator(".box").evaluate_all("all => all.map((e) => e.offsetWidth)")
-    assert len(set(widths)) == 1
-    assert page.locator(".step-body .legend").inner_text().startswith("negative")
-
-
-def test_a_phone_shows_whole_words_and_all_weights(visit, sentence):
-    page = visit(sentence, "view=steps&step=4c", width=390, height=844).page
-    words = page.locator(".keys .word").evaluate_all(
-        "all => all.map((e) => e.getClientRects().length)"
-    )
-    assert set(words) == {1}
-    edge = page.locator(".keys tbody tr").first.locator("td").last.bounding_box()
-    assert edge["x"] + edge["width"] <= 390
-
-
-def test_the_matrix_starts_at_the_strongest_key(visit, sentence):
-    seen = visit(sentence, "view=matrix&head=1&query=4")
-    strongest = seen.page.locator("#panel-matrix .rank").first
-    assert strongest.get_attribute("aria-current") == "true"

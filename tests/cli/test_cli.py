@@ -8,10 +8,6 @@ import sys
 
 import pytest
 import torch
-from typer.testing import CliRunner
-
-from clearhead import cli
-from clearhead.version import __version__
 
 SENTENCE = "the cat sat on the mat"
 VARIANTS = ["simplified", "self", "causal", "wrapper", "multihead", "encoder"]
@@ -102,38 +98,6 @@ def test_every_variant_in_every_view(ok, variant, text):
         assert "\x1b" not in view
 
 
-def test_explain_shows_the_six_steps_and_one_table_per_head(ok):
-    out = ok("explain", SENTENCE, "--heads", "4", "--steps")
-    for part in (
-        "operation  .view(1, 6, 4, 2)",
-        "operation  .transpose(1, 2)",
-        "formula    d_out = heads × head_dim: 8 = 4 × 2",
-        "(batch=1, tokens=6, d_out=8)\n              -> (batch=1, tokens=6, heads=4, head_dim=2)",
-        ".transpose(1, 2).contiguous().view(1, 6, 8)",
-        "out_proj(context_vec)",
-    ):
-        assert part in out
-    tables = re.findall(
-        r"^head (\d)\nquery +the  cat  sat   on  the  mat\nthe +1\.00    ·", out, re.M
-    )
-    assert tables == ["0", "1", "2", "3"]
-
-
-def test_explain_shows_the_trained_model(ok):
-    out = ok("explain", SENTENCE, "--model", "grammar")
-    assert re.search(r"^Layer 2, head \d of the grammar model: ", out, re.M)
-    assert "Untrained" not in out
-    assert "Note:" not in out
-    assert re.findall(r"^head (\d)$", out, re.M) == ["0", "1", "2", "3"]
-    assert max(map(len, out.splitlines())) <= 80
-    first = ok("explain", SENTENCE, "--model", "grammar", "--layer", "0", "--steps")
-    assert re.search(r"^Layer 0, head \d of the grammar model: ", first, re.M)
-    assert first.count("the grammar model") == 1
-    full = json.loads(ok("explain", SENTENCE, "--model", "grammar", "--json"))
-    assert (full["trained"], full["model"], full["seed"]) == (True, "grammar", None)
-    assert full["gap"] < 1e-5
-
-
 def test_explain_shows_the_clearest_head_of_the_english_model(ok):
     out = ok("explain", SENTENCE)
     assert len(out.splitlines()) <= 60
@@ -182,23 +146,8 @@ def test_explain_gives_one_line_per_head(ok):
     assert head["last"][0][0] == weights[0, 2, -1].argmax()
 
 
-def test_explain_reads_any_text(ok):
-    for text in ("My dog loves Einstein's quantum pizza!", "猫 🙂 naïve", "x", "a" * 300):
-        assert json.loads(ok("explain", text, "--json"))["text"] == text
-
-
-def test_the_trained_model_knows_who_sat(ok):
-    """Before "his", "her" or "its", some head of the last layer attends to the subject."""
-    full = json.loads(ok("explain", "Mary met Adam in her garden", "--model", "grammar", "--json"))
-    weights = numbers(full, "attn_weights")[0]  # (heads, queries, keys)
-    place = full["tokens"].index("in")
-    assert weights[:, place, 0].max() > 0.8
-    assert weights[:, place, 0].max() > 2 * weights[:, place, 0].min()
-
-
-@pytest.mark.parametrize("model", ["english", "grammar"])
-def test_the_program_of_the_trained_model_gives_its_numbers(ok, capsys, model):
-    start = ["explain", SENTENCE, "--model", model, "--layer", "1"]
+def test_the_program_of_the_trained_model_gives_its_numbers(ok, capsys):
+    start = ["explain", SENTENCE, "--layer", "1"]
     full = json.loads(ok(*start, "--json"))
     out = ok(*start, "--step", "6")
     names = {}
@@ -231,14 +180,6 @@ def test_untrained_is_random_and_takes_any_word(ok):
 
 def test_words_without_quotes_are_one_text(ok):
     assert ok("explain", *SENTENCE.split()) == ok("explain", SENTENCE)
-
-
-def test_seed_and_width_matter(ok):
-    usual = ok("explain", SENTENCE, "--json", "--untrained")
-    assert ok("explain", SENTENCE, "--json", "--untrained") == usual
-    assert ok("explain", SENTENCE, "--json", "--seed", "5") != usual
-    wide = json.loads(ok("explain", SENTENCE, "--json", "--d-model", "12", "--heads", "3"))
-    assert wide["steps"][1]["tensors"]["queries_split"]["shape"] == [1, 6, 3, 4]
 
 
 def test_json_holds_everything(ok):
@@ -298,20 +239,6 @@ def test_the_code_of_every_step_runs_and_gives_the_numbers(ok, variant, text, ca
             assert f"print({name})" in code
 
 
-def test_printed_program_runs_as_a_program(tmp_path, ok):
-    out = ok("explain", SENTENCE, "--untrained", "--step", "4")
-    code = out[out.index("\nimport torch\n") :]
-    file = tmp_path / "step.py"
-    file.write_text(code, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    full = json.loads(ok("explain", SENTENCE, "--untrained", "--json"))
-    weights = full["steps"][5]["tensors"]["attn_weights"]
-    assert f"{weights['values'][0][1][5][2]:.4f}" in done.stdout
-
-
 def test_query_that_occurs_twice(ok):
     start = ["explain", SENTENCE, "--model", "grammar", "--query"]
     out = ok(*start, "the")
@@ -319,13 +246,6 @@ def test_query_that_occurs_twice(ok):
     assert '"the" (token 4)' in ok(*start, "the:2")
     assert '"sat" (token 2)' in ok(*start, "SAT")
     assert "may attend to: the, cat, sat\n" in ok(*start, "2")
-
-
-def test_query_follows_the_chosen_head_only(ok):
-    out = ok("explain", SENTENCE, "--query", "sat", "--layer", "2", "--head", "3")
-    assert "queries_split[0, 2, 3] = " in out
-    assert "queries_split[0, 2, 0]" not in out
-    assert set(re.findall(r"\bhead (\d)\b", out)) == {"3"}
 
 
 def test_gpt2_byte_pairs(ok):
@@ -345,11 +265,6 @@ def test_long_text_is_cut_and_says_so(ok):
     assert len(longer.splitlines()) <= len(out.splitlines()) + 5
     full = json.loads(ok("explain", *words, "--json"))
     assert numbers(full, "attn_weights").shape == (1, 2, 50, 50)
-
-
-def test_large_scores_do_not_overflow(ok):
-    out = ok("explain", "a b", "--variant", "simplified", "--d-model", "2048", "--query", "a")
-    assert "e^(score - " in out
 
 
 def test_very_negative_scores_do_not_vanish(ok):
@@ -373,7 +288,6 @@ def test_hostile_text(ok):
     [
         (["explain", ""], "TEXT is empty."),
         (["explain", "a", "--heads", "3"], "d_out (8) must be divisible by num_heads (3).\n  Numb"),
-        (["explain", "a", "--variant", "wrapper", "--heads", "3"], "d_out (8) must be divisible"),
         (["explain", "a", "--variant", "self", "--heads", "2"], "the variant self has one head."),
         (
             ["explain", SENTENCE, "--query", "dog"],
@@ -381,15 +295,9 @@ def test_hostile_text(ok):
         ),
         (["explain", SENTENCE, "--query", "the:3", "--untrained"], "'the' occurs 2 times."),
         (["explain", SENTENCE, "--query", "mat:2", "--untrained"], "'mat' occurs once."),
-        (["explain", SENTENCE, "--query", "6"], "there is no such token."),
-        (["explain", SENTENCE, "--query", ""], "there is no such token."),
         (
             ["explain", "a", "--model", "grammar", "--step", "7"],
             "this model has no such step.\n  Its steps are 1, 2, 3, 3b, 4a",
-        ),
-        (
-            ["explain", "a b", "--untrained", "--step", "3b"],
-            "has no such step.\n  Its steps are 1, 2, 3, 4a",
         ),
         (
             ["explain", "quantum gravity is \x1b[31m hard", "--model", "grammar"],
@@ -405,35 +313,27 @@ def test_hostile_text(ok):
             "or use another model: --model NAME_OR_DIR.",
         ),
         (["explain", "a", "--layer", "6"], "--layer: expected 0 to 5, got 6."),
-        (["explain", "a", "--layer", "-1"], "--layer: expected 0 to 5, got -1."),
         (["explain", "a", "--head", "8"], "--head: expected 0 to 7, got 8."),
         (["explain", "a", "--layer", "all", "--head", "1"], "--layer all prints one line per head"),
         (["explain", "--layer", "all"], "--layer all prints one line per head: give a TEXT"),
         (["explain", "a", "--layer", "1", "--untrained"], "leave out --variant, --heads"),
         (["explain", "--layer", "1"], "select a head of a model that reads TEXT"),
-        (["explain", "--step", "2"], "the variant simplified has no such step."),
         (["explain", "a", "--step", "1", "--query", "a"], "choose one of the three."),
         (
             ["explain", "--variant", "encoder", "--d-model", "4"],
             "the book's vectors have 3 numbers",
         ),
-        (["explain", "--variant", "encoder", "--heads", "2"], "d_out (3) must be divisible"),
         (["explain", "--untrained", "w " * 1025], "TEXT has 1025 tokens;"),
         (["explain", "a", "--variant", "rnn"], "'multihead'"),
         (["explain", "a", "--heads", "0"], "--heads"),
-        (["explain", "a", "--seed", "x"], "--seed"),
-        (["explain", "a", "--nonsense"], "--nonsense"),
-        (["explode"], "explode"),
         (["explain", "a", "-o", "x.doc"], "that ends in .html, .svg, .png, .pdf, .json, got"),
         (["explain", "a", "-o", ""], "The file name is empty."),
         (["heads", "--model", "x" * 300, "a"], "x: File name too long"),
-        (["export", "x" * 300 + ".onnx"], "x.onnx: File name too long"),
         (["\x1b[31m"], r"\x1b[31m"),
         (
             ["info", "--d-model", "1024", "--heads", "24"],
             "24 is GPT-2 medium's number of layers; it has 16 heads.",
         ),
-        (["info", "gpt2-medium", "--heads", "24"], "it has 16 heads."),
         (["info", "gpt2-medum"], "Did you mean gpt2-medium?"),
         (["info", "--batch", "0"], "--batch"),
         (["info", "--dtype", "int8"], "'bfloat16'"),
@@ -478,22 +378,16 @@ def test_play_refuses_other_files(run, tmp_path):
 # Terminal, pipe, help
 
 
-def test_pipe_and_no_color_have_no_escapes_and_a_terminal_has():
-    piped = process("explain", SENTENCE)
-    plain = process("explain", SENTENCE, NO_COLOR="1", FORCE_COLOR="1", TERM="xterm-256color")
-    coloured = process("explain", SENTENCE, FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="")
-    for done in (piped, plain, coloured):
+def test_a_pipe_has_no_escapes_and_a_terminal_has():
+    """Here with an encoding that has no box-drawing characters."""
+    piped = process("explain", PYTHONIOENCODING="ascii")
+    colours = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "NO_COLOR": ""}
+    coloured = process("explain", PYTHONIOENCODING="ascii", **colours)
+    for done in (piped, coloured):
         assert (done.returncode, done.stderr) == (0, b"")
     assert b"\x1b" not in piped.stdout
-    assert b"\x1b" not in plain.stdout
     assert b"\x1b[" in coloured.stdout
-    assert re.sub(rb"\x1b\[[0-9;]*m", b"", coloured.stdout) == plain.stdout
-
-
-def test_help_shows_every_command_in_full(ok):
-    """No description is cut in the middle."""
-    listed = ok("--help").partition("See attention:")[2]
-    assert not any(line.endswith("...") for line in listed.splitlines())
+    assert re.sub(rb"\x1b\[[0-9;]*m", b"", coloured.stdout) == piped.stdout
 
 
 def test_wrong_use_points_to_the_help(run):
@@ -511,61 +405,35 @@ def test_bench_says_what_replaces_it(run, arguments):
     assert "bench" not in run("--help")[1]
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
-def test_only_the_file_of_the_command_is_imported(command):
+def test_only_the_file_of_the_command_is_imported():
     program = (
         "import sys\n"
-        "from clearhead.cli import make_app\n"
-        "make_app(sys.argv[1:])\n"
-        "print(*sorted(name for name in sys.modules if name.startswith('clearhead.cli.')))\n"
+        "from clearhead.cli import COMMANDS, make_app\n"
+        "for command in COMMANDS:\n"
+        "    for name in [n for n in sys.modules if n.startswith('clearhead.cli.')]:\n"
+        "        del sys.modules[name]\n"
+        "    make_app([command])\n"
+        "    found = {n for n in sys.modules if n.startswith('clearhead.cli.')}\n"
+        "    found -= {'clearhead.cli.shared', 'clearhead.cli.help_pages'}\n"
+        "    assert found == {f'clearhead.cli.{command}'}, found\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, command], capture_output=True, text=True, check=True
-    )
-    shared = {"clearhead.cli.shared", "clearhead.cli.help_pages"}
-    assert set(done.stdout.split()) - shared == {f"clearhead.cli.{command}"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
-def test_terminal_without_unicode():
-    done = process("explain", "a b", PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_errors_in_a_process_have_no_traceback():
-    done = process("explain", "a", "--heads", "3")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.startswith(b"Error: d_out (8)")
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["explain", "--help"], ["info"]])
-def test_what_needs_no_torch_does_not_import_it(arguments):
+def test_what_needs_no_torch_does_not_import_it():
     program = (
         "import sys\n"
         "from clearhead.cli import main\n"
-        "try:\n    main(sys.argv[1:])\n"
-        "except SystemExit as end:\n    assert end.code == 0, end.code\n"
-        "assert 'rich' not in sys.modules or sys.argv[1] == 'info'\n"
+        "import clearhead.cli.claims\n"
+        "for words in (['--help'], ['--version'], ['explain', '--help'], ['info']):\n"
+        "    assert 'rich' not in sys.modules\n"
+        "    try:\n        main(words)\n"
+        "    except SystemExit as end:\n        assert end.code == 0, end.code\n"
         "assert not {'torch', 'numpy'} & set(sys.modules)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_help_ends_with_an_example(ok):
-    assert ok("--help").strip().splitlines()[-1].strip().startswith("Example: clearhead ")
-    assert ok("--version") == f"clearhead {__version__}\n"
-
-
-def test_typer_runs_the_app_too():
-    done = CliRunner().invoke(cli.make_app(), ["info", "gpt2-small"])
-    assert done.exit_code == 0
-    assert "124,439,808" in done.output
 
 
 # info
@@ -600,23 +468,6 @@ def test_info_of_one_size(ok):
         assert re.search(f"^{line}$", out, re.M), line
 
 
-def test_info_counts_for_what_is_asked(ok):
-    out = ok("info", "gpt2-medium", "--batch", "2", "--tokens", "512", "--dtype", "bfloat16")
-    assert "Counted for batch 2, tokens 512, bfloat16." in out
-    # twice the texts, a quarter of the pairs, half the bytes
-    assert re.search(r"n × n +16\.00 +384\.00$", out, re.M)
-    assert re.search(r"^KV cache +96\.00$", out, re.M)
-
-
-def test_info_in_a_narrow_window_keeps_its_numbers(ok, monkeypatch):
-    """Numbers are not truncated, as in "38,5…"."""
-    monkeypatch.setenv("COLUMNS", "30")
-    out = ok("info", "gpt2-small")
-    for number in ("38,597,376", "124,439,808", "474.70", "576.00", "291.65"):
-        assert re.search(rf"(^| ){re.escape(number)}$", out, re.MULTILINE), number
-    assert max(map(len, out.splitlines())) <= 30
-
-
 def test_info_says_where_a_text_is_longer_than_the_context(ok):
     for name in ("gpt2-small", "gpt3"):
         out = ok("info", name, "--tokens", "5000")
@@ -625,27 +476,6 @@ def test_info_says_where_a_text_is_longer_than_the_context(ok):
     out = " ".join(ok("info", "--tokens", "2000").split())
     assert "context of gpt2-small, gpt2-medium, gpt2-large, gpt2-xl: counted" in out
     assert "Note" not in ok("info")
-
-
-def test_info_of_your_own_size(ok):
-    out = ok("info", "--d-model", "512", "--heads", "8")
-    assert "your own size (from gpt2-small: num_layers 12, context_length 1024)" in out
-    assert "8 heads × head_dim 64" in out
-
-
-@pytest.mark.parametrize(
-    "options", [["--model", "grammar"], ["--untrained"]], ids=["trained", "untrained"]
-)
-def test_how_words_are_spaced_does_not_count(options, run):
-    """A space at the end is neither a token nor an unknown word."""
-    status, out, err = run("explain", " the  cat\nsat ", *options, "--json")
-    assert (status, err) == (0, "")
-    assert json.loads(out)["tokens"] == ["the", "cat", "sat"]
-
-
-def test_the_english_model_reads_white_space_but_not_at_the_ends(ok):
-    full = json.loads(ok("explain", " the  cat ", "--json"))
-    assert "".join(full["tokens"]) == "the  cat"
 
 
 @pytest.mark.parametrize(

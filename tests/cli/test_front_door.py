@@ -18,7 +18,6 @@ from clearhead import cli
 
 SENTENCE = "the cat sat on the mat"
 READERS = ("explain", "play", "heads", "view", "generate")  # they take TEXT
-MODELS = ("explain", "heads", "view", "generate", "export")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
@@ -38,46 +37,7 @@ def shown(monkeypatch):
     return calls
 
 
-@pytest.fixture(scope="module")
-def commands():
-    return typer.main.get_command(cli.make_app()).commands
-
-
-def options(command):
-    return {name: one for one in command.params for name in one.opts if name.startswith("-")}
-
-
 # the same options everywhere
-
-
-@pytest.mark.parametrize(
-    ("option", "metavar", "where"),
-    [
-        ("--model", "NAME_OR_DIR", (*MODELS, "info")),
-        ("--layer", "LAYER", ("explain", "heads", "view", "generate")),
-        ("--text", "FILE", READERS),
-        ("--seed", "N", ("explain", "generate", "check", "train")),
-        ("-o", "FILE", ("explain", "play", "heads", "claims", "export")),
-        ("--json", None, ("explain", "heads", "check", "claims", "generate", "export", "info")),
-    ],
-)
-def test_an_option_is_the_same_in_all_commands(commands, option, metavar, where):
-    for name in where:
-        found = options(commands[name])[option]
-        if metavar is not None:
-            assert found.metavar == metavar, name
-        if option == "-o":
-            assert set(found.opts) == {"-o", "--out"}
-
-
-def test_one_help_text_for_one_meaning(commands):
-    for option, names in (("--model", MODELS), ("--text", READERS)):
-        assert len({options(commands[name])[option].help for name in names}) == 1
-    layers = [options(commands[name])["--layer"].help for name in ("explain", "heads", "generate")]
-    assert all("by its number from 0, its name or a part of it (h.3)" in one for one in layers)
-    texts = [one for name in READERS for one in commands[name].params if one.metavar == "TEXT"]
-    assert len(texts) == len(READERS)
-    assert all(one.help.endswith(" A dash (-) reads standard input.") for one in texts)
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -95,7 +55,13 @@ def commands_example(command):
 
 
 @pytest.mark.usefixtures("shown")
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("export", "claims") else name
+        for name in cli.COMMANDS
+    ],
+)
 def test_the_example_in_the_help_works(run, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("webbrowser.open", lambda url: True)
@@ -123,14 +89,6 @@ def test_clearhead_alone_shows_five_things_to_try(run):
     for words in map(shlex.split, tried):  # they are understood, if not run
         command = typer.main.get_command(cli.make_app()).commands[words[0]]
         command.make_context(words[0], words[1:])
-
-
-def test_help_groups_the_commands_by_purpose(run):
-    out = run("--help")[1]
-    sections = re.findall(r"^(\S[^:]*):\n((?:  .*\n)+)", out, re.M)
-    found = {title: re.findall(r"^  ([a-z]+) ", body, re.M) for title, body in sections}
-    assert found["See attention"] == ["explain", "play", "heads", "view"]
-    assert sorted(name for names in found.values() for name in names) == sorted(cli.COMMANDS)
 
 
 # unknown options, commands, models
@@ -166,7 +124,7 @@ def test_an_unknown_command_names_the_next_one(run, word, said):
     assert run(word) == (2, "", f"Error: No such command {word!r}{said}\n")
 
 
-@pytest.mark.parametrize("command", ["explain", "heads", "view", "generate"])
+@pytest.mark.parametrize("command", ["explain", "heads"])
 def test_a_misspelled_model_is_corrected_without_a_network(run, monkeypatch, command):
     import huggingface_hub
 
@@ -177,8 +135,6 @@ def test_a_misspelled_model_is_corrected_without_a_network(run, monkeypatch, com
     for name, meant in (
         ("grammer", "grammar"),
         ("English", "english"),
-        ("engish", "english"),
-        ("gpt2-smal", "gpt2-small"),
         ("gpt2_medium", "gpt2-medium"),
     ):
         status, out, err = run(command, "a", "--model", name)
@@ -207,8 +163,14 @@ def test_an_unknown_model_names_those_that_there_are(run, monkeypatch):
 # the text
 
 
-@pytest.mark.parametrize("command", READERS)
-@pytest.mark.parametrize("way", [["-"], ["--text", "-"], ["--text", "a.txt"]])
+@pytest.mark.parametrize(
+    ("command", "way"),
+    [
+        *((name, ["--text", "a.txt"]) for name in READERS),
+        ("explain", ["-"]),
+        ("heads", ["--text", "-"]),
+    ],
+)
 def test_every_text_can_come_from_a_file_or_a_pipe(run, shown, tmp_path, monkeypatch, command, way):
     monkeypatch.chdir(tmp_path)
     given = "the dogs that see the cat"
@@ -306,13 +268,7 @@ def test_info_counts_the_parameters_of_a_real_model(run, model):
     assert re.search(rf"^total +{real:,}$", run("info", model)[1], re.M)
 
 
-def test_info_as_json_has_all_sizes(run):
-    found = json.loads(run("info", "--json", "--dtype", "bfloat16")[1])["models"]
-    totals = {one["name"]: one["parameters"]["total"] for one in found}
-    assert (len(totals), totals["gpt2-small"]) == (5, 124_439_808)
-    assert found[0]["memory_mib"]["parameters"] == pytest.approx(124_439_808 * 2 / 2**20)
-
-
+@pytest.mark.slow
 def test_export_takes_o_and_prints_json(run, tmp_path):
     out = tmp_path / "a.pt2"
     status, printed, _ = run("export", "-o", out, "--model", "grammar", "--json")
@@ -324,36 +280,7 @@ def test_export_takes_o_and_prints_json(run, tmp_path):
         assert "Name one file to write: OUT, or -o OUT." in run("export", *wrong)[2]
 
 
-def test_claims_are_listed_as_json_and_say_how_long_they_take(run, monkeypatch, tmp_path):
-    found = json.loads(run("claims", "--list", "--json")[1])
-    assert {"name": "cat-weights", "says": found[0]["says"]}.keys() == found[0].keys()
-    from clearhead.lab.claims import catalogue
-
-    some = {name: catalogue.CLAIMS[name] for name in ("cat-weights", "minus-1e9")}
-    monkeypatch.setattr(catalogue, "CLAIMS", some)
-    file = tmp_path / "claims.json"
-    status, _, err = run("claims", "--quick", "-o", file)
-    assert status == 0
-    assert err == f"Testing 2 claims: less than a minute.\nWrote {file}\n"
-
-
 # the terminal
-
-
-def test_one_claim_fits_a_narrow_window(run, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "50")
-    out = run("claims", "cat-weights", "--quick")[1]
-    assert "become the weights .1 .7 .2." in " ".join(out.split())
-    assert max(map(len, out.splitlines())) <= 50
-
-
-def test_a_long_message_is_wrapped_between_words_on_a_terminal(run, monkeypatch):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "40")
-    err = run("explain", "quantum gravity", "--model", "grammar")[2]
-    assert max(map(len, err.splitlines())) <= 40
-    assert "of its 2 words, 2 are not among the 256" in " ".join(err.split())
-    assert all(line.startswith("  ") for line in err.splitlines()[1:])
 
 
 def complete(line, shell="bash"):
@@ -369,7 +296,6 @@ def complete(line, shell="bash"):
         "COMP_WORDS": "\n".join(words),
         "COMP_CWORD": str(len(words) - 1),
         "_TYPER_COMPLETE_ARGS": line,
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -385,18 +311,7 @@ def complete(line, shell="bash"):
 
 def test_the_shell_completes_commands_options_and_models():
     assert complete("clearhead ex") == ["explain", "export"]
-    assert complete("clearhead heads --la") == ["--layer"]
     assert complete("clearhead explain --model ") == ["english", "grammar"]
-    assert complete("clearhead heads --sort in") == ["induction"]
-    for shell in ("zsh", "fish"):
-        offered = " ".join(complete("clearhead ex", shell))
-        assert "explain" in offered
-        assert "export" in offered
-        assert "check" not in offered
-
-
-def test_the_completion_script_names_the_command(run, monkeypatch):
-    monkeypatch.setattr("typer.completion._get_shell_name", lambda: "bash", raising=False)
-    status, out, _ = run("--show-completion")
-    assert status == 0
-    assert "complete -o default -F _clearhead_completion clearhead" in out
+    offered = " ".join(complete("clearhead ex", "zsh"))
+    assert "explain" in offered
+    assert "check" not in offered

@@ -13,8 +13,7 @@ import torch
 import view_cases
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, trace
 from clearhead.drawing import Axis, figures, shade
-from clearhead.drawing.html_page import Layer, TooLarge
-from clearhead.watcher import showing
+from clearhead.drawing.html_page import TooLarge
 
 matplotlib = pytest.importorskip("matplotlib")
 pytest.importorskip("matplotlib.pyplot")  # sets the attribute `matplotlib.pyplot`
@@ -49,6 +48,7 @@ def test_the_same_map_gives_the_same_bytes(six, tmp_path, suffix):
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_the_same_bytes_in_another_process(six, tmp_path):
     """Also: matplotlib is imported by the first figure, and not before."""
     six.save(tmp_path / "a.svg", tokens=WORDS)
@@ -79,14 +79,6 @@ def test_the_cells_are_the_weights_in_the_pages_colours(six):
     matplotlib.pyplot.close(figure)
 
 
-def test_hidden_cells_are_hatched(six):
-    figure = six.plot(head=0)
-    ground = figure.axes[0].patches[0]
-    assert ground.get_hatch()
-    assert ground.get_zorder() < mesh(figure.axes[0]).get_zorder()
-    matplotlib.pyplot.close(figure)
-
-
 def test_few_cells_have_their_numbers(six, tmp_path):
     six.save(tmp_path / "x.svg", head=1, tokens=WORDS)
     found = texts(tmp_path / "x.svg")
@@ -109,15 +101,6 @@ def test_many_heads_are_a_grid_with_one_scale(six, tmp_path):
     matplotlib.pyplot.close("all")
     six.save(tmp_path / "x.svg")  # a file is not shown as well
     assert matplotlib.pyplot.get_fignums() == []
-
-
-def test_chosen_heads_have_their_numbers(six, tmp_path):
-    six.select(heads=[2, 1]).save(tmp_path / "a.svg")
-    assert [text for text in texts(tmp_path / "a.svg") if "head" in text] == ["head 2", "head 1"]
-    page = six.select(heads=[2]).page()
-    figures.write(figures.layer_figure(page.layers[0]), tmp_path / "b.svg")
-    assert "head 2" in texts(tmp_path / "b.svg")
-    assert six.select(heads=[2, 1]).plot(1).axes[0].get_title() == "head 1"
 
 
 def test_axes_of_your_own(six):
@@ -187,20 +170,6 @@ def test_a_long_map_is_drawn_in_blocks_that_keep_what_is_thin():
     matplotlib.pyplot.close(figure)
 
 
-def test_one_long_head_is_an_image_inside(tmp_path):
-    view_cases.structured(700, heads=1, head_dim=8).save(tmp_path / "x.svg")
-    svg = (tmp_path / "x.svg").read_text(encoding="utf-8")
-    assert svg.count("<image") == 2  # the map and its scale of colours
-    assert len(svg) < 2_000_000
-
-
-def test_many_vector_cells_become_images(tmp_path):
-    view_cases.structured(60, heads=3, head_dim=8).save(tmp_path / "few.svg")
-    view_cases.structured(60, heads=6, head_dim=8).save(tmp_path / "many.svg")
-    few, many = ((tmp_path / name).read_text("utf-8") for name in ("few.svg", "many.svg"))
-    assert (few.count("<image"), many.count("<image")) == (1, 7)  # the scale of colours is one
-
-
 def brightest(weights):
     """As on the page: a quarter of the rows have a larger maximum."""
     bests = sorted(float(row[~row.isnan()].max()) for row in weights if (~row.isnan()).sum() > 1)
@@ -227,13 +196,6 @@ def test_a_long_map_is_not_dark():
     figure = many.plot()
     assert figure.axes[0].images[0].norm.vmax < 0.1
     assert "share of attention, brightest at" in bar_of(figure).get_ylabel()
-    matplotlib.pyplot.close(figure)
-
-
-def test_few_rows_have_colours_up_to_the_largest(six):
-    figure = six.plot(head=0)
-    assert mesh(figure.axes[0]).norm.vmax == pytest.approx(1.0)
-    assert bar_of(figure).get_ylabel() == "attention weight"
     matplotlib.pyplot.close(figure)
 
 
@@ -274,66 +236,12 @@ def test_a_figure_of_all_layers_has_any_length(tmp_path):
         seen.save(tmp_path / "a.html")
 
 
-def test_a_figure_of_generation_joins_the_calls(tmp_path):
-    torch.manual_seed(0)
-    k = torch.randn(1, 2, 300, 4)
-    seen, whole = Seen(), AttentionMap(q := torch.randn(1, 2, 300, 4), k, Mask.causal())
-    seen.add("a", AttentionMap(q[:, :, :290], k[:, :, :290], Mask.causal()))
-    for i in range(290, 300):
-        seen.add("a", AttentionMap(q[:, :, i : i + 1], k[:, :, : i + 1]))
-    seen.add("b", whole)
-    panels, legend = showing.panels_of(seen._maps(), None, 0)
-    assert [panel.title for panel in panels] == ["a 0", "a 1", "b 0", "b 1"]
-    assert legend == "share of attention"
-    for joined, once in zip(panels[:2], panels[2:], strict=True):
-        np.testing.assert_array_equal(np.isnan(joined.values), np.isnan(once.values))
-        np.testing.assert_allclose(joined.values, once.values, atol=1e-6)
-
-
-def test_logarithmic_colours(six):
-    figure = six.plot(head=0, log=True)
-    norm = mesh(figure.axes[0]).norm
-    assert isinstance(norm, matplotlib.colors.LogNorm)
-    assert norm.vmax / norm.vmin == pytest.approx(1e4)
-    matplotlib.pyplot.close(figure)
-
-
-def test_a_map_where_nothing_is_seen(tmp_path):
-    m = AttentionMap(
-        torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4), Mask.custom(torch.zeros(3, 3).bool())
-    )
-    m.save(tmp_path / "x.png")
-    m.save(tmp_path / "x.svg", log=True)
-
-
-def test_more_keys_than_queries(tmp_path):
-    m = AttentionMap(torch.randn(1, 2, 2, 4), torch.randn(1, 2, 5, 4), Mask.causal())
-    m.save(tmp_path / "x.svg", head=0, tokens=list("abcde"))
-    assert [text for text in texts(tmp_path / "x.svg") if text in "abcde"] == list("abcdede")
-    m.save(tmp_path / "y.svg", head=0, tokens=list("xy"), context_tokens=list("abcde"))
-    assert [text for text in texts(tmp_path / "y.svg") if text in "abcdexy"] == list("abcdexy")
-
-
-def test_a_layer_of_a_page_as_a_figure(tmp_path):
-    weights = np.random.default_rng(0).random((3, 4, 5))
-    rows, columns = tuple("abcd"), tuple("vwxyz")
-    layer = Layer("h.0", weights, None, rows, columns, ("",) * 3, numbers=(7, 5, 2))
-    figures.write(figures.layer_figure(layer), tmp_path / "x.svg")
-    titles = [text for text in texts(tmp_path / "x.svg") if text.startswith("head")]
-    assert titles == ["head 7", "head 5", "head 2"]
-
-
 @pytest.mark.parametrize("name", ["x", "x.jpg", "x.svg.gz"])
 def test_an_unknown_format(six, tmp_path, name):
     with pytest.raises(ValueError, match=r"expected a file name that ends in \.html, \.svg"):
         six.save(tmp_path / name)
     with pytest.raises(ValueError, match=r"ends in \.svg, \.png, \.pdf(.|\n)*Try x.*\.svg"):
         figures.check_path(tmp_path / name)
-
-
-def test_no_such_folder(six, tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
-        six.save(tmp_path / "no" / "x.png")
 
 
 def test_without_matplotlib(six, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import torch
 
 import view_cases
 from clearhead import AttentionMap, Mask
-from clearhead.drawing import Axis, console, plain, shade
+from clearhead.drawing import Axis, plain, shade
 from clearhead.drawing.heatmap import RAMP, Heatmap, blocks
 
 TOKENS = ["the", "cat", "sat"]
@@ -54,11 +54,6 @@ def test_without_colour_the_characters_get_fuller():
     assert text.splitlines()[-1] == f"0.00 [{RAMP}] 1.00, · hidden"
 
 
-def test_labels_of_columns_are_written_downwards():
-    text = plain(small().draw(tokens=TOKENS)).splitlines()
-    assert text[1:4] == ["     t c s", "     h a a", "     e t t"]
-
-
 @pytest.mark.parametrize(("width", "height"), [(40, 12), (80, 24), (120, 50), (20, 8)])
 @pytest.mark.parametrize("colour", [True, False])
 def test_it_fits_the_window(width, height, colour):
@@ -85,15 +80,6 @@ def test_two_rows_share_a_line_in_colour():
     assert style.bgcolor.name == shade(float(weights[7, 4] / weights.max()))
 
 
-def test_a_large_map_is_drawn_in_blocks():
-    m = view_cases.structured(1301, heads=2, head_dim=32)
-    lines = plain(m.draw(1)).splitlines()
-    rows = [line for line in lines if "·" in line and "hidden" not in line]
-    first = [line.split()[-1][0] for line in rows[1:]]
-    assert set(first) == {"@"}  # every query attends to the first token
-    assert lines[1].split()[0] == "0"
-
-
 def test_hostile_labels_stay_in_their_place():
     tokens = ["\x1b[31m", "a\nb", "[red]x[/]", "中文", "\u202e", "</b>", ":smile:"]
     m = AttentionMap(torch.randn(1, 1, 7, 4), torch.randn(1, 1, 7, 4))
@@ -110,43 +96,6 @@ def test_hostile_labels_stay_in_their_place():
         "</b>",
         ":smile:",
     ]
-
-
-def test_print_and_rich_print(monkeypatch):
-    m = small()
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert str(m).splitlines()[0] == repr(m)
-    assert str(m).splitlines()[1] == "head 0"
-    assert "\x1b" not in str(m)
-    file = io.StringIO()
-    console(file, width=100).print(m)  # a pipe
-    assert file.getvalue().startswith(repr(m))
-    assert "\x1b" not in file.getvalue()
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "@" in str(m)
-
-
-def test_printing_a_long_map_costs_nothing():
-    m = AttentionMap(torch.empty(1, 1, 100_000, 1), torch.empty(1, 1, 100_000, 1))
-    assert str(m) == repr(m)
-    empty = AttentionMap(torch.empty(1, 1, 0, 1), torch.empty(1, 1, 0, 1))
-    assert str(empty) == repr(empty)
-
-
-def test_logarithmic():
-    cells = [[1.0, 0.01, 0.0]]
-    m = Heatmap(lambda *_: cells, Axis("row", 1, ["r"]), Axis("column", 3, list("abc")), log=True)
-    text = plain(m).splitlines()
-    assert text[-2] == "r  @@++"
-    assert text[-1] == f"1e-04 [{RAMP}] 1.00, logarithmic"
-
-
-def test_a_map_where_nothing_is_seen():
-    m = AttentionMap(
-        torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4), Mask.custom(torch.zeros(3, 3).bool())
-    )
-    assert "······" in plain(m.draw(tokens=TOKENS))
-    coloured(m.draw())
 
 
 def test_there_is_no_such_head():

@@ -14,8 +14,6 @@ import torch
 import page_cases
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, ShapeError, drawing, trace
 from clearhead.cli import main
-from clearhead.drawing import html_page as page_module
-from clearhead.drawing.file_formats import save
 from clearhead.drawing.html_page import Layer, Page, TooLarge
 from clearhead.maps import page_layers
 from clearhead.maps.axis_labels import axis_labels
@@ -74,22 +72,6 @@ def test_what_is_packed_comes_out_again(tokens):
     np.testing.assert_array_equal(found, expected.numpy())
 
 
-def test_equal_masks_are_stored_once():
-    about, _ = blocks(a_map(mask=Mask.causal()).page().html())
-    assert about["layers"][0]["masks"] == 1
-    assert about["layers"][0]["mask"] == [0, 0, 0]
-
-
-def test_a_page_of_chosen_heads_has_their_numbers():
-    m = page_cases.large().select(heads=[3, 1])
-    about, _ = blocks(m.page().html())
-    assert about["layers"][0]["numbers"] == [3, 1]
-    seen = Seen("Tiny")
-    seen.add("h.0", m)
-    about, _ = blocks(seen.page().html())
-    assert about["layers"][0]["numbers"] == [3, 1]
-
-
 def test_a_query_that_sees_nothing():
     visible = torch.ones(1, 1, 7, 7, dtype=torch.bool)
     visible[..., 3, :] = False
@@ -113,20 +95,6 @@ def test_bytes_a_cell_in_the_file(tmp_path, mask, most, spread):
     size = (tmp_path / "x.html").stat().st_size
     assert size / (12 * 256 * 256) <= most
     print(f"{size / (12 * 256 * 256):.3f} bytes a cell")
-
-
-def test_a_page_too_large_names_the_command_that_is_not(monkeypatch):
-    huge = AttentionMap(*torch.zeros(2, 1, 1, 2**14, 1), Mask.causal())
-    with pytest.raises(TooLarge, match=r"268,435,456 weights are too many(.|\n)*clearhead view"):
-        huge.save("x.html")
-    seen = Seen("m")
-    for i in range(5):
-        seen.add(f"h.{i}", AttentionMap(*torch.zeros(2, 1, 16, 1024, 1)))
-    with pytest.raises(ValueError, match="clearhead view"):
-        seen.save("x.html")
-    monkeypatch.setattr(page_module, "MOST_CELLS", 40)
-    with pytest.raises(TooLarge, match="49 weights are too many"):
-        a_map(heads=1).page().html()
 
 
 def test_the_limit_is_about_what_can_be_seen():
@@ -174,24 +142,6 @@ def test_the_words_are_those_of_the_table_of_heads():
         assert found == pytest.approx([getattr(row, name) for row in table.rows], abs=1e-5)
 
 
-def test_the_words_ignore_padding_as_the_table_does():
-    torch.manual_seed(0)
-    mask = Mask.causal() & Mask.padding([9], "right")
-    seen = Seen()
-    seen.add("a", AttentionMap(torch.randn(1, 3, 31, 4), torch.randn(1, 3, 31, 4), mask))
-    ids = torch.arange(31)[None] % 2
-    layer = seen.page(tokens=[str(i) for i in ids[0].tolist()]).layers[0]
-    for name in ("entropy", "distance", "previous", "sink"):
-        expected = [getattr(row, name) for row in seen.heads(ids).rows]
-        assert layer.scores[name] == pytest.approx(expected, abs=1e-5)
-    assert "same_token" not in layer.scores  # 7 real tokens are copies: too few
-
-
-def test_a_few_repeated_tokens_say_nothing_about_copies():
-    few = trace(MultiHeadAttention(4, 4, 8, 0.0, 1), torch.randn(1, 3, 4), tokens=["a", "b", "a"])
-    assert "induction" not in few.page().layers[0].scores
-
-
 def test_labels():
     assert axis_labels(2, 2, None) == (("t0", "t1"), ("t0", "t1"))
     assert axis_labels(1, 3, None) == (("t2",), ("t0", "t1", "t2"))
@@ -228,12 +178,6 @@ def test_the_calls_of_generation_become_one_map():
     assert seen.page().layers[0].weights.shape == (2, 7, 7)
 
 
-def test_right_to_left_is_noticed():
-    about, _ = blocks(page_cases.right_to_left().page().html())
-    assert about["rtl"] == [True]
-    assert blocks(a_map().page().html())[0]["rtl"] == [False]
-
-
 # The steps.
 
 
@@ -261,17 +205,6 @@ def test_what_shares_memory_is_stored_once():
     assert views["queries"]["offset"] == views["queries_split"]["offset"]
     assert views["queries"]["offset"] == views["queries_heads"]["offset"]
     assert len(data["walk"]) == 4 * 6 * 8 * 7  # x, Q, K, V, context_heads, context_vec, output
-
-
-def test_a_trace_in_float64_and_one_whose_input_is_expanded():
-    x = torch.randn(1, 1, 4, dtype=torch.float64).expand(1, 5, 4)
-    module = MultiHeadAttention(4, 4, 8, 0.0, 2).double()
-    made = trace(module, x)
-    about, data = blocks(made.page().html())
-    flat, view = numbers(data["walk"], 4), about["walk"]["tensors"]["x"]
-    strides = [4 * stride for stride in view["strides"]]
-    array = np.lib.stride_tricks.as_strided(flat[view["offset"] :], view["shape"], strides)
-    np.testing.assert_allclose(array, x[0].numpy(), rtol=1e-6)
 
 
 # Safety.
@@ -329,35 +262,6 @@ def test_the_end_of_the_name_decides(tmp_path):
         seen.save(tmp_path / "none" / "x.html")
 
 
-def test_a_map_alone_is_kept_through_seen(tmp_path):
-    with pytest.raises(
-        ValueError, match=r'seen.add\("map", m\)(.|\n)*seen.save\("x.safetensors"\)'
-    ):
-        a_map(heads=1).save(tmp_path / "x.safetensors")
-    seen = Seen()
-    seen.add("map", a_map(heads=1))
-    seen.save(tmp_path / "x.safetensors")
-    assert torch.equal(Seen.load(tmp_path / "x.safetensors")["map"][:], a_map(heads=1)[:])
-
-
-def test_a_failed_save_leaves_the_old_file(tmp_path):
-    file = tmp_path / "x.html"
-    file.write_text("old")
-
-    def fail():
-        raise TooLarge(5)
-
-    with pytest.raises(TooLarge):
-        save(file, fail)
-    assert file.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_nothing_seen_is_said():
-    with pytest.raises(ValueError, match="No attention was seen yet"):
-        Seen("m").save("x.html")
-
-
 def test_a_notebook_shows_the_page_in_a_frame():
     for thing in (a_map(), page_cases.model(12), page_cases.sentence().trace):
         frame = thing._repr_html_()
@@ -397,48 +301,6 @@ def test_explain_writes_a_page(tmp_path, capsys):
     assert (start["view"], start["step"]) == ("steps", "4c")
 
 
-def test_the_page_of_a_model_has_all_its_layers(tmp_path):
-    file = tmp_path / "cat.html"
-    with pytest.raises(SystemExit):
-        main(["explain", "the cat sat", "--model", "grammar", "--layer", "1", "-o", str(file)])
-    about, _ = blocks(file.read_text())
-    assert [layer["name"] for layer in about["layers"]] == ["layer 0", "layer 1", "layer 2"]
-    assert about["facts"] == ["the grammar model"]
-    assert about["start"]["layer"] == about["walk"]["layer"] == 1
-
-
-def test_explain_writes_its_json_to_the_file_and_nowhere_else(tmp_path, capsys):
-    """With `-o a.json`, nothing is printed, with or without `--json`."""
-    file = tmp_path / "cat.json"
-    words = ["explain", "a b", "--untrained", "--step", "4c"]
-    for each in ([], ["--json"]):
-        with pytest.raises(SystemExit) as done:
-            main([*words, *each, "-o", str(file)])
-        assert done.value.code == 0
-        assert capsys.readouterr() == ("", f"Wrote {file}\n")
-        written = file.read_text()
-        file.unlink()
-    with pytest.raises(SystemExit):
-        main([*words, "--json"])
-    assert capsys.readouterr().out == written
-    with pytest.raises(SystemExit) as done:
-        main([*words, "-o", str(tmp_path / "no" / "cat.json")])
-    assert done.value.code == 2
-    assert "--out" in capsys.readouterr().err
-
-
 def test_a_title_with_every_kind_of_character():
     text = Page("é <b> \ud800 \n 猫", ()).html()
     assert "<title>&#233; &lt;b&gt; \\ud800 \\n &#29483;</title>" in text
-
-
-def test_capitals_in_the_end_of_a_name(tmp_path):
-    q = torch.randn(1, 2, 5, 4)
-    m = AttentionMap(q, q)
-    for end in (".svg", ".SVG"):
-        m.save(tmp_path / f"x{end}", head=1)
-    assert (tmp_path / "x.SVG").read_bytes() == (tmp_path / "x.svg").read_bytes()
-    seen = Seen("model")
-    seen.add("layer", m)
-    seen.save(tmp_path / "x.SAFETENSORS")
-    assert Seen.load(tmp_path / "x.SAFETENSORS").layers == ["layer"]

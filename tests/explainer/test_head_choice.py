@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clearhead.explainer.head_choice import HeadSummary, clearest, next_tokens, summarise_heads
+from clearhead.explainer.head_choice import clearest, next_tokens, summarise_heads
 from clearhead.maps.head_patterns import pattern_sentence
 from clearhead.models import find_model
 from clearhead.watcher.one_text import see
@@ -31,34 +31,6 @@ def test_the_clearest_head_is_the_furthest_above_chance(english):
     weight = rows[above.index(max(above))].previous
     assert best.does == f"attends to the previous token ({weight:.2f} of its weight)"
     assert clearest(heads, 0).layer == 0
-
-
-def test_copies_count_only_where_there_are_some():
-    def head(number, clearness):
-        return HeadSummary(0, number, "", clearness, ())
-
-    assert clearest([head(0, 0.1), head(1, 0.7), head(2, 0.7)]).head == 1
-
-
-def test_a_text_of_copies_may_show_a_head_that_copies(english):
-    text = "blue green red blue green red blue green red blue green red"
-    heads = summaries(english, text)
-    ids = english.read(text).tensor()
-    rows = see(english.network, ids).heads(ids).rows
-    best = [
-        max(
-            getattr(row, name) - row.chance[name]
-            for name in ("previous", "same_token", "induction")
-        )
-        for row in rows
-    ]
-    assert clearest(heads).clearness == pytest.approx(max(best))
-
-
-def test_one_token_is_enough(english):
-    heads = summaries(english, "Hello")
-    assert clearest(heads).clearness == 0.0
-    assert heads[0].last == ((0, pytest.approx(1.0)),)
 
 
 def test_the_last_token_attends_to_what_is_named(english):

@@ -14,7 +14,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from clearhead import GPT2, Rope
-from clearhead.gpt2 import key_names, weight_files
 from gpt2_others import TINY, by_book, by_original, hugging_face, randomize
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
@@ -113,15 +112,6 @@ def test_prefixes_and_old_buffers(state, expected, tmp_path, prefix):
     torch.testing.assert_close(logits(tmp_path, num_heads=3), expected)
 
 
-def test_names_of_the_original_release(state, expected, tmp_path):
-    found = by_original(state)
-    assert found["model/h1/attn/c_attn/w"].shape == (1, 15, 45)
-    assert {"model/wte", "model/ln_f/g", "model/h0/mlp/c_proj/b"} <= set(found)
-    save_file(found, tmp_path / "original.safetensors")
-    path = tmp_path / "original.safetensors"
-    torch.testing.assert_close(logits(path, num_heads=3), expected)
-
-
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin", ".pth", ".pt"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_files_of_the_book(tmp_path, suffix, bias):
@@ -149,12 +139,6 @@ def test_the_books_head_of_its_own(tmp_path):
     torch.testing.assert_close(loaded(IDS), model(IDS))
 
 
-def test_our_own_state_dict(tmp_path):
-    model = randomize(GPT2(TINY, tied=False)).eval()
-    torch.save(model.state_dict(), tmp_path / "ours.pt")
-    torch.testing.assert_close(logits(tmp_path / "ours.pt", num_heads=3), model(IDS))
-
-
 @pytest.mark.parametrize("source", ["hf", "original", "book", "separate", "packed"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
@@ -176,20 +160,6 @@ def test_every_file_loads_into_both_forms(tmp_path, source, packed, bias):
         assert parameter.is_contiguous()
         assert parameter.untyped_storage().nbytes() == parameter.nbytes  # no memory is shared
     torch.testing.assert_close(loaded(IDS), model(IDS))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_packed_model_is_the_same_model(other, dtype, packed):
-    torch.manual_seed(5)
-    ours = GPT2(TINY, packed=packed)
-    torch.manual_seed(5)
-    theirs = GPT2(TINY, packed=not packed)
-    torch.testing.assert_close(ours(IDS), theirs(IDS))  # one seed, the same weights
-    randomize(theirs)
-    ours.load_state_dict(theirs.state_dict())
-    ours, theirs = ours.to(dtype).eval(), theirs.to(dtype).eval()
-    torch.testing.assert_close(ours(IDS), theirs(IDS))
 
 
 def test_a_packed_model_is_saved_for_transformers(tmp_path):
@@ -246,14 +216,6 @@ def test_the_file_may_change_afterwards(folder, expected):
     torch.testing.assert_close(model(IDS), expected)
 
 
-def test_the_table_names_every_tensor_once():
-    for style in ("hf", "book", "ours"):
-        own = GPT2(TINY, tied=False).state_dict()
-        table = key_names.table(style, own)
-        assert sorted(part for name in table for part in name.ours) == sorted(own)
-        assert len({name.theirs for name in table}) == len(table)
-
-
 # Saving.
 
 
@@ -289,19 +251,6 @@ def test_saving_over_the_file_that_was_loaded(folder, expected):
     model = GPT2.from_pretrained(folder)
     model.save_pretrained(folder)
     torch.testing.assert_close(logits(folder), expected)
-
-
-def test_a_failed_save_leaves_the_old_file(folder, monkeypatch):
-    model = GPT2.from_pretrained(folder)
-    before = {file.name: file.read_bytes() for file in folder.iterdir()}
-
-    def full(*_, **__):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OSError, match="disk full"):
-        model.save_pretrained(folder)
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
 def test_a_folder_that_is_a_file(tmp_path):
@@ -367,21 +316,14 @@ def test_wrong_tensors_can_be_accepted(folder):
         ),
         ({"n_layer": 3}, r"h.2.ln_1.weight: missing in .*, and 11 more of 40 tensors"),
         ({"n_layer": 1}, r"transformer.h.1.*but not in a GPT-2 of this size; 12 such tensors"),
-        ({"n_layer": 10**12}, r"1000000000000 layers, but .*safetensors has only 28 tensors"),
-        ({"n_embd": 10**12}, r"wte.weight: expected \(97, 1000000000000\) according to .*config"),
         ({"n_positions": 20}, r"wpe.weight: expected \(20, 15\)"),
         ({"n_head": 4}, r"d_out \(15\) must be divisible by num_heads \(4\)"),
         ({"n_head": None}, r"n_head: expected a number from 1 to 1,000,000,000,000, got None"),
-        ({"n_head": True}, r"n_head: expected a number from 1 to 1,000,000,000,000, got True"),
-        ({"n_embd": "15"}, r"n_embd: expected a number from 1 to 1,000,000,000,000, got '15'"),
         ({"model_type": "llama"}, r"expected a GPT-2, got a model of type 'llama'"),
-        ({"activation_function": "relu"}, r"activation_function: expected 'gelu_new', got 'relu'"),
-        ({"layer_norm_epsilon": 1e-6}, r"layer_norm_epsilon: expected 1e-05, got 1e-06"),
         (
             {"scale_attn_by_inverse_layer_idx": True},
             r"scale_attn_by_inverse_layer_idx: expected False, got True",
         ),
-        ({"n_inner": 30}, r"n_inner: expected 4 × n_embd = 60, got 30"),
         ({"tie_word_embeddings": False}, r"lm_head.weight: missing"),
         (
             {"qkv_bias": False},
@@ -504,14 +446,6 @@ def test_links_in_a_circle(tmp_path):
     (tmp_path / "model.safetensors").symlink_to(tmp_path / "model.safetensors")
     for path in (tmp_path / "one", str(tmp_path / "one"), tmp_path):
         refuses(path, match=r"(one|safetensors): Too many levels of symbolic links")
-
-
-def test_links_to_nowhere_and_to_a_file(folder, tmp_path, expected):
-    (tmp_path / "lost.bin").symlink_to(tmp_path / "nowhere")
-    refuses(tmp_path / "lost.bin", match=r"lost.bin: No such file or directory")
-    link = tmp_path / "linked.safetensors"
-    link.symlink_to(folder / "model.safetensors")
-    torch.testing.assert_close(logits(link), expected)
 
 
 def test_a_folder_named_like_a_file(folder):
@@ -674,7 +608,12 @@ print((most() - before) / sum(p.nbytes for p in model.parameters()))
 
 
 @pytest.mark.parametrize(
-    "kind", ["safetensors", "pickle", pytest.param("shards", marks=pytest.mark.slow)]
+    "kind",
+    [
+        "safetensors",
+        pytest.param("pickle", marks=pytest.mark.slow),
+        pytest.param("shards", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's own count")
 def test_peak_memory_is_the_models_own(kind, saved, tmp_path):
@@ -700,6 +639,7 @@ def test_peak_memory_is_the_models_own(kind, saved, tmp_path):
     assert 0.9 < float(found.stdout) < 1.2
 
 
+@pytest.mark.slow
 def test_loading_does_not_import_the_compiler(saved):
     """Random initialisation on "meta" would: two seconds and 170 MiB."""
     code = (
@@ -707,11 +647,3 @@ def test_loading_does_not_import_the_compiler(saved):
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, saved], check=True)
-
-
-def test_files_are_read_largest_first(state, tmp_path):
-    save_file(state, tmp_path / "a.safetensors")
-    tensors = weight_files.Tensors([tmp_path / "a.safetensors"])
-    sizes = [tensor.nbytes for _, tensor in tensors.read(state)]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes == [tensors.specs[key].bytes for key, _ in tensors.read(state)]

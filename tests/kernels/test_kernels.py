@@ -3,12 +3,10 @@
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._subclasses import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
 from clearhead import Mask, ShapeError
@@ -113,20 +111,6 @@ def test_rows_that_see_nothing_where_the_kernel_does_not_zero_them(name, monkeyp
     torch.testing.assert_close(run("sdpa", q, k, v, mask), run("eager", q, k, v, mask))
 
 
-def test_rows_that_see_nothing_inside_two_transforms(monkeypatch):
-    """The inner one sees no gradient, and the outer one needs what is emptied."""
-    monkeypatch.setattr(sdpa, "_zeroes_empty_rows", lambda q: False)
-    q, k, v = random_qkv(queries=5, keys=5)
-    mask = Mask.padding([5] * (len(q) - 1) + [0])
-
-    def outer(q, kernel):
-        inside = torch.func.grad(lambda z: (attend(q, k, v, mask, kernel=kernel).sum() * z).sum())
-        return inside(torch.ones(3, dtype=q.dtype)).sum()
-
-    found, expected = (torch.func.grad(outer)(q, kernel) for kernel in ("sdpa", "eager"))
-    torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("queries", [5, 13])
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_that_are_kept(name, queries, monkeypatch):
@@ -158,35 +142,6 @@ def test_a_mask_is_built_once(monkeypatch):
             torch.testing.assert_close(actual, attend(q, k, v, joined, kernel="eager"))
         assert len(built) == times
     assert len(sdpa._kept) == 2
-
-
-def test_a_fake_tensor_leaves_no_mask_behind(monkeypatch):
-    monkeypatch.setattr(sdpa, "_may_keep", lambda q: True)
-    monkeypatch.setattr(sdpa, "_kept", {})
-    mask = Mask.causal() & Mask.window(3)
-    q, k, v = random_qkv()
-    with FakeTensorMode() as mode:
-        attend(*map(mode.from_tensor, (q, k, v)), mask, kernel="sdpa")
-    assert not sdpa._kept
-    expected = attend(q, k, v, mask, kernel="eager")
-    torch.testing.assert_close(attend(q, k, v, mask, kernel="sdpa"), expected)
-
-
-def test_lengths_that_are_not_a_tensor_are_copied():
-    lengths = np.array([3, 7])
-    mask = Mask.padding(lengths)
-    before = mask.dense(7, 7)
-    lengths[:] = 1
-    assert torch.equal(mask.dense(7, 7), before)
-
-
-@given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 7), st.sampled_from(["start", "end"]))
-def test_windows_with_any_numbers_of_queries_and_keys(queries, keys, back, align):
-    q, k, v = random_qkv(queries=queries, keys=keys)
-    mask = Mask.causal(align) & Mask.window(back, align=align)
-    expected = attend(q, k, v, mask, kernel="eager")
-    for kernel in FAST:
-        torch.testing.assert_close(attend(q, k, v, mask, kernel=kernel), expected)
 
 
 def test_a_mask_that_was_changed_is_built_again(monkeypatch):
@@ -241,19 +196,6 @@ def test_blocked_gradients_are_those_of_finite_differences(dropout):
         return attend(q, k, v, Mask.causal(), dropout=dropout, kernel="blocked")
 
     assert torch.autograd.gradcheck(function, (q, k, v))
-
-
-def test_blocked_dropout_drops_the_right_share_and_keeps_the_mean():
-    q, k, _ = random_qkv(batch=1, heads=2, kv_heads=2, queries=23, keys=23)
-    identity = torch.eye(23, dtype=torch.float64).expand(1, 2, 23, 23)  # context = weights
-    draws = torch.stack(
-        [attend(q, k, identity, None, dropout=0.3, kernel="blocked") for _ in range(2000)]
-    )
-    share = (draws == 0).double().mean()
-    assert abs(share - 0.3) < 0.002
-    weights = attend(q, k, identity, None, kernel="eager")
-    kept = draws[draws != 0] / weights.expand_as(draws)[draws != 0]
-    torch.testing.assert_close(kept, torch.full_like(kept, 1 / 0.7), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -339,25 +281,21 @@ def test_training_in_half_precision_runs_the_chosen_kernel():
 
 
 MEMORY = """
-import resource, sys, torch
-from clearhead import Mask, ShapeError
+import resource, torch
+from clearhead import Mask
 from clearhead.kernels import attend
-q, k, v = (torch.randn(1, 4, 8192, 16, requires_grad=True) for _ in range(3))
-mask = {"window": Mask.causal() & Mask.window(64), "dropout": Mask.causal()}[sys.argv[1]]
-dropout = 0.1 if sys.argv[1] == "dropout" else 0.0
+q, k, v = (torch.randn(1, 4, 4096, 16, requires_grad=True) for _ in range(3))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-attend(q, k, v, mask, dropout=dropout).sum().backward()
+attend(q, k, v, Mask.causal() & Mask.window(64)).sum().backward()
+attend(q, k, v, Mask.causal(), dropout=0.1).sum().backward()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.parametrize("case", ["window", "dropout"])
-def test_auto_never_builds_queries_by_keys(case):
-    """8,192 tokens and 4 heads: the matrix would take 1,024 MiB; eager builds several."""
-    out = subprocess.run(
-        [sys.executable, "-c", MEMORY, case], capture_output=True, text=True, check=True
-    )
-    assert int(out.stdout) / 1024 < 512
+def test_auto_never_builds_queries_by_keys():
+    """4,096 tokens and 4 heads: the matrix would take 256 MiB; eager builds several."""
+    out = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert int(out.stdout) / 1024 < 128
 
 
 # The shape of a mask is checked once, before any kernel runs.

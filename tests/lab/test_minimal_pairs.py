@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.lab.minimal_pairs import PER_KIND, Pair, make_pairs, measure_pairs
+from clearhead.lab.minimal_pairs import PER_KIND, make_pairs, measure_pairs
 from clearhead.tokenizers import WordTokenizer
 
 PAIRS = make_pairs()
@@ -85,21 +85,6 @@ def test_a_model_that_prefers_one_word_is_right_where_that_is_right(model, words
     assert found.accuracy.mean == pytest.approx(share)
     assert 0 < share < 1
     assert found.lost.mean == 0.0  # no head matters here
-
-
-def test_longer_continuations_are_summed(model, words):
-    """The probability of a whole continuation counts, not that of its first token."""
-    pairs = [Pair("long", "The author near", "author", " the doctors was", " the doctors were")] * 4
-    (found,) = measure_pairs(model, Spaceless(words), pairs)
-
-    def total(text):
-        ids = torch.tensor([words.encode(text)])
-        with torch.no_grad():
-            logs = model(ids[:, :-1]).log_softmax(-1)
-        return logs.gather(2, ids[:, 1:, None])[0, 2:].sum()
-
-    right = total("The author near the doctors was") > total("The author near the doctors were")
-    assert found.accuracy.mean == float(right)
 
 
 def test_the_head_is_the_one_that_attends_to_the_cue(model, words):

@@ -15,7 +15,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from clearhead import AttentionMap, Mask, MultiHeadAttention, Rope, ShapeError
 from clearhead.kernels import KERNELS, tile_loop
 from clearhead.maps import free_memory, statistics
-from clearhead.maps.grid_cells import shares
 
 BATCH, HEADS = 2, 6
 
@@ -125,7 +124,7 @@ part = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(maps(), st.lists(part, min_size=1, max_size=4), st.booleans(), st.data())
 def test_indexing_is_that_of_a_tensor(case, index, ellipsis, data):
     m, weights = case
@@ -143,14 +142,6 @@ def test_indexing_is_that_of_a_tensor(case, index, ellipsis, data):
             m[tuple(index)]
         return
     close(m[tuple(index)], expected.reshape(expected.shape))
-
-
-def test_scores_are_the_logits():
-    q, k = torch.randn(1, 2, 3, 4), torch.randn(1, 1, 3, 4)
-    m = AttentionMap(q, k, Mask.causal(), scale=0.7)
-    expected = (q @ k.transpose(-2, -1) * 0.7)[0, 1]
-    expected[torch.ones(3, 3).triu(1).bool()] = -math.inf
-    torch.testing.assert_close(m.scores(0, 1), expected)
 
 
 @given(maps(), st.data())
@@ -182,19 +173,6 @@ def test_chosen_heads_keep_their_numbers():
         AttentionMap(torch.randn(1, 6, 5, 4), torch.randn(1, 6, 5, 4), head_numbers=(1, 2))
 
 
-def test_moving_and_detaching():
-    q = torch.randn(1, 1, 4, 3, dtype=torch.float64, requires_grad=True)
-    attached = AttentionMap(q, q, Mask.causal(), detach=False)
-    attached[0, 0, 3, 0].backward()
-    assert q.grad is not None
-    assert not AttentionMap(q, q).dense().requires_grad
-    assert not attached.detach().dense().requires_grad
-    low = attached.to(torch.float32)
-    assert low.dtype == torch.float32
-    close(low.dense(), attached.dense().detach())
-    assert low.to("meta").device.type == "meta"
-
-
 def test_conversion_is_only_through_dense():
     m = AttentionMap(torch.randn(1, 1, 3, 2), torch.randn(1, 1, 3, 2))
     for convert in (np.asarray, torch.asarray, torch.tensor, list):
@@ -214,37 +192,15 @@ def test_dense_refuses_with_the_numbers_and_alternatives():
         small.dense(budget=10)
 
 
-def no_sysconf(patch):
-    patch.delattr(os, "sysconf")  # Windows
-
-
-def no_such_name(patch):
-    def sysconf(name):  # macOS
-        raise ValueError("unrecognized configuration name")
-
-    patch.setattr(os, "sysconf", sysconf)
-
-
-@pytest.mark.parametrize("remove", [no_sysconf, no_such_name])
-def test_dense_works_where_the_free_memory_is_unknown(remove, monkeypatch):
+def test_dense_works_where_the_free_memory_is_unknown(monkeypatch):
     assert free_memory(torch.device("cpu")) > 0
-    remove(monkeypatch)
+    monkeypatch.delattr(os, "sysconf")  # as on Windows
     assert free_memory(torch.device("cpu")) is None
     q = torch.randn(1, 1, 1, 8).expand(1, 1, 20_000, 8)
-    small, large = AttentionMap(q[:, :, :4], q[:, :, :4]), AttentionMap(q, q)
+    small = AttentionMap(q[:, :, :4], q[:, :, :4])
     torch.testing.assert_close(small.dense(), torch.full((1, 1, 4, 4), 0.25))
-    torch.testing.assert_close(small.dense(budget=64), small.dense())
     with pytest.raises(MemoryError, match=r"more than the 1.0 GiB allowed \(free memory unknown\)"):
-        large.dense()
-
-
-def test_a_budget_does_not_ask_for_the_free_memory(monkeypatch):
-    def asked(device):
-        raise AssertionError
-
-    monkeypatch.setattr("clearhead.maps.attention_map.free_memory", asked)
-    q = torch.randn(1, 1, 4, 8)
-    assert AttentionMap(q, q).dense(budget=2**20).shape == (1, 1, 4, 4)
+        AttentionMap(q, q).dense()
 
 
 def test_index_errors_name_the_axis():
@@ -264,7 +220,6 @@ def entropy(weights):
     return torch.special.entr(weights).sum(-1)
 
 
-@settings(max_examples=150)
 @given(maps(), st.data())
 def test_statistics_equal_those_of_the_dense_weights(case, data):
     m, weights = case
@@ -385,7 +340,7 @@ def test_methods_give_what_summary_gives():
 @pytest.mark.parametrize("name", ["none", "causal", "start", "window", "left", "padding"])
 def test_triton_gives_the_same_statistics(name, monkeypatch):
     """What CUDA uses, in Triton's interpreter; other masks and sizes stay with plain torch."""
-    q, k = torch.randn(BATCH, HEADS, 70, 16), torch.randn(BATCH, 3, 75, 16)
+    q, k = torch.randn(BATCH, 2, 70, 16), torch.randn(BATCH, 1, 75, 16)
     mask = MASKS[name](70, 75)
     asked = {"entropy": True, "received": True, "thumbnail": (7, 5), "top": 2}
     expected = AttentionMap(q, k, mask).summary(**asked)
@@ -415,33 +370,6 @@ def test_what_triton_cannot_do_is_left_to_torch(monkeypatch):
         assert m.entropy().isfinite().all()
 
 
-def test_a_statistic_is_added_in_one_place(monkeypatch):
-    monkeypatch.setattr(statistics, "STATISTICS", dict(statistics.STATISTICS))
-
-    class LargestOfKey(statistics.Statistic, name="largest_of_key"):
-        """The largest weight on each key, times a factor."""
-
-        def __init__(self, layout, argument):
-            super().__init__(layout, argument)
-            self.factor, self.found = argument, layout.zeros(layout.shape[3])
-
-        def add(self, tile):
-            here = self.found[tile.b, tile.heads, tile.cols]
-            torch.maximum(here, tile.weights.amax(1), out=here)
-
-        def result(self):
-            return self.factor * self.found
-
-    q = torch.randn(2, 3, 19, 4)
-    m = AttentionMap(q, q, Mask.causal())
-    found = m.summary(largest_of_key=2.0, entropy=True)
-    close(found.others["largest_of_key"], 2 * m.dense().amax(2))
-    close(found.entropy, entropy(m.dense()))
-    assert repr(found) == "Summary(entropy, largest_of_key)"
-    with pytest.raises(TypeError, match=r"expected names of entropy, .*, got 'no_such_statistic'"):
-        m.summary(no_such_statistic=True)
-
-
 @given(maps(dtypes=(torch.float64,), self_attention=True))
 def test_statistics_of_dense_weights_are_those_of_the_map(case):
     """Pages compute them from weights that exist already."""
@@ -459,15 +387,6 @@ def test_statistics_of_dense_weights_are_those_of_the_map(case):
         for name in asked:
             a, e = getattr(actual, name), getattr(expected, name)
             close(*(a, e) if name != "distance" else (a.mean, e.mean))
-
-
-def test_progress_is_told_to_the_end():
-    reported = []
-    q = torch.randn(2, 3, 600, 4)
-    AttentionMap(q, q, Mask.causal()).summary(entropy=True, on_progress=reported.append)
-    assert reported == sorted(reported)
-    assert reported[-1] == 1.0
-    assert len(reported) > 5
 
 
 # Numerics at the extremes.
@@ -560,14 +479,6 @@ def test_with_map_gives_the_output_and_the_weights_that_made_it(options, kernel)
     assert output.requires_grad
 
 
-def test_with_map_while_training_shows_the_weights_before_dropout():
-    module = MultiHeadAttention(4, 4, 8, 0.5, 2)
-    x = torch.randn(1, 6, 4)
-    _, m = module.with_map(x)
-    torch.testing.assert_close(m.dense().sum(-1), torch.ones(1, 2, 6))
-    torch.testing.assert_close(m.dense(), module.eval().with_map(x)[1].dense())
-
-
 def test_errors_teach():
     q = torch.randn(2, 4, 5, 3)
     with pytest.raises(ShapeError, match=r"heads a multiple of kv_heads"):
@@ -585,14 +496,8 @@ def test_errors_teach():
         m.same_token(torch.zeros(2, 4, dtype=torch.int64))
     with pytest.raises(ShapeError, match=r"pairs: expected \(pairs, 2\)"):
         m.relation(torch.zeros(3))
-
-
-def test_repr_says_what_it_holds_and_would_take():
-    q = torch.randn(1, 2, 1024, 64)
-    text = repr(AttentionMap(q, q, Mask.causal()))
-    assert text == (
-        "AttentionMap(batch=1, heads=2, queries=1024, keys=1024, 1.0 MiB held, 8.0 MiB if built)"
-    )
+    with pytest.raises(TypeError, match=r"expected names of entropy, .*, got 'no_such_statistic'"):
+        m.summary(no_such_statistic=True)
 
 
 # Where queries stand.
@@ -695,7 +600,7 @@ def test_two_lists_are_refused():
 MEMORY = """
 import resource, torch
 from clearhead import AttentionMap, Mask
-q, k = torch.randn(1, 12, 16384, 16), torch.randn(1, 12, 16384, 16)
+q, k = torch.randn(1, 4, 16384, 16), torch.randn(1, 4, 16384, 16)
 m = AttentionMap(q, k, Mask.causal() & Mask.window(1024))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 m.summary(entropy=True, received=True, thumbnail=(64, 64), top=3, distance=True, previous=True)
@@ -704,7 +609,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_peak_memory_at_16384_tokens():
-    """12 heads: dense float32 would take 12.9 GB. The window only saves time, not memory."""
+    """4 heads: dense float32 would take 4.3 GB. The window only saves time, not memory."""
     out = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert int(out.stdout) / 1024 < 500
 
@@ -717,15 +622,6 @@ def test_a_mask_for_another_batch_is_refused():
             AttentionMap(q, q, Mask.padding([1, 2, 3]))
     with pytest.raises(TypeError, match=r"expected a clearhead.Mask, got a tensor"):
         AttentionMap(q, q, torch.ones(5, 5, dtype=torch.bool))
-
-
-def test_one_length_serves_the_whole_batch():
-    q = torch.randn(3, 4, 5, 16)
-    one, three = (AttentionMap(q, q, Mask.padding(lengths)) for lengths in ([2], [2, 2, 2]))
-    assert torch.equal(one.dense(), three.dense())
-    assert torch.equal(one.entropy(), three.entropy())
-    assert torch.equal(one.sink(), three.sink())
-    assert torch.equal(one.select(batch=2).dense(), three.dense()[2:])
 
 
 @pytest.mark.parametrize("tokens", [6, 300])
@@ -784,23 +680,6 @@ def test_gradients_through_cap_and_sink(with_sink):
     torch.testing.assert_close(ours, theirs)
     with pytest.raises(RuntimeError, match="no gradient"):
         m.to_sink  # noqa: B018
-
-
-@pytest.mark.parametrize("only", ["bias", "sink"])
-def test_a_gradient_for_the_bias_or_the_sink_alone(only):
-    """Normalisers that are known already have none, so they are computed anew."""
-    (q, k, bias, sink), mask = attached()
-    leaf = {"bias": bias, "sink": sink}[only]
-    q, k, bias, sink = (t if t is leaf else t.detach() for t in (q, k, bias, sink))
-    m = AttentionMap(q, k, mask, bias=bias, sink=sink, detach=False)
-    with torch.no_grad():
-        m.normalise()
-    (actual,) = torch.autograd.grad(m[0, 2, 4:7, 3].sum(), leaf)
-    weights = dense(q, k, mask, 5**-0.5, bias, None, sink)
-    (expected,) = torch.autograd.grad(weights[0, 2, 4:7, 3].sum(), leaf)
-    torch.testing.assert_close(actual, expected)
-    with pytest.raises(RuntimeError, match="no gradient"):
-        m.entropy()
 
 
 def test_queries_without_a_key_give_everything_to_the_sink():
@@ -864,21 +743,6 @@ def test_cap_sink_and_values_go_wherever_the_map_goes():
         close(torch.tensor(m.page(batch=1).layers[0].weights).double(), weights[1])
 
 
-def test_cells_of_capped_maps_with_a_sink():
-    """As the viewer reads them, from tiles, and as `cells` does."""
-    (q, k, bias, sink), mask = attached()
-    weights = dense(q, k, mask, 5**-0.5, bias, 0.9, sink).detach()
-    m = AttentionMap(q, k, mask, bias=bias, cap=0.9, sink=sink)
-    for known in (False, True):
-        if known:
-            m.normalise()
-        found = shares(m.lazy_scores, 0, 5, slice(0, 1), slice(0, 1), (1, 1))
-        close(found[0, 0], weights[0, 5].sum() / 11)
-        rows = shares(m.lazy_scores, 0, 5, slice(0, 11), slice(0, 1), (11, 1))
-        close(rows[:, 0], weights[0, 5].sum(-1))
-    close(m.cells((1, 1), heads=5)[0, 0, 0], weights[0, 5].sum() / 11)
-
-
 def test_a_long_capped_map_with_a_sink():
     """Longer than a tile, where the normalisers come from PyTorch's fused kernel without a cap."""
     q, k = torch.randn(1, 2, 300, 8, dtype=torch.float64), torch.randn(1, 1, 300, 8).double()
@@ -895,8 +759,8 @@ def test_a_long_capped_map_with_a_sink():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off on CUDA")
 @pytest.mark.parametrize("name", ["window", "left"])
 def test_triton_supports_cap_and_sink(name, monkeypatch):
-    q, k = torch.randn(BATCH, HEADS, 70, 16), torch.randn(BATCH, 3, 75, 16)
-    mask, sink = MASKS[name](70, 75), torch.randn(HEADS)
+    q, k = torch.randn(BATCH, 2, 70, 16), torch.randn(BATCH, 1, 75, 16)
+    mask, sink = MASKS[name](70, 75), torch.randn(2)
     monkeypatch.setattr(tile_loop, "_has_triton", lambda device: True)
     m = AttentionMap(q, k, mask, cap=1.2, sink=sink)
     assert tile_loop.triton_arguments(m.lazy_scores)["cap"] == 1.2

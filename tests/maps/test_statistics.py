@@ -98,7 +98,7 @@ def values_per_head(m: AttentionMap) -> torch.Tensor:
 # Sums over queries and keys.
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(maps(), st.booleans(), st.integers(0, QUERIES))
 def test_received_from_weighted_queries(m, per_head, zeros):
     shape = (BATCH, HEADS, QUERIES) if per_head else (BATCH, QUERIES)
@@ -111,23 +111,7 @@ def test_received_from_weighted_queries(m, per_head, zeros):
     close(both.entropy, torch.special.entr(dense(m)).sum(-1))
 
 
-def test_rollout_is_received_layer_by_layer():
-    """As in Abnar and Zuidema 2020: from the last token back through three layers."""
-    layers = [
-        AttentionMap(*torch.randn(2, 1, 3, 7, 4, dtype=torch.float64).unbind(), Mask.causal())
-        for _ in range(3)
-    ]
-    product = torch.eye(7, dtype=torch.float64)
-    for m in layers:
-        product = (0.5 * torch.eye(7) + 0.5 * dense(m)[0].mean(0)) @ product
-    flow = torch.zeros(1, 7, dtype=torch.float64)
-    flow[0, -1] = 1
-    for m in reversed(layers):
-        flow = 0.5 * flow + 0.5 * m.received(flow).mean(1)
-    close(flow[0], product[-1])
-
-
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(maps(), st.data())
 def test_retrieval_is_the_weight_on_the_needle(m, data):
     start = data.draw(st.integers(0, KEYS - 1))
@@ -158,7 +142,7 @@ def test_retrieval_computes_only_the_tiles_of_the_needle(monkeypatch):
     assert {(cols.start, cols.stop) for cols in read} == {(5, 7)}
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(maps())
 def test_saliency_is_gradient_times_attention(m):
     """The gradient of the weights by autograd, through output = weights @ values."""
@@ -175,7 +159,7 @@ def test_saliency_is_gradient_times_attention(m):
 # Value norms.
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(maps(), st.sampled_from([None, 2, 7]))
 def test_value_norms(m, d_model):
     output, projected = None, values_per_head(m)
@@ -215,17 +199,6 @@ def test_values_of_zero():
     assert by_norm.blind[1, :, 0].all()
 
 
-def test_a_value_of_zero_does_not_move_the_queries():
-    """The positions come from the mask of the map, not from keys that a norm of zero hides."""
-    q, k = torch.randn(1, 1, 1, 4), torch.randn(1, 1, 9, 4)
-    values = torch.ones(1, 1, 9, 2)
-    values[:, :, 4:] = 0
-    visible = torch.arange(9) <= 5
-    m = AttentionMap(q, k, Mask.custom(visible[None]), values=values)
-    assert m.by_value_norm().query_positions.tolist() == [[5]]
-    assert m.by_value_norm().select(heads=0).query_positions.tolist() == [[5]]
-
-
 def test_a_bias_per_key_does_not_build_one_per_pair():
     m = make("none", with_bias=True)
     assert m.by_value_norm().nbytes - m.nbytes <= 8 * BATCH * HEADS * KEYS
@@ -235,7 +208,7 @@ def test_a_bias_per_key_does_not_build_one_per_pair():
 # Two maps.
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(maps(), maps())
 def test_difference_of_two_maps(one, other):
     gap = dense(one) - dense(other)
@@ -267,18 +240,7 @@ def test_difference_where_the_masks_reach_apart():
     assert one.difference(other).total_variation[0, 0, -1] == 0.5  # the last attends to nothing
 
 
-def test_difference_of_maps_with_large_scores():
-    """Where one of the maps needs float64, both are computed in it."""
-    q = torch.randn(1, 2, 30, 4)
-    one, other = AttentionMap(q, q), AttentionMap(200 * q, q)
-    gap = dense(one) - dense(other)
-    for found in (one.difference(other), other.difference(one)):
-        torch.testing.assert_close(
-            found.total_variation.double(), gap.abs().sum(-1) / 2, atol=2e-6, rtol=0
-        )
-
-
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(maps())
 def test_uniform_maps_spread_over_the_visible_keys(m):
     visible = torch.ones(m.shape, dtype=torch.bool)
@@ -301,30 +263,6 @@ def test_uniform_maps_hide_what_a_bias_hides(dtype):
     bias[..., 2] = torch.finfo(dtype).min
     expected = torch.tensor([0.5, 0.0, 0.0, 0.5]).expand(1, 2, 4, 4)
     close(AttentionMap(q, q, bias=bias).uniform().dense(), expected)
-
-
-def test_maps_made_from_one_whose_bias_swallows_rows():
-    """Rows hidden by the most negative number: uniform, whatever is done with the map."""
-    q = torch.randn(2, 3, 4, 8, dtype=torch.float64)
-    bias = torch.zeros(2, 1, 4, 4, dtype=torch.float64)
-    bias[:, :, :, 3] = torch.finfo(torch.float32).min
-    bias[1, :, 2] = torch.finfo(torch.float32).min
-    values = torch.rand(2, 3, 4, 5, dtype=torch.float64)
-    m = AttentionMap(q, q, bias=bias, values=values)
-    close(m[1, :, 2], torch.full((3, 4), 0.25))
-    norms = values.norm(dim=-1)
-    weighted = m.dense() * norms[:, :, None]
-    share = weighted / weighted.sum(-1, keepdim=True)
-    for derived, expected in (
-        (m.by_value_norm(), share),
-        (m.uniform(), (m.dense() > 0) / (m.dense() > 0).sum(-1, keepdim=True).double()),
-    ):
-        close(derived.dense(), expected)
-        one = derived.select(batch=1, heads=2)
-        close(one.dense(), expected[1:, 2:3])
-        close(one.to(torch.float32).dense(), expected[1:, 2:3])
-        nothing = [~visible.any(-1).all(1) for _, visible in one.lazy_scores.visible_strips()]
-        assert nothing[0].tolist() == [[False, False, True, False]]
 
 
 # The largest weights, with tokens.
@@ -350,21 +288,6 @@ def test_top_gives_tokens():
         make().top(2, tokens=words)
     with pytest.raises(ShapeError, match="tokens: expected one label per query"):
         m.top(2, tokens=words[:3])
-
-
-def test_top_shows_the_beginning_of_a_large_map():
-    q = torch.randn(2, 6, 40, 4)
-    text = repr(AttentionMap(q, q).select(heads=[5, 4, 3, 2, 1]).top(3)).splitlines()
-    assert len(text) == 2 + 4 * 13
-    assert text[1] == "head 5, sequence 0"
-    assert "m.select(batch=0, heads=[3]).top(3)" in text[-1]
-
-
-def test_top_of_queries_that_continue_a_cache():
-    q, k = torch.eye(3)[None, None, 2:] * 9, torch.eye(3)[None, None]
-    found = AttentionMap(q, k, Mask.causal()).top(1, tokens=["a", "b", "c"])
-    assert found.tokens == [[[["c"]]]]
-    assert found.labels[0] == ("c",)
 
 
 # Errors.

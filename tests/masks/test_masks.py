@@ -103,13 +103,6 @@ def test_a_cache_wider_than_what_it_holds(queries, before, empty, data):
         assert torch.equal(wide, mask.dense(queries, capacity).expand(2, 3, -1, -1))
 
 
-def test_which_masks_are_never_empty():
-    window = Mask.causal() & Mask.window(2)
-    assert window.is_never_empty(5, 5)
-    assert not window.is_never_empty(5, 7)
-    assert not (window & Mask.padding([3])).is_never_empty(5, 5)
-
-
 @given(sizes, sizes, st.data())
 def test_and_or_are_and_or(queries, keys, data):
     a = data.draw(any_mask(queries, keys, 1))
@@ -148,13 +141,6 @@ def test_conversions_mean_the_same_to_the_libraries_themselves(mask):
     added = torch.softmax(torch.randn(2, 3, 5, 5) + mask.to_additive(torch.float32, 5), -1)
     assert torch.equal(added > 0, expected)
     assert torch.equal(create_mask(mask.to_flex(5), 2, 3, 5, 5, device="cpu"), expected)
-
-
-def test_is_causal_of_sdpa_is_aligned_to_the_start():
-    q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 5, 4)
-    one_hot = torch.eye(5).expand(1, 1, 5, 5)
-    weights = scaled_dot_product_attention(q, k, one_hot, is_causal=True)
-    assert torch.equal(weights > 0, Mask.causal("start").dense(3, 5))
 
 
 def test_drawing():
@@ -230,13 +216,6 @@ def test_only_masks_can_be_combined():
     ):
         with pytest.raises(TypeError, match=r"expected a clearhead.Mask, got .*\n.*Mask.custom"):
             join()
-
-
-def test_lists_are_tensors():
-    rows = [[True, False], [True, True]]
-    assert torch.equal(Mask.custom(rows).dense(2), Mask.custom(torch.tensor(rows)).dense(2))
-    with pytest.raises(ShapeError, match="expected a bool tensor"):
-        Mask.custom([[1, 0]])
 
 
 def test_lengths_may_exceed_the_number_of_keys():

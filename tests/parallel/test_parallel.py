@@ -121,7 +121,8 @@ def losses(file: Path) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in lines}
 
 
-def test_a_rank_that_dies_ends_the_others_and_little_is_lost(tmp_path):
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_rank_that_dies_ends_the_others_and_little_is_lost(tmp_path, ranks):
     """The rest is trained by another number of ranks, under another plan, to the same model."""
     assert start(2, tmp_path, dies_after=8) == [3, -9]
     message = (tmp_path / "error-0").read_text()
@@ -130,8 +131,8 @@ def test_a_rank_that_dies_ends_the_others_and_little_is_lost(tmp_path):
     before = losses(tmp_path / "losses-2")
     assert list(before) == list(range(1, 9))
 
-    assert start(3, tmp_path, shard=True) == [0, 0, 0]
-    after = losses(tmp_path / "losses-3")
+    assert start(ranks, tmp_path, shard=True) == [0] * ranks
+    after = losses(tmp_path / f"losses-{ranks}")
     assert list(after) == [7, 8, 9], "at most one interval of 3 steps is done again"
 
     alone, curve = loop.train(GrammarTask(parallel_workers.SETTINGS))

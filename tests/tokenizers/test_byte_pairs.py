@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 import clearhead
 from clearhead.tokenizers import BytePairTokenizer
-from clearhead.tokenizers.byte_pair_tokenizer import byte_letters
 from clearhead.training.text_corpus import train_vocabulary
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -85,12 +84,6 @@ def test_the_most_frequent_pair_is_merged_first(tmp_path):
     assert merges[1:] == ["a b", "ab ab"]
     with pytest.raises(ValueError, match=r"expected 257 to 65,536, got 256\."):
         train_vocabulary(["a"], tmp_path, 256)
-
-
-def test_every_byte_has_a_letter():
-    letters = byte_letters()
-    assert sorted(letters.values()) == list(range(256))
-    assert all(letter.isprintable() and not letter.isspace() for letter in letters)
 
 
 @pytest.mark.parametrize("name", ["vocab.json", "merges.txt"])

@@ -1,9 +1,9 @@
 """Training: the loop and its checkpoints, the grammar's task, the command, and what it wrote."""
 
-import itertools
 import json
 import math
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -15,7 +15,7 @@ import pytest
 import safetensors
 import torch
 
-from clearhead import GPT2, cli, lab
+from clearhead import GPT2, cli
 from clearhead.lab import grammar, grammar_training, seed_runs
 from clearhead.lab.grammar_training import GrammarSettings, GrammarTask, write_rows
 from clearhead.lab.vocabulary import vocabulary
@@ -192,12 +192,6 @@ def test_training_brings_the_loss_down():
     assert set(last["accuracy"]) == set(grammar.RELATIONS)
 
 
-def test_new_sentences_are_not_the_training_ones():
-    first = {s.words for s in itertools.islice(grammar.sentences(0), 50)}
-    new = {s.words for s in itertools.islice(grammar.sentences(1_000_001), 50)}
-    assert len(first & new) < 10
-
-
 # A run in a process of its own, killed and resumed.
 
 PROGRAM = """
@@ -208,16 +202,15 @@ torch.set_num_threads(1)
 from clearhead.lab.grammar_training import GrammarSettings, GrammarTask
 from clearhead.training.loop import train
 task = GrammarTask(GrammarSettings(**eval(sys.argv[2])))
-wait = float(sys.argv[3])
 def on_step(done, curve, model):
     print(done, flush=True)
-    time.sleep(wait)
+    time.sleep(0.05)
 train(task, Path(sys.argv[1]), resume=True, on_step=on_step)
 """
 
 
-def start(folder, settings, wait):
-    command = [sys.executable, "-c", PROGRAM, str(folder), repr(asdict(settings)), str(wait)]
+def start(folder, settings):
+    command = [sys.executable, "-c", PROGRAM, str(folder), repr(asdict(settings))]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -233,7 +226,7 @@ def test_killed_and_resumed_the_curve_is_the_same_bit_for_bit(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     killed.mkdir()
-    with start(killed, TINY, wait=0.05) as process:
+    with start(killed, TINY) as process:
         for line in process.stdout:
             if int(line) >= 11:
                 process.send_signal(signal.SIGKILL)
@@ -243,9 +236,8 @@ def test_killed_and_resumed_the_curve_is_the_same_bit_for_bit(tmp_path):
     assert 9 <= len(tensors["curve.loss"]) < 30
     assert [path.name for path in killed.iterdir() if not path.name.startswith(".")] == [CHECKPOINT]
 
-    with start(killed, TINY, wait=0.0) as process:
-        done = [int(line) for line in process.stdout]
-        assert process.wait() == 0
+    done = []
+    train(grammar_task(), killed, resume=True, on_step=lambda step, *_: done.append(step))
     assert done[0] == len(tensors["curve.loss"]) + 1  # it did not start again
     assert done[-1] == 30
     train(grammar_task(), whole)
@@ -346,12 +338,15 @@ def test_without_matplotlib_the_command_says_so(run, tmp_path, monkeypatch):
     assert "matplotlib" in err
 
 
-def test_the_former_name_of_the_distributed_command_works_and_warns():
-    command = [sys.executable, "-m", "clearhead.lab.train", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "--shard" in done.stdout
-    assert "DeprecationWarning: clearhead.lab.train is now clearhead.lab.dist" in done.stderr
+def test_the_former_name_of_the_distributed_command_works_and_warns(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["clearhead.lab.train", "--help"])
+    with (
+        pytest.warns(DeprecationWarning, match=r"clearhead.lab.train is now clearhead.lab.dist"),
+        pytest.raises(SystemExit) as end,
+    ):
+        runpy.run_module("clearhead.lab.train", run_name="__main__")
+    assert end.value.code == 0
+    assert "--shard" in capsys.readouterr().out
 
 
 # What the command wrote.
@@ -410,11 +405,9 @@ def test_a_trained_model_is_known_by_its_file(trained, tmp_path):
     ("arguments", "shown"),
     [
         (["explain", "The cat sat"], "Layer 2, head "),
-        (["explain", "The cat sat", "--layer", "0"], "Layer 0, head "),
         (["generate", "The cat sat", "--tokens", "3"], "The cat sat. the brave\n"),
         (["heads", "The cat sat on the mat"], "first token"),
-        (["heads", "--relations", "--sentences", "8"], "What the heads of seed-0 do"),
-        (["export", "lab.pt2"], "equal to the model within"),
+        pytest.param(["export", "lab.pt2"], "equal to the model within", marks=pytest.mark.slow),
     ],
 )
 def test_every_command_reads_what_train_wrote(arguments, shown, trained, capsys, monkeypatch):
@@ -427,51 +420,6 @@ def test_every_command_reads_what_train_wrote(arguments, shown, trained, capsys,
     assert shown in out
 
 
-def test_the_program_that_explain_prints_reads_it_too(trained, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["explain", "the cat", "--model", str(trained), "--step", "1", "--json"])
-    assert (
-        f"clearhead.load('{trained / 'model.safetensors'}')"
-        in json.loads(capsys.readouterr().out)["setup"]
-    )
-
-
 def test_gpt2_says_how_such_a_file_is_read(trained):
     with pytest.raises(ValueError, match=r"with clearhead.load\(path\)"):
         GPT2.from_pretrained(trained)
-
-
-def test_generate_with_the_grammar_model(capsys):
-    grammar_model = ["--model", "grammar"]
-    with pytest.raises(SystemExit) as end:
-        cli.main(["generate", "The", "blue cat sat", "--tokens", "4", *grammar_model])
-    out, err = capsys.readouterr()
-    assert end.value.code == 0
-    model, tokens = lab.load()
-    ids = tokens.encode("the blue cat sat")
-    rest = tokens.decode([*ids, *model.stream(ids, 4)]).partition(" sat")[2]
-    assert out == f"The blue cat sat{rest}\n"
-    assert "Note: blue is not among the 256 words of this model" in err
-    with pytest.raises(SystemExit) as end:
-        cli.main(["generate", "the cat. " * 20, *grammar_model])  # 60 of the 64 positions
-    assert end.value.code == 0
-    assert len(tokens.encode(capsys.readouterr().out.strip())) == 64
-    for text, said in (
-        ("quantum gravity is hard", "are not among the 256 English words"),
-        (" ", "TEXT is empty."),
-    ):
-        with pytest.raises(SystemExit) as end:
-            cli.main(["generate", text, *grammar_model])
-        assert end.value.code == 2
-        assert said in capsys.readouterr().err
-
-
-def test_what_train_wrote_is_loaded_by_its_folder(tmp_path):
-    model, tokens = lab.load()
-    shipped = resources.files("clearhead.models") / "grammar" / "model.safetensors"
-    (tmp_path / "model.safetensors").write_bytes(shipped.read_bytes())
-    for path in (tmp_path, str(tmp_path / "model.safetensors")):
-        again, words = lab.load(path)
-        assert words.encode("the cat") == tokens.encode("the cat")
-        for name, tensor in model.state_dict().items():
-            assert torch.equal(again.state_dict()[name], tensor)

@@ -5,7 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from clearhead import AttentionMap, Mask, MultiHeadAttention, Seen, watch
+from clearhead import AttentionMap, Mask, Seen, watch
 
 NUMBERS = ("entropy", "distance", "previous", "sink", "same_token", "induction")
 SIZES = {
@@ -97,21 +97,6 @@ def test_a_window_that_lets_keys_go_gives_the_table_of_one_pass(window, options)
     assert_same_tables(seen.heads(out), once.heads(out[:, :-1]))
 
 
-def test_our_static_cache_in_parts():
-    torch.manual_seed(1)
-    attention = MultiHeadAttention(8, 8, 20, 0.0, num_heads=2).double().eval()
-    x, ids = torch.randn(2, 11, 8).double(), some_ids(2, 11)
-    tables = []
-    for cache in (attention.new_cache(2, static=True), attention.new_cache(2), None):
-        parts = [x] if cache is None else [x[:, :5], x[:, 5:6], x[:, 6:]]
-        with torch.no_grad(), watch(attention) as seen:
-            for part in parts:
-                attention(part, cache=cache)
-        tables.append(seen.heads(ids.tolist()))
-    assert_same_tables(tables[0], tables[1])
-    assert_same_tables(tables[0], tables[2])
-
-
 @pytest.mark.parametrize("case", ["static", "window", "static window"])
 def test_pages_show_one_text(case):
     """Only the last call was shown, or its keys stood in the columns of others."""
@@ -130,18 +115,6 @@ def test_pages_show_one_text(case):
         assert mine.patterns == told.patterns
 
 
-def test_a_static_map_on_a_page():
-    attention = MultiHeadAttention(8, 8, 7, 0.0, num_heads=2).eval()
-    cache = attention.new_cache(1, static=True)
-    attention.with_map(torch.randn(1, 2, 8), cache=cache)
-    m = attention.with_map(torch.randn(1, 2, 8), cache=cache)[1]
-    one = m.page(tokens=["a", "b", "c", "d"]).layers[0]
-    assert one.rows == ("c", "d")
-    assert one.columns == ("a", "b", "c", "d", "(empty)", "(empty)", "(empty)")
-    assert one.scores["previous"] == pytest.approx(m.previous().mean((0, 2)).tolist(), abs=1e-6)
-    assert m.page().layers[0].rows == ("t2", "t3")
-
-
 def test_texts_that_do_not_go_on():
     """Queries that do not follow what was read, or keys that are others, are another text."""
     seen = Seen()
@@ -151,19 +124,6 @@ def test_texts_that_do_not_go_on():
     with pytest.raises(ValueError, match=r"ids: expected one id per key, \(batch=1, keys=4\)"):
         seen.heads(torch.zeros(1, 15, dtype=torch.int64))
     assert seen.heads(torch.zeros(1, 12, dtype=torch.int64)).rows[0].same_token is not None
-
-
-def test_sequences_that_stand_at_different_places():
-    torch.manual_seed(1)
-    q, k = torch.randn(2, 1, 1, 4).double(), torch.randn(2, 1, 9, 4).double()
-    visible = torch.arange(9) <= torch.tensor([6, 4])[:, None, None, None]
-    m, seen = AttentionMap(q, k, Mask.custom(visible)), Seen()
-    seen.add("a", m)
-    ids = torch.tensor([[1, 2, 3, 1, 2, 3, 1], [1, 2, 3, 4, 3, 0, 0]])
-    row, weights = seen.heads(ids).rows[0], m.dense()
-    assert row.previous == pytest.approx(float(weights[0, 0, 0, 5] + weights[1, 0, 0, 3]) / 2)
-    same = weights[0, 0, 0, 0] + weights[0, 0, 0, 3] + weights[1, 0, 0, 2]
-    assert row.same_token == pytest.approx(float(same) / 2)
 
 
 # Encoder, decoder, and attention between them.
@@ -248,65 +208,4 @@ def test_cross_attention_with_padded_memory():
         assert row_of(table, layer).entropy == pytest.approx(told, abs=1e-6)
 
 
-def test_cross_attention_in_generation():
-    """One query a call, and always the same keys: no cache grows there."""
-    enc = some_ids(1, 9)
-    seen, out = generated(t5(), enc)
-    table = seen.heads(out)
-    assert {call.map.shape[2:] for call in seen.calls if call.name == CROSS} == {(1, 9)}
-    assert row_of(table, CROSS).previous is row_of(table, CROSS).distance is None
-    assert row_of(table, DECODER).previous is not None
-    assert row_of(table, ENCODER).previous is not None
-    assert row_of(seen.heads(enc), ENCODER).same_token is not None
-
-
-def test_the_same_step_twice_is_no_cross_attention():
-    """As when it is timed: the keys stay, and so do the queries."""
-    m = AttentionMap(torch.randn(1, 1, 1, 4), torch.randn(1, 1, 6, 4))
-    seen = Seen()
-    seen.add("a", m)
-    seen.add("a", m)
-    assert seen.heads().rows[0].previous == pytest.approx(float(m.previous()), abs=1e-6)
-
-
-def test_attention_without_causality_after_another_text():
-    """A causal text encoder, then a picture encoder, as in CLIP: other numbers of tokens."""
-    seen = Seen()
-    q = torch.randn(1, 1, 7, 4)
-    seen.add("text", AttentionMap(q, q, Mask.causal()))
-    seen.add("picture", AttentionMap(q[:, :, :5], q[:, :, :5]))
-    assert [row.previous is None for row in seen.heads().rows] == [False, False]
-    seen.add("same length", AttentionMap(q, q))
-    assert [row.previous is None for row in seen.heads().rows] == [False, False, True]
-
-
 # Padding, where no token attends to itself.
-
-
-@pytest.mark.parametrize("kind", ["bool", "-inf"])
-def test_the_last_token_of_strict_causality_is_no_padding(kind):
-    """No token attends to it, not even itself; it still counts in the means."""
-    torch.manual_seed(2)
-    q, k = torch.randn(2, 3, 2, 8, 4, dtype=torch.float64)
-    strict = torch.ones(8, 8, dtype=torch.bool).tril(-1)
-    real = torch.arange(8) < torch.tensor([8, 5, 8])[:, None]
-    for visible in (strict.expand(3, 1, 8, 8), strict & real[:, None, None]):
-        bias = torch.zeros(3, 1, 8, 8).double().masked_fill(~visible, -torch.inf)
-        mask = {"mask": Mask.custom(visible)} if kind == "bool" else {"bias": bias}
-        m, seen = AttentionMap(q, k, **mask), Seen()
-        seen.add("a", m)
-        counts = real if visible[1, 0, 7, 6] == 0 else torch.ones_like(real)
-        counts = counts & (torch.arange(8) > 0)  # the first one sees nothing
-        entropy = m.entropy()[:, 0]
-        assert seen.heads().rows[0].entropy == pytest.approx(float(entropy[counts].mean()))
-        told = counts | (torch.arange(8) == 0)
-        assert_same_tables(seen.heads(), seen.heads(attention_mask=told))
-        page = m.page(batch=1).layers[0]
-        assert page.scores["entropy"][0] == pytest.approx(float(entropy[1][counts[1]].mean()))
-
-
-def test_a_call_that_is_no_number():
-    seen = Seen()
-    seen.add("a", AttentionMap(torch.randn(1, 1, 3, 4), torch.randn(1, 1, 3, 4)))
-    with pytest.raises(KeyError, match="a was called 1 time, so 'x' is not one of its calls"):
-        seen["a", "x"]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import transformers
 
 from clearhead.watcher.head_losses import HeadLoss, HeadLosses, head_losses
+from tiny_checkpoints import save_words
 
 WORDS = ["the", "cat", "sat", "on", "mat", "and", "dog", "ran", "to", "house"]
 TEXT = "the cat sat on the mat and the dog ran to the house"
@@ -17,11 +18,6 @@ TEXT = "the cat sat on the mat and the dog ran to the house"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny Llama with random weights and a tokenizer of ten words."""
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
-    from tokenizers import Tokenizer
-
     folder = tmp_path_factory.mktemp("models") / "tiny"
     config = transformers.LlamaConfig(
         hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=3,
@@ -33,12 +29,7 @@ def folder(tmp_path_factory):
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
     model.save_pretrained(folder)
-    words = {word: i for i, word in enumerate(["<unk>", *WORDS])}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>"
-    ).save_pretrained(folder)
+    save_words(folder, WORDS)
     return folder
 
 

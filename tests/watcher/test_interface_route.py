@@ -77,18 +77,7 @@ def registered_flash():
     seen_by_flash.clear()
 
 
-FLEX_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
-
-
-@FLEX_WARNS
-@pytest.mark.parametrize(
-    ("how", "mask"),
-    [("eager", None), ("eager", REAL), ("sdpa", None), ("sdpa", REAL), ("flex_attention", REAL)],
-    ids=lambda value: value if isinstance(value, str) else "whole" if value is None else "padded",
-)
-def test_every_implementation(how, mask):
-    if how == "flex_attention":
-        torch.compiler.reset()  # otherwise it is compiled for lengths of other tests as well
+def check_implementation(how, mask):
     with torch.no_grad():
         told = build("eager")(IDS, attention_mask=mask, output_attentions=True).attentions
         model = build(how)
@@ -98,6 +87,20 @@ def test_every_implementation(how, mask):
     assert torch.equal(plain, watched)
     for i, weights in enumerate(told):
         assert_close(seen[i].dense(), weights, rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # that it is slow without the compiler
+@pytest.mark.parametrize("mask", [None, REAL], ids=["whole", "padded"])
+@pytest.mark.parametrize("how", ["eager", "sdpa", "flex_attention"])
+def test_every_implementation(uncompiled_flex, how, mask):
+    check_implementation(how, mask)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
+def test_flex_attention_as_it_is_compiled():
+    torch.compiler.reset()  # otherwise it is compiled for lengths of other tests as well
+    check_implementation("flex_attention", REAL)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -160,9 +163,8 @@ def test_no_mode_is_entered():
     assert inside == [False]
 
 
-@pytest.mark.parametrize("how", ["eager", "sdpa"])
-def test_restored_after_an_exception(how):
-    model = build(how)
+def test_restored_after_an_exception():
+    model = build("sdpa")
 
     def fail():
         model(IDS)
@@ -213,17 +215,6 @@ def test_a_function_registered_inside_the_block_stays():
         AttentionInterface._global_mapping.pop("mine")
 
 
-def test_a_compiled_model_runs_uncompiled():
-    torch.compiler.reset()
-    model = build("sdpa")
-    compiled = torch.compile(model, backend="eager")
-    with torch.no_grad():
-        plain = model(IDS).logits
-        with watch(compiled) as seen:
-            assert torch.equal(compiled(IDS).logits, plain)
-    assert seen.layers == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
-
-
 def test_keys_in_a_cache_of_fixed_size_are_copied():
     model = build("sdpa")
     cache = transformers.StaticCache(config=model.config, max_cache_len=16)
@@ -235,49 +226,8 @@ def test_keys_in_a_cache_of_fixed_size_are_copied():
     assert_close(seen[1, 1].dense()[..., :7], told[1][:, :, 6:7], rtol=0, atol=1e-6)
 
 
-def test_layers_without_softmax_are_named():
-    config = transformers.Qwen3NextConfig(
-        **SIZES, head_dim=8, layer_types=["linear_attention", "full_attention"],
-        linear_num_value_heads=2, linear_num_key_heads=2, linear_key_head_dim=8,
-        linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=8,
-        shared_expert_intermediate_size=8,
-    )  # fmt: skip
-    model = build("sdpa", transformers.Qwen3NextForCausalLM, config)
-    with torch.no_grad(), watch(model) as seen:
-        model(IDS)
-    assert seen.layers == ["model.layers.1.self_attn"]
-    assert [(one.name, one.kind) for one in seen.unseen] == [
-        ("model.layers.0.linear_attn", "Qwen3NextGatedDeltaNet")
-    ]
-    assert "no attention weights here" in seen.unseen[0].reason
-
-
-def test_sinks_and_caps():
-    sizes = {**SIZES, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}
-    oss = transformers.GptOssConfig(
-        **sizes, sliding_window=4, num_local_experts=2, num_experts_per_tok=1
-    )
-    gemma = transformers.Gemma2Config(**sizes, sliding_window=4, attn_logit_softcapping=0.7)
-    for cls, config in (
-        (transformers.GptOssForCausalLM, oss),
-        (transformers.Gemma2ForCausalLM, gemma),
-    ):
-        model = build("eager", cls, config)
-        with torch.no_grad():
-            told = model(IDS, attention_mask=REAL, output_attentions=True).attentions
-            with watch(model) as seen:
-                model(IDS, attention_mask=REAL)
-        for i in range(2):
-            real = REAL.bool()[:, None, :, None]
-            assert_close(seen[i].dense() * real, told[i] * real, rtol=0, atol=1e-6)
-        if config is oss:
-            sums = told[1].sum(-1)
-            assert sums.min() < 0.99
-            assert_close(seen[1].to_sink * real[..., 0], (1 - sums) * real[..., 0])
-
-
-@FLEX_WARNS
-def test_a_mask_function_that_is_too_large(monkeypatch):
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_mask_function_that_is_too_large(uncompiled_flex, monkeypatch):
     monkeypatch.setattr("clearhead.watcher.snapshots._MOST_FLEX_CELLS", 10)
     model = build("flex_attention")
     with torch.no_grad(), watch(model) as seen:

@@ -13,7 +13,7 @@ from clearhead import GPT2, MultiHeadAttention, ablate, knockout, watch
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2]])
 REAL = torch.tensor([[0] * 4 + [1] * 7, [1] * 11])
-FLEX_WARNS = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
+FLEX_WARNS = pytest.mark.filterwarnings("ignore::UserWarning")  # slow without the compiler
 
 
 def build(name, how="sdpa"):
@@ -82,7 +82,7 @@ def agree(found, told):
 @pytest.mark.parametrize("to", ["zero", "mean", "tensor"])
 @pytest.mark.parametrize(("name", "how"), CASES)
 @torch.no_grad()
-def test_ablate(name, how, to):
+def test_ablate(uncompiled_flex, name, how, to):
     model = build(name, how)
     plain = model(IDS, attention_mask=REAL).logits
     width = {"gpt2": 4, "llama": 8}[name]
@@ -108,7 +108,7 @@ def test_ablate(name, how, to):
 @pytest.mark.parametrize("heads", [None, [1]])
 @pytest.mark.parametrize(("name", "how"), CASES)
 @torch.no_grad()
-def test_knockout(name, how, heads):
+def test_knockout(uncompiled_flex, name, how, heads):
     model = build(name, how)
     plain = model(IDS, attention_mask=REAL).logits
     edges = torch.zeros(1, model.config.num_attention_heads, 11, 11, dtype=torch.bool)
@@ -130,7 +130,7 @@ def test_knockout(name, how, heads):
 @FLEX_WARNS
 @pytest.mark.parametrize(("name", "how"), CASES)
 @torch.no_grad()
-def test_a_query_that_may_attend_to_nothing(name, how):
+def test_a_query_that_may_attend_to_nothing(uncompiled_flex, name, how):
     """It gets zeros, as everywhere in Clearhead, and its map says so."""
     model = build(name, how)
     edges = torch.zeros(1, 1, 11, 11, dtype=torch.bool)
@@ -245,13 +245,6 @@ def test_fused_calls_of_other_models():
         assert found[:, :2].all()
 
 
-def test_gradients_flow():
-    model = build("llama")
-    with ablate(model, {0: [0]}, to="mean"), knockout(model, 1, 5, 2):
-        model(IDS).logits.sum().backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-
-
 @torch.no_grad()
 def test_generation_with_a_cache():
     """Positions are those of the text: the knocked-out key stays out at every later step."""
@@ -269,23 +262,6 @@ def test_generation_with_a_cache():
     assert not whole[:, :, 3:, 1].any()
 
 
-@pytest.mark.parametrize("real", [None, torch.tensor([[1] * 7 + [0] * 4, [1] * 11])])
-@torch.no_grad()
-def test_mean_without_padding_on_the_right(real):
-    model, found = build("llama"), []
-    projection = model.model.layers[1].self_attn.o_proj
-    hook = projection.register_forward_pre_hook(lambda _, x: found.append(x[0].clone()))
-    model(IDS, attention_mask=real)
-    with ablate(model, {1: [3]}, to="mean"):
-        model(IDS, attention_mask=real)
-    hook.remove()
-    plain, ablated = (x.unflatten(-1, (4, 8)) for x in found)
-    counted = torch.ones(2, 11).bool() if real is None else real.bool()
-    expected = plain.clone()
-    expected[:, :, 3] = plain[counted][:, 3].mean(0)
-    assert_close(ablated, expected)
-
-
 @torch.no_grad()
 def test_the_mean_of_one_token():
     model = build("llama")
@@ -293,14 +269,13 @@ def test_the_mean_of_one_token():
         model(IDS[:1, :1])
 
 
-@pytest.mark.parametrize("how", ["sdpa", "eager"])
 @pytest.mark.parametrize(
     ("queries", "keys"), [(slice(6, 9), slice(2, 5)), (slice(11, 14), [1, 12]), (-1, -2)]
 )
 @torch.no_grad()
-def test_knockout_in_a_cache_of_fixed_size(how, queries, keys):
+def test_knockout_in_a_cache_of_fixed_size(queries, keys):
     """Empty slots after the last token do not count as positions."""
-    model = build("llama", how)
+    model = build("llama", "sdpa")
     found = []
     for cache in ("static", "dynamic"):
         with knockout(model, "*", queries, keys):
@@ -334,15 +309,6 @@ def test_knockout_in_cross_attention():
         expected[:, :, 0, [2, 3, 5]] = 0
         expected /= expected.sum(-1, keepdim=True)
         assert_close(seen["encoder_attn"].dense(), expected)
-
-
-@torch.no_grad()
-def test_positions_as_a_bool_tensor():
-    model, at = build("llama"), torch.arange(11)
-    with knockout(model, 1, at == 7, at % 3 == 1), watch(model) as seen:
-        model(IDS)
-    hidden = seen[1].dense()[:, :, 7] == 0
-    assert torch.equal(hidden, ((at % 3 == 1) | (at > 7)).expand_as(hidden))
 
 
 @pytest.mark.parametrize(

@@ -174,15 +174,6 @@ def test_where_the_output_projection_is_found():
         assert seen.by_value_norm(0).shape == seen[0].shape
 
 
-def test_values_are_not_kept_unless_asked():
-    model = llama("sdpa")
-    with torch.no_grad(), watch(model) as seen:
-        model(IDS)
-    assert seen[0].values is None
-    with pytest.raises(ValueError, match="values"):
-        seen.by_value_norm(0)
-
-
 def test_retrieval():
     model = llama("sdpa")
     with torch.no_grad(), watch(model) as seen:

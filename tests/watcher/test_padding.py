@@ -86,20 +86,6 @@ def test_padding_is_left_out_of_the_table(told):
     assert plain["h.0.attn"] == pytest.approx(float(expected["h.0.attn", "entropy"][2]), abs=1e-6)
 
 
-def test_padding_on_the_left_of_gpt2_needs_positions():
-    """As `Seen.heads` says: without positions, the weights themselves differ."""
-    ids, real = padded_texts("left")
-    expected = texts_alone(gpt2_in_double, ids, LENGTHS, "left")
-    model, places = gpt2_in_double(), (real.cumsum(1) - 1).clamp_min(0)
-    with torch.no_grad(), watch(model) as seen:
-        model(ids, attention_mask=real.long(), position_ids=places)
-    assert_like_texts_alone(seen.heads(ids), expected)
-    with torch.no_grad(), watch(model) as seen:
-        model(ids, attention_mask=real.long())
-    with pytest.raises(AssertionError):
-        assert_like_texts_alone(seen.heads(ids), expected)
-
-
 @pytest.mark.parametrize("told", [False, True], ids=["found", "told"])
 def test_padding_on_the_left_is_left_out_of_the_table(told):
     """Llama's positions are relative, so a shift changes nothing; see `Seen.heads` on GPT-2."""
@@ -141,21 +127,6 @@ def test_padding_is_found_in_every_kind_of_mask(value, side, causal):
     assert [row.entropy for row in table.rows] == pytest.approx(expected.tolist(), abs=1e-6)
 
 
-def test_padding_in_generation():
-    ids, real = padded_texts("left")
-    model = build(transformers.LlamaForCausalLM, llama_in_double().config)
-    with watch(model) as seen:
-        out = model.generate(
-            ids, attention_mask=real.long(), max_new_tokens=4, do_sample=False,
-            pad_token_id=0, eos_token_id=None,
-        )  # fmt: skip
-    longer = torch.cat([real, torch.ones(3, 4, dtype=torch.bool)], 1)[:, : out.shape[1]]
-    table = seen.heads(out)
-    assert table.rows == seen.heads(out, attention_mask=longer).rows
-    assert table.rows == seen.heads(out, attention_mask=real).rows  # what was added is real
-    assert table.rows[0].previous is not None
-
-
 def test_attention_masks_that_do_not_fit():
     seen, ids = Seen(), torch.ones(2, 11, dtype=torch.int64)
     seen.add("a", AttentionMap(torch.randn(2, 1, 11, 3), torch.randn(2, 1, 11, 3)))
@@ -168,27 +139,3 @@ def test_attention_masks_that_do_not_fit():
     seen.add("a", seen["a"])
     with pytest.raises(ValueError, match="attention_mask: a was called 2 times with different"):
         seen.heads(attention_mask=torch.ones(2, 11))
-
-
-def test_a_mask_of_the_keys_in_cross_attention():
-    """Its queries are other tokens: none of them is padding."""
-    torch.manual_seed(0)
-    real = torch.arange(11) < torch.tensor([[7], [11]])
-    m = AttentionMap(torch.randn(2, 3, 5, 4), torch.randn(2, 3, 11, 4), Mask.padding(real))
-    seen = Seen()
-    seen.add("cross", m)
-    table = seen.heads(attention_mask=real)
-    expected = m.entropy().mean((0, 2)).tolist()
-    assert [row.entropy for row in table.rows] == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_mask_that_hides_everything_says_nothing_of_padding():
-    seen = Seen()
-    hidden = torch.zeros(2, 1, 1, 5, dtype=torch.bool)
-    seen.add(
-        "a",
-        AttentionMap(
-            torch.randn(2, 1, 5, 3), torch.randn(2, 1, 5, 3), Mask.custom(hidden.expand(2, 1, 5, 5))
-        ),
-    )
-    assert seen.heads().rows[0].entropy is None

@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from clearhead import AttentionMap, MultiHeadAttention, drawing, ladder
+from clearhead import AttentionMap, MultiHeadAttention, ladder
 from clearhead.masks import Mask
 from clearhead.watcher import CannotShow, NothingSeen, Seen, watch
 from clearhead.watcher.interception import uncompiled
+from tiny_checkpoints import save_words
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2]])
 REAL = torch.tensor([[1] * 7 + [0] * 4, [1] * 11])
@@ -56,14 +56,7 @@ def small(config, **sizes):
 
 MODELS = {
     "gpt2": (transformers.GPT2LMHeadModel, gpt2, {"input_ids": IDS}, ["attentions"]),
-    "gpt2-filled": (
-        transformers.GPT2LMHeadModel,
-        gpt2,
-        {"input_ids": IDS, "attention_mask": REAL},
-        ["attentions"],
-    ),
-    "llama": (transformers.LlamaForCausalLM, llama, {"input_ids": IDS}, ["attentions"]),
-    "llama-filled": (
+    "llama": (
         transformers.LlamaForCausalLM,
         llama,
         {"input_ids": IDS, "attention_mask": REAL},
@@ -83,36 +76,10 @@ MODELS = {
         {"input_ids": IDS, "attention_mask": REAL, "decoder_input_ids": IDS[:, :5]},
         ["encoder_attentions", "decoder_attentions", "cross_attentions"],
     ),
-    "bart": (
-        transformers.BartModel,
-        lambda: transformers.BartConfig(
-            d_model=12,
-            encoder_layers=1,
-            decoder_layers=2,
-            encoder_attention_heads=3,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=20,
-            decoder_ffn_dim=20,
-            max_position_embeddings=64,
-            decoder_start_token_id=2,
-            forced_eos_token_id=None,
-            **SIZES,
-        ),
-        {"input_ids": IDS, "attention_mask": REAL, "decoder_input_ids": IDS[:, :5]},
-        ["encoder_attentions", "decoder_attentions", "cross_attentions"],
-    ),
-    "vit": (
-        transformers.ViTModel,
-        lambda: small(transformers.ViTConfig, intermediate_size=20, image_size=8, patch_size=2),
-        {"pixel_values": torch.linspace(-1, 1, 384).reshape(2, 3, 8, 8).sin()},
-        ["attentions"],
-    ),
 }
-# These two take their eager softmax in float32 whatever the model's dtype is.
-SOFTMAX_IN_FLOAT32 = ("llama", "llama-filled", "vit")
 
 
-def build(cls, config, dtype=torch.float32, how="sdpa", std=0.3):
+def build(cls, config, dtype=torch.float32, how="sdpa"):
     """A model with random, distinct weights, large enough for uneven attention."""
     config = copy.deepcopy(config)
     config._attn_implementation = how
@@ -120,7 +87,7 @@ def build(cls, config, dtype=torch.float32, how="sdpa", std=0.3):
     model = cls(config).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=std)
+            parameter.normal_(std=0.3)
     return model
 
 
@@ -146,9 +113,7 @@ def hooks(model):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_weight_is_that_of_eager_attention(name, dtype):
     cls, config, inputs, kinds = MODELS[name]
-    inputs = {k: x.to(dtype) if x.is_floating_point() else x for k, x in inputs.items()}
-    std = 0.6 if name == "vit" else 0.3
-    eager, fused = (build(cls, config(), dtype, how, std) for how in ("eager", "sdpa"))
+    eager, fused = (build(cls, config(), dtype, how) for how in ("eager", "sdpa"))
     with torch.no_grad():
         told = eager(**inputs, output_attentions=True)
         plain = fused(**inputs)
@@ -164,7 +129,7 @@ def test_every_weight_is_that_of_eager_attention(name, dtype):
             crossing = "EncDecAttention" in layer or "encoder_attn" in layer
             order["cross_attentions" if crossing else f"{kind}_attentions"].append(layer)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-12
-    if name in SOFTMAX_IN_FLOAT32:
+    if name == "llama":  # its eager softmax is in float32 whatever the model's dtype is
         tolerance = 1e-6
     for kind in kinds:
         assert len(order[kind]) == len(told[kind]) > 0
@@ -173,14 +138,6 @@ def test_every_weight_is_that_of_eager_attention(name, dtype):
             assert m.dtype == dtype
             assert weights.std() > 0.01, "even weights would prove nothing"
             assert_close(m, weights.to(dtype), rtol=0, atol=tolerance)
-
-
-def test_layers_have_the_names_of_the_modules():
-    model = build(transformers.GPT2LMHeadModel, gpt2())
-    with watch(model) as seen:
-        model(IDS)
-    assert seen.layers == ["transformer.h.0.attn", "transformer.h.1.attn"]
-    assert all(isinstance(model.get_submodule(name), nn.Module) for name in seen.layers)
 
 
 @pytest.mark.parametrize("filled", [False, True])
@@ -219,21 +176,6 @@ def test_generation_with_a_cache(name, filled):
             mine = call.map[b, :, rows.start - keys + queries :]
             assert_close(mine, told[b, :, rows, :keys], rtol=0, atol=1e-5)
     assert len(seen.heads(text[:, :8]).rows) == sum(m.shape[1] for m in seen.values())
-
-
-def test_the_last_forward_is_the_one_by_name():
-    model = build(transformers.GPT2LMHeadModel, gpt2())
-    with watch(model) as seen:
-        model(IDS[:, :5])
-        model(IDS[:, :7])
-    assert seen["transformer.h.1.attn"].shape[3] == 7
-    assert seen["transformer.h.1.attn", 0].shape[3] == 5
-    assert [(call.name[-6:-5], call.step) for call in seen.calls] == [
-        ("0", 0),
-        ("1", 0),
-        ("0", 1),
-        ("1", 1),
-    ]
 
 
 # Calls of scaled_dot_product_attention in all its forms.
@@ -312,12 +254,6 @@ def test_arguments_by_place_and_by_name():
     assert_close(by_name.dense(), causal, rtol=0, atol=1e-6)
 
 
-def test_causal_is_aligned_to_the_start():
-    q, k, v = qkv(1, 1, 3, 4, keys=6)
-    m = see(lambda *x: F.scaled_dot_product_attention(*x, is_causal=True), q, k, v)
-    assert (m.dense() > 0).sum(-1).flatten().tolist() == [1, 2, 3]
-
-
 def test_fewer_key_heads():
     q, _, _ = qkv(2, 6, 5, 11)
     _, k, v = qkv(2, 2, 5, 11)
@@ -340,25 +276,6 @@ def test_other_numbers_of_axes(shape, masked):
     assert m.shape == (batch, heads, 5, 5)
     told = weights_of(q, k, attn_mask=mask).reshape(m.shape)
     assert_close(m.dense(), told, rtol=0, atol=1e-6)
-
-
-def test_dropout_is_left_out_of_the_map():
-    q, k, v = qkv(1, 2, 5, 7)
-    m = see(lambda *x: F.scaled_dot_product_attention(*x, dropout_p=0.9), q, k, v)
-    assert_close(m.dense(), weights_of(q, k), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "op",
-    [
-        torch.ops.aten.scaled_dot_product_attention,
-        torch.ops.aten.scaled_dot_product_attention.default,
-    ],
-    ids=["packet", "overload"],
-)
-def test_the_operator_itself_is_seen(op):
-    q, k, v = qkv(1, 2, 5, 7)
-    assert_close(see(op, q, k, v).dense(), weights_of(q, k), rtol=0, atol=1e-6)
 
 
 def test_autocast_is_taken_into_account():
@@ -388,17 +305,6 @@ def test_tensors_that_are_overwritten_afterwards(which):
     assert_close(see(call, *given, copy=True).dense(), told, rtol=0, atol=1e-6)
 
 
-def test_a_map_that_was_read_before_it_was_overwritten():
-    q, k, v = qkv(1, 2, 5, 7)
-    model = Calls(F.scaled_dot_product_attention)
-    with watch(model) as seen:
-        model(q, k, v)
-    assert seen["Calls"][0, 0, 0].sum() > 0.99
-    k[0, 0, 0, 0] = 5.0
-    with pytest.raises(CannotShow, match="overwrote"):
-        seen["Calls"]
-
-
 @pytest.mark.parametrize("how", ["reference", "copy", "inference"])
 def test_one_mask_for_all_layers_is_kept_once(how):
     def call(q, mask):
@@ -418,15 +324,6 @@ def test_one_mask_for_all_layers_is_kept_once(how):
         assert seen.nbytes == 5 * 2 * queries + 2 * 50 * 50
         assert seen["Calls", 4][0, 0, 9, 0] == 0
     assert seen["Calls", 3][0, 0, 9, 0] > 0
-
-
-def test_inference_mode():
-    model = build(transformers.GPT2LMHeadModel, gpt2())
-    with torch.inference_mode(), watch(model) as seen:
-        model(IDS)
-    m = seen["transformer.h.0.attn"]
-    assert not m.queries.is_inference()
-    assert_close(m.dense().sum(-1), torch.ones(2, 3, 11))
 
 
 def test_gradients_end_at_a_map_unless_asked():
@@ -578,7 +475,7 @@ def test_transformer_encoder_of_torch():
 
 @pytest.mark.parametrize("ran_before", [False, True])
 @pytest.mark.parametrize("how", ["wrapped", "in place"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_compiled_models(ran_before, how, backend):
     torch.compiler.reset()
@@ -677,25 +574,6 @@ def test_scripted_code_is_not_seen():
         model(torch.randn(1, 2, 5, 4))
 
 
-def test_only_the_watching_thread_is_watched():
-    model = build(transformers.GPT2LMHeadModel, gpt2())
-    started, go_on = threading.Event(), threading.Event()
-
-    def other():
-        started.wait(30)
-        model(IDS[:, :3])
-        go_on.set()
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    with watch(model) as seen:
-        model(IDS)
-        started.set()
-        assert go_on.wait(30)
-    thread.join()
-    assert [call.map.shape[3] for call in seen.calls] == [11, 11]
-
-
 def test_a_model_that_ran_in_another_thread_only():
     model = build(transformers.GPT2LMHeadModel, gpt2())
     thread = threading.Thread(target=model, args=(IDS,))
@@ -705,51 +583,6 @@ def test_a_model_that_ran_in_another_thread_only():
     thread.join()
     with pytest.raises(NothingSeen, match="only the one that opened the block is watched"):
         watching.__exit__(None, None, None)
-
-
-def test_two_threads_watch_the_same_model():
-    model = build(transformers.GPT2LMHeadModel, gpt2())
-    barrier = threading.Barrier(2, timeout=30)
-    found = {}
-
-    def work(tokens):
-        barrier.wait()
-        with watch(model) as seen:
-            barrier.wait()  # both are inside
-            model(IDS[:, :tokens])
-        found[tokens] = [call.map.shape[3] for call in seen.calls]
-
-    threads = [threading.Thread(target=work, args=(tokens,)) for tokens in (3, 8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {3: [3, 3], 8: [8, 8]}
-
-
-def test_watches_in_watches():
-    model = build(transformers.GPT2LMHeadModel, gpt2())
-    with watch(model) as outer:
-        model(IDS)
-        with watch(model.transformer.h[1]) as inner:
-            model(IDS)
-    assert [call.name for call in inner.calls] == ["attn"]
-    assert len(outer.calls) == 4
-    assert torch.equal(inner["attn"].dense(), outer["transformer.h.1.attn", 1].dense())
-
-
-def test_other_modes_still_work():
-    class Counting(TorchFunctionMode):
-        count = 0
-
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            self.count += func is F.scaled_dot_product_attention
-            return func(*args, **(kwargs or {}))
-
-    model = build(transformers.GPT2LMHeadModel, gpt2())
-    with Counting() as outer, watch(model) as seen, Counting() as inner:
-        model(IDS)
-    assert (outer.count, inner.count, len(seen)) == (2, 2, 2)
 
 
 def test_a_watch_is_used_once():
@@ -777,7 +610,6 @@ def test_forward_called_directly():
     ("layers", "kept"),
     [
         ("transformer.h.1.attn", [1]),
-        ("transformer.h.*.attn", [0, 1, 2]),
         ("*.[02].attn", [0, 2]),
         (2, [2]),
         ([0, "*.2.attn"], [0, 2]),
@@ -831,31 +663,10 @@ def test_memory_is_counted():
     assert seen.nbytes == 2 * 2 * IDS.numel() * 12 * 4
 
 
-def test_a_part_of_a_large_tensor_does_not_hold_all_of_it():
-    large = torch.randn(5, 2, 10, 64)
-    q, k = large[0:1, :, :5], large[1:2, :, 5:]
-    m = see(F.scaled_dot_product_attention, q, k, k)
-    assert {x.untyped_storage().nbytes() for x in (m.queries, m.keys)} == {q.nbytes}
-
-
 def test_memory_that_torch_borrows():
     q = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 1, 3, 2)).astype("float32"))
     told = weights_of(q, q)
     assert_close(see(F.scaled_dot_product_attention, q, q, q).dense(), told)
-
-
-def test_parts_of_a_tensor_of_another_dtype():
-    """Rotary positions as complex numbers, of queries, keys and values in one go."""
-
-    def call(x):
-        turned = torch.view_as_complex(x.unflatten(-1, (3, 2, 4, 2))) * 1j
-        q, k, v = torch.view_as_real(turned).flatten(-2).permute(2, 0, 3, 1, 4).unbind(0)
-        kept.extend((q.clone(), k.clone()))
-        return F.scaled_dot_product_attention(q, k, v)
-
-    kept = []
-    m = see(call, torch.randn(2, 7, 48))
-    assert_close(m.dense(), weights_of(*kept))
 
 
 def test_negated_views():
@@ -885,35 +696,6 @@ def test_inside_torch_func(how):
         seen["Calls"]
 
 
-@pytest.mark.parametrize("axes", [3, 4, 5])
-def test_gradients_of_a_map_that_was_first_seen_without_them(axes):
-    q = torch.randn((2, 3, 4, 5, 6)[5 - axes :], requires_grad=True)
-    bias = torch.randn(5, 5, requires_grad=True)
-    model = Calls(lambda q, bias: F.scaled_dot_product_attention(q, q, q, attn_mask=bias))
-    with watch(model, detach=False) as seen:
-        model(q, bias)
-    with torch.no_grad():
-        assert repr(seen)
-    with torch.inference_mode():
-        assert seen["Calls"][0, 0].any()
-    found = torch.autograd.grad(seen["Calls"][0, 0, 0, 1], [q, bias])
-    assert all(gradient.any() for gradient in found)
-
-
-def test_what_nobody_looked_at_is_let_go_at_once():
-    """Without waiting for Python's garbage collector, which knows nothing of a GPU's memory."""
-    model = build(transformers.GPT2LMHeadModel, gpt2())
-    gc.disable()
-    try:
-        with torch.no_grad(), watch(model) as seen:
-            model(IDS, use_cache=False)
-        held = weakref.ref(seen)
-        del seen
-        assert held() is None
-    finally:
-        gc.enable()
-
-
 def test_what_was_seen_does_not_hold_the_model():
     model = build(transformers.GPT2LMHeadModel, gpt2())
     with torch.no_grad(), watch(model) as seen:
@@ -924,38 +706,6 @@ def test_what_was_seen_does_not_hold_the_model():
     gc.collect()
     assert held() is None
     assert seen["transformer.h.0.attn"].shape[1] == 3
-
-
-def test_a_tensor_of_another_class_is_copied():
-    class Other(torch.Tensor):
-        __torch_function__ = torch._C._disabled_torch_function_impl
-
-    q = torch.randn(1, 2, 5, 7).as_subclass(Other)
-    told = weights_of(*[torch.Tensor(q.clone())] * 2)
-    model = Calls(lambda q: F.scaled_dot_product_attention(q, q, q))
-    with watch(model) as seen:
-        model(q)
-    address = seen["Calls"].queries.untyped_storage().data_ptr()
-    assert address != q.untyped_storage().data_ptr()
-    assert_close(seen["Calls"].dense(), told)
-
-
-@pytest.mark.parametrize("where", ["child", "root"])
-def test_a_forward_put_into_a_module_may_write_behind_torchs_back(where):
-    """As `torch.cuda.make_graphed_callables` does: its outputs are always the same memory."""
-    q = torch.randn(1, 2, 5, 7)
-    model = Calls(lambda q: F.scaled_dot_product_attention(q, q, q))
-    model.inner = nn.Linear(2, 2)
-    if where == "child":
-        model.inner.forward = lambda x: x
-    else:
-        model.forward = model.forward
-    alias = q.numpy()
-    told = weights_of(q, q)
-    with watch(model) as seen:
-        model(q)
-    alias[:] = 0
-    assert_close(seen["Calls"].dense(), told)
 
 
 def test_a_watch_ends_where_it_began():
@@ -976,35 +726,6 @@ def test_a_watch_ends_where_it_began():
     assert "A watch ends in the thread that opened it" in errors[0]
     model(torch.randn(1, 2, 5, 7))
     watching.__exit__(None, None, None)
-
-
-def test_a_cache_keeps_its_address():
-    """A CUDA graph may know it."""
-    cache = torch.zeros(1, 2, 5, 7)
-    cache.copy_(torch.randn(1, 2, 5, 7))
-    address = cache.data_ptr()
-
-    def call(k):
-        F.scaled_dot_product_attention(k, k, k)
-        k.zero_()
-
-    told = weights_of(cache, cache)
-    assert_close(see(call, cache).dense(), told)
-    assert cache.data_ptr() == address
-
-
-@pytest.mark.parametrize("detach", [True, False])
-def test_saved_parts_of_one_tensor(tmp_path, detach):
-    def call(qkv):
-        q, k, v = (x.unflatten(-1, (2, 7)).transpose(1, 2) for x in qkv.chunk(3, -1))
-        return F.scaled_dot_product_attention(q, k, v)
-
-    model = Calls(call)
-    with watch(model, detach=detach) as seen:
-        model(torch.randn(1, 5, 42))
-    seen.save(tmp_path / "a.safetensors")
-    loaded = Seen.load(tmp_path / "a.safetensors")
-    assert torch.equal(loaded.calls[0].map.dense(), seen.calls[0].map.dense())
 
 
 def test_offloading_copies_to_the_cpu():
@@ -1171,16 +892,6 @@ def test_the_table_without_ids(seen):
     assert rows[0]["induction"] == ""
 
 
-@pytest.mark.parametrize("width", [30, 50, 60, 80])
-def test_the_table_in_a_narrow_window(seen, width):
-    """Numbers were cut, and nothing said so."""
-    lines = drawing.plain(seen.heads(IDS), width=width).splitlines()
-    assert not any("…" in line for line in lines)
-    assert max(map(len, lines)) <= width
-    assert lines[0].startswith("head  attends to")
-    assert ("--json has all" in " ".join(lines)) == (width < 75)
-
-
 def heads_of(weights, ids=None):
     """The table of a layer that has (almost exactly) these weights."""
     scores = torch.as_tensor(weights).clamp_min(1e-30).log()[None, None]
@@ -1207,18 +918,6 @@ def test_what_a_head_does_in_words():
     assert heads_of(copying.roll(1, 1), ids).rows[0].looks_at == "after a copy 1.00"
 
 
-def test_queries_that_see_nothing_are_left_out():
-    q, mask = torch.randn(1, 1, 6, 4), torch.ones(6, 6, dtype=torch.bool).tril()
-    mask[:, :2] = False  # two padding positions on the left: the first token is number 2
-    mask[2:, 2] = True
-    model = Calls(lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=mask))
-    with watch(model) as seen:
-        model(q)
-    row = seen.heads().rows[0]
-    assert row.sink == pytest.approx(float(seen["Calls"].dense()[0, 0, 2:, 2].mean()), abs=1e-6)
-    assert row.entropy == pytest.approx(float(seen["Calls"].entropy()[0, 0, 2:].mean()), abs=1e-6)
-
-
 def test_ids_that_do_not_fit(seen):
     with pytest.raises(ValueError, match=r"expected one id per key, \(batch=2, keys=11\)"):
         seen.heads(IDS[:1])
@@ -1242,13 +941,6 @@ def test_a_table_in_another_order(seen):
     assert table.sorted("same").rows == table.rows  # nobody has such a number
     with pytest.raises(ValueError, match=r"column: expected one of entropy, away, .*, got 'x'"):
         table.sorted("x")
-
-
-def test_progress_goes_to_the_end(seen):
-    shares = []
-    seen.heads(IDS, on_progress=shares.append)
-    assert shares == sorted(shares)
-    assert shares[-1] == pytest.approx(1.0)
 
 
 # Files.
@@ -1364,21 +1056,6 @@ def test_files_of_others(seen, tmp_path):
         seen.save(tmp_path / "none" / "x.safetensors")
 
 
-def test_a_failed_save_leaves_the_old_file(seen, tmp_path, monkeypatch):
-    path = tmp_path / "maps.safetensors"
-    seen.save(path)
-    before = path.read_bytes()
-
-    def fail(*args):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("clearhead.watcher.seen.save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
-        seen.save(path)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["maps.safetensors"]
-
-
 # clearhead heads
 
 
@@ -1388,19 +1065,9 @@ WORDS = ["the", "cat", "sat", "on", "mat", "and", "dog", "ran", "to", "house"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A tiny GPT-2 with random weights and a tokenizer of ten words."""
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
-    from tokenizers import Tokenizer
-
     folder = tmp_path_factory.mktemp("models") / "tiny"
     build(transformers.GPT2LMHeadModel, gpt2()).save_pretrained(folder)
-    words = {word: i for i, word in enumerate(["<unk>", *WORDS])}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>"
-    ).save_pretrained(folder)
+    save_words(folder, WORDS)
     return folder
 
 
@@ -1444,44 +1111,18 @@ def test_heads_of_a_checkpoint(folder, run, tmp_path):
         assert head[mine] == pytest.approx(expected[other], abs=1e-5)
 
 
-def test_some_layers_and_another_order(folder, run):
-    status, out, err = run("--model", folder, "--json", "--sort", "first", "the cat the mat")
-    assert (status, err) == (0, "")
-    told = [row["sink"] for row in json.loads(out)["heads"]]
-    assert len(told) == 6
-    assert told == sorted(told, reverse=True)
-    chosen = ("--layer", "h.1.*", "--layer", "*.0.attn")
-    for layers, count in ((chosen[:2], 3), (chosen, 6)):
-        status, out, err = run("--model", folder, *layers, "--sort", "same", "the cat the mat")
-        assert (status, err) == (0, "")
-        lines = [line for line in out.splitlines() if "(chance)" not in line]
-        assert sum(line.startswith("   ") for line in lines) == count
-    assert "h.0.attn" in out
-
-
-def test_a_text_that_is_too_long(folder, run):
-    status, out, err = run("--model", folder, "--json", "cat " * 100)
-    assert status == 0
-    assert json.loads(out)["tokens_used"] == 64
-    note = "Note: the text has 100 tokens, but the model accepts 64: only the first 64 are used.\n"
-    assert err == note
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--model", "no/such", "cat"], "no/such: no such file or folder, not in the cache"),
         (["--model", "{tmp}", "cat"], "it has no config.json"),
         (["--model", "{folder}"], "Give one text: as TEXT, or as a file"),
-        (["--model", "{folder}"], "known relations instead, use --relations"),
-        (["--model", "{folder}"], "use --relations"),
         (["--model", "{folder}", "cat", "--text", "x"], "not both"),
         (["--model", "{folder}", "--text", "no-such-file"], "No such file or directory"),
         (["--model", "{folder}", "--text", "{binary}"], "not text in UTF-8 (byte 3)"),
         (["--model", "{folder}", "--csv", "no/such/x.csv", "cat"], "there is no folder no/such"),
         (["--model", "{folder}", ""], "TEXT is empty"),
         (["--model", "{folder}", "cat", "--layer", "x.*"], "nothing matched 'x.*'"),
-        (["--model", "{folder}", "cat", "--layer", "x.*"], "1  h.1.attn"),
         (["--model", "{folder}", "cat", "--sort", "x"], "'x' is not one of 'entropy', 'away'"),
         (["--relations", "--sort", "away"], "--layer and --sort apply to the table of a text"),
     ],
