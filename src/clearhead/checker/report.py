@@ -405,9 +405,7 @@ class Report:
         checked = f"checked{':' if self.form.heads is None else ' with'} {form}" if form else ""
         seed = f"--seed {self.seed} repeats this check" if self.seed else ""
         return tuple(
-            line[0].upper() + line[1:]
-            for line in (checked, self.how, self.tested, seed)
-            if line
+            line[0].upper() + line[1:] for line in (checked, self.how, self.tested, seed) if line
         )
 
     def blocks(self, *, hint: bool = False, steps: bool = True) -> Iterator[Found | str | Pass]:

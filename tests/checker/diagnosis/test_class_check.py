@@ -1,6 +1,7 @@
 """Every mistake of the catalogue is named in several styles; correct code is not flagged."""
 
 import difflib
+import functools
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,13 @@ def test_two_mistakes_are_both_named(style: str, one: str, other: str) -> None:
     source = edited(edited(STYLES[style], PLANTED[one][style]), PLANTED[other][style])
     (report,) = check(source)
     assert ids(report) == {one, other}, report
+
+
+def test_three_mistakes_are_all_named() -> None:
+    wanted = ("missing-scale", "mask-off-by-one", "merge-without-transpose")
+    source = functools.reduce(lambda text, id: edited(text, PLANTED[id]["book"]), wanted, BOOK)
+    (report,) = check(source)
+    assert ids(report) == set(wanted)
 
 
 @pytest.mark.parametrize("name", BEYOND)

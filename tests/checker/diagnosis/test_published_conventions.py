@@ -85,6 +85,8 @@ def test_a_part_of_each_head_is_rotated() -> None:
     ("said", "found"),
     [
         ("# pad_mask: (b, n), True 表示真实的词, False 表示填充", set()),
+        ("# pad_mask: True beim Wort, sonst False", set()),
+        ("# pad_mask: True = padding", {"padding-inverted"}),
         ("# pad_mask: (b, n) bool, True at <pad>", {"padding-inverted"}),
     ],
 )
@@ -141,15 +143,16 @@ def test_a_layer_that_only_a_flag_builds() -> None:
     assert (report.verdict, ids(report)) == ("correct", set()), report
 
 
-def test_a_size_that_only_other_settings_need() -> None:
-    report = check(attention("dim, heads", "x, feat_size"))
+@pytest.mark.parametrize("name", ["size", "x_size", "feat_size"])
+def test_a_size_that_only_other_settings_need(name: str) -> None:
+    report = check(attention("dim, heads", f"x, {name}"))
     assert (report.verdict, ids(report)) == ("correct", set()), report
 
 
 WINDOWS = """
 
 class WindowAttention(nn.Module):
-    def __init__(self, dim, heads, ws=3):
+    def __init__(self, dim, heads, ws=2):
         super().__init__()
         self.heads, self.ws = heads, ws
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
@@ -169,8 +172,9 @@ class WindowAttention(nn.Module):
 """
 
 
-def test_windows_of_a_grid_are_not_lost_tokens() -> None:
-    report = check(HEAD + WINDOWS)
+@pytest.mark.parametrize("ws", [2, 3])
+def test_windows_of_a_grid_are_not_lost_tokens(ws: int) -> None:
+    report = check(HEAD + WINDOWS.replace("ws=2", f"ws={ws}"))
     assert report.verdict != "wrong", report
 
 
@@ -219,8 +223,35 @@ def test_attention_over_channels_is_no_mistake_where_it_is_called_so() -> None:
     assert check(HEAD + CHANNELS.replace("Channel", "Self")).verdict == "wrong"
 
 
-def test_a_field_that_is_computed_with_is_a_number() -> None:
+def test_neighbours_are_fewer_at_the_edge() -> None:
     source = """
+import torch.nn.functional as F
+from torch import nn
+
+
+class OutlookAttention(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.v, self.attn, self.out = nn.Linear(dim, dim), nn.Linear(dim, 9), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        B, H, W, C = x.shape
+        v = F.unfold(self.v(x).permute(0, 3, 1, 2), 3, padding=1).view(B, C, 9, H * W)
+        weights = self.attn(x).reshape(B, H * W, 9).softmax(-1)
+        return self.out((v.permute(0, 3, 1, 2) @ weights[..., None])[..., 0]).view(B, H, W, C)
+"""
+    assert check(source).verdict != "wrong"
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        "scores = self.cfg.softcap * torch.tanh(scores / self.cfg.softcap)",
+        "scores = scores + torch.zeros(n // self.cfg.num_parts, 1, 1, device=x.device).sum()",
+    ],
+)
+def test_a_field_that_is_computed_with_is_a_number(scores: str) -> None:
+    source = f"""
 import torch
 from torch import nn
 
@@ -235,13 +266,42 @@ class CappedAttention(nn.Module):
         b, n, d = x.shape
         q, k, v = self.qkv(x).view(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         scores = q @ k.mT / q.shape[-1] ** 0.5
-        scores = self.cfg.softcap * torch.tanh(scores / self.cfg.softcap)
+        {scores}
         if self.cfg.clip is not None:
             scores = scores.clamp(max=self.cfg.clip)
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, n, d))
 """
     report = check(source)
     assert (report.verdict, ids(report)) == ("correct", set()), report
+
+
+def test_a_norm_that_wants_float32() -> None:
+    source = """
+import torch
+from torch import nn
+
+
+class Norm32(nn.GroupNorm):
+    def forward(self, x):
+        return super().forward(x.float()).type(x.dtype)
+
+
+class WaveAttention(nn.Module):
+    def __init__(self, channels, heads):
+        super().__init__()
+        assert channels % 8 == 0
+        self.heads, self.norm = heads, Norm32(8, channels)
+        self.qkv, self.out = nn.Conv1d(channels, 3 * channels, 1), nn.Conv1d(channels, channels, 1)
+
+    def forward(self, x):
+        b, c, *_ = x.shape
+        x = x.reshape(b, c, -1)
+        q, k, v = self.qkv(self.norm(x)).unflatten(1, (3 * self.heads, -1)).chunk(3, dim=1)
+        weights = (q.mT @ k / (c // self.heads) ** 0.5).softmax(-1)
+        return x + self.out((v @ weights.mT).reshape(b, c, -1))
+"""
+    report = check(source)
+    assert report.verdict == "correct", report
 
 
 def test_widths_under_unknown_names_are_equal_in_the_end() -> None:
@@ -535,6 +595,24 @@ def test_a_relu_after_the_heads_does_not_hide_a_mistake():
     assert ids(check("import torch\nfrom torch import nn\n" + unscaled)) == {"missing-scale"}
 
 
+BATCH_NORMED = f"""
+class NormedAttention(nn.Module):
+    def __init__(self, dim, heads=4):
+        super().__init__()
+        self.h, self.norm = heads, nn.BatchNorm1d(dim)
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+{SPLIT}
+    def forward(self, x):
+        out = self.o(self.mixed(*(self.split(f(x)) for f in (self.q, self.k, self.v))))
+        return self.norm(out.mT).mT
+"""
+
+
+def test_other_statistics_in_training_are_no_mistake():
+    report = check("import torch\nfrom torch import nn\n" + BATCH_NORMED)
+    assert "training-differs" not in ids(report), report
+
+
 STACKED = f"""
 class DecoderAttention(nn.Module):
     def __init__(self, dim, heads=4):
@@ -562,6 +640,32 @@ def test_attention_that_reads_attention_is_not_read_as_one():
         assert "one attention reads what another one gives" in report.findings[0].evidence
 
 
+def test_a_mask_behind_a_flag_of_a_dict_does_not_make_it_causal() -> None:
+    source = """
+import torch
+from torch import nn
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, embed_dim, args):
+        super().__init__()
+        self.heads, most = args["n_head"], args["max_length"]
+        self.qkv, self.out = nn.Linear(embed_dim, 3 * embed_dim), nn.Linear(embed_dim, embed_dim)
+        self.mask = None
+        if most and args.get("mask", False):
+            self.mask = torch.ones(most, most).triu(1).bool()
+
+    def forward(self, x):
+        n = x.shape[1]
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if self.mask is not None:
+            scores = scores.masked_fill(self.mask[:n, :n], -torch.inf)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+    report = check(source)
+    assert (report.verdict, report.form.causal) == ("correct", "no"), report
+
+
 def test_the_result_of_a_norm_that_is_never_used_is_found() -> None:
     source = """
 import torch
@@ -581,3 +685,63 @@ class AttentionBlock(nn.Module):
     assert report.verdict == "wrong"
     assert [(f.id, f.line) for f in report.findings] == [("unexplained", 12)]
     assert check(source.replace("(x, x, x)", "(normed, normed, normed)")).verdict == "correct"
+
+
+def test_masks_of_single_texts_must_reach_their_own_text() -> None:
+    """repeat() puts the heads before the texts, and the scores have the texts first."""
+    source = attention(
+        "dim, heads",
+        "x, mask=None",
+        "hide = None if mask is None else mask.ORDER.reshape(-1, self.heads, *mask.shape[1:])",
+        "attend(q, k, v, hide)",
+    )
+    right = check(source.replace("ORDER", "repeat_interleave(self.heads, 0)"))
+    assert right.verdict == "correct", right
+    wrong = check(source.replace("ORDER", "repeat(self.heads, 1, 1)"))
+    assert ids(wrong) == {"padding-in-other-texts"}
+
+
+def test_a_bias_from_features_of_pairs_is_passed_in() -> None:
+    """With a norm on it, zeros do not stay zeros, but every pair of a head gets one number."""
+    source = """
+import torch
+from torch import nn
+
+class AttentionWithBias(nn.Module):
+    def __init__(self, dim=24, dim_bias=16, heads=4):
+        super().__init__()
+        self.h, self.norm = heads, nn.LayerNorm(dim_bias)
+        self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in range(3))
+        self.b = nn.Linear(dim_bias, heads)
+
+    def forward(self, x, bias):
+        q, k, v = (f(x).unflatten(-1, (self.h, -1)) for f in (self.q, self.k, self.v))
+        scores = torch.einsum("bqhd,bkhd->bqkh", q / q.shape[-1] ** 0.5, k)
+        weights = (scores + self.b(self.norm(bias))).softmax(-2)
+        return torch.einsum("bqkh,bkhd->bqhd", weights, v).flatten(2)
+"""
+    report = check(source)
+    assert report.verdict == "correct", report
+    assert "A bias that is passed in is added to the scores." in report.notes
+    assert ids(check(source.replace("/ q.shape[-1] ** 0.5", ""))) == {"missing-scale"}
+
+
+def test_two_outputs_have_weights_of_their_own() -> None:
+    source = """
+import torch
+from torch import nn
+
+class JointAttention(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+        self.text_q, self.text_k, self.text_v, self.text_o = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, image, text):
+        pairs = ((self.q, self.text_q), (self.k, self.text_k), (self.v, self.text_v))
+        q, k, v = (torch.cat([a(image), b(text)], 1) for a, b in pairs)
+        out = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+        first, second = out.split([image.shape[1], text.shape[1]], 1)
+        return self.o(first), self.text_o(second)
+"""
+    assert check(source).verdict != "wrong"
