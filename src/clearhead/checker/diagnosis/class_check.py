@@ -24,6 +24,7 @@ from clearhead.checker.diagnosis.properties import judge_properties
 from clearhead.checker.diagnosis.randomness import run_twice
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import (
+    INVERTED,
     Examined,
     judge_default,
     judge_mask,
@@ -201,12 +202,14 @@ def _read(
     return min(tried, key=lambda one: _trouble(one[2]), default=(subject, out, "it cannot be run"))
 
 
-def _trouble(read: Examined | str) -> tuple[int, int]:
-    """How far a pass is from being right."""
+def _trouble(read: Examined | str) -> tuple[int, bool, int]:
+    """How far a pass is from being right; an inverted mask is more likely to be ours."""
     if isinstance(read, str):
-        return 3, 0
+        return 3, False, 0
     steps = read.steps
-    return 0 if steps.right else 1 if steps.wrong else 2, len(steps.findings) + len(steps.doubts)
+    inverted = any(found.id in INVERTED for found in steps.findings)
+    level = 0 if steps.right else 1 if steps.wrong else 2
+    return level, inverted, len(steps.findings) + len(steps.doubts)
 
 
 # The weights of a row sum to one along something else.
@@ -221,11 +224,13 @@ def _wrong(case: Case, subject: Subject, inputs: Inputs, out: Tensor, steps: Jud
     leak = probes.future_leak(case.session, subject, inputs, out)
     for found in _on_purpose(case, subject, steps):
         evidence = found.evidence
-        if re.match("mask|no-causal|sdpa|softmax", found.id) and leak.size > 1e-9:
+        if re.match("mask(?!-hides)|no-causal|sdpa|softmax", found.id) and leak.size > 1e-9:
             moved = f"Changing token {leak.changed} changed output {leak.moved}"
             evidence += f" {moved} by {leak.size:.2g}."
         case.add(found.id, evidence, found.line, found.severity)
     _heads(case, subject, steps)
+    if subject.takes_mask and not subject.polarity:
+        judge_mask(case, subject, ids)
     learning.detached(case, subject, inputs, out)
     extras.training(case, subject, inputs, out, over_keys=not ids & _OTHER_AXES)
     return case.report()

@@ -183,18 +183,37 @@ def dtype_failure(session: Session, subject: Subject, dtype: torch.dtype) -> Fai
 
 
 def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> dict[str, int]:
-    """Weights of queries, keys, values or output of which some outputs are never used: how many."""
+    """Weights of queries, keys, values or output of which some outputs are never used: how many.
+
+    What is below zero before a ReLU is above it if the layer is turned around.
+    """
+    idle = _still_rows(session, subject, inputs, out)
+    layers = {name.rpartition(".")[0] for name in idle}
+    if layers:
+        own = {name: weight.to(subject.dtype) for name, weight in subject.weights.items()}
+        turned = {n: -w if n.rpartition(".")[0] in layers else w for n, w in own.items()}
+        session.load(turned)
+        again = _still_rows(session, subject, inputs, out)
+        session.load(own)
+        idle = {name: rows & again[name] for name, rows in idle.items() if name in again}
+    return {name: int(rows.sum()) for name, rows in idle.items() if rows.any()}
+
+
+def _still_rows(
+    session: Session, subject: Subject, inputs: Inputs, out: Tensor
+) -> dict[str, Tensor]:
+    """Where some rows of such a weight get no gradient, and others do: which."""
     got = backward(session, subject, inputs, out)
     if isinstance(got, Failure):
         return {}
-    idle = {}
+    idle: dict[str, Tensor] = {}
     for name, gradient in got.parameters.items():
         layer = takes_last(subject.built.modules.get(name.rpartition(".")[0], ""))
         roles = ("q", "k", "v", "o", "qkv", "kv")
         named = role_of(name) in roles and name.endswith("weight")
         if layer and named and gradient is not None:
-            still = int((gradient.flatten(1).abs().amax(1) < 1e-14).sum())
-            if 0 < still < len(gradient):
+            still = gradient.flatten(1).abs().amax(1) < 1e-14
+            if still.any() and not still.all():
                 idle[name] = still
     return idle
 

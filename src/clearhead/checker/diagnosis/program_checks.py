@@ -111,7 +111,12 @@ def ignored_inputs(reading: Reading, verdict: Judgement) -> None:
     if not idle or len(idle) == len(moves):
         return
     evidence = f"Input {idle[0]} of {len(moves)} takes no part: changing it changes no output."
-    verdict.add("input-ignored", evidence, None)
+    line, core = None, next(iter(reading.cores), None)
+    if len(moves) == 3 and core is not None:  # where the queries, keys or values are made
+        part = (*core.operands, core.mixed.values)[idle[0] - 1]
+        calls = [reading.program.calls[i] for i in sorted(reading.program.before(part))]
+        line = next((call.line for call in reversed(calls) if call.name == "linear"), None)
+    verdict.add("input-ignored", evidence, line)
 
 
 def rescaled(reading: Reading, context: int, rate: float, verdict: Judgement) -> None:
