@@ -144,8 +144,16 @@ def same_tokens(session: Session, subject: Subject, inputs: Inputs) -> float:
 
 
 def permutation_gap(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> float:
-    """How far permuted inputs are from giving permuted outputs: 0 without mask and positions."""
-    order = torch.randperm(inputs[0].shape[1], generator=torch.Generator().manual_seed(3))
+    """How far permuted inputs are from giving permuted outputs: 0 without mask and positions.
+
+    A picture's rows and columns are permuted as such: attention may run along them.
+    """
+    tokens, generator = inputs[0].shape[1], torch.Generator().manual_seed(3)
+    height = axes.height_of(tokens) if subject.axes in axes.PICTURES else 1
+    order = torch.arange(tokens).view(height, -1)
+    for axis, count in enumerate(order.shape):
+        order = order.index_select(axis, torch.randperm(count, generator=generator))
+    order = order.flatten()
     other = call(session, subject, each(inputs, lambda t: t[:, order].contiguous()))
     if isinstance(other, Failure) or other.shape != out.shape:
         return 0.0

@@ -20,7 +20,7 @@ from clearhead.checker.diagnosis.intent import (
 )
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
-from clearhead.checker.diagnosis.program_checks import normed_over_tokens
+from clearhead.checker.diagnosis.program_checks import normed_over_tokens, scrambled
 from clearhead.checker.diagnosis.reading import Reading, Source, Stacked, Unreadable, is_same
 from clearhead.checker.diagnosis.step_checks import judge, judge_whole
 from clearhead.checker.diagnosis.whole_attention import WholeAttention, find_whole
@@ -279,6 +279,9 @@ def _judged(
         around = judge_whole(whole)
         if problem or not around.doubts:
             return around, whole
+    spread = Judgement()
+    if scrambled(reading, spread):
+        return spread, None
     if problem:
         raise Unreadable(problem)
     return steps, None
@@ -448,4 +451,6 @@ def judge_default(case: Case, subject: Subject) -> None:
     plain = replace(subject, polarity="")
     got = call(case.session, plain, inputs_for(plain, plain.sizes.tokens))
     if isinstance(got, Failure) and got.kind == "exception" and got.line is not None:
+        first = got.message.partition("\n")[0].removesuffix(", but expected one of:")
+        got = replace(got, message=first)
         case.add_failure("default-mask-fails", f"Without {subject.takes_mask}", got)

@@ -100,8 +100,8 @@ class TokenCheck(AttentionStep):
 
     def two_inputs(self) -> None:
         """Of two inputs, the values come from where the keys come from; of three, from the last."""
-        if len(self.reading.sources) < 2:
-            return
+        if len(self.reading.sources) < 2 or self.core.additive:
+            return  # which of two summands is the query cannot be told
         keys = [self._inputs_of(register) for register in self.core.operands]
         values = self._inputs_of(self.core.mixed.values)
         if keys == [{0}, {1}] and values == {0}:
