@@ -185,10 +185,12 @@ def _read(
     steps are right.
     """
     polarities = POLARITIES if subject.polarity else ("",)
-    ways = list(itertools.product(polarities, rotary_ways(subject), mark_ways(subject)))
+    shapes = dict.fromkeys((subject.mask_shape, "bnn") if subject.polarity else ("nn",))
+    angles, marked = rotary_ways(subject), mark_ways(subject)
+    ways = list(itertools.product(shapes, polarities, angles, marked))
     tried: list[tuple[Subject, Tensor, Examined | str]] = []
-    for polarity, rotary, marks in ways:
-        trial = replace(subject, polarity=polarity, rotary=rotary, marks=marks)
+    for shape, polarity, rotary, marks in ways:
+        trial = replace(subject, mask_shape=shape, polarity=polarity, rotary=rotary, marks=marks)
         got = call(case.session, trial, inputs) if len(ways) > 1 else out
         if isinstance(got, Failure) or any(torch.equal(got, other) for _, other, _ in tried):
             continue
@@ -199,7 +201,11 @@ def _read(
         tried.append((trial, got, read))
         if isinstance(read, Examined) and read.steps.right:
             break
-    return min(tried, key=lambda one: _trouble(one[2]), default=(subject, out, "it cannot be run"))
+    # A mask with more axes than it should have adds an axis to the scores.
+    ranks = [(*_trouble(read), trial.mask_shape == "11nn") for trial, _, read in tried]
+    if not tried:
+        return subject, out, "it cannot be run"
+    return tried[ranks.index(min(ranks))]
 
 
 def _trouble(read: Examined | str) -> tuple[int, bool, int]:
