@@ -214,8 +214,8 @@ def _trouble(read: Examined | str) -> tuple[int, bool, int]:
         return 3, False, 0
     steps = read.steps
     inverted = any(found.id in INVERTED for found in steps.findings)
-    level = 0 if steps.right else 1 if steps.wrong else 2
-    return level, inverted, len(steps.findings) + len(steps.doubts)
+    count = len(steps.findings) + len(steps.doubts)
+    return 0 if steps.right else 1 if steps.wrong else 2, inverted, count
 
 
 # The weights of a row sum to one along something else.

@@ -380,8 +380,6 @@ def _name_length(case: Case, subject: Subject, right: AnyReference, tokens: int)
 
 
 def _breaks(case: Case, evidence: str) -> None:
-    if case.text.has(SPARSE):
-        evidence += " If it is meant to see only part of a long sequence, it is right."
-        case.add("breaks-with-length", evidence, severity="edge")
-    else:
-        case.add("breaks-with-length", evidence)
+    sparse = case.text.has(SPARSE)
+    evidence += " If it is meant to see only part of a long sequence, it is right." * sparse
+    case.add("breaks-with-length", evidence, severity="edge" if sparse else "")

@@ -144,10 +144,7 @@ def same_tokens(session: Session, subject: Subject, inputs: Inputs) -> float:
 
 
 def permutation_gap(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> float:
-    """How far permuted inputs are from giving permuted outputs: 0 without mask and positions.
-
-    A picture's rows and columns are permuted as such: attention may run along them.
-    """
+    """How far permuted inputs, or rows and columns of a picture, are from permuted outputs."""
     tokens, generator = inputs[0].shape[1], torch.Generator().manual_seed(3)
     height = axes.height_of(tokens) if subject.axes in axes.PICTURES else 1
     order = torch.arange(tokens).view(height, -1)
@@ -191,13 +188,10 @@ def dtype_failure(session: Session, subject: Subject, dtype: torch.dtype) -> Fai
 
 
 def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> dict[str, int]:
-    """Weights of queries, keys, values or output of which some outputs are never used: how many.
-
-    What is below zero before a ReLU is above it if the layer is turned around.
-    """
+    """Weights of queries, keys, values or output of which some outputs are never used: how many."""
     idle = _still_rows(session, subject, inputs, out)
     layers = {name.rpartition(".")[0] for name in idle}
-    if layers:
+    if layers:  # what a ReLU cuts off passes it if the layer is turned around
         own = {name: weight.to(subject.dtype) for name, weight in subject.weights.items()}
         turned = {n: -w if n.rpartition(".")[0] in layers else w for n, w in own.items()}
         session.load(turned)

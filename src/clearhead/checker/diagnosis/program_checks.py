@@ -50,10 +50,7 @@ def normed_over_tokens(reading: Reading, verdict: Judgement) -> bool:
 def scrambled(reading: Reading, verdict: Judgement, *, known: bool = False) -> bool:
     """Name a reshape that makes an axis as long as the tokens, which is not theirs.
 
-    Args:
-        reading: The pass.
-        verdict: What was found.
-        known: Whether tokens are mixed outside the attention: then any axis will do.
+    Any axis will do if it is `known` that tokens are mixed outside the attention.
     """
     program = reading.program
     for index in sorted(program.before(reading.output)):
@@ -67,8 +64,7 @@ def scrambled(reading: Reading, verdict: Judgement, *, known: bool = False) -> b
         )
         if kept and not keeps and (known or reading.size[0] in has):
             evidence = (
-                f"{call.name} {had} -> {has} keeps the order of the numbers: those of one token "
-                "are spread over several rows."
+                f"{call.name} {had} -> {has} spreads the numbers of a token over several rows."
             )
             verdict.add("split-without-transpose", evidence, call.line)
             return True

@@ -288,10 +288,7 @@ def _judged(
 
 
 def _scales(subject: Subject) -> tuple[float, ...]:
-    """Arguments that may be the scale, by their names.
-
-    Where there are no weights, any number that is no width and no number of heads.
-    """
+    """Arguments that may be the scale: by name; without weights, any but widths and heads."""
     given = {p.name: subject.keywords.get(p.name, p.default) for p in subject.info.init}
     for value in subject.keywords.values():
         if isinstance(value, dict) and "__config__" in value:
@@ -349,12 +346,7 @@ def judge_mask(case: Case, subject: Subject, known: Set[str] = frozenset()) -> N
     """Pass a causal mask to a class that takes one: does it hide what it marks?
 
     Any meaning of True is fine. If every usual mask leaves weights on what it hides, that is a
-    mistake, and the recorded pass shows the line.
-
-    Args:
-        case: The class.
-        subject: How it is called.
-        known: The mistakes that it has without a mask.
+    mistake, and the recorded pass shows the line. Mistakes that are `known` need no mask.
     """
     takes = [p for p in case.info.forward if p.name == subject.takes_mask]
     if not takes or isinstance(takes[0].default, bool) or takes[0].annotation == "bool":

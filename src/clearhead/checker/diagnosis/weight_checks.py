@@ -76,10 +76,7 @@ class WeightCheck(AttentionStep):
         keys, queries = pair[kept.index(None)], pair[1 - kept.index(None)]
         same = self.reading.follow(core.weights, keys, core.mixed.weights) == [keys]
         if same and dim % scores.ndim == queries:
-            evidence = (
-                f"The softmax runs over axis {queries} of {tuple(scores.shape)}, and the values "
-                f"are summed along axis {keys}."
-            )
+            evidence = f"The softmax runs over axis {queries}, and the values meet axis {keys}."
             self.verdict.add("softmax-over-queries", evidence, call.line)
 
     def over_everything(self) -> bool:
