@@ -97,3 +97,24 @@ def test_luongs_attention_has_no_scale_on_purpose():
 def test_additive_attention_that_is_wrong(source, old, new, id):
     report = check(edited(source, [(old, new)]))
     assert (report.verdict, id in ids(report)) == ("wrong", True), report
+
+
+def test_a_summand_is_no_key_for_its_place():
+    """What is added to the tokens may be the query, whichever of the two stands first."""
+    report = check(
+        HEAD
+        + """\
+class ScaledAdditiveAttention(nn.Module):
+    def __init__(self, input_dim, meta_dim):
+        super().__init__()
+        self.fc, self.score = nn.Linear(input_dim, input_dim), nn.Linear(input_dim, 1)
+        self.proj = nn.Linear(meta_dim, input_dim)
+
+    def forward(self, inputs, meta_vec):
+        # inputs: [B, T, C], meta_vec: [B, D]
+        both = inputs + self.proj(meta_vec).unsqueeze(1)
+        weights = self.score(torch.tanh(self.fc(both))).softmax(dim=1)
+        return (inputs * weights).sum(dim=1), weights
+"""
+    )
+    assert report.verdict != "wrong", report

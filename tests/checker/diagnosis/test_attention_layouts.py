@@ -274,3 +274,69 @@ def test_a_way_to_call_it_that_was_only_guessed_is_no_false_alarm():
     report = check(_POOLED)
     assert report.verdict == "unsure", report
     assert "it may want other inputs" in report.findings[0].evidence
+
+
+SCRAMBLED = (
+    HEAD
+    + """\
+class AttentionBlock(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.q, self.k = nn.Linear(channels, channels), nn.Linear(channels, channels)
+        self.v, self.proj = nn.Linear(channels, channels), nn.Linear(channels, channels)
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        t = x.flatten(2).transpose(1, 2)
+        s = self.q(t) @ self.k(t).transpose(1, 2) / c**0.5
+        return x + self.proj(s.softmax(-1) @ self.v(t)).transpose(1, 2).reshape(b, c, h, w)
+"""
+)
+
+
+def test_a_view_that_scrambles_pixels_is_named_at_its_line():
+    assert ids(check(SCRAMBLED)) == set()
+    view = "x.reshape(b, h * w, c)"
+    source = edited(SCRAMBLED, [("x.flatten(2).transpose(1, 2)", view)])
+    (found,) = check(source).findings
+    assert (found.id, view in source.splitlines()[found.line - 1]) == (
+        "split-without-transpose",
+        True,
+    )
+
+
+AXIAL = (
+    HEAD
+    + """\
+class AxialAttention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.rows = nn.MultiheadAttention(dim, heads, batch_first=True)
+        self.columns = nn.MultiheadAttention(dim, heads, batch_first=True)
+
+    def forward(self, x):
+        B, H, W, C = x.shape
+        t = x.reshape(B * H, W, C)
+        x = x + self.rows(t, t, t)[0].view(B, H, W, C)
+        t = x.transpose(1, 2).reshape(B * W, H, C)
+        return x + self.columns(t, t, t)[0].view(B, W, H, C).transpose(1, 2)
+"""
+)
+
+
+def test_attention_along_two_axes_is_not_called_wrong():
+    """Its rows may be permuted, and its columns, but not any pixels."""
+    assert check(AXIAL).verdict != "wrong"
+
+
+def test_numbers_below_zero_before_a_relu_are_used():
+    """A row that a ReLU cuts off for these inputs is idle only if it is so when turned around."""
+    source = edited(
+        AXIAL,
+        [
+            ("dim, heads):", "dim, heads):\n        # pixels\n"),
+            ("self.rows = ", "self.fc_o, self.rows = nn.Linear(dim, dim), "),
+            ("return x +", "x = x + F.relu(self.fc_o(x.abs()))\n        return x +"),
+        ],
+    )
+    assert check(source).verdict != "wrong"

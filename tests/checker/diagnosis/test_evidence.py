@@ -23,3 +23,15 @@ def test_a_leak_is_evidence_for_the_mask_and_not_for_the_scale(evidence):
     assert "Changing token" in evidence["mask-result-dropped"]
     assert "Changing token" not in evidence["missing-scale"]
     assert "The scale is 1 instead of" in evidence["missing-scale"]
+
+
+def test_a_failure_is_told_by_the_first_line_of_its_message():
+    """And not by the signatures that torch lists after it."""
+    masked = [
+        ("(self, x)", "(self, x, mask=None)"),
+        ("        scores.masked_fill(self.mask.bool()[:n, :n], -torch.inf)\n", ""),
+        ("scores.soft", "scores.masked_fill(mask == 0, -1e9).soft"),
+    ]
+    found = {one.id: one for one in in_process_check.check(edited(TWO, masked)).findings}
+    assert "invalid combination" in found["default-mask-fails"].evidence
+    assert found["default-mask-fails"].evidence.endswith("(bool, float)")

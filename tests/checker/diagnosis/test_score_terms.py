@@ -234,3 +234,84 @@ def test_the_width_of_all_heads_as_scale_of_each_head_in_a_list():
     assert [f.id for f in head.findings] == ["wrong-scale"]
     for report in (head, whole):
         assert "the square root of the input's width" in report.findings[0].evidence
+
+
+SLOPED = edited(
+    BIASED,
+    [
+        (_BIAS, ""),
+        ("i = torch.arange(n, device=x.device)", "i = torch.arange(n, dtype=x.dtype)"),
+        ("        y =", """\
+        s = 30 * torch.tanh(s / 30)
+        s = s - (i[:, None] - i) / 2 ** torch.arange(1, self.h + 1)[:, None, None]
+        s = s.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+        y ="""),
+    ],
+)  # fmt: skip
+_FROM_HEADS = ("self.hd**0.5", "self.h**0.5")
+
+
+@pytest.mark.parametrize(
+    ("edits", "expected"),
+    [
+        ([], {}),
+        ([_FROM_HEADS], {"wrong-scale": "self.h**0.5"}),
+        ([("s - (i[:, None]", "s + (i[:, None]")], {"bias-favours-distant": "s + (i"}),
+        ([_FROM_HEADS, ("s - (i[:, None]", "s + (i[:, None]"), ("triu(1)", "triu(2)")],
+         {"wrong-scale": "self.h", "bias-favours-distant": "s + (i", "mask-off-by-one": "triu"}),
+    ],
+)  # fmt: skip
+def test_a_cap_hides_neither_the_scale_nor_the_mask(edits, expected):
+    """And each is found at its own line, with 0 for what rounding leaves of it."""
+    source = edited(SLOPED, edits)
+    report = check(source)
+    wrong = [found for found in report.findings if found.severity == "wrong"]
+    lines = {found.id: source.splitlines()[(found.line or 0) - 1] for found in wrong}
+    assert lines.keys() == expected.keys(), report
+    assert all(part in lines[id] for id, part in expected.items()), lines
+    assert all("e-1" not in found.evidence for found in report.findings)
+
+
+BARE = """\
+class ScaledDotProductAttention(nn.Module):
+    def __init__(self, {name}):
+        super().__init__()
+        self.{name} = {name}
+
+    def forward(self, q, k, v):
+        return (q @ k.mT / self.{name}).softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("d_k", {"scale-twice"}), ("temperature", set())])
+def test_a_width_is_no_scale(name, wrong):
+    assert ids(check(HEAD + BARE.format(name=name))) == wrong
+
+
+SKEWED = (
+    HEAD
+    + """\
+class RelativeAttention(nn.Module):
+    def __init__(self, d_model, max_len):
+        super().__init__()
+        self.q, self.k = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.v, self.max_len = nn.Linear(d_model, d_model), max_len
+        self.table = nn.Parameter(torch.randn(2 * max_len, d_model))
+
+    def forward(self, x):
+        n, d = x.shape[1:]
+        i = torch.arange(n)
+        rows = self.table[i[:, None] - i + self.max_len]
+        q = self.q(x)
+        s = (q @ self.k(x).mT + torch.einsum("bid,ijd->bij", q, rows)) / d**0.5
+        s = s.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
+        return s.softmax(-1) @ self.v(x)
+"""
+)
+
+
+def test_relative_embeddings_do_not_depend_on_the_length():
+    """The same prefix gives the same outputs, however long the text is."""
+    assert check(SKEWED).verdict == "correct"
+    shifted = edited(SKEWED, [("- i + self.max_len", "- i + n")])
+    assert "breaks-with-length" in ids(check(shifted))

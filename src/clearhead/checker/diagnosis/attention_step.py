@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Self
 
+from torch import Tensor
+
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import Values
 from clearhead.checker.diagnosis.reading import Core, Reading, closeness
+
+
+def cleared(number: Tensor) -> float:
+    """A number without what rounding has left of zero."""
+    return round(float(number), 9) + 0.0
+
+
+_HIDES = {"masked_fill", "masked_fill_", "where", "__setitem__", "add", "add_", "__iadd__"}
 
 
 class AttentionStep:
@@ -64,3 +74,7 @@ class AttentionStep:
         found = [self.program.calls[i] for i in sorted(calls, reverse=last)]
         lines = (call.line for call in found if not names or call.name in names)
         return next((line for line in lines if line is not None), None)
+
+    def _mask_line(self) -> int | None:
+        """The line that hides scores."""
+        return self._line(self._between(), _HIDES, last=True)

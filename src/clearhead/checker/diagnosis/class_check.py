@@ -24,6 +24,7 @@ from clearhead.checker.diagnosis.properties import judge_properties
 from clearhead.checker.diagnosis.randomness import run_twice
 from clearhead.checker.diagnosis.reading import Unreadable
 from clearhead.checker.diagnosis.recorded_pass import (
+    INVERTED,
     Examined,
     judge_default,
     judge_mask,
@@ -184,10 +185,12 @@ def _read(
     steps are right.
     """
     polarities = POLARITIES if subject.polarity else ("",)
-    ways = list(itertools.product(polarities, rotary_ways(subject), mark_ways(subject)))
+    shapes = dict.fromkeys((subject.mask_shape, "bnn") if subject.polarity else ("nn",))
+    angles, marked = rotary_ways(subject), mark_ways(subject)
+    ways = list(itertools.product(shapes, polarities, angles, marked))
     tried: list[tuple[Subject, Tensor, Examined | str]] = []
-    for polarity, rotary, marks in ways:
-        trial = replace(subject, polarity=polarity, rotary=rotary, marks=marks)
+    for shape, polarity, rotary, marks in ways:
+        trial = replace(subject, mask_shape=shape, polarity=polarity, rotary=rotary, marks=marks)
         got = call(case.session, trial, inputs) if len(ways) > 1 else out
         if isinstance(got, Failure) or any(torch.equal(got, other) for _, other, _ in tried):
             continue
@@ -198,15 +201,21 @@ def _read(
         tried.append((trial, got, read))
         if isinstance(read, Examined) and read.steps.right:
             break
-    return min(tried, key=lambda one: _trouble(one[2]), default=(subject, out, "it cannot be run"))
+    # A mask with more axes than it should have adds an axis to the scores.
+    ranks = [(*_trouble(read), trial.mask_shape == "11nn") for trial, _, read in tried]
+    if not tried:
+        return subject, out, "it cannot be run"
+    return tried[ranks.index(min(ranks))]
 
 
-def _trouble(read: Examined | str) -> tuple[int, int]:
-    """How far a pass is from being right."""
+def _trouble(read: Examined | str) -> tuple[int, bool, int]:
+    """How far a pass is from being right; an inverted mask is more likely to be ours."""
     if isinstance(read, str):
-        return 3, 0
+        return 3, False, 0
     steps = read.steps
-    return 0 if steps.right else 1 if steps.wrong else 2, len(steps.findings) + len(steps.doubts)
+    inverted = any(found.id in INVERTED for found in steps.findings)
+    count = len(steps.findings) + len(steps.doubts)
+    return 0 if steps.right else 1 if steps.wrong else 2, inverted, count
 
 
 # The weights of a row sum to one along something else.
@@ -221,11 +230,13 @@ def _wrong(case: Case, subject: Subject, inputs: Inputs, out: Tensor, steps: Jud
     leak = probes.future_leak(case.session, subject, inputs, out)
     for found in _on_purpose(case, subject, steps):
         evidence = found.evidence
-        if re.match("mask|no-causal|sdpa|softmax", found.id) and leak.size > 1e-9:
+        if re.match("mask(?!-hides)|no-causal|sdpa|softmax", found.id) and leak.size > 1e-9:
             moved = f"Changing token {leak.changed} changed output {leak.moved}"
             evidence += f" {moved} by {leak.size:.2g}."
         case.add(found.id, evidence, found.line, found.severity)
     _heads(case, subject, steps)
+    if subject.takes_mask and not subject.polarity:
+        judge_mask(case, subject, ids)
     learning.detached(case, subject, inputs, out)
     extras.training(case, subject, inputs, out, over_keys=not ids & _OTHER_AXES)
     return case.report()

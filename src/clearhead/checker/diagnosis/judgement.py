@@ -61,7 +61,8 @@ class Judgement:
         head_dim: The width of a head.
         kv_heads: How many heads of keys and values there are, if fewer.
         scale: What the products of queries and keys are multiplied by, in all.
-        mask: "none", "causal", "window5" for the last five tokens, or "other".
+        mask: "none", "causal", "window5" for the last five tokens, "lifted" if the
+            scores that it marks are raised, or "other".
         rotary: Whether queries and keys are turned by their positions.
         projected: Whether the mixed values pass an output projection.
         question: Whether a finding may be on purpose, so that there is no verdict.

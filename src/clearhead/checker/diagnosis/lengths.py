@@ -97,6 +97,9 @@ def lengths(case: Case, subject: Subject, right: AnyReference) -> AnyReference |
                     _name_length(case, subject, right, tokens)
                 return None
             right = windowed
+        elif lost := _prefix_lost(case, subject, right, inputs, got):
+            _breaks(case, f"With {tokens} tokens {lost}.")
+            return None
     return right
 
 
@@ -158,20 +161,23 @@ def _property_lost(
             "where each token is repeated several times, the output differs by "
             f"{percent(gap)} from the output for each token once, which must be the same"
         )
-    if right.mask != "causal":
-        return ""
+    return _prefix_lost(case, subject, right, inputs, got)
+
+
+def _prefix_lost(
+    case: Case, subject: Subject, right: AnyReference, inputs: Inputs, got: Tensor
+) -> str:
+    """Where no token sees a later one, whether the first outputs change with what follows."""
     few = subject.sizes.tokens
-    if few < inputs[0].shape[1]:
-        start = each(inputs, lambda t: t[:, :few].contiguous())
-        short, wanted = call(case.session, subject, start), right.output(start)
-        if wanted is not None and isinstance(short, Tensor):
-            gap = difference(got[:, :few], wanted)
-            if gap > BREAKS:
-                return (
-                    f"the first {few} outputs differ by {percent(gap)} from those "
-                    "without the tokens after them"
-                )
-    return ""
+    if not right.mask.startswith(("causal", "window")) or few >= inputs[0].shape[1]:
+        return ""
+    short = call(case.session, subject, each(inputs, lambda t: t[:, :few].contiguous()))
+    if isinstance(short, Failure) or short.shape[1] != few:
+        return ""
+    gap = difference(got[:, :few], short)
+    if gap <= BREAKS:
+        return ""
+    return f"the first {few} outputs differ by {percent(gap)} from those without the rest"
 
 
 def _stretched(case: Case, subject: Subject, right: AnyReference, tokens: int) -> float:
@@ -370,8 +376,10 @@ def _name_length(case: Case, subject: Subject, right: AnyReference, tokens: int)
         f"With {fine} tokens, the output is that of attention; {where}, it differs by "
         f"{percent(gap_at(bad))}."
     )
-    if case.text.has(SPARSE):
-        evidence += " If it is meant to see only part of a long sequence, it is right."
-        case.add("breaks-with-length", evidence, severity="edge")
-    else:
-        case.add("breaks-with-length", evidence)
+    _breaks(case, evidence)
+
+
+def _breaks(case: Case, evidence: str) -> None:
+    sparse = case.text.has(SPARSE)
+    evidence += " If it is meant to see only part of a long sequence, it is right." * sparse
+    case.add("breaks-with-length", evidence, severity="edge" if sparse else "")

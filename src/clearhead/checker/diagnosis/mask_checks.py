@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import filterfalse
 
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.attention_step import AttentionStep
+from clearhead.checker.diagnosis.attention_step import AttentionStep, cleared
 from clearhead.checker.diagnosis.reading import HIDDEN
 
 _READS = {"__getitem__", "embedding", "index_select", "gather"}
-_HIDES = {"masked_fill", "masked_fill_", "where", "__setitem__", "add", "add_", "__iadd__"}
+_ADDS = {"add", "add_", "__iadd__", "sub", "sub_", "__isub__"}
 _DRAWS = {"tril", "triu", "tril_", "triu_"}
 
 
@@ -56,10 +57,8 @@ class MaskCheck(AttentionStep):
         line = self._mask_line()
         if odd.any() and learned:
             self.learned_bias(a, b)
-        elif odd.any():
-            self.odd_scores(oddly, odd, a, b, future, line)
-            if verdict.findings or verdict.doubts:
-                return
+        elif odd.any() and (self.odd_scores(oddly, odd, a, b, future, line) or verdict.doubts):
+            return
         self.pattern(pattern, future, line)
         if not last and verdict.mask != "none":
             verdict.mask = "other"
@@ -70,9 +69,13 @@ class MaskCheck(AttentionStep):
         hidden = (b < HIDDEN).reshape(-1, *b.shape[-2:]) if b.ndim > 1 else b
         if b.ndim > 1 and hidden.shape[1:] == (tokens, tokens) and (hidden == hidden[:1]).all():
             future = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
-            doubts = list(self.verdict.doubts)
-            self.pattern(hidden[0], future, self._mask_line())
-            self.verdict.doubts = doubts
+            self.named(hidden[0], future)
+
+    def named(self, hidden: Tensor, future: Tensor) -> None:
+        """The pattern of a mask if it is a usual one, where others are no reason for doubt."""
+        doubts = list(self.verdict.doubts)
+        self.pattern(hidden, future, self._mask_line())
+        self.verdict.doubts = doubts
 
     def _used_weights(self, summed: int) -> Tensor | None:
         core = self.core
@@ -85,40 +88,49 @@ class MaskCheck(AttentionStep):
 
     def odd_scores(
         self, oddly: Tensor, odd: Tensor, a: Tensor, b: Tensor, future: Tensor, line: int | None
-    ) -> None:
-        """Scores that something is added to, which is neither a mask nor learned."""
+    ) -> bool:
+        """Scores that something is done to, which is not learned: whether that is the mask."""
         verdict = self.verdict
-        if (
-            torch.equal(oddly, future)
-            or torch.equal(oddly, future.T)
-            or torch.equal(oddly, ~future)
-        ):
-            fill = sorted(set(b[..., oddly].flatten().tolist()))
-            zeroed = float(a[..., oddly].abs().max()) < 1e-12
-            if zeroed or fill[-1] - fill[0] < 1e-9:
-                number = fill[0]
-                how = f"the score {number:.3g}" if zeroed else f"{number:.3g} added"
-                evidence = f"Masked entries get {how} instead of -inf, so they keep a weight."
-                added = not zeroed and abs(abs(number) - 1) < 1e-9
-                id = "mask-added-not-filled" if added else "mask-fill-not-inf"
-                if number < -5 and not torch.equal(oddly, ~future):
-                    id, verdict.mask = "mask-fill-too-small", "causal"
-                verdict.add(id, evidence, line)
-                return
+        drawn = any(torch.equal(oddly, one) for one in (future, future.T, ~future))
+        fill = b[..., oddly]
+        zeroed = bool((a[..., oddly].abs() < 1e-12).all())
+        same = fill.numel() > 0 and float(fill.max() - fill.min()) < 1e-9
+        if (zeroed or same) if drawn else (zeroed and same and bool((odd == oddly).all())):
+            number = cleared(fill.min())
+            how = f"the score {number:.3g}" if zeroed else f"{number:.3g} added"
+            evidence = f"Masked entries get {how} instead of -inf, so they keep a weight."
+            added = not zeroed and abs(abs(number) - 1) < 1e-9
+            id = "mask-added-not-filled" if added else "mask-fill-not-inf"
+            if number < -5 and not torch.equal(oddly, ~future):
+                id, verdict.mask = "mask-fill-too-small", "causal"
+            verdict.add(id, evidence, line)
+            if not drawn:
+                self.named(oddly, future)
+            return True
         if self._of_distance(b) or self._of_key(b):
             verdict.notes.append("A relative position bias is added to the scores.")
             last = b[..., -1, :].masked_fill(b[..., -1, :] < HIDDEN, 0.0)
             if bool((last.diff(dim=-1) < -1e-6).all(-1).any()):
                 evidence = (
                     f"The last token's score for the first token is raised by "
-                    f"{float(last[0, 0]):.3g}, and that for itself by {float(last[0, -1]):.3g}."
+                    f"{cleared(last[0, 0]):.3g}, and that for itself by "
+                    f"{cleared(last[0, -1]):.3g}."
                 )
-                verdict.add("bias-favours-distant", evidence, line)
-            return
+                verdict.add("bias-favours-distant", evidence, self._bias_line() or line)
+            return False
         if self._passed_in(a):
             verdict.notes.append("A bias that is passed in is added to the scores.")
         elif not self._of_sum(b):
             verdict.doubts.append("a bias that could not be judged is added to the scores")
+        return False
+
+    def _bias_line(self) -> int | None:
+        """The line that adds finite numbers, which are not all the same, to the scores."""
+        adds = {i for i in self._between() if self.program.calls[i].name in _ADDS}
+        beside = {i: [*filterfalse(self.reading.depends, self.reading.places(i))] for i in adds}
+        values = {i: self.reading.values[rs[0]] for i, rs in beside.items() if rs}
+        found = {i for i, v in values.items() if v.numel() > 1 and bool((v > HIDDEN).all())}
+        return self._line(found)
 
     def _passed_in(self, a: Tensor) -> bool:
         """Whether nothing is added to the scores if every input beside the tokens is zero.
@@ -291,10 +303,6 @@ class MaskCheck(AttentionStep):
             return
         verdict.mask = "other"
         verdict.doubts.append("a mask of an unusual form")
-
-    def _mask_line(self) -> int | None:
-        """The line that hides scores."""
-        return self._line(self._between(), _HIDES, last=True)
 
     def dropped(self, hides: Collection[str] = ("masked_fill",)) -> bool:
         """Name the call that hides scores and whose result is never used, if there is one."""

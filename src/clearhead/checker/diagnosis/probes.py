@@ -144,8 +144,13 @@ def same_tokens(session: Session, subject: Subject, inputs: Inputs) -> float:
 
 
 def permutation_gap(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> float:
-    """How far permuted inputs are from giving permuted outputs: 0 without mask and positions."""
-    order = torch.randperm(inputs[0].shape[1], generator=torch.Generator().manual_seed(3))
+    """How far permuted inputs, or rows and columns of a picture, are from permuted outputs."""
+    tokens, generator = inputs[0].shape[1], torch.Generator().manual_seed(3)
+    height = axes.height_of(tokens) if subject.axes in axes.PICTURES else 1
+    order = torch.arange(tokens).view(height, -1)
+    for axis, count in enumerate(order.shape):
+        order = order.index_select(axis, torch.randperm(count, generator=generator))
+    order = order.flatten()
     other = call(session, subject, each(inputs, lambda t: t[:, order].contiguous()))
     if isinstance(other, Failure) or other.shape != out.shape:
         return 0.0
@@ -184,17 +189,33 @@ def dtype_failure(session: Session, subject: Subject, dtype: torch.dtype) -> Fai
 
 def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> dict[str, int]:
     """Weights of queries, keys, values or output of which some outputs are never used: how many."""
+    idle = _still_rows(session, subject, inputs, out)
+    layers = {name.rpartition(".")[0] for name in idle}
+    if layers:  # what a ReLU cuts off passes it if the layer is turned around
+        own = {name: weight.to(subject.dtype) for name, weight in subject.weights.items()}
+        turned = {n: -w if n.rpartition(".")[0] in layers else w for n, w in own.items()}
+        session.load(turned)
+        again = _still_rows(session, subject, inputs, out)
+        session.load(own)
+        idle = {name: rows & again[name] for name, rows in idle.items() if name in again}
+    return {name: int(rows.sum()) for name, rows in idle.items() if rows.any()}
+
+
+def _still_rows(
+    session: Session, subject: Subject, inputs: Inputs, out: Tensor
+) -> dict[str, Tensor]:
+    """Where some rows of such a weight get no gradient, and others do: which."""
     got = backward(session, subject, inputs, out)
     if isinstance(got, Failure):
         return {}
-    idle = {}
+    idle: dict[str, Tensor] = {}
     for name, gradient in got.parameters.items():
         layer = takes_last(subject.built.modules.get(name.rpartition(".")[0], ""))
         roles = ("q", "k", "v", "o", "qkv", "kv")
         named = role_of(name) in roles and name.endswith("weight")
         if layer and named and gradient is not None:
-            still = int((gradient.flatten(1).abs().amax(1) < 1e-14).sum())
-            if 0 < still < len(gradient):
+            still = gradient.flatten(1).abs().amax(1) < 1e-14
+            if still.any() and not still.all():
                 idle[name] = still
     return idle
 

@@ -47,6 +47,30 @@ def normed_over_tokens(reading: Reading, verdict: Judgement) -> bool:
     return False
 
 
+def scrambled(reading: Reading, verdict: Judgement, *, known: bool = False) -> bool:
+    """Name a reshape that makes an axis as long as the tokens, which is not theirs.
+
+    Any axis will do if it is `known` that tokens are mixed outside the attention.
+    """
+    program = reading.program
+    for index in sorted(program.before(reading.output)):
+        call, out = program.calls[index], program.calls[index].out[0]
+        read = [r for r in reading.places(index) if reading.depends(r)]
+        if call.name not in RESHAPES or not read or out not in reading.tokenwise:
+            continue
+        had, has = (tuple(reading.values[r].shape) for r in (read[0], out))
+        kept, keeps = (
+            reading.token_axis(r) is not None or reading.has_pixels(r) for r in (read[0], out)
+        )
+        if kept and not keeps and (known or reading.size[0] in has):
+            evidence = (
+                f"{call.name} {had} -> {has} spreads the numbers of a token over several rows."
+            )
+            verdict.add("split-without-transpose", evidence, call.line)
+            return True
+    return False
+
+
 def _cut_across(reading: Reading, before: int, verdict: Judgement) -> bool:
     """Name a reshape before a call that splits the width in front of batch and tokens."""
     program, source = reading.program, reading.sources[0]
@@ -111,7 +135,12 @@ def ignored_inputs(reading: Reading, verdict: Judgement) -> None:
     if not idle or len(idle) == len(moves):
         return
     evidence = f"Input {idle[0]} of {len(moves)} takes no part: changing it changes no output."
-    verdict.add("input-ignored", evidence, None)
+    line, core = None, next(iter(reading.cores), None)
+    if len(moves) == 3 and core is not None:  # where the queries, keys or values are made
+        part = (*core.operands, core.mixed.values)[idle[0] - 1]
+        calls = [reading.program.calls[i] for i in sorted(reading.program.before(part))]
+        line = next((call.line for call in reversed(calls) if call.name == "linear"), None)
+    verdict.add("input-ignored", evidence, line)
 
 
 def rescaled(reading: Reading, context: int, rate: float, verdict: Judgement) -> None:
@@ -232,17 +261,5 @@ def beside(reading: Reading, contexts: list[int], verdict: Judgement) -> None:
     if any(program.calls[i].name.startswith("conv") for i in program.before(reading.output)):
         verdict.notes.append("A convolution mixes neighbouring tokens beside the attention.")
         return
-    for index in sorted(program.before(reading.output)):
-        call = program.calls[index]
-        sources = [r for r in reading.places(index) if reading.depends(r)]
-        out = call.out[0]
-        if call.name in RESHAPES and sources and reading.depends(out):
-            had = reading.token_axis(sources[0]) is not None
-            lost = reading.token_axis(out) is None and not reading.has_pixels(out)
-            if had and out in reading.tokenwise and lost:
-                shapes = f"{tuple(reading.values[sources[0]].shape)} -> "
-                shapes += f"{tuple(reading.values[out].shape)}"
-                evidence = f"{call.name} {shapes}: the result has no token axis."
-                verdict.add("split-without-transpose", evidence, call.line)
-                return
-    verdict.doubts.append("something other than the attention mixes tokens")
+    if not scrambled(reading, verdict, known=True):
+        verdict.doubts.append("something other than the attention mixes tokens")

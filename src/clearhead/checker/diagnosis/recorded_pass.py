@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +20,7 @@ from clearhead.checker.diagnosis.intent import (
 )
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
-from clearhead.checker.diagnosis.program_checks import normed_over_tokens
+from clearhead.checker.diagnosis.program_checks import normed_over_tokens, scrambled
 from clearhead.checker.diagnosis.reading import Reading, Source, Stacked, Unreadable, is_same
 from clearhead.checker.diagnosis.step_checks import judge, judge_whole
 from clearhead.checker.diagnosis.whole_attention import WholeAttention, find_whole
@@ -27,6 +28,7 @@ from clearhead.checker.harness.alternatives import mask_ways
 from clearhead.checker.harness.axis_orders import HEADS_READY, ONE_TEXT, STATES, taken
 from clearhead.checker.harness.building import head_counts
 from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.constructor_arguments import likely_meaning
 from clearhead.checker.harness.forward_arguments import POLARITIES
 from clearhead.checker.harness.subject import (
     Inputs,
@@ -277,23 +279,28 @@ def _judged(
         around = judge_whole(whole)
         if problem or not around.doubts:
             return around, whole
+    spread = Judgement()
+    if scrambled(reading, spread):
+        return spread, None
     if problem:
         raise Unreadable(problem)
     return steps, None
 
 
 def _scales(subject: Subject) -> tuple[float, ...]:
-    """Arguments that may be the scale: by their names; any number where there are no weights."""
+    """Arguments that may be the scale: by name; without weights, any but widths and heads."""
     given = {p.name: subject.keywords.get(p.name, p.default) for p in subject.info.init}
     for value in subject.keywords.values():
         if isinstance(value, dict) and "__config__" in value:
             told = value["__config__"].items()
             given |= {name: v for name, v in told if "scal" in name or "temp" in name}
+    sizes = {"d", "d_in", "d_out", "head_dim", "heads", "kv_heads"}
     return tuple(
         float(value)
         for name, value in given.items()
         if isinstance(value, int | float) and value > 0 and type(value) is not bool
-        if not subject.built.parameters or "scal" in name.lower() or "temp" in name.lower()
+        if re.search("scal|temp", name.lower())
+        or not (subject.built.parameters or likely_meaning(name) in sizes)
     )
 
 
@@ -328,22 +335,24 @@ def _faithful(case: Case, subject: Subject, reading: Reading, verdict: Judgement
             return
 
 
+INVERTED = {"mask-inverted", "sdpa-mask-polarity"}
 _NOT_HIDDEN = {
     *("mask-fill-not-inf", "mask-result-dropped", "mask-added-not-filled"),
     *("mask-fill-too-small", "mask-after-softmax", "softmax-twice"),
 }
 
 
-def judge_mask(case: Case, subject: Subject) -> None:
+def judge_mask(case: Case, subject: Subject, known: Set[str] = frozenset()) -> None:
     """Pass a causal mask to a class that takes one: does it hide what it marks?
 
     Any meaning of True is fine. If every usual mask leaves weights on what it hides, that is a
-    mistake, and the recorded pass shows the line.
+    mistake, and the recorded pass shows the line. Mistakes that are `known` need no mask.
     """
     takes = [p for p in case.info.forward if p.name == subject.takes_mask]
     if not takes or isinstance(takes[0].default, bool) or takes[0].annotation == "bool":
         return  # a flag
     tried: dict[str, Judgement] = {}
+    ran = False
     of_each_text = _of_each_text(case, subject)
     if of_each_text:
         subject = replace(subject, mask_shape=of_each_text)
@@ -358,18 +367,22 @@ def judge_mask(case: Case, subject: Subject) -> None:
             if not out.isfinite().all():
                 continue  # it is no such mask
             return
-        others = [found for found in verdict.findings if found.id not in SCALES]
+        others = [found for found in verdict.findings if found.id not in SCALES | known]
         if verdict.mask in ("causal", "none") and not others and not verdict.doubts:
             return  # it hides the future
-        if any(f.id in ("mask-inverted", "sdpa-mask-polarity") for f in verdict.findings):
-            return  # True means the other thing here
-        tried[polarity] = verdict
-    if not tried:
-        _branch_fails(case, subject)
+        ran = True
+        if verdict.mask == "lifted":
+            tried = {polarity: verdict}  # no meaning of True makes that right
+            break
+        if not any(found.id in INVERTED for found in others):  # else True means the other thing
+            tried[polarity] = verdict
+    if not ran:
+        _branch_fails(case, subject, known)
     sure = {polarity: one for polarity, one in tried.items() if not one.doubts}
     if sure.keys() < tried.keys() and not {"keep", "hide"} <= sure.keys():
         return  # ~mask of whole numbers, say
-    seen = (f for verdict in sure.values() for f in verdict.findings if f.id in _NOT_HIDDEN)
+    new = _NOT_HIDDEN - known
+    seen = (f for verdict in sure.values() for f in verdict.findings if f.id in new)
     for found in itertools.islice(seen, 1):
         case.add(found.id, f"With a causal mask passed in: {found.evidence}", found.line)
 
@@ -394,7 +407,7 @@ def _of_each_text(case: Case, subject: Subject) -> str:
     return ""
 
 
-def _branch_fails(case: Case, subject: Subject) -> None:
+def _branch_fails(case: Case, subject: Subject, known: Set[str]) -> None:
     """Whether every usual mask raises an error from the class's own lines.
 
     Not where it refuses them on purpose, or takes an object of another kind.
@@ -415,7 +428,7 @@ def _branch_fails(case: Case, subject: Subject) -> None:
     found = [one for each in by_shape.values() for one in each]
     fits = [e for e in by_shape.values() if not any(re.search(_OF_SHAPE, f.message) for f in e)]
     messages = {re.sub(r"\d+", "", one.message) for one in found}
-    if fits or len(messages) == 1:  # else some come further
+    if fits or (len(messages) == 1 and not known):  # else some come further
         case.add_failure("mask-branch-fails", "With every usual mask", (fits or [found])[0][0])
 
 
@@ -430,4 +443,6 @@ def judge_default(case: Case, subject: Subject) -> None:
     plain = replace(subject, polarity="")
     got = call(case.session, plain, inputs_for(plain, plain.sizes.tokens))
     if isinstance(got, Failure) and got.kind == "exception" and got.line is not None:
+        first = got.message.partition("\n")[0].removesuffix(", but expected one of:")
+        got = replace(got, message=first)
         case.add_failure("default-mask-fails", f"Without {subject.takes_mask}", got)

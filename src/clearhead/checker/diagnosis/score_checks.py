@@ -27,9 +27,11 @@ class ScoreCheck(AttentionStep):
             self.unit_lengths()
         dots = torch.stack([v[core.dots] for v in self.runs])
         scores = torch.stack([v[core.scores] for v in self.runs])
-        if bool((scores > 1e30).any()):
-            evidence = "Masked entries get +inf instead of -inf, and so all of the weight."
-            verdict.add("mask-fill-not-inf", evidence, None)
+        if bool((scores > 1e6).any()):
+            number = f"{float(scores.max()):+.3g}"
+            evidence = f"Masked entries get {number} instead of -inf, and so all of the weight."
+            verdict.add("mask-fill-not-inf", evidence, self._mask_line())
+            verdict.mask = "lifted"
             return None, None
         fitted = fit(list(dots), list(scores))
         if fitted is not None:
@@ -130,7 +132,9 @@ class ScoreCheck(AttentionStep):
         right = core.head_dim**-0.5
         if abs(inside / right - 1) < 1e-4:
             return a, b  # c * tanh(scaled scores), as in pointer networks
-        free = abs(cap - 1) < 1e-4 or self.expected.arguments
+        maker = program.maker.get(before)
+        inverse = 1.0 if maker is None else _factor(self.reading, maker)
+        free = min(abs(cap - 1), abs(cap * inverse - 1)) < 1e-4 or self.expected.arguments
         if abs(usual - 1) > 1e-4 and abs(usual / right - 1) > 1e-4 and not free:
             self.verdict.doubts.append("the scores are capped in an unknown way")
             return a, b
@@ -360,11 +364,9 @@ def factor_of(reading: Reading, register: int) -> tuple[float, int | None, bool]
         if call.name in ("layer_norm", "rms_norm", "group_norm"):
             break
         unit |= call.name in _UNIT
-        if call.name in _SCALES and len(sources) == 1:
-            number = _number(reading, index, places, sources[0])
-            if number is not None:
-                product *= 1 / number if "div" in call.name else number
-                line = call.line
+        factor = _factor(reading, index)
+        if factor != 1.0:
+            product, line = product * factor, call.line
         if len(sources) > 1 and call.name in (*_SCALES, "div"):
             before = {program.calls[i].name for r in sources[1:] for i in program.before(r)}
             unit |= bool(before & {*_UNIT, "sum", "mean", "pow", "square"})
@@ -372,14 +374,16 @@ def factor_of(reading: Reading, register: int) -> tuple[float, int | None, bool]
     return product, line, unit
 
 
-def _number(reading: Reading, index: int, places: list[int], data: int) -> float | None:
-    """The number that a call multiplies or divides by, if it is one and not learned."""
+def _factor(reading: Reading, index: int) -> float:
+    """The number, not learned, that a call multiplies one register by; 1.0 if it does not."""
     call = reading.program.calls[index]
-    for value in call.args:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-    others = [r for r in places if r != data]
-    if len(others) != 1 or reading.learned(others[0]):
-        return None
-    tensor = reading.values[others[0]]
-    return float(tensor.reshape(-1)[0]) if tensor.numel() == 1 else None
+    places = reading.places(index)
+    data = [r for r in places if reading.depends(r)]
+    if call.name not in _SCALES or len(data) != 1:
+        return 1.0
+    numbers = [float(v) for v in call.args if isinstance(v, int | float) and type(v) is not bool]
+    others = [r for r in places if r != data[0]]
+    if not numbers and len(others) == 1 and not reading.learned(others[0]):
+        tensor = reading.values[others[0]]
+        numbers = tensor.reshape(-1).tolist() if tensor.numel() == 1 else []
+    return 1.0 if not numbers else 1 / numbers[0] if "div" in call.name else numbers[0]

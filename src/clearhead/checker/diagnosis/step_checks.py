@@ -90,6 +90,8 @@ def _judge_attention(step: AttentionStep) -> int | None:
     if not whole:
         if b is not None and verdict.findings:
             MaskCheck.of(step).by_shape(b)
+        if verdict.findings:
+            weights.by_shape()
         MergeCheck.of(step).merge(None)
         return None
     weight_axes = core.weight_axes(core.axes)
@@ -103,8 +105,9 @@ def _judge_attention(step: AttentionStep) -> int | None:
     weights.groups()
     over_keys = weights.softmax(keys, queries)
     weights.weights((weight_axes[1 - summed], weight_axes[summed]), (queries, keys), over_keys)
-    if a is not None and b is not None:
-        MaskCheck.of(step).mask(a, b, summed)
+    if a is not None and b is not None:  # a mask is of scores, before weights are transposed
+        transposed = any(found.id == "weights-transposed" for found in verdict.findings)
+        MaskCheck.of(step).mask(a, b, 1 - summed if transposed else summed)
     MaskCheck.of(step).dropped()
     merged = MergeCheck.of(step).merge(rows)
     return rows if merged else None

@@ -99,19 +99,17 @@ class TokenCheck(AttentionStep):
             self.verdict.add("values-not-mixed" if mixed else "unexplained", evidence, call.line)
 
     def two_inputs(self) -> None:
-        """In cross-attention, the values come from where the keys come from."""
-        if len(self.reading.sources) != 2:
-            return
+        """Of two inputs, the values come from where the keys come from; of three, from the last."""
+        if len(self.reading.sources) < 2 or self.core.additive:
+            return  # which of two summands is the query cannot be told
         keys = [self._inputs_of(register) for register in self.core.operands]
         values = self._inputs_of(self.core.mixed.values)
         if keys == [{0}, {1}] and values == {0}:
             evidence = (
                 "The keys come from the second input, and the values from the queries' input."
             )
-        elif keys == [{0}, {0}] and values == {1}:
-            evidence = (
-                "The keys come from the queries' input, and the values from the second input."
-            )
+        elif keys == [{0}, {0}] and values in ({1}, {2}):
+            evidence = "The keys come from the queries' input, and the values from another input."
         else:
             return
         line = self._line(self.program.before(self.core.mixed.values), {"linear"})

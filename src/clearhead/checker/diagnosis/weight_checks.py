@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from clearhead.checker.diagnosis.attention_step import AttentionStep
+from clearhead.checker.diagnosis.attention_step import AttentionStep, cleared
 from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import Values
 from clearhead.checker.diagnosis.reading import RESHAPES, Core, Reading, Unreadable
@@ -63,6 +63,21 @@ class WeightCheck(AttentionStep):
         )
         self.verdict.add(id, evidence, call.line)
         return False
+
+    def by_shape(self) -> None:
+        """The softmax where no axis is the tokens any more: do the values sum the same axis?"""
+        core, scores = self.core, self.reading.values[self.core.scores]
+        call = self.program.calls[core.softmax]
+        dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
+        pair = (scores.ndim - 2, scores.ndim - 1)
+        kept = [self.reading.follow(core.weights, axis, core.context)[0] for axis in pair]
+        if not isinstance(dim, int) or kept.count(None) != 1 or scores.ndim < 3:
+            return
+        keys, queries = pair[kept.index(None)], pair[1 - kept.index(None)]
+        same = self.reading.follow(core.weights, keys, core.mixed.weights) == [keys]
+        if same and dim % scores.ndim == queries:
+            evidence = f"The softmax runs over axis {queries}, and the values meet axis {keys}."
+            self.verdict.add("softmax-over-queries", evidence, call.line)
 
     def over_everything(self) -> bool:
         """Whether one softmax runs over all pairs of tokens."""
@@ -170,7 +185,7 @@ class WeightCheck(AttentionStep):
         if cut:
             evidence = (
                 "Weights are set to zero after the softmax, and the rows are not divided by what "
-                f"is left: the smallest sum is {float(rows.min()):.2g}."
+                f"is left: the smallest sum is {cleared(rows.min()):.2g}."
             )
             verdict.add("mask-after-softmax", evidence, line)
         if abs(gain - 1) > 1e-6:
