@@ -73,7 +73,7 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Finding, Report
 from clearhead.checker.sandbox.submission import Built, Failure
 from clearhead.checker.source.argument_flow import frames, progress_of, used_at
-from clearhead.checker.source.call_sites import parsed
+from clearhead.checker.source.call_sites import assigned, parsed
 from clearhead.checker.source.class_text import order_said
 
 ADAPTER = (
@@ -197,8 +197,8 @@ def prepare(case: Case) -> Subject | Report:
 def _with_fixed_width(case: Case, failure: Failure) -> Subject | None:
     """The class with the width of its layers, where that is a number at the top of the file."""
     product = re.search(PRODUCT, failure.message)
-    tops = [n.value for n in parsed(case.text.file).body if isinstance(n, ast.Assign)]
-    if product is None or product[3] not in {ast.unparse(value) for value in tops}:
+    tops = ast.Module([n for n in parsed(case.text.file).body if isinstance(n, ast.Assign)], [])
+    if product is None or product[3] not in map(ast.unparse, assigned(tops).values()):
         return None
     width = int(product[3])
     heads = next((n for n in (4, 3, 5, 7) if width % n == 0), 1)
@@ -381,15 +381,13 @@ def _repaired(case: Case, subject: Subject, failure: Failure) -> Subject | Failu
     if failure.message.startswith(_POOLED) and all(p.has_default for p in case.info.forward[1:]):
         return first  # nothing has to be given that it did not get
     for _ in range(6):
-        far = progress_of(case.text.file, case.info.name, failure)
         for trial in changes(case, subject, failure):
             if case.late():
                 return first
             got = _ways(case, trial)
             if not isinstance(got, Failure):
                 return got
-            further = progress_of(case.text.file, case.info.name, got) > far
-            if got.kind not in GONE and further:
+            if got.kind not in GONE and _came_further(case, got, failure):
                 subject, failure = trial, got
                 break
         else:
@@ -563,8 +561,12 @@ def _with_its_tokens(case: Case, subject: Subject, failure: Failure) -> Subject 
 
 
 def _in_order(case: Case, subject: Subject) -> Subject | Failure:
-    """The first way to call it with its axes in this order; else what the plainest way answered."""
+    """The first way to call it with its axes in this order; else what the plainest way answered.
+
+    Without a mask that must be given, no call is plain: then the way counts that came furthest.
+    """
     first: Failure | None = None
+    furthest: Failure | None = None
     spare: Subject | None = None
     polarities = [("", "nn"), *itertools.product(POLARITIES, ["nn"])]
     polarities += itertools.product(POLARITIES, MASK_SHAPES[1:])
@@ -585,10 +587,12 @@ def _in_order(case: Case, subject: Subject) -> Subject | Failure:
             out = call(case.session, trial, inputs)
             if isinstance(out, Failure):
                 first = first or out
+                if furthest is None or (must and _came_further(case, out, furthest)):
+                    furthest = out
                 if _ends(out):
                     return out
                 if case.late():
-                    return first
+                    return furthest
                 whole = _with_whole_context(case, trial, out)
                 if whole is not None:
                     return whole
@@ -600,7 +604,13 @@ def _in_order(case: Case, subject: Subject) -> Subject | Failure:
                     case.session, trial, inputs, out
                 )
                 return replace(trial, axes="first") if sequence else trial
-    return spare or first or Failure("exception", "NoNumbers", "forward gave NaN or infinity")
+    return spare or furthest or Failure("exception", "NoNumbers", "forward gave NaN or infinity")
+
+
+def _came_further(case: Case, failure: Failure, other: Failure) -> bool:
+    """Whether a call came further in forward than another one before it failed."""
+    now, before = (progress_of(case.text.file, case.info.name, one) for one in (failure, other))
+    return now > before
 
 
 def _ends(failure: Failure) -> bool:

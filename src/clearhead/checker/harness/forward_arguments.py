@@ -68,7 +68,7 @@ def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], 
     parameters = [p for p in info.forward if not p.kind.startswith("VAR")]
     names = [p.name for p in parameters]
     inputs = [n for n in names if not re.search(_NO_INPUT, n.lower())]
-    by_role = {role_of(n): n for n in inputs if role_of(n) in ("q", "k", "v")}
+    by_role = {role_of(n): n for n in reversed(inputs) if role_of(n) in ("q", "k", "v")}
     three = len(by_role) == 3
     asks = _asks(names)
     both_sides = {_SIDES.get(n.lower(), "") for n in names} >= {"rows", "columns"}

@@ -152,14 +152,15 @@ def joined_widths(built: Built, sizes: Sizes, given: Mapping[str, object]) -> tu
 
     The keys may be those of an encoder in two directions, which are twice as wide.
     """
-    width = sizes.d_out
-    if width not in given.values():
-        return 0, 0
+    told = [(n, v) for n, v in given.items() if type(v) is int]
+    widths = [v for n, v in told if v == sizes.d_out or likely_meaning(n) in ("d", "d_in", "d_out")]
     for name, shape in built.parameters.items():
         layer = takes_last(built.modules.get(name.rpartition(".")[0], "")) and len(shape) == 2
-        single = role_of(name) in ("q", "k", "v", "qkv", "kv")
-        if layer and not single and shape[1] in (2 * width, 3 * width):
-            return width, shape[1] - width
+        if not layer or role_of(name) in ("q", "k", "v", "qkv", "kv"):
+            continue
+        for width in sorted(widths, key=lambda one: one != shape[0]):  # the queries' first
+            if shape[1] - width in {times * one for one in widths for times in (1, 2)}:
+                return width, shape[1] - width
     return 0, 0
 
 

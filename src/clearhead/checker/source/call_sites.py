@@ -54,7 +54,8 @@ class Usage:
         called_names: Names that the file calls, derives from, decorates with or reads fields of.
         called_in: Parameters of forward that it calls.
         flags: Names of which the class asks the truth.
-        allowed: For names that must have one of some values, the first: `mode in ("sum", "mean")`.
+        allowed: For names that must have one of some values, the first: `mode in ("sum", "mean")`,
+            or `if axis == "rows": ... elif axis == "columns": ...`.
     """
 
     built: tuple[dict[str, Given], ...] = ()
@@ -123,7 +124,7 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
     for scope, owner in _scopes(parsed(file)):
         if owner == info.name:
             continue
-        values = _assigned(scope)
+        values = assigned(scope)
         holders = set()
         for target, call in _calls(scope):
             name = last_name(call.func)
@@ -143,7 +144,7 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
         _kept_and_called(init, node, info.init), frozenset(owners),
         _items(node, init, info.init), _called_names(parsed(file)),
         _called_in(forward, info.forward), flags_tested(node or ast.Module([], [])),
-        allowed_values(node),
+        {**_compared(node), **allowed_values(node)},
     )  # fmt: skip
 
 
@@ -187,7 +188,7 @@ def last_name(node: ast.AST) -> str:
     return ""
 
 
-def _assigned(scope: ast.AST) -> dict[str, ast.expr]:
+def assigned(scope: ast.AST) -> dict[str, ast.expr]:
     """The values that plain names get in a scope."""
     found: dict[str, ast.expr] = {}
     for node in ast.walk(scope):
@@ -378,6 +379,18 @@ def allowed_values(scope: ast.AST | None) -> dict[str, object]:
             if isinstance(first, ast.Constant) and last_name(node.left):
                 found.setdefault(last_name(node.left), first.value)
     return found
+
+
+def _compared(scope: ast.AST | None) -> dict[str, object]:
+    """The first of the texts or of several numbers that names are compared with, one by one."""
+    found: dict[str, list[object]] = {}
+    for node in ast.walk(scope) if scope is not None else ():
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
+            wanted = node.comparators[0]
+            if isinstance(wanted, ast.Constant) and type(wanted.value) in (str, int):
+                found.setdefault(last_name(node.left), []).append(wanted.value)
+    chosen = (name for name, known in found.items() if len(known) > 1 or type(known[0]) is str)
+    return {name: found[name][0] for name in chosen if name}
 
 
 Tree = dict[str, "Tree"]
