@@ -58,6 +58,7 @@ from clearhead.checker.harness.forward_arguments import (
 )
 from clearhead.checker.harness.repairs import GONE, NO_FIELD, build, changes, with_field
 from clearhead.checker.harness.subject import (
+    ONLY_WEIGHTS,
     Inputs,
     Subject,
     call,
@@ -156,6 +157,8 @@ def prepare(case: Case) -> Subject | Report:
                 return replace(got, how=description(got))
             if isinstance(got, Report):
                 return got
+            if got.failure.message == ONLY_WEIGHTS:
+                return case.unsure(f"{ONLY_WEIGHTS}: what is mixed by them lies outside.")
             same &= first is None or got.error == first.error
             shared += [got] if sizes.kv_heads != sizes.heads else []
             if first is None or (first.stage == "build" and got.stage == "forward"):
@@ -356,7 +359,7 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
         if isinstance(got, Failure) and ("NoneType" in got.message or got.type in _REFUSES):
             fed = replace(trial, feed=feeds(case.info, optional=True))
             got = _ways(case, fed) if fed.feed != trial.feed else got
-        if isinstance(got, Failure) and got.kind not in GONE:
+        if isinstance(got, Failure) and not _ends(got):
             got = _repaired(case, trial, got)
         if isinstance(got, Failure) and got.raised:
             got = _with_its_tokens(case, trial, got) or got
@@ -614,8 +617,9 @@ def _came_further(case: Case, failure: Failure, other: Failure) -> bool:
 
 
 def _ends(failure: Failure) -> bool:
-    """Whether another call would fail too: nobody answers, or the configuration lacks a field."""
-    return failure.kind in GONE or NO_FIELD.search(failure.message) is not None
+    """Whether no other call helps: nobody answers, a field is missing, or nothing is mixed."""
+    last = failure.kind in GONE or failure.message == ONLY_WEIGHTS
+    return last or NO_FIELD.search(failure.message) is not None
 
 
 _INPUTS = ("x", "q", "k", "v", "kv")

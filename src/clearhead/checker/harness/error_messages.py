@@ -13,6 +13,7 @@ from clearhead.checker.harness.constructor_arguments import Sizes, meaning_for
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import ClassInfo, Failure
 from clearhead.checker.source.call_sites import (
+    assignments,
     class_node,
     family_of,
     fields_read,
@@ -151,7 +152,7 @@ def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[
     halved = _divided(file, info, line) if _FLOAT_SIZE.search(message) else ""
     if halved:
         return f"{said}. {halved}"
-    if re.search(_NEVER_RIGHT, message):
+    if re.search(_NEVER_RIGHT, message) or _of_a_size(file, message, line):
         return f"{said}. No input changes that."
     if "as child module" in message:
         return f"{said}. A layer already has this name."
@@ -272,6 +273,44 @@ def _of_numbers(file: str, name: str, line: int) -> bool:
         and all(isinstance(one, ast.Constant) for one in node.args)
         for node in ast.walk(parsed(file))
     )
+
+
+_NO_TENSOR = re.compile(
+    r"^(?:(\w+)\(\): argument '\w+' \(position 1\) must be Tensor, not int|'int' object is not iter)"
+)
+
+
+def _of_a_size(file: str, message: str, line: int) -> bool:
+    """Whether a function of tensors, or a loop, gets a whole number that the code computes."""
+    found = _NO_TENSOR.match(message)
+    if found is None:
+        return False
+    scope = next(n for n in parsed(file).body if n.lineno <= line <= (n.end_lineno or 0))
+    given = [
+        node.args[0] if isinstance(node, ast.Call) else node.iter
+        for there in ast.walk(scope)
+        if isinstance(there, ast.stmt) and there.lineno <= line <= (there.end_lineno or 0)
+        for node in (ast.walk(there) if not hasattr(there, "body") else [there])
+        if (isinstance(node, ast.For | ast.comprehension) and not found[1])
+        or (isinstance(node, ast.Call) and node.args and last_name(node.func) == found[1])
+    ]
+    names = {ast.unparse(one) for one in given}
+    values = [one for one in given if isinstance(one, ast.Call | ast.BinOp | ast.Subscript)]
+    values += [
+        value
+        for target, value in assignments(scope)
+        for one in (target.elts if isinstance(target, ast.Tuple) else [target])
+        if ast.unparse(one) in names
+    ]
+    return bool(values) and all(map(_is_whole, values))
+
+
+def _is_whole(node: ast.expr) -> bool:
+    """Whether an expression is a whole number by what it computes: a size, or a // b."""
+    if isinstance(node, ast.Call | ast.Subscript):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    divided = isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
+    return divided or last_name(node) in ("shape", "size", "len", "int")
 
 
 def _divided(file: str, info: ClassInfo, line: int) -> str:

@@ -148,8 +148,8 @@ def _part(case: Case, name: str, classes: tuple[ClassInfo, ...], sizes: Sizes) -
 
 
 # Shapes of an argument: b texts, n tokens, m = 2n - 1 offsets, h heads, e = b * h, w its width.
-_FEATURES = ("b n w", "b n n w", "1 m w", "n w", "1 n w", "b w", "b 1 n w", "m w", "n n w")
-_SCORES = ("h n n", "b h n n", "1 h n n", "e 1 n", "n n", "b n n", "e n n", "h 1 n", "1 n n", "n n 1")
+_FEATURES = ("b n w", "b n n w", "1 m w", "n w", "1 n w", "b w", "b 1 n w", "m w", "n n w", "n n 1")
+_SCORES = ("h n n", "b h n n", "1 h n n", "e 1 n", "n n", "b n n", "e n n", "h 1 n", "1 n n")
 _NO_INPUT = ("none", "kv", "false", "length", "positions", *GUESSES)
 
 
@@ -182,7 +182,8 @@ def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]
     for name in [n for n in may if n in blamed or not blamed]:
         role = dict(subject.feed)[name]
         guesses = [*GUESSES, *(f"tensor {shape}" for shape in _shapes(case, subject, name))]
-        if _layers(case, subject, name):  # what a layer takes is no mask
+        several = case.usage.ranks.get(name, 0) > 2
+        if several or _layers(case, subject, name):  # what a layer takes is no mask
             guesses = [guess for guess in guesses if guess.startswith("tensor")]
         for guess in guesses:
             if guess != role and not (role == "mask" and guess in GUESSES and guess != "marks"):

@@ -30,6 +30,7 @@ from clearhead.checker.harness.forward_arguments import (
 from clearhead.checker.harness.weight_roles import role_of, takes_last
 from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure, Output, Submission
 
+ONLY_WEIGHTS = "forward returned the weights alone"
 Session = Submission  # a process of its own, or this one
 Inputs = tuple[Tensor, Tensor, Tensor]  # of queries, keys and values: one tensor may stand for all
 
@@ -328,6 +329,9 @@ def _result(subject: Subject, output: Output, shape: Sequence[int]) -> Tensor | 
         rows = math.prod(shape[:-1])
         if [n for n in result.shape if n != 1][:1] != [rows]:
             return Failure("exception", "ShapeError", "forward returned no vector for each state")
+        weights = result.to(torch.float64).reshape(rows, -1)
+        if weights.shape[1] == rows and bool(((weights.sum(1) - 1).abs() < 1e-5).all()):
+            return Failure("exception", "ShapeError", ONLY_WEIGHTS)
         return result.reshape(rows, -1).to(torch.float64)
     if subject.axes == "pooled" and result.numel() == shape[0] * result.shape[-1]:
         return result.reshape(shape[0], 1, -1).to(torch.float64)

@@ -252,6 +252,8 @@ def _axes(forward: ast.FunctionDef | None) -> tuple[dict[str, tuple[str, ...]], 
     if forward is None:
         return unpacked, ranks
     names = {one.arg for one in forward.args.args}
+    stored = (n for n in ast.walk(forward) if isinstance(n, ast.Name))
+    changed = {n.id for n in stored if isinstance(n.ctx, ast.Store)}
     for node in ast.walk(forward):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
             targets = node.targets[0].elts
@@ -272,6 +274,13 @@ def _axes(forward: ast.FunctionDef | None) -> tuple[dict[str, tuple[str, ...]], 
                 if "..." not in axes and "(" not in axes and last_name(one) not in unpacked:
                     unpacked[last_name(one)] = tuple(axis.lower() for axis in axes)
                     ranks.setdefault(last_name(one), len(axes))
+        elif isinstance(node, ast.Call) and last_name(node.func) in ("permute", "bmm"):
+            of_torch = last_name(node.func) == "bmm"
+            for one in node.args if of_torch else [node.func]:
+                inner = one.func if isinstance(one, ast.Call) else one
+                owner = inner.value if isinstance(inner, ast.Attribute) else inner
+                if isinstance(owner, ast.Name) and owner.id in names - changed:
+                    ranks.setdefault(owner.id, 3 if of_torch else len(node.args))
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple):
             owner, places = _changed_in_type(node.value), node.slice.elts
             added = [isinstance(one, ast.Constant) and one.value is None for one in places]
@@ -345,7 +354,7 @@ def _items(
     if node is None or init is None:
         return {}
     names = {p.name for p in parameters}
-    same = {f"self.{last_name(target)}": value.id for target, value in _assignments(init)
+    same = {f"self.{last_name(target)}": value.id for target, value in assignments(init)
             if isinstance(value, ast.Name) and value.id in names}  # fmt: skip
     found: dict[str, int] = {}
     for one in ast.walk(node):
@@ -414,7 +423,7 @@ def fields_read(file: str, scope: ast.AST, name: str, depth: int = 3) -> Tree:
     """
     known: dict[str, tuple[str, ...]] = {name: ()}
     for _ in range(3):  # other names for the same thing
-        for target, value in _assignments(scope):
+        for target, value in assignments(scope):
             path = _path(value, known)
             if path is not None and _whole(target):
                 known.setdefault(_whole(target), path)
@@ -445,11 +454,11 @@ def flags_tested(scope: ast.AST) -> frozenset[str]:
         inner = test.values if isinstance(test, ast.BoolOp) else []
         tests += [test.operand] if isinstance(test, ast.UnaryOp) else inner
     tested = {*map(last_name, tests)}
-    tested |= {last_name(v) for target, v in _assignments(scope) if last_name(target) in tested}
+    tested |= {last_name(v) for target, v in assignments(scope) if last_name(target) in tested}
     return frozenset(tested) - {""}
 
 
-def _assignments(scope: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+def assignments(scope: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """The targets of a scope's assignments, one by one, each with its value."""
     for node in ast.walk(scope):
         if isinstance(node, ast.Assign):
