@@ -4,6 +4,7 @@ Every submission is judged in a worker process that may crash or hang: that is a
 Importing this file imports no torch; the workers do.
 """
 
+import ast
 import codecs
 import hashlib
 import io
@@ -73,6 +74,25 @@ def collect(folder: Path) -> list[Path]:
             if Path(name).suffix in SUFFIXES and not name.startswith(".")
         ]
     return found
+
+
+def without_helpers(files: Sequence[Path], root: Path) -> list[Path]:
+    """The files without those that only help others: each folder of the root is one submission.
+
+    Such a file has no attention, and is an `__init__.py` or lies beside one that has.
+    """
+    from clearhead.checker.source.class_choice import holds_attention
+
+    homes = {file: file.relative_to(root).parts[0] for file in files}
+    has: dict[Path, bool] = {}
+    for file in files:
+        try:
+            text = read_source(file).text
+            has[file] = bool(ast.parse(text).body) and holds_attention(text)
+        except (ValueError, OSError, SyntaxError, RecursionError, MemoryError):
+            has[file] = True  # its row says what is wrong with it
+    whole = {homes[file] for file in files if has[file]}
+    return [f for f in files if has[f] or not (f.name == "__init__.py" or homes[f] in whole)]
 
 
 def read_source(path: Path) -> Source:

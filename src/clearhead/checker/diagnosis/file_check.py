@@ -17,6 +17,7 @@ from clearhead.checker.source.class_choice import (
     choose,
     choose_blocks,
     choose_unnamed,
+    is_base,
     left_out,
     owners_of,
 )
@@ -99,6 +100,10 @@ def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
                 return [check_inside(session, info, file) for info in blocks] or [
                     _none_found(file, classes, only)
                 ]
+        if only is not None and any(is_base(info, classes, source) for info in chosen):
+            says = "It computes nothing without what the classes that derive from it add."
+            found = finding("unsure", says, None, "edge")
+            return [Report(filename, only, "unsure", (found,))]
         if not chosen:
             return check_functions(file, functions) or [_none_found(file, classes, only)]
         if adapter_at and len(chosen) == 1:

@@ -186,10 +186,10 @@ def _no_attribute(
     bases = [base for one in family for base in map(ast.unparse, one.bases)]
     if any(base not in plain and class_node(file, base) is None for base in bases):
         return ""
-    if name in _provided(_heirs(file, node)):
+    if name in provided(heirs_of(file, node)):
         return ""  # a base class, to which the classes derived from it give the attribute
     texts = {n.value for one in family for n in ast.walk(one) if isinstance(n, ast.Constant)}
-    set_in = _provided(family)
+    set_in = provided(family)
     if name not in set_in and name not in texts:
         return f"{said}. Nothing sets self.{name}.{_meant(name, set_in, 'self.')}"
     init = method(node, "__init__")
@@ -201,20 +201,21 @@ def _no_attribute(
     return ""
 
 
-def _provided(classes: Iterable[ast.ClassDef]) -> set[str]:
+def provided(classes: Iterable[ast.ClassDef]) -> set[str]:
     """The attributes that these classes set, and the methods and fields that they have."""
     found = set()
     for node in (inner for one in classes for inner in ast.walk(one)):
         if isinstance(node, ast.FunctionDef):
             found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             found |= {node.attr} if ast.unparse(node.value) == "self" else set()
+        elif isinstance(node, ast.ClassDef):
+            fields = (n for part in node.body if not hasattr(part, "args") for n in ast.walk(part))
+            found |= {n.id for n in fields if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return found
 
 
-def _heirs(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
+def heirs_of(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
     """The classes of a file that derive from one, and all that they derive from beside it."""
     classes = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.ClassDef)]
     family = {n.name: family_of(file, n) for n in classes}

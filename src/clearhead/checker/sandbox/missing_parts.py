@@ -381,7 +381,7 @@ def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str
             _undecorate(node, space)
         whole = ast.Module(body=[*futures, node], type_ignores=[])
         try:
-            exec(compile(whole, filename, "exec"), space)
+            _run(compile(whole, filename, "exec"), space, again=_defines(node, defined))
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:
@@ -405,6 +405,17 @@ def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str
         vars(importlib.import_module("pdb"))["set_trace"] = _nobody_answers
     sys.breakpointhook = _nobody_answers
     return list(dict.fromkeys(notes))[:NOTES]
+
+
+def _run(code: types.CodeType, space: dict[str, Any], again: bool) -> None:
+    """Run a statement; once more on the CPU if it wants a GPU and only defines something."""
+    try:
+        exec(code, space)
+    except (AssertionError, RuntimeError) as error:
+        if not (again and wants_gpu(error)):
+            raise
+        with OnCpu():
+            exec(code, space)
 
 
 def _nobody_answers(*arguments: object, **keywords: object) -> None:
