@@ -125,6 +125,9 @@ def could_not_run(filename: str, name: str, failure: Failure, stage: str, how: s
 def _constructors(case: Case) -> Iterator[Constructor]:
     """Ways to build the class; with a window of pixels where one number is not enough."""
     usage = case.usage
+    if case.text.uses("~rope ~rotary"):  # it turns pairs of numbers
+        even = sorted(case.sizes.plain, key=lambda one: one.head_dim % 2)
+        case.sizes = replace(case.sizes, plain=tuple(even))
     if not any(map(may_be_window, case.info.init)):
         yield from constructors(case.info, usage=usage, sizes=case.sizes)
         return
@@ -133,7 +136,8 @@ def _constructors(case: Case) -> Iterator[Constructor]:
         _, arguments, keywords = next(constructors(case.info, usage=usage, sizes=case.sizes))
         got = case.session.build(case.info.name, arguments, keywords)
         pair = r"unpack non-iterable int|'int' object is not (subscriptable|iterable)"
-        items = 2 if isinstance(got, Failure) and re.search(pair, got.message) else 0
+        wants = isinstance(got, Failure) and (got.type in _REFUSES or re.search(pair, got.message))
+        items = 2 if wants else 0
     yield from constructors(case.info, WINDOWS.get(items), usage, case.sizes)
     if items not in WINDOWS:
         yield from constructors(case.info, SQUARE, usage, case.sizes)
@@ -170,7 +174,7 @@ def prepare(case: Case) -> Subject | Report:
             break
     assert first is not None
     assert furthest is not None
-    fixed = _with_fixed_width(case, furthest.failure)
+    fixed = _with_other_sizes(case, furthest.failure)
     if fixed is not None:
         return replace(fixed, how=description(fixed))
     if first.id is None and first.failure.message.startswith(_POOLED):
@@ -197,15 +201,21 @@ def prepare(case: Case) -> Subject | Report:
     return replace(report, findings=findings, notes=tuple(case.notes))
 
 
-def _with_fixed_width(case: Case, failure: Failure) -> Subject | None:
-    """The class with the width of its layers, where that is a number at the top of the file."""
+def _with_other_sizes(case: Case, failure: Failure) -> Subject | None:
+    """The class with the width of its layers, where that is a number at the top of the file.
+
+    Or with blocks that go into a picture, where its sides must be divisible.
+    """
     product = re.search(PRODUCT, failure.message)
     tops = ast.Module([n for n in parsed(case.text.file).body if isinstance(n, ast.Assign)], [])
-    if product is None or product[3] not in map(ast.unparse, assigned(tops).values()):
+    if product is not None and product[3] in map(ast.unparse, assigned(tops).values()):
+        width = int(product[3])
+        heads = next((n for n in (4, 3, 5, 7) if width % n == 0), 1)
+        sizes = Sizes(d_in=width, heads=heads, head_dim=width // heads, kv_heads=heads)
+    elif "divi" in failure.message:
+        sizes = replace(case.sizes.plain[1], context=4, tokens=8)
+    else:
         return None
-    width = int(product[3])
-    heads = next((n for n in (4, 3, 5, 7) if width % n == 0), 1)
-    sizes = Sizes(d_in=width, heads=heads, head_dim=width // heads, kv_heads=heads)
     one = Attempts((sizes,), sizes, sizes, sizes)
     for made, arguments, keywords in constructors(case.info, usage=case.usage, sizes=one):
         for got in _attempts(case, made, arguments, keywords):
@@ -462,6 +472,7 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     """The first way to call it that works; else what the way answered that came furthest."""
     furthest: Failure | None = None
     spare: Subject | None = None
+    in_blocks = False
     tried: list[tuple[str, str]] = []
     orders = _orders(case, subject)
     roles = {role for _, role in subject.feed}
@@ -503,6 +514,7 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
             continue
         if got.type == "NoNumbers":
             continue
+        in_blocks |= axes == "batch" and re.search(_MULTIPLE, got.message) is not None
         if got.message.startswith(_POOLED) and not subject.separate:
             return _in_order(case, replace(trial, axes="pooled"))
         far = progress_of(case.text.file, case.info.name, got)
@@ -530,12 +542,12 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
         return spare
     if furthest is None:
         return Failure("exception", "NoNumbers", "forward gave NaN or infinity")
-    two = 2 * subject.sizes.context  # no more tokens than numbers in each
-    given = subject.sizes.context in subject.keywords.values() and two <= subject.d_in
-    if given and re.search(_MULTIPLE, furthest.message):
-        blocks = replace(subject, sizes=replace(subject.sizes, tokens=two))
-        out = call(case.session, blocks, inputs_for(blocks, blocks.sizes.tokens))
-        if not isinstance(out, Failure):
+    lengths = (n for n in subject.keywords if in_blocks and likely_meaning(n) in ("", "context"))
+    for length in (value for value in map(subject.keywords.get, lengths) if type(value) is int):
+        if not 1 < length <= subject.d_in / 2:
+            continue  # no more tokens than numbers in each
+        blocks = replace(subject, sizes=replace(subject.sizes, tokens=2 * length))
+        if not isinstance(call(case.session, blocks, inputs_for(blocks, 2 * length)), Failure):
             return blocks  # it takes whole blocks only
     return furthest
 

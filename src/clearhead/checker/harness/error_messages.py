@@ -211,7 +211,9 @@ def provided(classes: Iterable[ast.ClassDef]) -> set[str]:
             found |= {node.attr} if ast.unparse(node.value) == "self" else set()
         elif isinstance(node, ast.ClassDef):
             fields = (n for part in node.body if not hasattr(part, "args") for n in ast.walk(part))
-            found |= {n.id for n in fields if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+            found |= {
+                n.id for n in fields if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            }
     return found
 
 
@@ -277,7 +279,7 @@ def _of_numbers(file: str, name: str, line: int) -> bool:
 
 
 _NO_TENSOR = re.compile(
-    r"^(?:(\w+)\(\): argument '\w+' \(position 1\) must be Tensor, not int|'int' object is not iter)"
+    r"(?:(\w+)\(\): argument .* must be Tensor, not int|'int' object is not iter)"
 )
 
 
@@ -296,13 +298,10 @@ def _of_a_size(file: str, message: str, line: int) -> bool:
         or (isinstance(node, ast.Call) and node.args and last_name(node.func) == found[1])
     ]
     names = {ast.unparse(one) for one in given}
-    values = [one for one in given if isinstance(one, ast.Call | ast.BinOp | ast.Subscript)]
-    values += [
-        value
-        for target, value in assignments(scope)
-        for one in (target.elts if isinstance(target, ast.Tuple) else [target])
-        if ast.unparse(one) in names
-    ]
+    values: list[ast.expr] = [one for one in given if not isinstance(one, ast.Name | ast.Attribute)]
+    for target, value in assignments(scope):
+        several = target.elts if isinstance(target, ast.Tuple) else [target]
+        values += [value] if names & {*map(ast.unparse, several)} else []
     return bool(values) and all(map(_is_whole, values))
 
 

@@ -43,7 +43,8 @@ _OTHERS = (
     ("cumulative", r"^cu_?(seq)?_?len|cumulative|^seq_?offsets$"),
     ("grid", r"^(grid(_size|_shape)?|hw|h_w|hw_shape|spatial_(shape|size)|resolution|"
              r"(patch|feat)_(grid|size)|x?_?size)$"),
-    ("positions", r"^(input_)?pos(ition)?(s|_ids)$|^input_pos$"),
+    ("positions", r"^(input_|token_)?pos(ition)?(s|_ids)$|^input_pos$"),
+    ("base", r"theta$|^base$"),
     ("lengths", r"valid_?len|lengths$|lens$"),
     ("length", r"len"),
     ("marks", r"pad|valid"),

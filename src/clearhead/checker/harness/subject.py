@@ -285,6 +285,7 @@ def arguments_for(
         mask = shaped_mask(subject.polarity, shape, batch, length, subject.dtype)
     value: dict[str, object] = {"x": q, "q": q, "k": k, "v": v, "kv": k, "mask": mask, "none": None}
     value |= {"zero": 0, "one": 1, "false": False, "true": True, "length": length, "marks": None}
+    value["base"] = 10000.0
     value["positions of each"] = torch.arange(length).expand(batch, -1)
     value |= {"positions": torch.arange(length), "lengths": torch.full((batch,), length)}
     for role in (role for _, role in subject.feed if role.startswith("tensor ")):

@@ -15,6 +15,7 @@ from clearhead.checker.source.stated_arguments import stated_shapes
 
 _RANDOM = {"randn", "rand", "zeros", "ones", "empty", "randint", "Tensor", "FloatTensor"}
 _WANTS = ast.In | ast.NotIn | ast.NotEq
+_SAME_RANK = {"bool", "float", "int", "long", "to", "type", "transpose", "permute", "contiguous"}
 _EINOPS = {"rearrange", "reduce", "repeat", "einsum"}
 
 
@@ -274,15 +275,11 @@ def _axes(forward: ast.FunctionDef | None) -> tuple[dict[str, tuple[str, ...]], 
                 if "..." not in axes and "(" not in axes and last_name(one) not in unpacked:
                     unpacked[last_name(one)] = tuple(axis.lower() for axis in axes)
                     ranks.setdefault(last_name(one), len(axes))
-        elif isinstance(node, ast.Call) and last_name(node.func) in ("permute", "bmm"):
-            of_torch = last_name(node.func) == "bmm"
-            for one in node.args if of_torch else [node.func]:
-                inner = one.func if isinstance(one, ast.Call) else one
-                owner = inner.value if isinstance(inner, ast.Attribute) else inner
-                if isinstance(owner, ast.Name) and owner.id in names - changed:
-                    ranks.setdefault(owner.id, 3 if of_torch else len(node.args))
+        elif isinstance(node, ast.Call) and last_name(node.func) == "bmm":
+            factors = {*map(_of_same_rank, node.args)} & names - changed
+            ranks = dict.fromkeys(factors, 3) | ranks
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple):
-            owner, places = _changed_in_type(node.value), node.slice.elts
+            owner, places = _of_same_rank(node.value), node.slice.elts
             added = [isinstance(one, ast.Constant) and one.value is None for one in places]
             whole = [isinstance(one, ast.Slice) for one in places]
             if owner in names and any(added) and all(map(operator.or_, added, whole)):
@@ -290,10 +287,10 @@ def _axes(forward: ast.FunctionDef | None) -> tuple[dict[str, tuple[str, ...]], 
     return unpacked, ranks
 
 
-def _changed_in_type(node: ast.expr) -> str:
-    """The name whose tensor an expression is, in whatever type: `mask.bool()`, `mask.to(x)`."""
+def _of_same_rank(node: ast.expr) -> str:
+    """The name whose tensor an expression is, in whatever type or order: `mask.bool()`."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr not in ("bool", "float", "int", "long", "to", "type"):
+        if node.func.attr not in _SAME_RANK:
             return ""
         node = node.func.value
     return node.id if isinstance(node, ast.Name) else ""
