@@ -16,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -83,16 +83,16 @@ def without_helpers(files: Sequence[Path], root: Path) -> list[Path]:
     """
     from clearhead.checker.source.class_choice import holds_attention
 
-    homes = {file: file.relative_to(root).parts[0] for file in files}
-    has: dict[Path, bool] = {}
+    helpers: list[Path] = []
     for file in files:
-        try:
+        with suppress(
+            ValueError, OSError, SyntaxError, RecursionError, MemoryError
+        ):  # a row says so
             text = read_source(file).text
-            has[file] = bool(ast.parse(text).body) and holds_attention(text)
-        except (ValueError, OSError, SyntaxError, RecursionError, MemoryError):
-            has[file] = True  # its row says what is wrong with it
-    whole = {homes[file] for file in files if has[file]}
-    return [f for f in files if has[f] or not (f.name == "__init__.py" or homes[f] in whole)]
+            helpers += [] if ast.parse(text).body and holds_attention(text) else [file]
+    whole = {file.relative_to(root).parts[0] for file in files if file not in helpers}
+    out = {f for f in helpers if f.name == "__init__.py" or f.relative_to(root).parts[0] in whole}
+    return [file for file in files if file not in out]
 
 
 def read_source(path: Path) -> Source:

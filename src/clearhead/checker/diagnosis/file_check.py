@@ -17,7 +17,6 @@ from clearhead.checker.source.class_choice import (
     choose,
     choose_blocks,
     choose_unnamed,
-    is_base,
     left_out,
     owners_of,
 )
@@ -91,7 +90,7 @@ def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
         if adapter_at and only is None and classes:
             only = max(classes, key=lambda info: info.line).name
         chosen = choose(classes, source, only)
-        functions = [] if adapter_at else wrapped(source, only=only)
+        functions = [] if adapter_at else wrapped(source, only=only or "")
         if not chosen and only is None and not adapter_at:
             chosen = [] if functions else choose_unnamed(classes, source)
             functions = functions if functions or chosen else wrapped(source, named=False)
@@ -100,10 +99,6 @@ def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
                 return [check_inside(session, info, file) for info in blocks] or [
                     _none_found(file, classes, only)
                 ]
-        if only is not None and any(is_base(info, classes, source) for info in chosen):
-            says = "It computes nothing without what the classes that derive from it add."
-            found = finding("unsure", says, None, "edge")
-            return [Report(filename, only, "unsure", (found,))]
         if not chosen:
             return check_functions(file, functions) or [_none_found(file, classes, only)]
         if adapter_at and len(chosen) == 1:
@@ -125,12 +120,7 @@ def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
     if adapter_at or only is not None:
         return reports
     judged = {report.cls for report in reports if report.verdict in ("correct", "wrong")}
-    used = {
-        part.name
-        for info in classes
-        if info.name in judged
-        for part in used_by(text_of(source, info))
-    }
+    used = {p.name for i in classes if i.name in judged for p in used_by(text_of(source, i))}
     reports += check_functions(file, [one for one in functions if one.name not in used])
     return with_owner(reports, source, filename, file.limits, file.siblings)
 
@@ -158,8 +148,10 @@ def _adapter_failed(report: Report, own_lines: int) -> Report | None:
 def _none_found(file: _File, classes: Sequence[ClassInfo], only: str | None) -> Report:
     filename, names = file.filename, ", ".join(info.name for info in classes) or "none"
     says = f"The file has no class {only!r}; its classes: {names}."
-    if only is not None and likely_functions(file.source, only=only):
+    if only and likely_functions(file.source, only=only):
         says = f"What the arguments of the function {only!r} are is not clear. {ADAPTER}"
+    elif only is not None and any(info.name == only for info in classes):
+        says = f"{only} computes nothing without what the classes that derive from it add."
     if only is None:
         says = (
             f"The file has no attention class; its classes: {names}. The checker looks for a "

@@ -135,9 +135,11 @@ def _constructors(case: Case) -> Iterator[Constructor]:
     if not items:
         _, arguments, keywords = next(constructors(case.info, usage=usage, sizes=case.sizes))
         got = case.session.build(case.info.name, arguments, keywords)
-        pair = r"unpack non-iterable int|'int' object is not (subscriptable|iterable)"
-        wants = isinstance(got, Failure) and (got.type in _REFUSES or re.search(pair, got.message))
-        items = 2 if wants else 0
+        pair = (
+            r"unpack non-iterable int|'int' object is not (subscriptable|iterable)|^(Assert|Value)"
+        )
+        said = f"{got.type} {got.message}" if isinstance(got, Failure) else ""
+        items = 2 if re.search(pair, said) else 0
     yield from constructors(case.info, WINDOWS.get(items), usage, case.sizes)
     if items not in WINDOWS:
         yield from constructors(case.info, SQUARE, usage, case.sizes)
@@ -202,10 +204,7 @@ def prepare(case: Case) -> Subject | Report:
 
 
 def _with_other_sizes(case: Case, failure: Failure) -> Subject | None:
-    """The class with the width of its layers, where that is a number at the top of the file.
-
-    Or with blocks that go into a picture, where its sides must be divisible.
-    """
+    """The class with a width that stands at the top of the file, or with blocks of a picture."""
     product = re.search(PRODUCT, failure.message)
     tops = ast.Module([n for n in parsed(case.text.file).body if isinstance(n, ast.Assign)], [])
     if product is not None and product[3] in map(ast.unparse, assigned(tops).values()):
@@ -576,10 +575,7 @@ def _with_its_tokens(case: Case, subject: Subject, failure: Failure) -> Subject 
 
 
 def _in_order(case: Case, subject: Subject) -> Subject | Failure:
-    """The first way to call it with its axes in this order; else what the plainest way answered.
-
-    Without a mask that must be given, no call is plain: then the way counts that came furthest.
-    """
+    """The first way to call it with its axes in this order; else what a plain way answered."""
     first: Failure | None = None
     furthest: Failure | None = None
     spare: Subject | None = None
@@ -630,8 +626,8 @@ def _came_further(case: Case, failure: Failure, other: Failure) -> bool:
 
 def _ends(failure: Failure) -> bool:
     """Whether no other call helps: nobody answers, a field is missing, or nothing is mixed."""
-    last = failure.kind in GONE or failure.message == ONLY_WEIGHTS
-    return last or NO_FIELD.search(failure.message) is not None
+    last = re.search(f"{NO_FIELD.pattern}|^{ONLY_WEIGHTS}", failure.message)
+    return failure.kind in GONE or last is not None
 
 
 _INPUTS = ("x", "q", "k", "v", "kv")

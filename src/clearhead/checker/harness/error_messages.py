@@ -211,9 +211,7 @@ def provided(classes: Iterable[ast.ClassDef]) -> set[str]:
             found |= {node.attr} if ast.unparse(node.value) == "self" else set()
         elif isinstance(node, ast.ClassDef):
             fields = (n for part in node.body if not hasattr(part, "args") for n in ast.walk(part))
-            found |= {
-                n.id for n in fields if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-            }
+            found |= {n.id for n in fields if isinstance(n, ast.Name)}
     return found
 
 
@@ -278,39 +276,27 @@ def _of_numbers(file: str, name: str, line: int) -> bool:
     )
 
 
-_NO_TENSOR = re.compile(
-    r"(?:(\w+)\(\): argument .* must be Tensor, not int|'int' object is not iter)"
-)
+_NO_TENSOR = re.compile(r"(?:(\w+)\(\): argument .* be Tensor, not int|'int' object is not iter)")
+_COMPUTED = re.compile(r"//|\.shape\b|\.size\(")
 
 
 def _of_a_size(file: str, message: str, line: int) -> bool:
     """Whether a function of tensors, or a loop, gets a whole number that the code computes."""
-    found = _NO_TENSOR.match(message)
-    if found is None:
-        return False
-    scope = next(n for n in parsed(file).body if n.lineno <= line <= (n.end_lineno or 0))
-    given = [
-        node.args[0] if isinstance(node, ast.Call) else node.iter
-        for there in ast.walk(scope)
-        if isinstance(there, ast.stmt) and there.lineno <= line <= (there.end_lineno or 0)
-        for node in (ast.walk(there) if not hasattr(there, "body") else [there])
-        if (isinstance(node, ast.For | ast.comprehension) and not found[1])
-        or (isinstance(node, ast.Call) and node.args and last_name(node.func) == found[1])
-    ]
-    names = {ast.unparse(one) for one in given}
-    values: list[ast.expr] = [one for one in given if not isinstance(one, ast.Name | ast.Attribute)]
+    found, given = _NO_TENSOR.match(message), list[ast.expr]()
+    scope = ast.Module(
+        [n for n in parsed(file).body if n.lineno <= line <= (n.end_lineno or 0)], []
+    )
+    for node in ast.walk(scope) if found is not None else ():
+        if isinstance(node, ast.Call) and found and last_name(node.func) == found[1]:
+            given += node.args[:1] if node.lineno <= line <= (node.end_lineno or 0) else []
+        elif isinstance(node, ast.For | ast.ListComp | ast.GeneratorExp) and node.lineno == line:
+            given.append(node.iter if isinstance(node, ast.For) else node.generators[0].iter)
+    names, values = {*map(ast.unparse, given)}, [*given]
     for target, value in assignments(scope):
         several = target.elts if isinstance(target, ast.Tuple) else [target]
         values += [value] if names & {*map(ast.unparse, several)} else []
-    return bool(values) and all(map(_is_whole, values))
-
-
-def _is_whole(node: ast.expr) -> bool:
-    """Whether an expression is a whole number by what it computes: a size, or a // b."""
-    if isinstance(node, ast.Call | ast.Subscript):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    divided = isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)
-    return divided or last_name(node) in ("shape", "size", "len", "int")
+    made = [one for one in map(ast.unparse, values) if one not in names or _COMPUTED.search(one)]
+    return bool(made) and all(map(_COMPUTED.search, made))
 
 
 def _divided(file: str, info: ClassInfo, line: int) -> str:

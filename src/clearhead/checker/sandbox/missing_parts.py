@@ -7,6 +7,7 @@ which imports it, this runs beside code that may be hostile: see there.
 
 import ast
 import builtins
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -380,8 +381,10 @@ def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str
             defined.add(node.name)
             _undecorate(node, space)
         whole = ast.Module(body=[*futures, node], type_ignores=[])
+        constant = isinstance(node, _CONSTANTS) and _defines(node, defined)
         try:
-            _run(compile(whole, filename, "exec"), space, again=_defines(node, defined))
+            with OnCpu() if constant else contextlib.nullcontext():
+                exec(compile(whole, filename, "exec"), space)
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:
@@ -405,17 +408,6 @@ def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str
         vars(importlib.import_module("pdb"))["set_trace"] = _nobody_answers
     sys.breakpointhook = _nobody_answers
     return list(dict.fromkeys(notes))[:NOTES]
-
-
-def _run(code: types.CodeType, space: dict[str, Any], again: bool) -> None:
-    """Run a statement; once more on the CPU if it wants a GPU and only defines something."""
-    try:
-        exec(code, space)
-    except (AssertionError, RuntimeError) as error:
-        if not (again and wants_gpu(error)):
-            raise
-        with OnCpu():
-            exec(code, space)
 
 
 def _nobody_answers(*arguments: object, **keywords: object) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from clearhead.checker.sandbox.submission import ClassInfo, Parameter
 from clearhead.checker.source.stated_arguments import stated_shapes
 
-_RANDOM = {"randn", "rand", "zeros", "ones", "empty", "randint", "Tensor", "FloatTensor"}
 _WANTS = ast.In | ast.NotIn | ast.NotEq
+_RANDOM = {"randn", "rand", "zeros", "ones", "empty", "randint", "Tensor", "FloatTensor"}
 _SAME_RANK = {"bool", "float", "int", "long", "to", "type", "transpose", "permute", "contiguous"}
 _EINOPS = {"rearrange", "reduce", "repeat", "einsum"}
 
@@ -55,8 +55,7 @@ class Usage:
         called_names: Names that the file calls, derives from, decorates with or reads fields of.
         called_in: Parameters of forward that it calls.
         flags: Names of which the class asks the truth.
-        allowed: For names that must have one of some values, the first: `mode in ("sum", "mean")`,
-            or `if axis == "rows": ... elif axis == "columns": ...`.
+        allowed: For names that must have one of some values, the first: `mode in ("sum", "mean")`.
     """
 
     built: tuple[dict[str, Given], ...] = ()
@@ -145,7 +144,7 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
         _kept_and_called(init, node, info.init), frozenset(owners),
         _items(node, init, info.init), _called_names(parsed(file)),
         _called_in(forward, info.forward), flags_tested(node or ast.Module([], [])),
-        {**_compared(node), **allowed_values(node)},
+        {**allowed_values(node, equal=True), **allowed_values(node)},
     )  # fmt: skip
 
 
@@ -191,18 +190,7 @@ def last_name(node: ast.AST) -> str:
 
 def assigned(scope: ast.AST) -> dict[str, ast.expr]:
     """The values that plain names get in a scope."""
-    found: dict[str, ast.expr] = {}
-    for node in ast.walk(scope):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    found[target.id] = node.value
-                elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    pairs = zip(target.elts, node.value.elts, strict=False)
-                    found |= {one.id: value for one, value in pairs if isinstance(one, ast.Name)}
-        elif isinstance(node, ast.AnnAssign) and node.value and isinstance(node.target, ast.Name):
-            found[node.target.id] = node.value
-    return found
+    return {one.id: value for one, value in assignments(scope) if isinstance(one, ast.Name)}
 
 
 def _arguments(
@@ -253,8 +241,6 @@ def _axes(forward: ast.FunctionDef | None) -> tuple[dict[str, tuple[str, ...]], 
     if forward is None:
         return unpacked, ranks
     names = {one.arg for one in forward.args.args}
-    stored = (n for n in ast.walk(forward) if isinstance(n, ast.Name))
-    changed = {n.id for n in stored if isinstance(n.ctx, ast.Store)}
     for node in ast.walk(forward):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
             targets = node.targets[0].elts
@@ -276,8 +262,7 @@ def _axes(forward: ast.FunctionDef | None) -> tuple[dict[str, tuple[str, ...]], 
                     unpacked[last_name(one)] = tuple(axis.lower() for axis in axes)
                     ranks.setdefault(last_name(one), len(axes))
         elif isinstance(node, ast.Call) and last_name(node.func) == "bmm":
-            factors = {*map(_of_same_rank, node.args)} & names - changed
-            ranks = dict.fromkeys(factors, 3) | ranks
+            ranks = dict.fromkeys(names & {*map(_of_same_rank, node.args)}, 3) | ranks
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple):
             owner, places = _of_same_rank(node.value), node.slice.elts
             added = [isinstance(one, ast.Constant) and one.value is None for one in places]
@@ -368,8 +353,10 @@ def _items(
     return found
 
 
-def allowed_values(scope: ast.AST | None) -> dict[str, object]:
+def allowed_values(scope: ast.AST | None, *, equal: bool = False) -> dict[str, object]:
     r"""For names that a scope compares with constants, the first one that it may want.
+
+    With `equal`, of `mode == "sum"` too: of texts, and of the number of an axis.
 
     Examples:
         >>> code = "assert mode in ('sum', 'mean')\nif self.dims not in (2, 3): stop()"
@@ -378,25 +365,15 @@ def allowed_values(scope: ast.AST | None) -> dict[str, object]:
     """
     found: dict[str, object] = {}
     for node in ast.walk(scope) if scope is not None else ():
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], _WANTS):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq if equal else _WANTS):
             wanted = node.comparators[0]
             several = isinstance(wanted, ast.Tuple | ast.List | ast.Set) and bool(wanted.elts)
             first = wanted.elts[0] if several else wanted  # type: ignore[attr-defined]
-            if isinstance(first, ast.Constant) and last_name(node.left):
-                found.setdefault(last_name(node.left), first.value)
+            name, value = last_name(node.left), getattr(first, "value", None)
+            told = not equal or name in ("axis", "dim") or isinstance(value, str)
+            if isinstance(first, ast.Constant) and name and told:
+                found.setdefault(name, value)
     return found
-
-
-def _compared(scope: ast.AST | None) -> dict[str, object]:
-    """The first of the texts or of several numbers that names are compared with, one by one."""
-    found: dict[str, list[object]] = {}
-    for node in ast.walk(scope) if scope is not None else ():
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
-            wanted = node.comparators[0]
-            if isinstance(wanted, ast.Constant) and type(wanted.value) in (str, int):
-                found.setdefault(last_name(node.left), []).append(wanted.value)
-    chosen = (name for name, known in found.items() if len(known) > 1 or type(known[0]) is str)
-    return {name: found[name][0] for name in chosen if name}
 
 
 Tree = dict[str, "Tree"]

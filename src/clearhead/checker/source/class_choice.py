@@ -13,14 +13,7 @@ from clearhead.checker.harness.subject import Inputs, Subject
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import ClassInfo
-from clearhead.checker.source.call_sites import (
-    class_node,
-    family_of,
-    last_name,
-    method,
-    parsed,
-    usage_of,
-)
+from clearhead.checker.source.call_sites import class_node, family_of, last_name, method, usage_of
 from clearhead.checker.source.class_text import Text, text_of, used_by
 
 _NAMED = r"att|mha|gqa|mqa|head|aten[cç]|aufmerk|k[oö]e?pf|cabe[zç]|t[eê]te|внима|注意"
@@ -66,9 +59,10 @@ def is_attention(info: ClassInfo) -> bool:
 def choose(classes: Sequence[ClassInfo], source: str, only: str | None = None) -> list[ClassInfo]:
     """The attention classes of a file, by their names; the one named, if one is."""
     if only is not None:
-        return [info for info in classes if info.name == only]
+        named = [info for info in classes if info.name == only]
+        return [info for info in named if not _is_base(info, classes, source)]
     modules = [info for info in classes if info.is_module]
-    bases = {info.name for info in modules if is_base(info, classes, source)}
+    bases = {info.name for info in modules if _is_base(info, classes, source)}
     modules = [info for info in modules if info.name not in bases]
     named = [i for i in modules if is_attention(i) or bases & {*i.bases}]
     if named:
@@ -78,26 +72,26 @@ def choose(classes: Sequence[ClassInfo], source: str, only: str | None = None) -
     return [info for info in classes if info.forward and not info.is_module and is_attention(info)]
 
 
-def is_base(info: ClassInfo, classes: Sequence[ClassInfo], source: str) -> bool:
+def _is_base(info: ClassInfo, classes: Sequence[ClassInfo], source: str) -> bool:
     """Whether a class computes nothing without what those add that derive from it in the file."""
     node = class_node(source, info.name)
     heirs = [] if node is None else heirs_of(source, node)
     if node is None or not any(i.forward for i in classes if class_node(source, i.name) in heirs):
         return False
     forward = method(node, "forward", "__call__")
-    if forward is None:
-        return not info.forward
+    if forward is None or not any(isinstance(n, ast.Return) for n in ast.walk(forward)):
+        return forward is not None or not info.forward
     own = (n for n in ast.walk(forward) if isinstance(n, ast.Attribute))
     read = {n.attr for n in own if isinstance(n.value, ast.Name) and n.value.id == "self"}
-    abstract = isinstance(forward.body[-1], ast.Raise | ast.Pass)
-    return abstract or bool((read - provided(family_of(source, node))) & provided(heirs))
+    return bool((read - provided(family_of(source, node))) & provided(heirs))
 
 
 def holds_attention(source: str) -> bool:
     """Whether a file may have attention of its own, by its names or by what it computes."""
-    nodes = [n for n in ast.walk(parsed(source)) if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+    text = Text(source, 1, "", source)
+    nodes = [n for n in ast.walk(text.tree) if isinstance(n, ast.ClassDef | ast.FunctionDef)]
     named = any(re.search(_NAMED, node.name.lower()) for node in nodes)
-    return bool(nodes) and (named or Text(source, 1, "", source).uses(f"{_WHOLE} {_SOFT}"))
+    return bool(nodes) and (named or text.uses(f"{_WHOLE} {_SOFT}"))
 
 
 def choose_unnamed(classes: Sequence[ClassInfo], source: str) -> list[ClassInfo]:

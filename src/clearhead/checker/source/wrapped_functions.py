@@ -42,7 +42,7 @@ class Wrapped(NamedTuple):
     end_line: int
 
 
-def wrapped(source: str, *, named: bool = True, only: str | None = None) -> list[Wrapped]:
+def wrapped(source: str, *, named: bool = True, only: str = "") -> list[Wrapped]:
     r"""A class for each function of a file that is attention and says what it takes.
 
     Args:
@@ -66,7 +66,7 @@ def likely_functions(
 ) -> list[ast.FunctionDef]:
     """The functions of a file that seem to be attention; see `wrapped`."""
     nodes = [node for node in parsed(source).body if isinstance(node, ast.FunctionDef)]
-    if only is not None:
+    if only:
         return [node for node in nodes if node.name == only][-1:]
     likely = [n for n in nodes if not re.match(r"_|test", n.name)]
     if named:
