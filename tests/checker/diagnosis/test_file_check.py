@@ -1,5 +1,6 @@
 """What of a file is judged: classes, the functions beside them, and a name that was asked for."""
 
+import pytest
 from in_process_check import check_file
 
 HEAD = """\
@@ -37,3 +38,43 @@ def test_a_function_beside_a_class_is_judged_unless_the_class_uses_it():
     (open_one,) = check_file(beside + "\n\ndef mix(q, k, v, colour):\n    return v\n", only="mix")
     assert open_one.verdict == "error"
     assert "of the function 'mix'" in open_one.findings[0].says
+
+
+BASE = """\
+import torch
+from torch import nn
+
+
+class BaseAttention(nn.Module):
+    def mix(self, q, k, v):
+        return PLAIN
+
+
+class SelfAttention(BaseAttention):
+    def __init__(self, d_model):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(d_model, d_model) for _ in range(3))
+
+    def forward(self, x):
+        return self.mix(self.q(x), self.k(x), self.v(x))
+""".replace("PLAIN", PLAIN)
+CALLS = """\
+    def forward(self, x):
+        return self.mix(self.q(x), self.k(x), self.v(x))
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        BASE,
+        BASE.replace("    def mix", "    def forward(self, x):\n        pass\n\n    def mix"),
+        BASE.replace(CALLS, "").replace("    def mix", f"{CALLS}\n    def mix"),
+    ],
+)
+def test_a_base_class_is_judged_in_the_classes_that_derive_from_it(source):
+    (report,) = check_file(source)
+    assert (report.cls, report.verdict) == ("SelfAttention", "correct")
+    (asked,) = check_file(source, only="BaseAttention")
+    assert asked.verdict == "error"
+    assert "that derive from it" in asked.findings[0].says
