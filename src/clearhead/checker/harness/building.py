@@ -125,11 +125,10 @@ def could_not_run(filename: str, name: str, failure: Failure, stage: str, how: s
 def _constructors(case: Case) -> Iterator[Constructor]:
     """Ways to build the class; with a window of pixels where one number is not enough."""
     usage = case.usage
-    if case.text.uses("~rope ~rotary"):  # it turns pairs of numbers
-        even = sorted(case.sizes.plain, key=lambda one: one.head_dim % 2)
-        case.sizes = replace(case.sizes, plain=tuple(even))
     if not any(map(may_be_window, case.info.init)):
-        yield from constructors(case.info, usage=usage, sizes=case.sizes)
+        turns = case.text.uses("~rope ~rotary")  # pairs of numbers: heads of an even width first
+        ways = constructors(case.info, usage=usage, sizes=case.sizes)
+        yield from sorted(ways, key=lambda way: way[0].head_dim % 2) if turns else ways
         return
     items = max((usage.items.get(p.name, 0) for p in case.info.init if may_be_window(p)), default=0)
     if not items:
