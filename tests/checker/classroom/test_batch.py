@@ -519,3 +519,22 @@ def test_a_file_finds_the_modules_of_its_package(tmp_path):
         (folder / "__init__.py").touch()
     assert regular_files.package_of(inner / "attention.py") == tmp_path / "lib"
     assert regular_files.package_of(tmp_path / "attention.py") == tmp_path
+
+
+def test_files_that_only_help_are_no_submissions(tmp_path):
+    """A folder is one submission; a file of its own is judged whatever it has."""
+    texts = {
+        "__init__.py": "",
+        "dan.py": "def rotate(x): return x\n",
+        "eva/__init__.py": "from .attn import Attention\n",
+        "eva/attn.py": "class Attention: ...\n",
+        "eva/broken.py": "def f(:\n",
+        "eva/rope.py": "def rotate(x): return x\n",
+        "fin/layers.py": "class Norm: ...\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    files = batch.without_helpers(batch.collect(tmp_path), tmp_path)
+    names = sorted(file.relative_to(tmp_path).as_posix() for file in files)
+    assert names == ["dan.py", "eva/attn.py", "eva/broken.py", "fin/layers.py"]

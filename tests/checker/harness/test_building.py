@@ -734,3 +734,162 @@ class SelfAttention(nn.Module):
 """
     assert check(IMPORTS + source).findings[0].id == "softmax-over-batch"
     assert not [one for one in recwarn.list if "diagnosis" in one.filename]
+
+
+MASKED_HEADS = """
+class Attention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x, mask):
+        mixed = torch.zeros(*x.shape)
+        hidden = 1 - mask.unsqueeze(1).expand(len(x), x.shape[1], x.shape[1])
+        scores = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5 - 1e30 * hidden
+        mixed[:] = scores.softmax(-1) @ self.v(x)
+        return self.o(mixed)
+"""
+WITH_FUNCTION = """
+def look_back(n):
+    return torch.ones(n, n).tril().bool()
+
+class LookingLayer(nn.Module):
+    def forward(self, x):
+        pass
+
+class Attention(nn.Module):
+    def __init__(self, width, look_back):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.look_back = look_back
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5
+        seen = self.look_back(x.shape[1])
+        return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ self.v(x)
+"""
+WITH_BIAS = """
+class Attention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+
+    def forward(self, query, key, value, relative_bias):
+        scores = torch.bmm(query, key.mT) / self.width**0.5
+        print(relative_bias.size())
+        return torch.bmm((scores + relative_bias.permute(2, 0, 1)).softmax(-1), value)
+"""
+ALONG_AXES = """
+class AxisAttention(nn.Module):
+    def __init__(self, width, axis):
+        super().__init__()
+        self.axis = axis
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x):
+        if self.axis == "tokens":
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            return (q @ k.mT / x.shape[-1] ** 0.5).softmax(-1) @ v
+        raise ValueError(f"Unknown axis: {self.axis}")
+"""
+FIXED_WIDTH = """
+width, heads = 60, 4
+
+class HeadsAttention(nn.Module):
+    def __init__(self, num_heads, head_size):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v = (nn.Linear(width, num_heads * head_size) for _ in range(3))
+        self.o = nn.Linear(width, width)
+
+    def forward(self, x):
+        parts = (one(x).unflatten(-1, (self.h, -1)) for one in (self.q, self.k, self.v))
+        q, k, v = (one.transpose(1, 2) for one in parts)
+        mixed = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+        return self.o(mixed.transpose(1, 2).flatten(2))
+"""
+IN_WINDOWS = """
+class WindowAttention(nn.Module):
+    def __init__(self, dim, window_size):
+        super().__init__()
+        assert isinstance(window_size, tuple)
+        area = 1
+        for side in window_size:
+            area *= side
+        self.bias = nn.Parameter(torch.zeros(area, area))
+        self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in range(3))
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5 + self.bias
+        return scores.softmax(-1) @ self.v(x)
+"""
+TURNED = """
+class RotaryAttention(nn.Module):
+    def __init__(self, width, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+
+    def rope(self, x, theta, positions):
+        size = x.shape[-1]
+        speeds = theta ** (-torch.arange(0, size, 2) / size)
+        cos, sin = (positions[:, None] * speeds).cos(), (positions[:, None] * speeds).sin()
+        one, two = x.unflatten(-1, (size // 2, 2)).unbind(-1)
+        return torch.stack([one * cos - two * sin, one * sin + two * cos], -1).flatten(-2)
+
+    def forward(self, x, theta, token_positions):
+        q, k, v = (one(x).unflatten(-1, (self.h, -1)).transpose(1, 2)
+                   for one in (self.q, self.k, self.v))
+        q, k = self.rope(q, theta, token_positions), self.rope(k, theta, token_positions)
+        mixed = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+        return self.o(mixed.transpose(1, 2).flatten(2))
+"""
+READER = """
+class Attention(nn.Module):
+    def __init__(self, enc_hidden_dim, dec_hidden_dim):
+        super().__init__()
+        self.attn = nn.Linear(2 * enc_hidden_dim + dec_hidden_dim, dec_hidden_dim)
+        self.score = nn.Linear(dec_hidden_dim, 1)
+
+    def forward(self, hidden, encoder_outputs):
+        memory = encoder_outputs.transpose(0, 1)
+        asked = hidden.unsqueeze(1).repeat(1, memory.shape[1], 1)
+        scores = self.score(torch.tanh(self.attn(torch.cat([asked, memory], 2))))
+        weights = scores.squeeze(2).softmax(1)
+        return RETURNED
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [MASKED_HEADS, WITH_FUNCTION, WITH_BIAS, ALONG_AXES, FIXED_WIDTH, IN_WINDOWS, TURNED,
+     READER.replace("RETURNED", "torch.bmm(weights.unsqueeze(1), memory).squeeze(1)")],
+)  # fmt: skip
+def test_what_a_class_wants_is_found(source):
+    report = check(IMPORTS + source)
+    assert report.verdict == "correct", report
+
+
+def test_weights_without_values_are_not_judged():
+    report = check(IMPORTS + READER.replace("RETURNED", "weights"))
+    assert report.verdict == "unsure"
+    assert "the weights alone" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "own"),
+    [
+        ("q.shape[-1] ** 0.5", "torch.sqrt(self.size)", True),
+        ("q.shape[-1] ** 0.5", "torch.sqrt(q.size(-1))", True),
+        ("self.split(self.q(x))", "torch.cat([one(x) for one in self.size])", True),
+        ("q.shape[-1] ** 0.5", "torch.sqrt(self.given)", False),  # perhaps a tensor is passed
+    ],
+)
+def test_a_number_in_the_place_of_a_tensor(old, new, own):
+    kept = (
+        "self.h = num_heads\n        self.given = scale\n        self.size = d_model // num_heads"
+    )
+    source = CLASS.replace("num_heads):", "num_heads, scale: int):").replace(old, new)
+    report = check(IMPORTS + source.replace("self.h = num_heads", kept))
+    assert (report.verdict == "wrong") == own, report
+    assert [found.id for found in report.findings] == ["crashes" if own else "cannot-run"]

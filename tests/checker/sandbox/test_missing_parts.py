@@ -357,3 +357,24 @@ def test_angles_may_come_before_what_a_missing_function_turns() -> None:
 def test_a_star_is_no_name_that_is_missing() -> None:
     (report,) = check_file(f"import nowhere\n{STARRED}", "file.py")
     assert report.verdict == "correct", report
+
+
+def test_constants_at_the_top_are_made_on_the_cpu():
+    source = """
+import torch
+from torch import nn
+
+look_back = torch.ones(64, 64, device="cuda").tril().cuda()
+
+class Attention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT / x.shape[-1] ** 0.5
+        seen = look_back[: x.shape[1], : x.shape[1]] > 0
+        return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ self.v(x)
+"""
+    (report,) = check_file(source)
+    assert (report.verdict, report.notes) == ("correct", ())

@@ -4,6 +4,7 @@ Every submission is judged in a worker process that may crash or hang: that is a
 Importing this file imports no torch; the workers do.
 """
 
+import ast
 import codecs
 import hashlib
 import io
@@ -15,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,25 @@ def collect(folder: Path) -> list[Path]:
             if Path(name).suffix in SUFFIXES and not name.startswith(".")
         ]
     return found
+
+
+def without_helpers(files: Sequence[Path], root: Path) -> list[Path]:
+    """The files without those that only help others: each folder of the root is one submission.
+
+    Such a file has no attention, and is an `__init__.py` or lies beside one that has.
+    """
+    from clearhead.checker.source.class_choice import holds_attention
+
+    helpers: list[Path] = []
+    for file in files:
+        with suppress(
+            ValueError, OSError, SyntaxError, RecursionError, MemoryError
+        ):  # a row says so
+            text = read_source(file).text
+            helpers += [] if ast.parse(text).body and holds_attention(text) else [file]
+    whole = {file.relative_to(root).parts[0] for file in files if file not in helpers}
+    out = {f for f in helpers if f.name == "__init__.py" or f.relative_to(root).parts[0] in whole}
+    return [file for file in files if file not in out]
 
 
 def read_source(path: Path) -> Source:

@@ -278,6 +278,7 @@ def _many(
 ) -> int:
     """A folder, or a file whose row is to be kept."""
     files, root = (batch.collect(path), path) if path.is_dir() else ([path], path.parent)
+    files = batch.without_helpers(files, root)
     if not files:
         raise ValueError(f"{path}: there are no .py files and no .ipynb notebooks in it.")
     marks = Marks(options.csv) if options.csv is not None else None

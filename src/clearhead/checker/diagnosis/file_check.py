@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis.class_check import check_class
 from clearhead.checker.diagnosis.owner_checks import with_owner
-from clearhead.checker.harness.building import could_not_run
+from clearhead.checker.harness.building import ADAPTER, could_not_run
 from clearhead.checker.harness.error_messages import own_fault
 from clearhead.checker.harness.subject import Session
 from clearhead.checker.report import Finding, Report
@@ -20,8 +20,8 @@ from clearhead.checker.source.class_choice import (
     left_out,
     owners_of,
 )
-from clearhead.checker.source.class_text import Text, text_of
-from clearhead.checker.source.wrapped_functions import Wrapped, wrapped
+from clearhead.checker.source.class_text import Text, text_of, used_by
+from clearhead.checker.source.wrapped_functions import Wrapped, likely_functions, wrapped
 
 LIMITS = Limits()
 _TOLD = 5  # modules beside a file that are named
@@ -90,19 +90,17 @@ def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
         if adapter_at and only is None and classes:
             only = max(classes, key=lambda info: info.line).name
         chosen = choose(classes, source, only)
+        functions = [] if adapter_at else wrapped(source, only=only or "")
         if not chosen and only is None and not adapter_at:
-            functions = wrapped(source)
             chosen = [] if functions else choose_unnamed(classes, source)
             functions = functions if functions or chosen else wrapped(source, named=False)
-            if functions:
-                return check_functions(file, functions)
-            if not chosen:
+            if not chosen and not functions:
                 blocks = choose_blocks(classes, source)
                 return [check_inside(session, info, file) for info in blocks] or [
-                    _none_found(filename, classes, only)
+                    _none_found(file, classes, only)
                 ]
         if not chosen:
-            return [_none_found(filename, classes, only)]
+            return check_functions(file, functions) or [_none_found(file, classes, only)]
         if adapter_at and len(chosen) == 1:
             text = inner_text(source, classes, chosen[0])
             adapted = check_class(
@@ -121,6 +119,9 @@ def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
         reports = left_out(reports, source)
     if adapter_at or only is not None:
         return reports
+    judged = {report.cls for report in reports if report.verdict in ("correct", "wrong")}
+    used = {p.name for i in classes if i.name in judged for p in used_by(text_of(source, i))}
+    reports += check_functions(file, [one for one in functions if one.name not in used])
     return with_owner(reports, source, filename, file.limits, file.siblings)
 
 
@@ -144,9 +145,13 @@ def _adapter_failed(report: Report, own_lines: int) -> Report | None:
     return None
 
 
-def _none_found(filename: str, classes: Sequence[ClassInfo], only: str | None) -> Report:
-    names = ", ".join(info.name for info in classes) or "none"
+def _none_found(file: _File, classes: Sequence[ClassInfo], only: str | None) -> Report:
+    filename, names = file.filename, ", ".join(info.name for info in classes) or "none"
     says = f"The file has no class {only!r}; its classes: {names}."
+    if only and likely_functions(file.source, only=only):
+        says = f"What the arguments of the function {only!r} are is not clear. {ADAPTER}"
+    elif only is not None and any(info.name == only for info in classes):
+        says = f"{only} computes nothing without what the classes that derive from it add."
     if only is None:
         says = (
             f"The file has no attention class; its classes: {names}. The checker looks for a "
@@ -199,6 +204,8 @@ def check_inside(
 
 def check_functions(file: _File, made: Sequence[Wrapped]) -> list[Report]:
     """Check the attention functions of a file, each inside a class that is written around it."""
+    if not made:
+        return []
     more = "".join(f"\n\n{one.text}" for one in made)
     reports = []
     with file.session(more) as session:

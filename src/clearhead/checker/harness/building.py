@@ -58,6 +58,7 @@ from clearhead.checker.harness.forward_arguments import (
 )
 from clearhead.checker.harness.repairs import GONE, NO_FIELD, build, changes, with_field
 from clearhead.checker.harness.subject import (
+    ONLY_WEIGHTS,
     Inputs,
     Subject,
     call,
@@ -73,7 +74,7 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Finding, Report
 from clearhead.checker.sandbox.submission import Built, Failure
 from clearhead.checker.source.argument_flow import frames, progress_of, used_at
-from clearhead.checker.source.call_sites import parsed
+from clearhead.checker.source.call_sites import assigned, parsed
 from clearhead.checker.source.class_text import order_said
 
 ADAPTER = (
@@ -125,14 +126,19 @@ def _constructors(case: Case) -> Iterator[Constructor]:
     """Ways to build the class; with a window of pixels where one number is not enough."""
     usage = case.usage
     if not any(map(may_be_window, case.info.init)):
-        yield from constructors(case.info, usage=usage, sizes=case.sizes)
+        turns = case.text.uses("~rope ~rotary")  # pairs of numbers: heads of an even width first
+        ways = constructors(case.info, usage=usage, sizes=case.sizes)
+        yield from sorted(ways, key=lambda way: way[0].head_dim % 2) if turns else ways
         return
     items = max((usage.items.get(p.name, 0) for p in case.info.init if may_be_window(p)), default=0)
     if not items:
         _, arguments, keywords = next(constructors(case.info, usage=usage, sizes=case.sizes))
         got = case.session.build(case.info.name, arguments, keywords)
-        pair = r"unpack non-iterable int|'int' object is not (subscriptable|iterable)"
-        items = 2 if isinstance(got, Failure) and re.search(pair, got.message) else 0
+        pair = (
+            r"unpack non-iterable int|'int' object is not (subscriptable|iterable)|^(Assert|Value)"
+        )
+        said = f"{got.type} {got.message}" if isinstance(got, Failure) else ""
+        items = 2 if re.search(pair, said) else 0
     yield from constructors(case.info, WINDOWS.get(items), usage, case.sizes)
     if items not in WINDOWS:
         yield from constructors(case.info, SQUARE, usage, case.sizes)
@@ -156,6 +162,8 @@ def prepare(case: Case) -> Subject | Report:
                 return replace(got, how=description(got))
             if isinstance(got, Report):
                 return got
+            if got.failure.message == ONLY_WEIGHTS:
+                return case.unsure(f"{ONLY_WEIGHTS}: what is mixed by them lies outside.")
             same &= first is None or got.error == first.error
             shared += [got] if sizes.kv_heads != sizes.heads else []
             if first is None or (first.stage == "build" and got.stage == "forward"):
@@ -167,7 +175,7 @@ def prepare(case: Case) -> Subject | Report:
             break
     assert first is not None
     assert furthest is not None
-    fixed = _with_fixed_width(case, furthest.failure)
+    fixed = _with_other_sizes(case, furthest.failure)
     if fixed is not None:
         return replace(fixed, how=description(fixed))
     if first.id is None and first.failure.message.startswith(_POOLED):
@@ -194,15 +202,18 @@ def prepare(case: Case) -> Subject | Report:
     return replace(report, findings=findings, notes=tuple(case.notes))
 
 
-def _with_fixed_width(case: Case, failure: Failure) -> Subject | None:
-    """The class with the width of its layers, where that is a number at the top of the file."""
+def _with_other_sizes(case: Case, failure: Failure) -> Subject | None:
+    """The class with a width that stands at the top of the file, or with blocks of a picture."""
     product = re.search(PRODUCT, failure.message)
-    tops = [n.value for n in parsed(case.text.file).body if isinstance(n, ast.Assign)]
-    if product is None or product[3] not in {ast.unparse(value) for value in tops}:
+    tops = ast.Module([n for n in parsed(case.text.file).body if isinstance(n, ast.Assign)], [])
+    if product is not None and product[3] in map(ast.unparse, assigned(tops).values()):
+        width = int(product[3])
+        heads = next((n for n in (4, 3, 5, 7) if width % n == 0), 1)
+        sizes = Sizes(d_in=width, heads=heads, head_dim=width // heads, kv_heads=heads)
+    elif "divi" in failure.message:
+        sizes = replace(case.sizes.plain[1], context=4, tokens=8)
+    else:
         return None
-    width = int(product[3])
-    heads = next((n for n in (4, 3, 5, 7) if width % n == 0), 1)
-    sizes = Sizes(d_in=width, heads=heads, head_dim=width // heads, kv_heads=heads)
     one = Attempts((sizes,), sizes, sizes, sizes)
     for made, arguments, keywords in constructors(case.info, usage=case.usage, sizes=one):
         for got in _attempts(case, made, arguments, keywords):
@@ -356,7 +367,7 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
         if isinstance(got, Failure) and ("NoneType" in got.message or got.type in _REFUSES):
             fed = replace(trial, feed=feeds(case.info, optional=True))
             got = _ways(case, fed) if fed.feed != trial.feed else got
-        if isinstance(got, Failure) and got.kind not in GONE:
+        if isinstance(got, Failure) and not _ends(got):
             got = _repaired(case, trial, got)
         if isinstance(got, Failure) and got.raised:
             got = _with_its_tokens(case, trial, got) or got
@@ -381,15 +392,13 @@ def _repaired(case: Case, subject: Subject, failure: Failure) -> Subject | Failu
     if failure.message.startswith(_POOLED) and all(p.has_default for p in case.info.forward[1:]):
         return first  # nothing has to be given that it did not get
     for _ in range(6):
-        far = progress_of(case.text.file, case.info.name, failure)
         for trial in changes(case, subject, failure):
             if case.late():
                 return first
             got = _ways(case, trial)
             if not isinstance(got, Failure):
                 return got
-            further = progress_of(case.text.file, case.info.name, got) > far
-            if got.kind not in GONE and further:
+            if got.kind not in GONE and _came_further(case, got, failure):
                 subject, failure = trial, got
                 break
         else:
@@ -461,6 +470,7 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     """The first way to call it that works; else what the way answered that came furthest."""
     furthest: Failure | None = None
     spare: Subject | None = None
+    in_blocks = False
     tried: list[tuple[str, str]] = []
     orders = _orders(case, subject)
     roles = {role for _, role in subject.feed}
@@ -502,6 +512,7 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
             continue
         if got.type == "NoNumbers":
             continue
+        in_blocks |= axes == "batch" and re.search(_MULTIPLE, got.message) is not None
         if got.message.startswith(_POOLED) and not subject.separate:
             return _in_order(case, replace(trial, axes="pooled"))
         far = progress_of(case.text.file, case.info.name, got)
@@ -529,12 +540,12 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
         return spare
     if furthest is None:
         return Failure("exception", "NoNumbers", "forward gave NaN or infinity")
-    two = 2 * subject.sizes.context  # no more tokens than numbers in each
-    given = subject.sizes.context in subject.keywords.values() and two <= subject.d_in
-    if given and re.search(_MULTIPLE, furthest.message):
-        blocks = replace(subject, sizes=replace(subject.sizes, tokens=two))
-        out = call(case.session, blocks, inputs_for(blocks, blocks.sizes.tokens))
-        if not isinstance(out, Failure):
+    lengths = (n for n in subject.keywords if in_blocks and likely_meaning(n) in ("", "context"))
+    for length in (value for value in map(subject.keywords.get, lengths) if type(value) is int):
+        if not 1 < length <= subject.d_in / 2:
+            continue  # no more tokens than numbers in each
+        blocks = replace(subject, sizes=replace(subject.sizes, tokens=2 * length))
+        if not isinstance(call(case.session, blocks, inputs_for(blocks, 2 * length)), Failure):
             return blocks  # it takes whole blocks only
     return furthest
 
@@ -563,8 +574,9 @@ def _with_its_tokens(case: Case, subject: Subject, failure: Failure) -> Subject 
 
 
 def _in_order(case: Case, subject: Subject) -> Subject | Failure:
-    """The first way to call it with its axes in this order; else what the plainest way answered."""
+    """The first way to call it with its axes in this order; else what a plain way answered."""
     first: Failure | None = None
+    furthest: Failure | None = None
     spare: Subject | None = None
     polarities = [("", "nn"), *itertools.product(POLARITIES, ["nn"])]
     polarities += itertools.product(POLARITIES, MASK_SHAPES[1:])
@@ -585,10 +597,12 @@ def _in_order(case: Case, subject: Subject) -> Subject | Failure:
             out = call(case.session, trial, inputs)
             if isinstance(out, Failure):
                 first = first or out
+                if furthest is None or (must and _came_further(case, out, furthest)):
+                    furthest = out
                 if _ends(out):
                     return out
                 if case.late():
-                    return first
+                    return furthest
                 whole = _with_whole_context(case, trial, out)
                 if whole is not None:
                     return whole
@@ -600,12 +614,19 @@ def _in_order(case: Case, subject: Subject) -> Subject | Failure:
                     case.session, trial, inputs, out
                 )
                 return replace(trial, axes="first") if sequence else trial
-    return spare or first or Failure("exception", "NoNumbers", "forward gave NaN or infinity")
+    return spare or furthest or Failure("exception", "NoNumbers", "forward gave NaN or infinity")
+
+
+def _came_further(case: Case, failure: Failure, other: Failure) -> bool:
+    """Whether a call came further in forward than another one before it failed."""
+    now, before = (progress_of(case.text.file, case.info.name, one) for one in (failure, other))
+    return now > before
 
 
 def _ends(failure: Failure) -> bool:
-    """Whether another call would fail too: nobody answers, or the configuration lacks a field."""
-    return failure.kind in GONE or NO_FIELD.search(failure.message) is not None
+    """Whether no other call helps: nobody answers, a field is missing, or nothing is mixed."""
+    last = re.search(f"{NO_FIELD.pattern}|^{ONLY_WEIGHTS}", failure.message)
+    return failure.kind in GONE or last is not None
 
 
 _INPUTS = ("x", "q", "k", "v", "kv")

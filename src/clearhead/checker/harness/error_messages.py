@@ -13,6 +13,7 @@ from clearhead.checker.harness.constructor_arguments import Sizes, meaning_for
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import ClassInfo, Failure
 from clearhead.checker.source.call_sites import (
+    assignments,
     class_node,
     family_of,
     fields_read,
@@ -151,7 +152,7 @@ def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[
     halved = _divided(file, info, line) if _FLOAT_SIZE.search(message) else ""
     if halved:
         return f"{said}. {halved}"
-    if re.search(_NEVER_RIGHT, message):
+    if re.search(_NEVER_RIGHT, message) or _of_a_size(file, message, line):
         return f"{said}. No input changes that."
     if "as child module" in message:
         return f"{said}. A layer already has this name."
@@ -185,10 +186,10 @@ def _no_attribute(
     bases = [base for one in family for base in map(ast.unparse, one.bases)]
     if any(base not in plain and class_node(file, base) is None for base in bases):
         return ""
-    if name in _provided(_heirs(file, node)):
+    if name in provided(heirs_of(file, node)):
         return ""  # a base class, to which the classes derived from it give the attribute
     texts = {n.value for one in family for n in ast.walk(one) if isinstance(n, ast.Constant)}
-    set_in = _provided(family)
+    set_in = provided(family)
     if name not in set_in and name not in texts:
         return f"{said}. Nothing sets self.{name}.{_meant(name, set_in, 'self.')}"
     init = method(node, "__init__")
@@ -200,20 +201,21 @@ def _no_attribute(
     return ""
 
 
-def _provided(classes: Iterable[ast.ClassDef]) -> set[str]:
+def provided(classes: Iterable[ast.ClassDef]) -> set[str]:
     """The attributes that these classes set, and the methods and fields that they have."""
     found = set()
     for node in (inner for one in classes for inner in ast.walk(one)):
         if isinstance(node, ast.FunctionDef):
             found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             found |= {node.attr} if ast.unparse(node.value) == "self" else set()
+        elif isinstance(node, ast.ClassDef):
+            fields = (n for part in node.body if not hasattr(part, "args") for n in ast.walk(part))
+            found |= {n.id for n in fields if isinstance(n, ast.Name)}
     return found
 
 
-def _heirs(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
+def heirs_of(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
     """The classes of a file that derive from one, and all that they derive from beside it."""
     classes = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.ClassDef)]
     family = {n.name: family_of(file, n) for n in classes}
@@ -272,6 +274,29 @@ def _of_numbers(file: str, name: str, line: int) -> bool:
         and all(isinstance(one, ast.Constant) for one in node.args)
         for node in ast.walk(parsed(file))
     )
+
+
+_NO_TENSOR = re.compile(r"(?:(\w+)\(\): argument .* be Tensor, not int|'int' object is not iter)")
+_COMPUTED = re.compile(r"//|\.shape\b|\.size\(")
+
+
+def _of_a_size(file: str, message: str, line: int) -> bool:
+    """Whether a function of tensors, or a loop, gets a whole number that the code computes."""
+    found, given = _NO_TENSOR.match(message), list[ast.expr]()
+    scope = ast.Module(
+        [n for n in parsed(file).body if n.lineno <= line <= (n.end_lineno or 0)], []
+    )
+    for node in ast.walk(scope) if found is not None else ():
+        if isinstance(node, ast.Call) and found and last_name(node.func) == found[1]:
+            given += node.args[:1] if node.lineno <= line <= (node.end_lineno or 0) else []
+        elif isinstance(node, ast.For | ast.ListComp | ast.GeneratorExp) and node.lineno == line:
+            given.append(node.iter if isinstance(node, ast.For) else node.generators[0].iter)
+    names, values = {*map(ast.unparse, given)}, [*given]
+    for target, value in assignments(scope):
+        several = target.elts if isinstance(target, ast.Tuple) else [target]
+        values += [value] if names & {*map(ast.unparse, several)} else []
+    made = [one for one in map(ast.unparse, values) if one not in names or _COMPUTED.search(one)]
+    return bool(made) and all(map(_COMPUTED.search, made))
 
 
 def _divided(file: str, info: ClassInfo, line: int) -> str:

@@ -43,7 +43,8 @@ _OTHERS = (
     ("cumulative", r"^cu_?(seq)?_?len|cumulative|^seq_?offsets$"),
     ("grid", r"^(grid(_size|_shape)?|hw|h_w|hw_shape|spatial_(shape|size)|resolution|"
              r"(patch|feat)_(grid|size)|x?_?size)$"),
-    ("positions", r"^(input_)?pos(ition)?(s|_ids)$|^input_pos$"),
+    ("positions", r"^(input_|token_)?pos(ition)?(s|_ids)$|^input_pos$"),
+    ("base", r"theta$|^base$"),
     ("lengths", r"valid_?len|lengths$|lens$"),
     ("length", r"len"),
     ("marks", r"pad|valid"),
@@ -68,7 +69,7 @@ def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], 
     parameters = [p for p in info.forward if not p.kind.startswith("VAR")]
     names = [p.name for p in parameters]
     inputs = [n for n in names if not re.search(_NO_INPUT, n.lower())]
-    by_role = {role_of(n): n for n in inputs if role_of(n) in ("q", "k", "v")}
+    by_role = {role_of(n): n for n in reversed(inputs) if role_of(n) in ("q", "k", "v")}
     three = len(by_role) == 3
     asks = _asks(names)
     both_sides = {_SIDES.get(n.lower(), "") for n in names} >= {"rows", "columns"}

@@ -1,5 +1,6 @@
 """What else to try when a class cannot be built or called: read from the error it gave."""
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -127,6 +128,8 @@ def _parts(case: Case, sizes: Sizes, keywords: dict[str, object]) -> dict[str, o
 
 def _part(case: Case, name: str, classes: tuple[ClassInfo, ...], sizes: Sizes) -> dict[str, object]:
     told = [site[name].calls for site in case.usage.built if name in site]
+    if any(isinstance(n, ast.FunctionDef) and n.name == name for n in parsed(case.text.file).body):
+        return {"__callable__": name, "else": "Identity"}
     others = [info for info in classes if info.is_module and info.name != case.info.name]
     likely = [info for info in others if info.name in told]
     likely += [info for info in others if name.lower().strip("_")[:4] in info.name.lower()]
@@ -145,9 +148,9 @@ def _part(case: Case, name: str, classes: tuple[ClassInfo, ...], sizes: Sizes) -
 
 
 # Shapes of an argument: b texts, n tokens, m = 2n - 1 offsets, h heads, e = b * h, w its width.
-_FEATURES = ("b n w", "b n n w", "1 m w", "n w", "1 n w", "b w", "b 1 n w", "m w", "n n w")
+_FEATURES = ("b n w", "b n n w", "1 m w", "n w", "1 n w", "b w", "b 1 n w", "m w", "n n w", "n n 1")
 _SCORES = ("h n n", "b h n n", "1 h n n", "e 1 n", "n n", "b n n", "e n n", "h 1 n", "1 n n")
-_NO_INPUT = ("none", "kv", "mask", "false", "zero", "length", "lengths", "positions")
+_NO_INPUT = ("none", "kv", "false", "length", "positions", *GUESSES)
 
 
 def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]:
@@ -179,7 +182,8 @@ def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]
     for name in [n for n in may if n in blamed or not blamed]:
         role = dict(subject.feed)[name]
         guesses = [*GUESSES, *(f"tensor {shape}" for shape in _shapes(case, subject, name))]
-        if _layers(case, subject, name):  # what a layer takes is no mask
+        several = case.usage.ranks.get(name, 0) > 2
+        if several or _layers(case, subject, name):  # what a layer takes is no mask
             guesses = [guess for guess in guesses if guess.startswith("tensor")]
         for guess in guesses:
             if guess != role and not (role == "mask" and guess in GUESSES and guess != "marks"):

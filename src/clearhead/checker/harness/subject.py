@@ -30,6 +30,7 @@ from clearhead.checker.harness.forward_arguments import (
 from clearhead.checker.harness.weight_roles import role_of, takes_last
 from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure, Output, Submission
 
+ONLY_WEIGHTS = "forward returned the weights alone"
 Session = Submission  # a process of its own, or this one
 Inputs = tuple[Tensor, Tensor, Tensor]  # of queries, keys and values: one tensor may stand for all
 
@@ -152,14 +153,15 @@ def joined_widths(built: Built, sizes: Sizes, given: Mapping[str, object]) -> tu
 
     The keys may be those of an encoder in two directions, which are twice as wide.
     """
-    width = sizes.d_out
-    if width not in given.values():
-        return 0, 0
+    told = [(n, v) for n, v in given.items() if type(v) is int]
+    widths = [v for n, v in told if v == sizes.d_out or likely_meaning(n) in ("d", "d_in", "d_out")]
     for name, shape in built.parameters.items():
         layer = takes_last(built.modules.get(name.rpartition(".")[0], "")) and len(shape) == 2
-        single = role_of(name) in ("q", "k", "v", "qkv", "kv")
-        if layer and not single and shape[1] in (2 * width, 3 * width):
-            return width, shape[1] - width
+        if not layer or role_of(name) in ("q", "k", "v", "qkv", "kv"):
+            continue
+        for width in sorted(widths, key=lambda one: one != shape[0]):  # the queries' first
+            if shape[1] - width in {times * one for one in widths for times in (1, 2)}:
+                return width, shape[1] - width
     return 0, 0
 
 
@@ -283,6 +285,7 @@ def arguments_for(
         mask = shaped_mask(subject.polarity, shape, batch, length, subject.dtype)
     value: dict[str, object] = {"x": q, "q": q, "k": k, "v": v, "kv": k, "mask": mask, "none": None}
     value |= {"zero": 0, "one": 1, "false": False, "true": True, "length": length, "marks": None}
+    value["base"] = 10000.0
     value["positions of each"] = torch.arange(length).expand(batch, -1)
     value |= {"positions": torch.arange(length), "lengths": torch.full((batch,), length)}
     for role in (role for _, role in subject.feed if role.startswith("tensor ")):
@@ -327,6 +330,9 @@ def _result(subject: Subject, output: Output, shape: Sequence[int]) -> Tensor | 
         rows = math.prod(shape[:-1])
         if [n for n in result.shape if n != 1][:1] != [rows]:
             return Failure("exception", "ShapeError", "forward returned no vector for each state")
+        weights = result.to(torch.float64).reshape(rows, -1)
+        if weights.shape[1] == rows and bool(((weights.sum(1) - 1).abs() < 1e-5).all()):
+            return Failure("exception", "ShapeError", ONLY_WEIGHTS)
         return result.reshape(rows, -1).to(torch.float64)
     if subject.axes == "pooled" and result.numel() == shape[0] * result.shape[-1]:
         return result.reshape(shape[0], 1, -1).to(torch.float64)

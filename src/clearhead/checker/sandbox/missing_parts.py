@@ -7,6 +7,7 @@ which imports it, this runs beside code that may be hostile: see there.
 
 import ast
 import builtins
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -380,8 +381,10 @@ def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str
             defined.add(node.name)
             _undecorate(node, space)
         whole = ast.Module(body=[*futures, node], type_ignores=[])
+        constant = isinstance(node, _CONSTANTS) and _defines(node, defined)
         try:
-            exec(compile(whole, filename, "exec"), space)
+            with OnCpu() if constant else contextlib.nullcontext():
+                exec(compile(whole, filename, "exec"), space)
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:

@@ -78,10 +78,11 @@ def revive(value: Any, tensors: Tensors, held: Header = NOTHING) -> Any:
     """JSON to arguments: `{"__config__": {..}}`, `{"__tensor__": name}` become objects.
 
     `{"__returned__": place}` is a part of what the last forward pass returned, and
-    `{"__kept__": ..}` is made once, so that later passes get the same object.
+    `{"__kept__": ..}` is made once, so that later passes get the same object. Sizes are a tuple.
     """
     if isinstance(value, list):
-        return [revive(item, tensors, held) for item in value]
+        items = [revive(item, tensors, held) for item in value]
+        return tuple(items) if items and all(type(item) is int for item in items) else items
     if isinstance(value, dict):
         if set(value) == {"__tensor__"}:
             return tensors[value["__tensor__"]]

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from clearhead.checker.sandbox.submission import ClassInfo, Parameter
 from clearhead.checker.source.stated_arguments import stated_shapes
 
-_RANDOM = {"randn", "rand", "zeros", "ones", "empty", "randint", "Tensor", "FloatTensor"}
 _WANTS = ast.In | ast.NotIn | ast.NotEq
+_RANDOM = {"randn", "rand", "zeros", "ones", "empty", "randint", "Tensor", "FloatTensor"}
+_SAME_RANK = {"bool", "float", "int", "long", "to", "type", "transpose", "permute", "contiguous"}
 _EINOPS = {"rearrange", "reduce", "repeat", "einsum"}
 
 
@@ -123,7 +124,7 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
     for scope, owner in _scopes(parsed(file)):
         if owner == info.name:
             continue
-        values = _assigned(scope)
+        values = assigned(scope)
         holders = set()
         for target, call in _calls(scope):
             name = last_name(call.func)
@@ -143,7 +144,7 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
         _kept_and_called(init, node, info.init), frozenset(owners),
         _items(node, init, info.init), _called_names(parsed(file)),
         _called_in(forward, info.forward), flags_tested(node or ast.Module([], [])),
-        allowed_values(node),
+        {**allowed_values(node, equal=True), **allowed_values(node)},
     )  # fmt: skip
 
 
@@ -187,20 +188,9 @@ def last_name(node: ast.AST) -> str:
     return ""
 
 
-def _assigned(scope: ast.AST) -> dict[str, ast.expr]:
+def assigned(scope: ast.AST) -> dict[str, ast.expr]:
     """The values that plain names get in a scope."""
-    found: dict[str, ast.expr] = {}
-    for node in ast.walk(scope):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    found[target.id] = node.value
-                elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    pairs = zip(target.elts, node.value.elts, strict=False)
-                    found |= {one.id: value for one, value in pairs if isinstance(one, ast.Name)}
-        elif isinstance(node, ast.AnnAssign) and node.value and isinstance(node.target, ast.Name):
-            found[node.target.id] = node.value
-    return found
+    return {one.id: value for one, value in assignments(scope) if isinstance(one, ast.Name)}
 
 
 def _arguments(
@@ -271,8 +261,10 @@ def _axes(forward: ast.FunctionDef | None) -> tuple[dict[str, tuple[str, ...]], 
                 if "..." not in axes and "(" not in axes and last_name(one) not in unpacked:
                     unpacked[last_name(one)] = tuple(axis.lower() for axis in axes)
                     ranks.setdefault(last_name(one), len(axes))
+        elif isinstance(node, ast.Call) and last_name(node.func) == "bmm":
+            ranks = dict.fromkeys(names & {*map(_of_same_rank, node.args)}, 3) | ranks
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple):
-            owner, places = _changed_in_type(node.value), node.slice.elts
+            owner, places = _of_same_rank(node.value), node.slice.elts
             added = [isinstance(one, ast.Constant) and one.value is None for one in places]
             whole = [isinstance(one, ast.Slice) for one in places]
             if owner in names and any(added) and all(map(operator.or_, added, whole)):
@@ -280,10 +272,10 @@ def _axes(forward: ast.FunctionDef | None) -> tuple[dict[str, tuple[str, ...]], 
     return unpacked, ranks
 
 
-def _changed_in_type(node: ast.expr) -> str:
-    """The name whose tensor an expression is, in whatever type: `mask.bool()`, `mask.to(x)`."""
+def _of_same_rank(node: ast.expr) -> str:
+    """The name whose tensor an expression is, in whatever type or order: `mask.bool()`."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr not in ("bool", "float", "int", "long", "to", "type"):
+        if node.func.attr not in _SAME_RANK:
             return ""
         node = node.func.value
     return node.id if isinstance(node, ast.Name) else ""
@@ -344,7 +336,7 @@ def _items(
     if node is None or init is None:
         return {}
     names = {p.name for p in parameters}
-    same = {f"self.{last_name(target)}": value.id for target, value in _assignments(init)
+    same = {f"self.{last_name(target)}": value.id for target, value in assignments(init)
             if isinstance(value, ast.Name) and value.id in names}  # fmt: skip
     found: dict[str, int] = {}
     for one in ast.walk(node):
@@ -361,8 +353,10 @@ def _items(
     return found
 
 
-def allowed_values(scope: ast.AST | None) -> dict[str, object]:
+def allowed_values(scope: ast.AST | None, *, equal: bool = False) -> dict[str, object]:
     r"""For names that a scope compares with constants, the first one that it may want.
+
+    With `equal`, of `mode == "sum"` too: of texts, and of the number of an axis.
 
     Examples:
         >>> code = "assert mode in ('sum', 'mean')\nif self.dims not in (2, 3): stop()"
@@ -371,12 +365,14 @@ def allowed_values(scope: ast.AST | None) -> dict[str, object]:
     """
     found: dict[str, object] = {}
     for node in ast.walk(scope) if scope is not None else ():
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], _WANTS):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq if equal else _WANTS):
             wanted = node.comparators[0]
             several = isinstance(wanted, ast.Tuple | ast.List | ast.Set) and bool(wanted.elts)
             first = wanted.elts[0] if several else wanted  # type: ignore[attr-defined]
-            if isinstance(first, ast.Constant) and last_name(node.left):
-                found.setdefault(last_name(node.left), first.value)
+            name, value = last_name(node.left), getattr(first, "value", None)
+            told = not equal or name in ("axis", "dim") or isinstance(value, str)
+            if isinstance(first, ast.Constant) and name and told:
+                found.setdefault(name, value)
     return found
 
 
@@ -401,7 +397,7 @@ def fields_read(file: str, scope: ast.AST, name: str, depth: int = 3) -> Tree:
     """
     known: dict[str, tuple[str, ...]] = {name: ()}
     for _ in range(3):  # other names for the same thing
-        for target, value in _assignments(scope):
+        for target, value in assignments(scope):
             path = _path(value, known)
             if path is not None and _whole(target):
                 known.setdefault(_whole(target), path)
@@ -432,11 +428,11 @@ def flags_tested(scope: ast.AST) -> frozenset[str]:
         inner = test.values if isinstance(test, ast.BoolOp) else []
         tests += [test.operand] if isinstance(test, ast.UnaryOp) else inner
     tested = {*map(last_name, tests)}
-    tested |= {last_name(v) for target, v in _assignments(scope) if last_name(target) in tested}
+    tested |= {last_name(v) for target, v in assignments(scope) if last_name(target) in tested}
     return frozenset(tested) - {""}
 
 
-def _assignments(scope: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+def assignments(scope: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     """The targets of a scope's assignments, one by one, each with its value."""
     for node in ast.walk(scope):
         if isinstance(node, ast.Assign):

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.harness.case import Case
+from clearhead.checker.harness.error_messages import heirs_of, provided
 from clearhead.checker.harness.subject import Inputs, Subject
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import ClassInfo
-from clearhead.checker.source.call_sites import class_node, last_name, usage_of
+from clearhead.checker.source.call_sites import class_node, family_of, last_name, method, usage_of
 from clearhead.checker.source.class_text import Text, text_of, used_by
 
 _NAMED = r"att|mha|gqa|mqa|head|aten[cç]|aufmerk|k[oö]e?pf|cabe[zç]|t[eê]te|внима|注意"
@@ -58,14 +59,39 @@ def is_attention(info: ClassInfo) -> bool:
 def choose(classes: Sequence[ClassInfo], source: str, only: str | None = None) -> list[ClassInfo]:
     """The attention classes of a file, by their names; the one named, if one is."""
     if only is not None:
-        return [info for info in classes if info.name == only]
+        named = [info for info in classes if info.name == only]
+        return [info for info in named if not _is_base(info, classes, source)]
     modules = [info for info in classes if info.is_module]
-    named = [info for info in modules if is_attention(info)]
+    bases = {info.name for info in modules if _is_base(info, classes, source)}
+    modules = [info for info in modules if info.name not in bases]
+    named = [i for i in modules if is_attention(i) or bases & {*i.bases}]
     if named:
         return [info for info in named if may_attend(text_of(source, info))] or named
     if len(modules) == 1:
         return modules
     return [info for info in classes if info.forward and not info.is_module and is_attention(info)]
+
+
+def _is_base(info: ClassInfo, classes: Sequence[ClassInfo], source: str) -> bool:
+    """Whether a class computes nothing without what those add that derive from it in the file."""
+    node = class_node(source, info.name)
+    heirs = [] if node is None else heirs_of(source, node)
+    if node is None or not any(i.forward for i in classes if class_node(source, i.name) in heirs):
+        return False
+    forward = method(node, "forward", "__call__")
+    if forward is None or not any(isinstance(n, ast.Return) for n in ast.walk(forward)):
+        return forward is not None or not info.forward
+    own = (n for n in ast.walk(forward) if isinstance(n, ast.Attribute))
+    read = {n.attr for n in own if isinstance(n.value, ast.Name) and n.value.id == "self"}
+    return bool((read - provided(family_of(source, node))) & provided(heirs))
+
+
+def holds_attention(source: str) -> bool:
+    """Whether a file may have attention of its own, by its names or by what it computes."""
+    text = Text(source, 1, "", source)
+    nodes = [n for n in ast.walk(text.tree) if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+    named = any(re.search(_NAMED, node.name.lower()) for node in nodes)
+    return bool(nodes) and (named or text.uses(f"{_WHOLE} {_SOFT}"))
 
 
 def choose_unnamed(classes: Sequence[ClassInfo], source: str) -> list[ClassInfo]:

@@ -42,27 +42,32 @@ class Wrapped(NamedTuple):
     end_line: int
 
 
-def wrapped(source: str, *, named: bool = True) -> list[Wrapped]:
+def wrapped(source: str, *, named: bool = True, only: str = "") -> list[Wrapped]:
     r"""A class for each function of a file that is attention and says what it takes.
 
     Args:
         source: The file.
         named: Whether its name must say that it is attention; else it must take queries, keys and
             values, or their weights, and compute a softmax.
+        only: The one function to take, whatever its name says.
 
     Examples:
         >>> made = wrapped("def attention(q, k, v):\n    return v")
         >>> [(one.name, one.cls) for one in made]
         [('attention', 'FunctionAttention0')]
     """
-    likely = likely_functions(source, named=named)
+    likely = likely_functions(source, named=named, only=only)
     made = [wrapper_of(node, source, f"{WRAPPER}{i}") for i, node in enumerate(likely)]
     return [one for one in made if one is not None]
 
 
-def likely_functions(source: str, *, named: bool = True) -> list[ast.FunctionDef]:
+def likely_functions(
+    source: str, *, named: bool = True, only: str | None = None
+) -> list[ast.FunctionDef]:
     """The functions of a file that seem to be attention; see `wrapped`."""
     nodes = [node for node in parsed(source).body if isinstance(node, ast.FunctionDef)]
+    if only:
+        return [node for node in nodes if node.name == only][-1:]
     likely = [n for n in nodes if not re.match(r"_|test", n.name)]
     if named:
         likely = [n for n in likely if re.search(_NAMED, n.name.lower())]
@@ -110,8 +115,9 @@ def _class_for(node: ast.FunctionDef, cls: str, arrays: bool) -> Wrapped | None:
         if code:
             passed.append(code if argument in node.args.posonlyargs else f"{name}={code}")
     roles = {role_of(name) for name in taken}
-    if not (held and taken) and not {"q", "k", "v"} <= roles:
-        return None
+    whole = {"q", "k", "v"} <= roles
+    if not (whole or (held and taken)) or (whole and not role_of(taken[0])):
+        return None  # beside queries, keys and values the first argument is no input
     owner = "" if arrays else "(_torch.nn.Module)"
     made = "_torch.nn.Parameter(_torch.randn({}))" if owner else "_torch.randn({}).numpy()"
     lines = [
