@@ -101,6 +101,19 @@ def test_three_mistakes_are_all_named() -> None:
     assert ids(report) == set(wanted)
 
 
+def test_correct_says_which_arguments_were_tried() -> None:
+    masked = [
+        ("(self, x)", "(self, x, keep=None)"),
+        ("        a = F.softmax", """\
+        if keep is not None:
+            s = s.masked_fill(keep == 0, float("-inf"))
+        a = F.softmax"""),
+    ]  # fmt: skip
+    (report,) = check(edited(MINIMAL, masked))
+    assert report.verdict == "correct", report
+    assert report.tested.startswith("tested step by step, with the argument keep, at other")
+
+
 @pytest.mark.parametrize("name", BEYOND)
 def test_mistakes_in_no_list(name: str) -> None:
     wanted, source = BEYOND[name]

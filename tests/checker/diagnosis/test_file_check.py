@@ -35,6 +35,8 @@ def test_a_function_beside_a_class_is_judged_unless_the_class_uses_it():
     assert (inside.cls, inside.verdict) == ("Attention", "wrong")
     (asked,) = check_file(beside.replace("attention(q", "mix(q"), only="mix")
     assert (asked.cls, asked.verdict) == ("mix", "wrong")
+    (alone,) = check_file(beside.replace("softmax(0)", "unknown()"))
+    assert (alone.verdict, alone.notes[-1]) == ("correct", "Not judged: the function attention.")
     (open_one,) = check_file(beside + "\n\ndef mix(q, k, v, colour):\n    return v\n", only="mix")
     assert open_one.verdict == "error"
     assert "of the function 'mix'" in open_one.findings[0].says

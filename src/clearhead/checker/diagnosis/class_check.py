@@ -261,7 +261,7 @@ def _right(
     if steps.mask.startswith("window"):
         lengths.window_asked(case, subject, reference, int(steps.mask.removeprefix("window")))
     idle = probes.idle_rows(case.session, subject, inputs, out)
-    extras.examine(case, subject, inputs, out, reference)
+    masks = extras.examine(case, subject, inputs, out, reference)
     if not case.wrong:
         for name, rows in idle.items():
             size = subject.built.parameters[name][0]
@@ -272,6 +272,8 @@ def _right(
     if subject.built.arrays and "backward" in case.info.methods:
         case.notes.append("Its own backward pass was not checked.")
     how = "step by step" if isinstance(reference, Reference) else "against the formula"
+    if masks:
+        how += f", with the argument{'s' * (len(masks) > 1)} {' and '.join(sorted(masks))}"
     case.tested = (
         f"tested {how} and at other lengths; numpy has no gradients and no training mode"
         if subject.built.arrays or case.numpy

@@ -27,8 +27,8 @@ from clearhead.checker.source.stated_arguments import stated_marks
 
 def examine(
     case: Case, subject: Subject, inputs: Inputs, out: Tensor, reference: AnyReference
-) -> None:
-    """Everything that the plain run could not show."""
+) -> set[str]:
+    """Everything that the plain run could not show; the masks of forward that were understood."""
     _stray(case, subject)
     _batch_axis(case, subject, inputs)
     longer = lengths.lengths(case, subject, reference)
@@ -40,9 +40,10 @@ def examine(
     learning.from_its_start(case, subject, inputs, out)
     training(case, subject, inputs, out, over_keys=True)
     _large_scores(case, subject, inputs, reference)
-    of_tokens = PaddingCheck(case, subject, inputs, out, reference).judge()
-    if subject.takes_mask and not subject.polarity and subject.takes_mask not in of_tokens:
-        _mask_argument(case, subject, inputs, out, reference)
+    masks = PaddingCheck(case, subject, inputs, out, reference).judge()
+    name = subject.takes_mask
+    if name and not subject.polarity and name not in masks:
+        masks |= {name} if _mask_argument(case, subject, inputs, out, reference) else set()
     _alone(case, subject, inputs, out)
     other_sizes.same_elsewhere(case, subject, inputs, out)
     _device(case, reference)
@@ -53,6 +54,7 @@ def examine(
     other_sizes.wide(case, subject)
     _bias_flag(case, subject)
     _training_differs(case, subject, inputs)
+    return masks
 
 
 def _batch_axis(case: Case, subject: Subject, inputs: Inputs) -> None:
@@ -314,8 +316,8 @@ def _dropout_makes_bias(case: Case, subject: Subject, flag: str) -> bool:
 
 def _mask_argument(
     case: Case, subject: Subject, inputs: Inputs, out: Tensor, reference: AnyReference
-) -> None:
-    """Forward takes a mask: any polarity is right, as long as it hides what it marks."""
+) -> bool:
+    """Forward takes a mask: whether it hides what it marks, with True for either."""
     batch, tokens = inputs[0].shape[:2]
     keeps = torch.rand(batch, tokens, tokens, generator=torch.Generator().manual_seed(4)) < 0.6
     keeps |= torch.eye(tokens, dtype=torch.bool)  # another mask for each text
@@ -327,7 +329,7 @@ def _mask_argument(
 
     wanted = alike = right_with(keep)
     if all(right is None for right in wanted):
-        return
+        return False
     ran: list[Tensor] = []
     as_booleans = False  # whether one of True and False ran: whole numbers pass nearly everywhere
     same = False  # whether it is right if all texts have one mask
@@ -344,17 +346,18 @@ def _mask_argument(
                     evidence = "A mask (batch, tokens, tokens) is right only if all texts share it."
                     case.add("padding-in-other-texts", evidence)
                 _compare_with_stated(case, subject, polarity)
-                return
+                return True
             ran.append(got)
             as_booleans |= mask.dtype == torch.bool
     if ran and all(difference(got, out) < 1e-9 for got in ran):
         line = dropped_mask(case.text)
         if line is None and not as_booleans:
-            return
+            return False
         id = "mask-ignored" if line is None else "mask-result-dropped"
         case.add(id, "A mask that hides 40 % of the entries changes nothing.", line)
     elif ran and all(right is not None for right in wanted) and not case.wrong:
         case.notes.append("forward takes a mask, but no usual meaning of it explains the output.")
+    return False
 
 
 def _compare_with_stated(case: Case, subject: Subject, polarity: str) -> None:

@@ -121,7 +121,12 @@ def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
         return reports
     judged = {report.cls for report in reports if report.verdict in ("correct", "wrong")}
     used = {p.name for i in classes if i.name in judged for p in used_by(text_of(source, i))}
-    reports += check_functions(file, [one for one in functions if one.name not in used])
+    beside = check_functions(file, [one for one in functions if one.name not in used])
+    left = [one.cls for one in beside if one.verdict not in ("correct", "wrong")]
+    if left:  # it may be no attention: that is no reason to doubt the classes
+        note = f"Not judged: the function{'s' * (len(left) > 1)} {', '.join(left)}."
+        reports[-1] = replace(reports[-1], notes=(*reports[-1].notes, note))
+    reports += [one for one in beside if one.cls not in left]
     return with_owner(reports, source, filename, file.limits, file.siblings)
 
 
