@@ -17,7 +17,7 @@ def check(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="A .py file or an .ipynb notebook, FILE:NAME for one class or function in it, or a folder.",
+            help="A .py or .ipynb file, FILE:NAME for one class or function in it, or a folder.",
         ),
     ],
     hint: Annotated[
