@@ -22,6 +22,7 @@ from clearhead.checker.diagnosis.judgement import Expectation, Judgement
 from clearhead.checker.diagnosis.program import NotRunnable, Program, Values
 from clearhead.checker.diagnosis.program_checks import normed_over_tokens, scrambled
 from clearhead.checker.diagnosis.reading import Reading, Source, Stacked, Unreadable, is_same
+from clearhead.checker.diagnosis.shown_steps import shown_steps
 from clearhead.checker.diagnosis.step_checks import judge, judge_whole
 from clearhead.checker.diagnosis.whole_attention import WholeAttention, find_whole
 from clearhead.checker.harness.alternatives import mask_ways
@@ -351,7 +352,7 @@ def judge_mask(case: Case, subject: Subject, known: Set[str] = frozenset()) -> N
     takes = [p for p in case.info.forward if p.name == subject.takes_mask]
     if not takes or isinstance(takes[0].default, bool) or takes[0].annotation == "bool":
         return  # a flag
-    tried: dict[str, Judgement] = {}
+    tried: dict[str, Examined] = {}
     ran = False
     of_each_text = _of_each_text(case, subject)
     if of_each_text:
@@ -362,29 +363,32 @@ def judge_mask(case: Case, subject: Subject, known: Set[str] = frozenset()) -> N
         if isinstance(out, Failure):
             continue
         try:
-            verdict = judge_steps(case, trial, "yes").steps
+            examined = judge_steps(case, trial, "yes")
         except Unreadable:
             if not out.isfinite().all():
                 continue  # it is no such mask
             return
+        verdict = examined.steps
         others = [found for found in verdict.findings if found.id not in SCALES | known]
         if verdict.mask in ("causal", "none") and not others and not verdict.doubts:
             return  # it hides the future
         ran = True
         if verdict.mask == "lifted":
-            tried = {polarity: verdict}  # no meaning of True makes that right
+            tried = {polarity: examined}  # no meaning of True makes that right
             break
         if not any(found.id in INVERTED for found in others):  # else True means the other thing
-            tried[polarity] = verdict
+            tried[polarity] = examined
     if not ran:
         _branch_fails(case, subject, known)
-    sure = {polarity: one for polarity, one in tried.items() if not one.doubts}
+    sure = {polarity: one for polarity, one in tried.items() if not one.steps.doubts}
     if sure.keys() < tried.keys() and not {"keep", "hide"} <= sure.keys():
         return  # ~mask of whole numbers, say
     new = _NOT_HIDDEN - known
-    seen = (f for verdict in sure.values() for f in verdict.findings if f.id in new)
-    for found in itertools.islice(seen, 1):
-        case.add(found.id, f"With a causal mask passed in: {found.evidence}", found.line)
+    seen = ((one, f) for one in sure.values() for f in one.steps.findings if f.id in new)
+    for examined, found in itertools.islice(seen, 1):
+        evidence = f"{found.evidence[:1].lower()}{found.evidence[1:]}"
+        case.add(found.id, f"With a causal mask passed in, {evidence}", found.line)
+        case.steps = shown_steps(examined.reading, examined.steps)
 
 
 def _of_each_text(case: Case, subject: Subject) -> str:

@@ -126,22 +126,21 @@ def _constructors(case: Case) -> Iterator[Constructor]:
     """Ways to build the class; with a window of pixels where one number is not enough."""
     usage = case.usage
     if not any(map(may_be_window, case.info.init)):
-        turns = case.text.uses("~rope ~rotary")  # pairs of numbers: heads of an even width first
-        ways = constructors(case.info, usage=usage, sizes=case.sizes)
-        yield from sorted(ways, key=lambda way: way[0].head_dim % 2) if turns else ways
+        yield from constructors(case.info, usage=usage, sizes=case.sizes)
         return
     items = max((usage.items.get(p.name, 0) for p in case.info.init if may_be_window(p)), default=0)
+    refused = False
     if not items:
         _, arguments, keywords = next(constructors(case.info, usage=usage, sizes=case.sizes))
         got = case.session.build(case.info.name, arguments, keywords)
-        pair = (
-            r"unpack non-iterable int|'int' object is not (subscriptable|iterable)|^(Assert|Value)"
-        )
-        said = f"{got.type} {got.message}" if isinstance(got, Failure) else ""
-        items = 2 if re.search(pair, said) else 0
+        pair = r"unpack non-iterable int|'int' object is not (subscriptable|iterable)"
+        items = 2 if isinstance(got, Failure) and re.search(pair, got.message) else 0
+        refused = isinstance(got, Failure) and got.type in _REFUSES
     yield from constructors(case.info, WINDOWS.get(items), usage, case.sizes)
     if items not in WINDOWS:
         yield from constructors(case.info, SQUARE, usage, case.sizes)
+    if refused:
+        yield from constructors(case.info, WINDOWS[2], usage, case.sizes)
 
 
 def prepare(case: Case) -> Subject | Report:
@@ -171,7 +170,7 @@ def prepare(case: Case) -> Subject | Report:
             if furthest is None or got.progress > furthest.progress:
                 furthest = got
             over = got.failure.kind in GONE or got.id is not None
-        if over or case.late():
+        if over or not case.next_sizes():
             break
     assert first is not None
     assert furthest is not None

@@ -12,7 +12,8 @@ from clearhead.checker.sandbox.submission import ClassInfo, Failure
 from clearhead.checker.source.call_sites import Usage, usage_of
 from clearhead.checker.source.class_text import Text, literal_meant, locate
 
-TRIES, PATIENCE = 600, 6.0  # new ways to build and call a class, and the seconds for them
+# Ways to build and call a class, those of them with the same sizes, and the seconds for all.
+TRIES, TRIES_OF_A_SIZE, PATIENCE = 1200, 400, 6.0
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Case:
         doubt: Whether something was found that may be right or wrong, and decides the verdict.
         began: When the examination began.
         tries: How many ways to build and call it were tried.
+        most_tries: When to stop with the sizes that are being tried.
         seed: What the sizes, the weights and the inputs are drawn with.
         asked_from: How many questions had got no answer when the examination began.
         dropping: Whether dropout is on in evaluation, so that a pass is read without it.
@@ -51,6 +53,7 @@ class Case:
     numpy: bool = False
     began: float = field(default_factory=time.monotonic)
     tries: int = 0
+    most_tries: int = TRIES_OF_A_SIZE
     how: str = ""
     tested: str = ""
     steps: tuple[Step, ...] = ()
@@ -67,10 +70,15 @@ class Case:
         """How the file uses the class."""
         return usage_of(self.text.file, self.info)
 
+    def next_sizes(self) -> bool:
+        """Begin with other sizes, if there is time for them."""
+        self.most_tries = self.tries + TRIES_OF_A_SIZE
+        return self.tries <= TRIES and time.monotonic() - self.began <= PATIENCE
+
     def late(self) -> bool:
-        """Whether it is time to stop trying other ways."""
+        """Whether it is time to stop trying other ways with the same sizes."""
         self.tries += 1
-        return self.tries > TRIES or time.monotonic() - self.began > PATIENCE
+        return self.tries > min(self.most_tries, TRIES) or time.monotonic() - self.began > PATIENCE
 
     def add(self, id: str, evidence: str, line: int | None = None, severity: str = "") -> None:
         """Note a finding, once."""
