@@ -281,12 +281,28 @@ SPLIT = ("q = self.W_q(x).view(B, T, self.h, self.dk).transpose(1, 2)",
          "q = self.W_q(x).view(B, self.h, T, self.dk)")  # fmt: skip
 
 
+MASKED = [
+    ("(self, x)", "(self, x, mask=None)"),
+    ("        m = torch.tril(torch.ones(T, T, device=x.device))\n", ""),
+    ('s = s.masked_fill(m == 0, float("-inf"))',
+     "s = s if mask is None else s.masked_fill(mask == 0, -1e9)"),
+]  # fmt: skip
+
+
+def test_the_branch_of_a_mask_is_shown_where_its_mistake_is():
+    """And its number is tried in half precision like that of a mask that is always there."""
+    source = edited(MINIMAL, MASKED)
+    assert {found.id for found in check(source).findings} == {"mask-fill-overflows-half"}
+    report = check(source.replace("-1e9", "-1e-9"))
+    (wrong,) = [step for step in report.steps if step.remark]
+    assert (wrong.operation, wrong.remark) == ("masked_fill", "mistake here: mask-fill-not-inf")
+
+
 def test_steps_have_named_axes_and_say_where_it_goes_wrong():
     report = check(edited(MINIMAL, [SPLIT]))
-    shapes = {step.operation: step for step in report.steps if step.operation == "view"}
-    assert shapes
     (wrong,) = [step for step in report.steps if "split-without-transpose" in step.remark]
     assert wrong.operation == "view"
+    assert "tokens" not in [name for name, _ in wrong.shape]
     right = check(MINIMAL)
     softmax = next(step for step in right.steps if step.operation == "softmax")
     assert [name for name, _ in softmax.shape] == ["batch", "heads", "queries", "keys"]

@@ -42,6 +42,7 @@ def test_padding_that_is_seen_is_found(old, new):
     assert "padding-not-hidden" in ids(report)
     found = next(one for one in report.findings if one.id == "padding-not-hidden")
     assert "With lengths = [7, 5] for 7 tokens, changing tokens beyond the length" in found.evidence
+    assert "seen" in SOURCE.splitlines()[(found.line or 1) - 1]
 
 
 def test_lengths_of_another_text_are_found():

@@ -192,9 +192,13 @@ def _other_dtypes(case: Case, subject: Subject) -> None:
     """Half precision: numbers that are too large for it, and tensors that stay in another dtype."""
     if not subject.weights:
         return
-    failure = probes.dtype_failure(case.session, subject, torch.float16)
-    if failure is not None and "overflow" in failure.message:
-        case.add_failure("mask-fill-overflows-half", "In float16", failure)
+    ways = POLARITIES if subject.takes_mask and not subject.polarity else ()
+    for way in ("", *ways):
+        trial = replace(subject, polarity=way or subject.polarity)
+        failure = probes.dtype_failure(case.session, trial, torch.float16)
+        if failure is not None and "overflow" in failure.message:
+            case.add_failure("mask-fill-overflows-half", "In float16", failure)
+            break
     failure = probes.dtype_failure(case.session, subject, torch.bfloat16)
     if failure is not None and re.search(_TWO_DTYPES, failure.message) and not _left(case):
         says = f"In bfloat16: {failure.type}: {failure.message}"[:300]

@@ -105,8 +105,8 @@ class _Names:
             tokens = self._reading.token_axis(register)
             if tokens is not None:
                 names[tokens] = "tokens"
+        lost = self._reading.depends(register)  # an axis of the tokens that is not known by now
         for axis, name in enumerate(names):
-            if not name:
-                size = tensor.shape[axis]
-                names[axis] = self._sizes.get(size, "")
+            known = name or self._sizes.get(tensor.shape[axis], "")
+            names[axis] = "" if lost and not name and known == "tokens" else known
         return tuple(zip(names, tensor.shape, strict=True))
