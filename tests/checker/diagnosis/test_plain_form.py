@@ -88,3 +88,30 @@ def test_heads_in_loops_with_an_output_projection():
     side_by_side = "np.stack(heads, 2).reshape(len(tokens), -1)"
     swapped = source.replace("np.concatenate(heads, axis=1)", side_by_side)
     assert check(swapped).verdict != "correct"
+
+
+TALKING = """
+import torch
+from torch import nn
+
+
+class TalkingHeads(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.heads = num_heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.proj_l, self.proj_w = (nn.Linear(num_heads, num_heads) for _ in range(2))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = self.proj_l((q @ k.mT / q.shape[-1] ** 0.5).movedim(1, -1))
+        weights = self.proj_w(scores.softmax(2)).movedim(-1, 1)
+        return self.proj((weights @ v).transpose(1, 2).flatten(2))
+"""
+
+
+def test_several_layers_of_one_role_are_no_parts_of_a_projection():
+    """And where a layer mixes the heads' weights, a row need not sum to one."""
+    report = check(TALKING)
+    assert (report.verdict, report.findings[0].id) == ("unsure", "unsure"), report
+    assert "all tested properties" in report.findings[0].evidence

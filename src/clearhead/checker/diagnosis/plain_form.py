@@ -122,7 +122,10 @@ def _layers(subject: Subject) -> Iterator[tuple[Layer, ...]]:
     ):
         return
     for turned in (False, True):
-        layers = {role: _joined(subject, weights, turned) for role, weights in found.items()}
+        joined = {role: _joined(subject, weights, turned) for role, weights in found.items()}
+        layers = {role: layer for role, layer in joined.items() if layer is not None}
+        if layers.keys() < joined.keys():
+            continue  # there are other layers of such a name
         if "qkv" in layers:
             weight, bias = layers.pop("qkv")
             thirds = weight.chunk(3, 1)
@@ -131,8 +134,8 @@ def _layers(subject: Subject) -> Iterator[tuple[Layer, ...]]:
         yield tuple(layers[role] for role in "qkvo" if role in layers)
 
 
-def _joined(subject: Subject, weights: list[tuple[str, Tensor]], turned: bool) -> Layer:
-    """One projection for all heads, of weights that may be one for each head."""
+def _joined(subject: Subject, weights: list[tuple[str, Tensor]], turned: bool) -> Layer | None:
+    """One projection for all heads, of weights that may be one for each head; None if not so."""
     matrices, biases = [], []
     for name, weight in weights:
         kind = subject.built.modules.get(name.rpartition(".")[0], "")
@@ -142,4 +145,6 @@ def _joined(subject: Subject, weights: list[tuple[str, Tensor]], turned: bool) -
             matrices.append(weight.T if takes_last(kind) or turned else weight)
         else:  # (heads, in, head_dim)
             matrices.append(weight.movedim(-2, 0).flatten(1))
+    if len({len(matrix) for matrix in matrices}) != 1:
+        return None
     return torch.cat(matrices, 1), torch.cat(biases) if biases else None
