@@ -340,6 +340,7 @@ def test_without_matplotlib_the_command_says_so(run, tmp_path, monkeypatch):
 
 def test_the_former_name_of_the_distributed_command_works_and_warns(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["clearhead.lab.train", "--help"])
+    monkeypatch.delitem(sys.modules, "clearhead.lab.train", raising=False)
     with (
         pytest.warns(DeprecationWarning, match=r"clearhead.lab.train is now clearhead.lab.dist"),
         pytest.raises(SystemExit) as end,

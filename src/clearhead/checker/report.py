@@ -394,8 +394,7 @@ class Report:
         for step in self.steps:
             line, cell, code = located(step.line)
             steps.append(replace(step, line=line, cell=cell, code=code or step.code))
-        placed = (_in_cells(note, source) for note in self.notes)
-        notes = tuple(note[:1].upper() + note[1:] for note in placed)
+        notes = tuple(_in_cells(note, source) for note in self.notes)
         return replace(self, findings=tuple(found), steps=tuple(steps), notes=notes)
 
     @property
@@ -520,14 +519,15 @@ def _in_cells(text: str, source: Source) -> str:
     """A traceback or a note with its lines counted in a notebook's cells, as in Jupyter."""
 
     def named(found: re.Match[str]) -> str:
-        place = find_cell(source.cells, int(found[2]))
+        place = find_cell(source.cells, int(found[1]))
         if place is None:
             return found[0]
         cell, line = place
-        return f"{found[1]}{'Cell ' if cell.startswith('In') else ''}{cell}, line {line}"
+        name = f"{'Cell ' if cell.startswith('In') else ''}{cell}, line {line}"
+        return name[0].upper() + name[1:] if found[0].startswith("Line") else name
 
-    text = re.sub(r'()File "[^"\n]*\.ipynb", line (\d+)', named, text)
-    return re.sub(r"^(The import in |)[Ll]ine (\d+)(?= failed)", named, text)
+    text = re.sub(r'File "[^"\n]*\.ipynb", line (\d+)', named, text)
+    return re.sub(r"(?:^L|(?<=^The import in )l)ine (\d+)(?= failed)", named, text)
 
 
 def limited(text: str) -> str:

@@ -21,7 +21,7 @@ class AdditiveAttention(nn.Module):
         features = torch.tanh(q.unsqueeze(2) + k.unsqueeze(1))
         scores = self.w_v(features).squeeze(-1)
         if mask is not None:
-            scores = scores.masked_fill(mask == 0, -1e9)
+            scores = scores.masked_fill(mask == 0, -torch.inf)
         weights = torch.softmax(scores, dim=-1)
         return torch.bmm(weights, values)
 """

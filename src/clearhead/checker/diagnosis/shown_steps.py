@@ -70,7 +70,7 @@ class _Names:
         if rows is not None:
             self._after(core, rows)
         pair = (second, first) if summed == 0 else (first, second)
-        between = program.after(core.dots) & program.before(core.mixed.weights)
+        between = program.after(core.dots) - program.after(core.context) - {core.mixing}
         for register in (core.dots, *(out for i in between for out in program.calls[i].out)):
             value = self._reading.values.get(register)
             if value is not None and value.shape == self._reading.values[core.dots].shape:
