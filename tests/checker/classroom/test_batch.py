@@ -517,8 +517,12 @@ def test_a_file_finds_the_modules_of_its_package(tmp_path):
     inner.mkdir(parents=True)
     for folder in (inner.parent, inner):
         (folder / "__init__.py").touch()
-    assert regular_files.package_of(inner / "attention.py") == tmp_path / "lib"
-    assert regular_files.package_of(tmp_path / "attention.py") == tmp_path
+    assert regular_files.package_of(inner / "attention.py", "") == tmp_path / "lib"
+    assert regular_files.package_of(tmp_path / "attention.py", "") == tmp_path
+    source = "import torch\nfrom src.turns import turn\n"
+    bare = tmp_path / "src" / "model" / "attention.py"
+    assert regular_files.package_of(bare, source) == tmp_path / "src"
+    assert regular_files.package_of(bare, "from .turns import turn") == bare.parent
 
 
 def test_files_that_only_help_are_no_submissions(tmp_path):

@@ -100,7 +100,7 @@ def _check(target: str, options: Options, judge: batch.Check) -> int:
     source = source or batch.read_source(path)
     sign = _waiting(f"Checking {drawing.shorten(path.name, 40)}")
     with sign, _patient(path), _data(options) as data:
-        extra = batch.beside(path, source.text, package_of(path), data)
+        extra = batch.beside(path, source.text, package_of(path, source.text), data)
         reports = judge(source.text, str(path), only, policy.adapter, **extra)
     judged = policy.judge(str(path), reports) or [
         Report(str(path), only or "", "error", notes=("No attention class was found.",))

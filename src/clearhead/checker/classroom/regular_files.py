@@ -1,6 +1,7 @@
 """Files that others name: only regular ones are read, and only up to a size."""
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -61,9 +62,16 @@ def read_text(option: str, path: Path) -> str:
         raise ValueError(f"{option} {path}{str(error).removeprefix(path.name)}") from None
 
 
-def package_of(path: Path) -> Path:
-    """The outermost folder of the package that a file belongs to; its own folder if to none."""
+def package_of(path: Path, source: str) -> Path:
+    """The outermost folder of the package that a file belongs to; its own folder if to none.
+
+    A folder above it that its imports name is such a package too: `from src.rotary import turn`.
+    """
     folder = path.resolve().parent
+    for above in (folder, *folder.parents):
+        named = rf"(?m)^\s*(?:from|import)\s+{re.escape(above.name)}\.\w"
+        if above.name and re.search(named, source):
+            return above
     while (folder / "__init__.py").is_file() and (folder.parent / "__init__.py").is_file():
         folder = folder.parent
     return folder
