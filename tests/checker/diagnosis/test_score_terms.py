@@ -1,5 +1,7 @@
 """Additions to attention: biases, learned scales, mixed heads, sinks, rotary positions."""
 
+from pathlib import Path
+
 import pytest
 from in_process_check import check, check_file, ids
 from planted_mistakes import HEAD, edited
@@ -315,3 +317,10 @@ def test_relative_embeddings_do_not_depend_on_the_length():
     assert check(SKEWED).verdict == "correct"
     shifted = edited(SKEWED, [("- i + self.max_len", "- i + n")])
     assert "breaks-with-length" in ids(check(shifted))
+
+
+def test_a_bias_that_is_passed_in_is_another_one_for_another_length():
+    """So that the outputs of a prefix tell nothing of the class."""
+    file = Path(__file__).parents[1] / "submissions/blind_engineers_5/e17_bloom_attention.py"
+    report = check(file.read_text(encoding="utf-8"))
+    assert (report.verdict, ids(report)) == ("correct", set())

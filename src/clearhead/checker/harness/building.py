@@ -162,7 +162,9 @@ def prepare(case: Case) -> Subject | Report:
             if isinstance(got, Report):
                 return got
             if got.failure.message == ONLY_WEIGHTS:
-                return case.unsure(f"{ONLY_WEIGHTS}: what is mixed by them lies outside.")
+                return case.unsure(
+                    f"{ONLY_WEIGHTS}; what they are applied to is outside the class."
+                )
             same &= first is None or got.error == first.error
             shared += [got] if sizes.kv_heads != sizes.heads else []
             if first is None or (first.stage == "build" and got.stage == "forward"):
