@@ -49,7 +49,7 @@ def test_the_report_in_a_terminal():
         "    Evidence  Your output equals, to 4e-07, what you get when softmax runs over queries.\n"
         "    Line      3: w = s.softmax(dim=-2)\n"
         "    Fix       Use dim=-1.\n"
-        "    More      docs/mistakes.md#softmax-over-queries\n"
+        "    More      clearhead mistakes softmax-over-queries\n"
         "\n"
         "  Note      The network was not closed."
     )

@@ -507,3 +507,17 @@ def test_a_missing_extra_is_one_message(command_line, monkeypatch, tmp_path):
         "pip install 'clearhead[plot]'. In a clone: pip install -c constraints.txt '.[plot]'" in err
     )
     assert "Traceback" not in err
+
+
+def test_mistakes_explains_what_check_names(ok, run):
+    full = ok("mistakes", "missing-scale", "mask-off-by-one")
+    assert full.startswith("missing-scale (wrong)\n  The scores are not divided by √head_dim")
+    assert "\n  Right\n    weights = (queries @ keys.transpose(-2, -1) / head_dim**0.5)" in full
+    assert "\nmask-off-by-one (wrong)\n" in full
+    listed = ok("mistakes").splitlines()
+    found = json.loads(ok("mistakes", "--json"))
+    assert {f"  {one['id']}" for one in found} <= set(listed)
+    status, _, error = run("mistakes", "mising-scale")
+    assert status == 2
+    assert "Did you mean missing-scale?\n  All ids: clearhead mistakes" in error
+    assert not [line for line in full.splitlines() if line != line.rstrip()]

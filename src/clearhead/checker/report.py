@@ -511,7 +511,7 @@ def _found(block: Found) -> list[RenderableType]:
     for label, text, code in block.facts:
         lines.append(_Labelled(label, f"{text}: {code}" if code else text))
     if block.id:
-        lines.append(_Labelled("More", f"docs/mistakes.md#{block.id}"))
+        lines.append(_Labelled("More", f"clearhead mistakes {block.id}"))
     return [drawing.Indent(title, 2), *(drawing.Indent(line, 4) for line in lines)]
 
 

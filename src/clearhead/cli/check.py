@@ -74,6 +74,10 @@ def check(
             metavar="DIR", help="The assignment's data files, which submissions may read."
         ),
     ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Run a file of your own as you, without containment."),
+    ] = False,
     write_adapter: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write an adapter template for the class."),
@@ -87,7 +91,7 @@ def check(
     from clearhead.checker.classroom import check_command as runner
 
     if write_adapter is not None:
-        runner.write_adapter(target, write_adapter)
+        runner.write_adapter(target, write_adapter, trust=trust)
         return 0
     options = runner.Options(
         as_json=as_json,
@@ -101,5 +105,6 @@ def check(
         steps=steps,
         feedback=feedback,
         data=data,
+        trust=trust,
     )
     return runner.check(target, options)

@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 # By purpose, and in this order in `clearhead --help`.
 GROUPS = {
     "See attention": ("explain", "play", "heads", "view"),
-    "Check code and claims": ("check", "claims"),
+    "Check code and claims": ("check", "mistakes", "claims"),
     "Use and train models": ("generate", "train", "export", "info"),
 }
 

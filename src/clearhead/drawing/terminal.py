@@ -328,7 +328,13 @@ class Indent:
         inner = options.update_width(max(1, options.max_width - self._by))
         for line in console.render_lines(self._renderable, inner, pad=False):
             yield Segment(" " * self._by)
-            yield from line
+            *before, last = line or [Segment("")]
+            yield from before  # a wrapped line ends with the space at which it was wrapped
+            yield (
+                last
+                if last.style and last.style.bgcolor
+                else Segment(last.text.rstrip(), last.style)
+            )
             yield Segment.line()
 
 

@@ -437,12 +437,14 @@ def test_a_class_that_may_be_there_is_left_to_the_run(text, tmp_path, monkeypatc
 
 
 def test_what_is_not_contained_is_said_before_anything_runs(classroom, monkeypatch, capsys):
-    def judge(source, file, only, adapter, seed):
+    def judge(source, file, only, adapter, seed, trusted):
         assert capsys.readouterr().err == "Limited. Not contained: the network.\n"
         return [Report(file, "A", "correct")]
 
     monkeypatch.setattr(batch, "check_text", judge)
-    monkeypatch.setattr(batch, "containment", lambda: "Limited. Not contained: the network.")
+    monkeypatch.setattr(
+        batch, "containment", lambda trusted: "Limited. Not contained: the network."
+    )
     assert runner.check(str(classroom / "ada.py"), runner.Options(), judge=judge) == 0
 
 
@@ -542,3 +544,19 @@ def test_files_that_only_help_are_no_submissions(tmp_path):
     files = batch.without_helpers(batch.collect(tmp_path), tmp_path)
     names = sorted(file.relative_to(tmp_path).as_posix() for file in files)
     assert names == ["dan.py", "eva/attn.py", "eva/broken.py", "fin/layers.py"]
+
+
+def test_trust_is_for_a_file_and_is_passed_on(classroom, monkeypatch, capsys):
+    seen = []
+
+    def judge(source, file, only, adapter, **options):
+        seen.append(options["trusted"])
+        return [Report(file, "A", "correct")]
+
+    monkeypatch.setattr(batch, "check_text", judge)
+    options = runner.Options(trust=True)
+    assert runner.check(str(classroom / "ada.py"), options, judge=judge) == 0
+    assert "Not contained, because of --trust" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="not for a folder of submissions"):
+        runner.check(str(classroom), options, judge=judge)
+    assert seen == [True]

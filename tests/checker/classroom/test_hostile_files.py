@@ -390,7 +390,7 @@ def test_where_nothing_can_be_held_in_the_command_says_so(tmp_path, monkeypatch,
     from clearhead.checker.sandbox import process as sandbox
 
     def refuse(first: str) -> None:
-        raise RuntimeError("A submission's code runs only where it can be held in.")
+        raise RuntimeError("A submission runs only where it can be contained.")
 
     monkeypatch.setattr(sandbox, "choose_way", refuse)
     (tmp_path / "a.py").write_text("class A: ...\n", encoding="utf-8")
@@ -398,4 +398,4 @@ def test_where_nothing_can_be_held_in_the_command_says_so(tmp_path, monkeypatch,
         with pytest.raises(SystemExit) as end:
             cli.main(["check", str(tmp_path / "a.py"), *words])
         assert end.value.code == 2
-        assert capsys.readouterr().err.startswith("Error: A submission's code runs only where")
+        assert capsys.readouterr().err.startswith("Error: A submission runs only where")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from sandbox_trials import need
 
 from clearhead.checker.sandbox import process as sandbox
@@ -159,12 +160,14 @@ def test_root_with_a_package_for_root_only_still_contains_it(tmp_path):
 def test_where_nothing_holds_it_in_nothing_runs(monkeypatch):
     """It must not fall back to running as root."""
     monkeypatch.setattr(sandbox, "try_way", lambda way: f"{way.program}: not here")
-    with pytest.raises(RuntimeError, match=r"runs only where it can be held in") as error:
+    with pytest.raises(RuntimeError, match=r"runs only where it can be contained") as error:
         sandbox.choose_way.__wrapped__("bwrap")
     text = str(error.value)
     assert [f"  {name}: not here" in text for name in ("bwrap", "unshare", "plain")] == [True] * 3
     assert text.count("bwrap: not here") == 1
-    assert "Fix: install bubblewrap; or run the command as an ordinary user" in text
+    assert "Fix: install bubblewrap, or run the command as an ordinary user." in text
+    assert text.endswith("add --trust.")
+    assert sandbox.choose_way.__wrapped__("trusted") is sandbox.TRUSTED
 
 
 def test_why_a_stronger_way_was_not_taken_is_said(monkeypatch):
@@ -187,3 +190,20 @@ def test_a_python_that_others_cannot_read_is_named(monkeypatch, tmp_path):
     assert reason is not None
     assert "PermissionError" in reason
     assert "numpy/__init__.py" in reason
+
+
+def test_a_trusted_file_runs_as_the_user_with_limits_all_the_same(monkeypatch):
+    """As where nothing can be contained: root, Python below a folder of root's, no bubblewrap."""
+    monkeypatch.setattr(sandbox, "try_way", lambda way: pytest.fail("no way is tried"))
+    source = (
+        "import os, time\n"
+        "class Mine:\n"
+        "    def forward(self, x):\n"
+        "        while x.sum() < 0: time.sleep(1)\n"
+        "        return x * 0 + os.getuid()\n"
+    )
+    with Isolated(source, "mine.py", limits=Limits(seconds=2, trusted=True)) as mine:
+        assert "--trust" in mine.contained
+        mine.build("Mine", [], {})
+        assert mine.forward([torch.ones(1)]).tensors[0].item() == os.getuid()
+        assert mine.forward([-torch.ones(1)]).kind == "timeout"

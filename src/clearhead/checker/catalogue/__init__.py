@@ -7,6 +7,7 @@ there. `docs/generate.py` writes docs/mistakes.md from them. Start with `scaling
 'Divide the scores by head_dim ** 0.5 before the softmax.'
 """
 
+import difflib
 import textwrap
 import tomllib
 from dataclasses import dataclass
@@ -106,7 +107,9 @@ def find(id: str) -> Mistake:
         ValueError: If there is none.
     """
     if id not in _BY_ID:
-        raise ValueError(f"No mistake has the id {id!r}.")
+        close = difflib.get_close_matches(id, _BY_ID, n=1)
+        meant = f" Did you mean {close[0]}?" if close else ""
+        raise ValueError(f"unknown mistake {id!r}.{meant}\n  All ids: clearhead mistakes")
     return _BY_ID[id]
 
 

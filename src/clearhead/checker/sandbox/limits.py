@@ -15,6 +15,7 @@ class Limits:
         file_mib: Size of one file, and of everything it writes together (in MiB, 16 times this).
         total_seconds: Wall-clock time for all questions together.
         data: A folder whose files it finds in its working folder, to read; None if there is none.
+        trusted: Whether its author is trusted. Then it runs as the user, without containment.
     """
 
     seconds: float = 20.0
@@ -23,3 +24,4 @@ class Limits:
     file_mib: int = 16
     total_seconds: float = 60.0
     data: Path | None = None
+    trusted: bool = False

@@ -345,7 +345,7 @@ class Isolated(Submission):
         }
         self._limits = limits
         self._patience = limits.seconds
-        self._way = choose_way(way)
+        self._way = choose_way("trusted" if limits.trusted else way)
         self.contained = contained_by(self._way)
         self._asked, self._spent, self._restarts = 0, 0.0, 0
         self._imported = False
