@@ -340,3 +340,109 @@ def test_numbers_below_zero_before_a_relu_are_used():
         ],
     )
     assert check(source).verdict != "wrong"
+
+
+PACKED = (
+    HEAD
+    + """\
+class QKVAttention(nn.Module):
+    def __init__(self, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+
+    def forward(self, qkv):
+        bs, width, length = qkv.shape
+        assert width % (3 * self.n_heads) == 0
+        ch = width // (3 * self.n_heads)
+        q, k, v = qkv.reshape(bs * self.n_heads, ch * 3, length).split(ch, dim=1)
+        weights = torch.einsum("bct,bcs->bts", q * ch**-0.25, k * ch**-0.25).softmax(-1)
+        return torch.einsum("bts,bcs->bct", weights, v).reshape(bs, -1, length)
+"""
+)
+
+
+def test_queries_keys_and_values_may_come_in_one_tensor():
+    report = check(PACKED)
+    assert (report.verdict, report.form.heads) == ("correct", 3), report
+    assert ids(check(PACKED.replace("k * ch**-0.25", "k"))) == {"wrong-scale"}
+
+
+REDUCED = (
+    HEAD
+    + """\
+class Attention(nn.Module):
+    def __init__(self, dim, num_heads, sr_ratio=2):
+        super().__init__()
+        self.num_heads, self.sr_ratio = num_heads, sr_ratio
+        self.q, self.kv = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.sr, self.norm = nn.Conv2d(dim, dim, sr_ratio, sr_ratio), nn.LayerNorm(dim)
+
+    def forward(self, x, H, W):
+        B, N, C = x.shape
+        q = self.q(x).view(B, N, self.num_heads, -1).transpose(1, 2)
+        fewer = self.norm(self.sr(x.mT.reshape(B, C, H, W)).flatten(2).mT)
+        kv = self.kv(fewer).view(B, -1, 2, self.num_heads, C // self.num_heads)
+        k, v = kv.permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        return self.proj((weights @ v).transpose(1, 2).reshape(B, N, C))
+"""
+)
+
+
+def test_keys_may_be_means_of_several_tokens():
+    report = check(REDUCED)
+    assert (report.verdict, ids(report)) == ("correct", set()), report
+    assert ids(check(REDUCED.replace(" * q.shape[-1] ** -0.5", ""))) == {"missing-scale"}
+    assert ids(check(REDUCED.replace(".softmax(-1)", ".softmax(-2)"))) == {"softmax-over-queries"}
+
+
+def test_a_softmax_of_keys_alone_is_no_attention_over_everything():
+    linear = edited(MIXED, [("(q @ k.mT / 3).softmax(-1) @ v", "q @ (k.softmax(-2).mT @ v)")])
+    assert check(linear).verdict == "unsure"
+
+
+MIXED = (
+    HEAD
+    + """\
+class LinearAttention(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.qkv, self.out = nn.Conv2d(dim, 3 * dim, 1), nn.Conv2d(dim, dim, 1)
+
+    def forward(self, x):
+        b, c, h, w = x.shape
+        q, k, v = self.qkv(x).flatten(2).mT.chunk(3, -1)
+        return self.out(((q @ k.mT / 3).softmax(-1) @ v).mT.reshape(b, c, h, w))
+"""
+)
+
+
+LISTED = (
+    HEAD
+    + """\
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h = heads
+        self.wq, self.wk, self.wv, self.fc = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, inputs, mask, zero_pad):
+        q, k, v = inputs
+        q, k, v = (w(x).unflatten(-1, (self.h, -1)).transpose(1, 2)
+                   for w, x in zip((self.wq, self.wk, self.wv), (q, k, v)))
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(mask == 0, -torch.inf)
+        weights = scores.softmax(-1)
+        if zero_pad:
+            weights = torch.cat([torch.zeros_like(weights[:, :, :1]), weights[:, :, 1:]], 2)
+        return self.fc((weights.type(torch.DoubleTensor).type_as(v) @ v).transpose(1, 2).flatten(2))
+"""
+)
+
+
+@pytest.mark.parametrize("way", ["q, k, v = inputs", "q, k, v = inputs[0], inputs[1], inputs[2]"])
+def test_inputs_in_a_list_and_a_flag_that_is_named_like_a_mask(way):
+    report = check(LISTED.replace("q, k, v = inputs", way))
+    assert (report.verdict, ids(report)) == ("correct", set()), report
+    assert "inputs = [q, k, v]" in report.how
+    assert "zero_pad=False" in report.how

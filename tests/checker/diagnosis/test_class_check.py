@@ -295,6 +295,7 @@ def test_names_tell_roles(path: str, role: str) -> None:
     [
         ("DROPUOT", "wrong", "Nothing in the file defines DROPUOT. Did you mean DROPOUT?"),
         ("float(open('rate.txt').read())", "error", ""),
+        ("tuple(1, 2)", "wrong", "tuple expected at most 1 argument, got 2. The definition itself"),
     ],
 )
 def test_a_file_that_cannot_be_imported_is_wrong_if_that_is_its_own_fault(default, verdict, said):
@@ -328,3 +329,22 @@ def test_a_length_that_is_written_into_the_code_is_named():
     (report,) = check(fixed)
     assert ids(report) == {"fails-at-some-lengths"}
     assert "7 tokens with a context of 11" in report.findings[0].evidence
+
+
+def test_a_mask_that_is_dropped_is_found_in_a_class_that_cannot_be_run():
+    masks = '        s = s.masked_fill(m == 0, float("-inf"))'
+    graph = [
+        ("self, x):", "self, x, graph):"),
+        ("B, T, D =", "edges = graph.edges()\n        B, T, D ="),
+    ]
+    (report,) = check_file(edited(MINIMAL, [*graph, (masks, masks.replace("s = ", "", 1))]))
+    assert (report.verdict, report.findings[0].id) == ("wrong", "mask-result-dropped"), report
+    (report,) = check_file(edited(MINIMAL, graph))
+    assert report.verdict == "error"
+
+
+@pytest.mark.parametrize("tie", ["self.W_q.weight = self.W_k.weight", "self.W_q = self.W_k"])
+def test_layers_that_the_source_ties_are_a_question(tie):
+    (report,) = check_file(edited(MINIMAL, [("self.drop = nn", f"{tie}\n        self.drop = nn")]))
+    assert report.verdict == "correct", report
+    assert all("The source ties them" in found.evidence for found in report.findings)

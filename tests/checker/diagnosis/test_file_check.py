@@ -80,3 +80,39 @@ def test_a_base_class_is_judged_in_the_classes_that_derive_from_it(source):
     (asked,) = check_file(source, only="BaseAttention")
     assert asked.verdict == "error"
     assert "that derive from it" in asked.findings[0].says
+
+
+INSIDE = """\
+import torch
+from torch import nn
+
+
+class GridAttention(nn.Module):
+    def forward(self, q, k, v, layout):
+        assert layout.of == "tokens"
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+class Layout:
+    of = "tokens"
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(d_model, d_model) for _ in range(3))
+        self.attend = GridAttention()
+
+    def forward(self, x):
+        return x + self.attend(self.q(x), self.k(x), self.v(x), Layout())
+"""
+
+
+def test_a_class_that_cannot_be_called_is_judged_inside_one_that_was():
+    first, second = check_file(INSIDE)
+    assert (first.cls, second.cls) == ("GridAttention", "SelfAttention")
+    assert (first.verdict, second.verdict) == ("correct", "correct"), first
+    assert "it was checked inside SelfAttention" in first.notes[0]
+    first, second = check_file(INSIDE.replace(" / q.shape[-1] ** 0.5", ""))
+    assert [one.verdict for one in (first, second)] == ["wrong", "wrong"]
+    assert first.findings[0].line == 8

@@ -47,3 +47,14 @@ def test_what_is_random_without_dropout_is_not_called_dropout():
     dropout = ("F.dropout(scores.softmax(-1), 0.2)", "scores.softmax(-1)")
     noisy = edited(ALWAYS, [dropout, ("weights @ v", "weights @ (v + torch.randn_like(v))")])
     assert ids(check(noisy)) == {"random-in-eval"}
+
+
+def test_a_layer_made_in_forward_is_named_and_other_mistakes_are_found_beside_it():
+    dropout = ("F.dropout(scores.softmax(-1), 0.2)", "scores.softmax(-1)")
+    made = ("return self.out(", "o = nn.Linear(x.shape[-1], x.shape[-1])\n        return o(")
+    source = edited(ALWAYS, [dropout, made, (" / q.shape[-1] ** 0.5", "")])
+    report = check(source)
+    assert ids(report) == {"random-in-eval", "missing-scale", "out-proj-unused"}
+    (found,) = [found for found in report.findings if found.id == "random-in-eval"]
+    assert "Linear is made anew in each pass" in found.evidence
+    assert "o = nn.Linear" in source.splitlines()[found.line - 1]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from in_process_check import Here, check, check_file
+from in_process_check import Here, check, check_file, ids
 
 from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.harness.alternatives import alternatives, mask_ways
@@ -315,6 +315,8 @@ def test_missing_base_classes_and_registries_do_no_harm():
         ("(weights @ v).tr", "nn.LSTM(v.shape[-1], 5).to(v)(v[0]).tr", "gives a tuple", 15),
         ("self.h = num_heads", "self.h = nn.Linear(num_heads)", "The call is in your own code.", 6),
         ("self.h = num_heads", "self.h = self.n; self.n = 1", "It is set later", 6),
+        ("self.split(self.q(x))", "self.split(x @ self.q)", "Linear is a layer: call it", 13),
+        ("self.split(self.q(x))", "self.split(torch.relu(self.q))", "Linear is a layer", 13),
     ],
 )  # fmt: skip
 def test_a_crash_in_its_own_code_is_a_finding(old, new, said, line):
@@ -892,3 +894,39 @@ def test_a_number_in_the_place_of_a_tensor(old, new, own):
     report = check(IMPORTS + source.replace("self.h = num_heads", kept))
     assert (report.verdict == "wrong") == own, report
     assert [found.id for found in report.findings] == ["crashes" if own else "cannot-run"]
+
+
+LOOSE = """\
+import FAST
+class Attention:
+    def __init__(self, width, heads):
+        self.heads = heads
+        self.W_q, self.W_k, self.W_v = (FAST.ones((width, width)) for _ in range(3))
+        self.W_o = FAST.ones((width, width))
+        self.params = {"W_q": self.W_q, "W_o": self.W_o}
+        self.grads = {"W_q": FAST.zeros((width, width))}
+        self.hidden = FAST.triu(FAST.ones((99, 99)), 1) * -1e9
+
+    def split(self, x):
+        return x.reshape(*x.shape[:2], self.heads, -1).swapaxes(1, 2)
+
+    def forward(self, x):
+        n = x.shape[1]
+        q, k, v = (self.split(x @ w) for w in (self.params["W_q"], self.W_k, self.W_v))
+        scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5 + self.hidden[:n, :n]
+        weights = FAST.exp(scores - scores.max())
+        weights = weights / weights.sum(-1)[..., None]
+        return (weights @ v).swapaxes(1, 2).reshape(x.shape) @ self.W_o
+"""
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_the_tensors_of_an_object_that_is_no_module_are_its_weights(library):
+    """A mask among them keeps its values; an array with two names is one; gradients are none."""
+    source = LOOSE.replace("FAST", library)
+    report = check(source)
+    assert (report.verdict, report.form.causal) == ("correct", "yes"), report
+    assert "effect" not in " ".join(report.notes)
+    assert ids(check(source.replace("self.W_k, self.W_v)", "self.W_k, self.W_k)"))) >= {
+        "value-from-keys"
+    }

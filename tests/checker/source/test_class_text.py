@@ -9,7 +9,14 @@ from planted_mistakes import WRAPPER, edited
 from clearhead.checker.diagnosis.class_check import check_class
 from clearhead.checker.diagnosis.file_check import check_source
 from clearhead.checker.sandbox.limits import Limits
-from clearhead.checker.source.class_text import Text, dropped_mask, locate, used_by
+from clearhead.checker.sandbox.submission import ClassInfo
+from clearhead.checker.source.class_text import (
+    Text,
+    dropped_mask,
+    expects_causal,
+    locate,
+    used_by,
+)
 
 HEADS = edited(
     WRAPPER,
@@ -148,3 +155,22 @@ def test_a_question_at_the_top_of_a_file_is_named():
         "EOFError: EOF when reading a line. Nothing is typed at input() here."
     )
     assert 'if __name__ == "__main__":' in found.fix
+
+
+@pytest.mark.parametrize(
+    ("how", "causal"),
+    [
+        ("if mask is None:\n            mask = self.future(x)", "yes"),
+        ("if mask == 'causal':\n            mask = self.future(x)", "no"),
+        ("pass", "no"),
+    ],
+)
+def test_a_mask_that_is_made_for_the_caller_makes_no_class_causal(how, causal):
+    source = (
+        "class Attention:\n"
+        "    def future(self, x):\n        return torch.ones(9, 9).tril()\n\n"
+        f"    def forward(self, x, mask=None):\n        {how}\n        return x\n"
+    )
+    info = ClassInfo("Attention", 1, 7, False, (), (), (), ())
+    text = Text(source, 1, "Attention", source)
+    assert expects_causal(text, info, takes_mask=True) == causal

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import extras, learning, lengths, probes
 from clearhead.checker.diagnosis.intent import SCALES, has_width_of_its_own
 from clearhead.checker.diagnosis.judgement import Judgement, StepFinding
@@ -50,7 +51,7 @@ from clearhead.checker.source.class_choice import (
     is_no_attention,
     is_over_channels,
 )
-from clearhead.checker.source.class_text import Text, text_of
+from clearhead.checker.source.class_text import Text, dropped_mask, text_of, ties_weights
 
 
 def check_object(subject: type | nn.Module) -> Report:
@@ -115,14 +116,24 @@ def check_class(
     try:
         subject = prepare(case)
         if isinstance(subject, Report):
-            return subject
+            return _with_dropped_mask(case, subject)
         report = _examine(case, subject)
-        return _otherwise(case, subject, report) or report
+        return _otherwise(case, subject, report) or _with_dropped_mask(case, report)
     except RecursionError:
         raise  # the source is nested too deeply, which is said for the whole file
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError) as error:
         # Answers may be forged, or of a form that no one has thought of: that is no verdict.
         return case.unsure(f"The checker itself failed: {type(error).__name__}: {error}"[:300])
+
+
+def _with_dropped_mask(case: Case, report: Report) -> Report:
+    """The report, wrong if it has no verdict and a statement masks scores in vain."""
+    line = None if report.verdict in ("correct", "wrong") else dropped_mask(case.text)
+    if line is None:
+        return report
+    evidence = "The statement makes a masked tensor and does not keep it, so it has no effect."
+    found = finding("mask-result-dropped", evidence, line)
+    return replace(report, verdict="wrong", findings=(found, *report.findings))
 
 
 def _examine(case: Case, subject: Subject) -> Report:
@@ -339,6 +350,9 @@ _LOADS_OTHERS = (
 )
 
 
+_OF_TIED = ("query-from-key-weights", "key-from-query-weights")
+
+
 def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFinding]:
     """The findings, of which a scale that seems to be meant so is a question only."""
     found = []
@@ -364,6 +378,8 @@ def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFind
         elif one.id == "kv-heads-in-other-order" and re.search(_LOADS_OTHERS, case.text.file):
             evidence = f"{one.evidence} The file speaks of checkpoints made with the usual order."
             one = replace(one, evidence=evidence, severity="wrong")
+        elif one.id in _OF_TIED and ties_weights(case.text):
+            question = "The source ties them. If that is intended, it is right."
         elif one.id == "rotary-on-values" and case.text.has(r"map\(.*(rot|rope).*\bv\b"):
             question = "One expression rotates all three. If that is intended, it is right."
             case.doubt = True

@@ -57,6 +57,9 @@ def examine(
     return masks
 
 
+_SWAPS = r"transpose\((0, 1|1, 0|-2, -3|-3, -2)\)|swapaxes\(0, 1\)|permute\(1, 0, 2\)"
+
+
 def _batch_axis(case: Case, subject: Subject, inputs: Inputs) -> None:
     """The first axis is that of the tokens: does the source mean it so?"""
     if subject.axes != "first":
@@ -73,7 +76,8 @@ def _batch_axis(case: Case, subject: Subject, inputs: Inputs) -> None:
         f"With an input (batch, tokens, d), changing sequence 0 changed the output of sequence 1 "
         f"by {leak:.2g}, and no token saw another one of its own sequence."
     )
-    if said == "batch":
+    turned = len(re.findall(_SWAPS, case.text.code)) > 1 and not case.text.uses("batch_first=True")
+    if said == "batch" and not turned:
         case.add("attends-across-batch", f"{evidence} In the source, the batch comes first.")
     else:
         question = "If the input is meant to be (tokens, batch, d), it is right."

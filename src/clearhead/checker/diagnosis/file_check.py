@@ -96,7 +96,7 @@ def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
             functions = functions if functions or chosen else wrapped(source, named=False)
             if not chosen and not functions:
                 blocks = choose_blocks(classes, source)
-                return [check_inside(session, info, file) for info in blocks] or [
+                return [check_block(session, info, file) for info in blocks] or [
                     _none_found(file, classes, only)
                 ]
         if not chosen:
@@ -108,14 +108,16 @@ def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
             )
             return [_adapter_failed(adapted, adapter_at) or adapted]
         reports = [file.check(session, info) for info in chosen]
-        named = {info.name for info in chosen}
-        for place, report in enumerate(reports):
-            if report.verdict == "error" and only is None:
-                for owner in owners_of(classes, source, report.cls)[:2]:
-                    if owner.name not in named:
-                        reports[place] = check_inside(session, owner, file, report, classes)
-                        if reports[place] is not report:
-                            break
+        if only is None:
+            by_class = {report.cls: report for report in reports}
+            for place, (info, report) in enumerate(zip(chosen, reports, strict=True)):
+                alone = report.verdict in ("correct", "wrong") or not report.is_attention
+                for owner in () if alone else owners_of(classes, source, info.name)[:2]:
+                    outer = by_class.get(owner.name) or check_block(session, owner, file)
+                    inside = seen_inside(report, info, outer)
+                    if inside is not None:
+                        reports[place] = inside
+                        break
         reports = left_out(reports, source)
     if adapter_at or only is not None:
         return reports
@@ -166,45 +168,40 @@ def _none_found(file: _File, classes: Sequence[ClassInfo], only: str | None) -> 
     return Report(filename, only or "", "error", (Finding("unsure", "wrong", says, "", "", None),))
 
 
-def check_inside(
-    session: Session,
-    block: ClassInfo,
-    file: _File,
-    inner: Report | None = None,
-    classes: Sequence[ClassInfo] = (),
-) -> Report:
-    """Check a class that has more than attention: of that, only mistakes with a name count.
-
-    Args:
-        session: Who answers for it.
-        block: The class.
-        file: The whole file.
-        inner: The report on a class inside it that could not be run by itself: it stays where the
-            block shows nothing, and counts only where that runs it.
-        classes: All classes of the file.
-    """
+def check_block(session: Session, block: ClassInfo, file: _File) -> Report:
+    """Check a class that has more than attention: of that, only mistakes with a name count."""
     report = file.check(session, block)
     ids = {found.id for found in report.findings if found.severity == "wrong"}
-    if report.verdict == "wrong" and "unexplained" in ids:
-        doubts = tuple(
-            replace(found, id="unsure", severity="edge") if found.id == "unexplained" else found
-            for found in report.findings
-        )
-        verdict = "unsure" if ids == {"unexplained"} else "wrong"
-        report = replace(report, verdict=verdict, findings=doubts)
-    if inner is None:
+    if report.verdict != "wrong" or "unexplained" not in ids:
         return report
-    if report.verdict not in ("correct", "wrong"):
-        return inner
-    (info,) = [one for one in classes if one.name == inner.cls]
+    doubts = tuple(
+        replace(found, id="unsure", severity="edge") if found.id == "unexplained" else found
+        for found in report.findings
+    )
+    verdict = "unsure" if ids == {"unexplained"} else "wrong"
+    return replace(report, verdict=verdict, findings=doubts)
+
+
+def seen_inside(inner: Report, info: ClassInfo, outer: Report) -> Report | None:
+    """The report on a class that could not be run by itself, from that on the block around it.
+
+    Args:
+        inner: The report on the class.
+        info: The class.
+        outer: The report on the block.
+
+    Returns:
+        None where the block shows nothing about it.
+    """
     own = range(info.line, info.end_line + 1)
-    if not any(step.line in own for step in report.steps):
-        return inner  # the block does not use it
-    found = tuple(one for one in report.findings if one.line is None or one.line in own)
-    if report.verdict == "wrong" and all(one.severity != "wrong" for one in found):
-        return inner  # what is wrong lies outside
-    note = f"{inner.cls} could not be called by itself; it was checked inside {block.name}."
-    return replace(report, cls=inner.cls, findings=found, notes=(note, *report.notes))
+    if outer.verdict not in ("correct", "wrong") or all(s.line not in own for s in outer.steps):
+        return None
+    found = tuple(one for one in outer.findings if one.line is None or one.line in own)
+    if outer.verdict == "wrong" and all(one.severity != "wrong" for one in found):
+        return None  # what is wrong lies outside
+    fails = "called" if inner.verdict == "error" else "judged"
+    note = f"{inner.cls} could not be {fails} by itself; it was checked inside {outer.cls}."
+    return replace(outer, cls=inner.cls, findings=found, notes=(note, *outer.notes))
 
 
 def check_functions(file: _File, made: Sequence[Wrapped]) -> list[Report]:

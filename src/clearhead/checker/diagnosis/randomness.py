@@ -1,9 +1,11 @@
 """In evaluation the same input must give the same output.
 
-The recorded pass tells which call is random. Dropout is left out when a pass is read, so whatever
-else is wrong is found beside it.
+The recorded pass tells which call is random. Dropout is left out when a pass is read, and random
+numbers are constants there, so whatever else is wrong is found beside it.
 """
 
+import ast
+import re
 import time
 from contextlib import suppress
 from typing import Any
@@ -20,6 +22,8 @@ from clearhead.checker.harness.subject import Inputs, Subject, arguments_for, ca
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.answers import Call
 from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.call_sites import last_name
+from clearhead.checker.source.class_text import Text
 
 # Where the rate of dropout and the switch for training stand among the arguments.
 _DROPOUTS: dict[str, tuple[int, int | None]] = {
@@ -43,17 +47,24 @@ def run_twice(case: Case, subject: Subject, inputs: Inputs) -> tuple[Subject, Te
     if out.shape != again.shape or gap <= 1e-9:
         return subject, out
     dropped = _dropouts(case, subject, inputs)
-    line = dropped[0].line if dropped else None
     evidence = f"In evaluation, two runs on the same input differ by {gap:.2g}."
-    case.add("dropout-in-eval" if dropped else "random-in-eval", evidence, line)
-    beside: list[StepFinding] = []
+    made = None if dropped else _drawn(case.text)
+    layer = made is not None and last_name(made.func) in _LAYERS
     if dropped:
-        case.dropping = True
-        with suppress(Unreadable):
-            read = judge_steps(case, subject)
+        case.add("dropout-in-eval", evidence, dropped[0].line)
+    elif made is None:
+        case.add("random-in-eval", evidence)
+    else:
+        what = "is made anew in each pass, and never trained" if layer else "draws new numbers"
+        case.add("random-in-eval", f"{evidence} {last_name(made.func)} {what}.", made.lineno)
+    beside: list[StepFinding] = []
+    case.dropping = bool(dropped)
+    with suppress(Unreadable):
+        read = judge_steps(case, subject) if dropped or layer else None
+        if read is not None:
             _before_softmax(case, read)
             beside = read.steps.findings
-        case.dropping = False
+    case.dropping = False
     calm = without_dropout(case, subject)
     if calm is not None:
         out, again = (call(case.session, calm, inputs, seed=seed) for seed in (0, 1))
@@ -64,6 +75,31 @@ def run_twice(case: Case, subject: Subject, inputs: Inputs) -> tuple[Subject, Te
     if not beside:
         case.notes.append("Nothing else was checked: fix this first, then check again.")
     return case.report()
+
+
+_LAYERS = {
+    "Linear",
+    "Conv1d",
+    "Conv2d",
+    "Embedding",
+    "MultiheadAttention",
+    "Parameter",
+    "LSTM",
+    "GRU",
+}
+_RANDOM = {"rand", "randn", "randint", "rand_like", "randn_like", "normal", "normal_", "uniform_"}
+
+
+def _drawn(text: Text) -> ast.Call | None:
+    """The call outside the constructor that makes a layer, or else draws random numbers."""
+    methods = [n for n in ast.walk(text.tree) if isinstance(n, ast.FunctionDef)]
+    running = [one for one in methods if not re.search("init|reset", one.name)]
+    calls = [n for one in running for n in ast.walk(one) if isinstance(n, ast.Call)]
+    for names in (_LAYERS, _RANDOM):
+        for made in calls:
+            if last_name(made.func) in names:
+                return made
+    return None
 
 
 def _dropouts(case: Case, subject: Subject, inputs: Inputs) -> list[Call]:

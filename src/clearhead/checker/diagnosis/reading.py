@@ -205,12 +205,12 @@ class Reading:
     def _token_prints(self) -> None:
         total = sum(self.size)
         first = 0
+        made = {s.register: self.values[s.register] for s in self.sources}
         for source, count in zip(self.sources, self.size, strict=True):
             x = self.values[source.register]
             for token in range(count):
-                new = self.program.again(
-                    self.values, {source.register: changed_at(x, source.axes, token)}
-                )
+                changed = {source.register: changed_at(x, source.axes, token)}
+                new = self.program.again(self.values, made | changed)
                 self._add(self.tokens, new, first + token, total)
             first += count
 
@@ -356,6 +356,14 @@ class Reading:
             return bool(self.cores)
         except Unreadable:
             return True
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether no attention in it resists being read."""
+        try:
+            return all(None not in core.dot_axes for core in self.cores)
+        except Unreadable:
+            return False
 
     def is_product(self, index: int) -> bool:
         """Whether a call's numbers depend on two tokens, though those of its operands do not."""

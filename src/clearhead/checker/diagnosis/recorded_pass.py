@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -110,8 +110,8 @@ def record(case: Case, subject: Subject) -> Reading:
         sources = _sources(subject, program, given)
         reading = Reading(program, sources, output)
         if not reading.has_softmax:
-            reading = _with_learned_queries(reading) or reading
-        return reading
+            return _with_learned_queries(reading) or reading
+        return reading if reading.is_readable else _with_reduced_keys(reading) or reading
     except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
 
@@ -141,9 +141,10 @@ def recorded(case: Case, subject: Subject, inputs: Inputs) -> tuple[Program, int
     if chosen is None:
         raise Unreadable("it returns no tensor")
     weights = {name: weight.to(subject.dtype) for name, weight in subject.weights.items()}
-    if subject.built.arrays:  # arrays keep their dtype, and those without a role are no weights
+    if subject.built.arrays:  # arrays keep their dtype
         weights = {name: w.to(subject.built.weights[name].dtype) for name, w in weights.items()}
-        recording = _with_tables(recording, weights)
+    if subject.built.loose:
+        recording = _with_tables(recording, weights, subject.built.modules)
     try:
         values = Program(recording, weights, sent).run()
         same = is_same(values[recording.outputs[chosen]], recording.output.tensors[chosen])
@@ -155,9 +156,12 @@ def recorded(case: Case, subject: Subject, inputs: Inputs) -> tuple[Program, int
     return program, recording.outputs[chosen], (q, k, v)
 
 
-def _with_tables(recording: Recording, weights: dict[str, Tensor]) -> Recording:
-    """A recording in which arrays whose names tell no role are constants: a mask, a table."""
-    tables = {leaf.name for leaf in recording.leaves if not role_of(leaf.name)} & set(weights)
+def _with_tables(
+    recording: Recording, weights: dict[str, Tensor], modules: Mapping[str, str]
+) -> Recording:
+    """A recording in which what hangs on an object under a name without a role is a constant."""
+    plain = {leaf.name for leaf in recording.leaves if not role_of(leaf.name)} & set(weights)
+    tables = {name for name in plain if name.rpartition(".")[0] not in modules}
     leaves = tuple(
         replace(leaf, kind="constant") if leaf.name in tables else leaf for leaf in recording.leaves
     )
@@ -186,8 +190,8 @@ def _with_learned_queries(reading: Reading) -> Reading | None:
     program = reading.program
     for register in program.parameters:
         rows = reading.values[register].ndim - 2
-        calls = [program.calls[i].name for i in program.users.get(register, ())]
-        if rows < 0 or "linear" in calls:
+        calls = {program.calls[i].name for i in program.users.get(register, ())}
+        if rows < 0 or calls & {"linear", "conv1d", "conv2d", "conv3d"}:
             continue
         sources = (Source(register, None, (rows,)), *reading.sources)
         try:
@@ -202,6 +206,36 @@ def _with_learned_queries(reading: Reading) -> Reading | None:
             for pair in operands
         ):
             return trial
+    return None
+
+
+_POOLED_AXES = re.compile(r"(?:conv|pool)(\d)d$")
+
+
+def _with_reduced_keys(reading: Reading) -> Reading | None:
+    """The pass with the keys' tokens as another text, if they are means of several tokens.
+
+    So a strided convolution, a pool or a matrix makes fewer keys than there are queries.
+    """
+    program = reading.program
+    for index in sorted(program.before(reading.output)):
+        reads = [r for r in program.sources[index] if reading.depends(r)]
+        out = program.calls[index].out[0]
+        if not reading.is_product(index) or len(reads) != 1:
+            continue
+        picture = _POOLED_AXES.search(program.calls[index].name)
+        rank, batch = reading.values[out].ndim, reading.text_axis(out)
+        ways = [tuple(range(rank - int(picture[1]), rank))] if picture else []
+        ways += [(axis,) for axis in range(rank) if axis != batch]
+        for axes in ways:
+            try:
+                trial = Reading(
+                    program, (*reading.sources, Source(out, batch, axes)), reading.output
+                )
+                if trial.is_readable and trial.cores:
+                    return trial
+            except (NotRunnable, Unreadable):
+                continue
     return None
 
 

@@ -125,6 +125,8 @@ def order_named(names: Sequence[str]) -> str:
     Examples:
         >>> [order_named(n.split()) for n in ("b c h w", "batch seq_len dim", "t b d", "b c t h w")]
         ['picture', 'batch', 'first', 'volume']
+        >>> order_named(["bs", "width", "length"])
+        'channels'
     """
     axes = [_MEANT.get(name.strip(), "") for name in names]
     if len(names) == 5:
@@ -136,6 +138,7 @@ def order_named(names: Sequence[str]) -> str:
         if "heads" in inner[:2]:
             return "heads" if inner[0] == "heads" else "spread"
         return ""
+    axes = ["width" if axis == "breadth" else axis for axis in axes]  # there is no height
     known = {
         ("batch", "tokens", "width"): "batch",
         ("tokens", "batch", "width"): "first",

@@ -273,8 +273,10 @@ def _attempts(
             case.add("heads-in-python-list", f"Not among the parameters: {names}, ...")
             yield case.report()
             return
-        plain = feeds(case.info)
-        feed = tuple((n, "none" if n in case.usage.called_in else role) for n, role in plain)
+        told = dict.fromkeys(case.usage.called_in, "none") | dict.fromkeys(
+            case.usage.listed, "list"
+        )
+        feed = tuple((name, told.get(name, role)) for name, role in feeds(case.info))
         subject = Subject(
             case.info, sizes, given, built, feed=feed, arguments=tuple(arguments), seed=case.seed
         )
@@ -349,6 +351,11 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
     if not (d_in and subject.separate):
         d_in = width_in(subject.built, subject.sizes, subject.keywords)
         d_kv = width_of_memory(subject.built, d_in)
+    if (
+        not subject.built.parameters
+        and role_of(subject.feed[0][0] if subject.feed else "") == "qkv"
+    ):
+        d_in = 3 * subject.sizes.d_out  # queries, keys and values side by side
     subject = replace(subject, d_in=d_in, d_kv=d_kv)
     if any("Lazy" in kind for kind in subject.built.modules.values()):
         calm = replace(subject, dtype=torch.float32)
@@ -370,7 +377,6 @@ def settle(case: Case, subject: Subject) -> Subject | Failure:
             got = _ways(case, fed) if fed.feed != trial.feed else got
         wide = dtype == torch.float64
         if wide and isinstance(got, Failure) and re.search(_FLOAT32_ONLY, got.message):
-            first = got
             continue
         if isinstance(got, Failure) and not _ends(got):
             got = _repaired(case, trial, got)
@@ -538,7 +544,7 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
         rank = int(next(filter(None, wanted.groups()))) if wanted and axes == "batch" else 0
         if not _blames(case, got, [n for n, role in subject.feed if role in _INPUTS]):
             return spare or furthest  # another order of axes would change nothing
-        queries = [n for n, role in subject.feed if role in ("x", "q")]
+        queries = [n for n, role in subject.feed if role in ("x", "q", "list")]
         more = _BY_RANK.get(rank, ()) if _blames(case, got, queries) else ()
         tries += [(order, "") for order in more if order not in orders]
         again = tried.count((axes, memory)) < len(PIXELS)
@@ -637,7 +643,7 @@ def _ends(failure: Failure) -> bool:
     return failure.kind in GONE or last is not None
 
 
-_INPUTS = ("x", "q", "k", "v", "kv")
+_INPUTS = ("x", "q", "k", "v", "kv", "list")
 
 
 def _blames(case: Case, failure: Failure, names: Sequence[str]) -> bool:

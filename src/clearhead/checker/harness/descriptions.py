@@ -39,6 +39,7 @@ def description(subject: Subject) -> str:
     more = [f"{len(values) - _MOST} more"] if len(values) > _MOST else []
     given = [*map(str, subject.arguments), *values[:_MOST], *more]
     inputs = [name for name, role in subject.feed if role in ("x", "q", "k", "v", "kv")]
+    inputs += [f"{name} = [q, k, v]" for name, role in subject.feed if role == "list"]
     optional = {p.name for p in subject.info.forward if p.has_default}
     others = [
         f"{name}={_GIVEN[role]}" if role in ("none", "zero", "one", "false", "true")

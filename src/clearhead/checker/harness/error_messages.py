@@ -4,6 +4,7 @@ import ast
 import builtins
 import difflib
 import re
+import sys
 from collections.abc import Collection, Iterable
 
 import torch
@@ -156,6 +157,12 @@ def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[
         return f"{said}. No input changes that."
     if "as child module" in message:
         return f"{said}. A layer already has this name."
+    words = re.findall(r"\w+", message) if _NO_OPERAND.search(message) else ()
+    layer = next((word for word in words if _is_layer(file, word)), "")
+    if layer:
+        return f"{said}. {layer} is a layer: call it with the tensor, self.layer(x)."
+    if failure.type in ("TypeError", "AttributeError") and _fails_when_defined(file, line):
+        return f"{said}. The definition itself fails, whatever is passed in later."
     call = _WRONG_CALL.match(message)
     passed = message.startswith("Identity.") and "Identity" not in file  # in the place of a layer
     if call is not None and not passed:
@@ -163,6 +170,40 @@ def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[
         if _of_numbers(file, call[1], line) or (known and not _may_be_ours(file, info, line)):
             return f"{said}. The call is in your own code."
     return ""
+
+
+_NO_OPERAND = re.compile(r"unsupported operand type|must be Tensor, not")
+
+
+def _is_layer(file: str, name: str) -> bool:
+    """Whether a class of the file, or of torch.nn, is a module."""
+    known = getattr(nn, name, None)
+    if isinstance(known, type) and issubclass(known, nn.Module):
+        return name != "Identity"  # which stands for what was passed in
+    node = class_node(file, name)
+    return node is not None and any("Module" in ast.unparse(base) for base in node.bases)
+
+
+def _fails_when_defined(file: str, line: int) -> bool:
+    """Whether a class or function fails when it is defined, by names that Python and torch know."""
+    for node in parsed(file).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            for inner in ast.walk(node):
+                bodies = [inner.body] if isinstance(inner, ast.FunctionDef) else []
+                if any(b[0].lineno <= line <= (b[-1].end_lineno or 0) for b in bodies):
+                    return False  # it runs when it is called
+            if node.lineno <= line <= (node.end_lineno or 0):
+                imports = [
+                    n for n in ast.walk(parsed(file)) if isinstance(n, ast.Import | ast.ImportFrom)
+                ]
+                homes = {n.module or "" for n in imports if isinstance(n, ast.ImportFrom)}
+                homes |= {one.name for n in imports if isinstance(n, ast.Import) for one in n.names}
+                return {home.partition(".")[0] for home in homes} <= {
+                    *sys.stdlib_module_names,
+                    "torch",
+                    "numpy",
+                }
+    return False
 
 
 ALWAYS_OWN = ("NameError", "UnboundLocalError")  # whatever is passed in

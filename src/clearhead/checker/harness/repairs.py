@@ -1,6 +1,7 @@
 """What else to try when a class cannot be built or called: read from the error it gave."""
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -179,6 +180,12 @@ def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]
     may = [
         name for name, role in subject.feed[1:] if role in _NO_INPUT or role.startswith("tensor")
     ]
+    if "Boolean value of Tensor" in failure.message:  # a flag got a tensor
+        there = re.findall(r"\w+", case.text.file.splitlines()[(failure.line or 1) - 1])
+        for name, guess in itertools.product([n for n in may if n in there], ("false", "true")):
+            yield replace(
+                subject, feed=tuple((n, guess if n == name else r) for n, r in subject.feed)
+            )
     for name in [n for n in may if n in blamed or not blamed]:
         role = dict(subject.feed)[name]
         guesses = [*GUESSES, *(f"tensor {shape}" for shape in _shapes(case, subject, name))]

@@ -46,8 +46,8 @@ class Subject:
         built: What came out.
         axes: The order of its axes, "batch" for (batch, tokens, d); see axis_orders.py.
         feed: Forward's parameters in order, and what each is for: "q", "k", "v", "x", "kv",
-            "mask", "none", a plain value such as "zero", or a random tensor: "tensor b n 15"; see
-            `arguments_for`.
+            "list" of the three, "mask", "none", a plain value such as "zero", or a random tensor:
+            "tensor b n 15"; see `arguments_for`.
         polarity: How a causal mask is given, if it is: "keep", "hide", "int", "added", or "".
         mask_shape: The mask's shape: one of MASK_SHAPES.
         rotary: How the angles of rotary positions are given, if they are: one of ROTARY, or "".
@@ -94,20 +94,21 @@ class Subject:
     def separate(self) -> bool:
         """Whether queries, keys and values come from separate inputs."""
         roles = {role for _, role in self.feed}
-        return "k" in roles or "kv" in roles
+        return bool({"k", "kv", "list"} & roles)
 
 
 def random_weights(built: Built, seed: int = 1) -> dict[str, Tensor]:
     """Distinct random values for every parameter, biases too, in float64.
 
-    An array of numpy may also be a mask or a table: it keeps its values if its name tells nothing.
+    What hangs on an object that is no module may also be a mask or a table: it keeps its values if
+    its name tells nothing.
     """
     generator = torch.Generator().manual_seed(seed)
     values: dict[str, Tensor] = {}
     for name, shape in built.parameters.items():
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
         owner = built.modules.get(name.rpartition(".")[0], "")
-        if built.arrays and not role_of(name) and name in built.weights:
+        if built.loose and not owner and not role_of(name) and name in built.weights:
             values[name] = built.weights[name].to(torch.float64)
         elif len(shape) < 2:
             is_gain = "Norm" in owner and name.endswith("weight")
@@ -284,7 +285,15 @@ def arguments_for(
         shape = subject.mask_shape
         mask = shaped_mask(subject.polarity, shape, batch, length, subject.dtype)
     value: dict[str, object] = {"x": q, "q": q, "k": k, "v": v, "kv": k, "mask": mask, "none": None}
-    value |= {"zero": 0, "one": 1, "false": False, "true": True, "length": length, "marks": None}
+    value |= {
+        "list": [q, k, v],
+        "zero": 0,
+        "one": 1,
+        "false": False,
+        "true": True,
+        "length": length,
+        "marks": None,
+    }
     value["base"] = 10000.0
     value["positions of each"] = torch.arange(length).expand(batch, -1)
     value |= {"positions": torch.arange(length), "lengths": torch.full((batch,), length)}
@@ -404,7 +413,7 @@ def inputs_for(subject: Subject, tokens: int, seed: int = 2, batch: int = 0) -> 
         k, v = (torch.randn(wide, generator=generator, dtype=torch.float64) for _ in range(2))
     q, k, v = q.to(subject.dtype), k.to(subject.dtype), v.to(subject.dtype)
     roles = {role for _, role in subject.feed}
-    if "k" in roles and "v" in roles:
+    if "list" in roles or {"k", "v"} <= roles:
         return q, k, v
     if "kv" in roles or "k" in roles or "v" in roles:
         return q, k, k

@@ -85,6 +85,7 @@ class Built:
         plain: The int, float, bool and str attributes.
         arrays: Whether it computes with numpy: its arrays are the parameters, and it has no
             gradients.
+        loose: Whether it is no `nn.Module`, so that a parameter may also be a mask or a table.
     """
 
     weights: dict[str, Tensor]
@@ -92,6 +93,7 @@ class Built:
     modules: dict[str, str]
     plain: dict[str, object]
     arrays: bool = False
+    loose: bool = False
 
     @functools.cached_property
     def parameters(self) -> dict[str, tuple[int, ...]]:
@@ -341,6 +343,7 @@ def read_built(header: Header, tensors: Tensors) -> Built:
         modules={path: a_name(name) for path, name in a_table(header["modules"]).items()},
         plain={name: a_plain(value) for name, value in a_table(header["plain"]).items()},
         arrays=a_flag(header.get("arrays", False)),
+        loose=a_flag(header.get("loose", False)),
     )
 
 

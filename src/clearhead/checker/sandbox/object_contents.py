@@ -4,8 +4,9 @@ Like worker.py, which imports it, this runs beside code that may be hostile: see
 """
 
 import math
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from inspect import getattr_static
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar
@@ -152,11 +153,26 @@ def kind_of(module: Module) -> str:
     return f"{name} {groups}" if isinstance(groups, int) else name
 
 
+_NO_WEIGHT = re.compile(r"(?i)grad|^d_?[wb](_|$)|^d_?[qkvo](?![a-z])")
+
+
+def _own(found: Iterable[tuple[str, Tensor]]) -> Tensors:
+    """Tensors of fractions, each under its first name only, without those that hold gradients."""
+    held: Tensors = {}
+    seen = set[int]()
+    for path, tensor in found:
+        if tensor.is_floating_point() and tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            if not _NO_WEIGHT.search(path):
+                held[path] = tensor
+    return held
+
+
 class Leaves:
     """The tensors and attributes of a built object, found by name.
 
-    An object that is no `nn.Module` has the modules among its attributes as its parts, and numpy's
-    arrays of fractions as its parameters: the tensors here share their memory.
+    An object that is no `nn.Module` has the modules among its attributes as its parts, and the
+    tensors or numpy's arrays of fractions as its parameters: those here share their memory.
     """
 
     def __init__(self, built: object) -> None:
@@ -167,6 +183,10 @@ class Leaves:
         if isinstance(built, Module):
             self.add_module(built, "")
         self.add_attributes(built, "")
+        self.loose = not isinstance(built, Module)
+        if self.loose:
+            self.parameters |= _own(self.stray.items())
+            self.stray = {n: one for n, one in self.stray.items() if n not in self.parameters}
         self.arrays = not (self.parameters or self.stray) and self.add_arrays(built)
         for name, value in getattr(built, "__dict__", {}).items():
             if type(value) in (bool, int, float, str) and not name.startswith("_"):
@@ -179,10 +199,12 @@ class Leaves:
             return False
         own = getattr(owner, "__dict__", {})
         found = (one for name in own for one in tensors_below(own[name], name, array_type()))
-        for path, array in found:
-            forward = min(array.strides, default=0) >= 0  # torch knows no steps back
-            if array.dtype.kind == "f" and array.flags.writeable and forward:
-                self.parameters[path] = _from_numpy(array)
+        self.parameters |= _own(
+            (path, _from_numpy(array))
+            for path, array in found
+            if array.flags.writeable and min(array.strides, default=0) >= 0  # torch has no others
+            if array.dtype.kind == "f"
+        )
         return bool(self.parameters) or knows_only_numpy(owner)
 
     def add_module(self, module: Module, prefix: str) -> None:

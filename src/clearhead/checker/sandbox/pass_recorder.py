@@ -16,7 +16,13 @@ from torch.overrides import TorchFunctionMode
 
 MAX_CALLS = 3_000
 MAX_CONSTANTS = 48 << 20  # bytes of tensors that are neither inputs nor parameters
+# Random numbers are written down as the constants that they were: weights made in forward, say.
+_DRAWS = {
+    *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"),
+    *("uniform_", "normal_", "bernoulli_", "exponential_"),
+}
 _IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__"}
+_OF_TYPE = type(torch.FloatTensor)
 _no_grad = torch.no_grad
 
 
@@ -114,6 +120,8 @@ class Recorder(TorchFunctionMode):
             return {"slice": [self.encode(v) for v in (value.start, value.stop, value.step)]}
         if value is Ellipsis:
             return {"ellipsis": True}
+        if isinstance(value, _OF_TYPE):  # x.type(torch.FloatTensor)
+            value = value.dtype
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
         if isinstance(value, torch.device):
@@ -148,6 +156,10 @@ class Recorder(TorchFunctionMode):
             with self:
                 return eager.attend(*args[:4], scale, kwargs.get("dropout", 0.0))
         home, name = home_of(func)
+        if name in _DRAWS or getattr(func, "__module__", "") == "torch.nn.init":
+            out = func(*args, **kwargs)
+            self._registers.pop(id(out), None)
+            return out
         try:
             if len(self.calls) >= MAX_CALLS:
                 raise NotRecorded(f"more than {MAX_CALLS} calls")

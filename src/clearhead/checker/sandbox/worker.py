@@ -393,6 +393,7 @@ class Worker:
         header: Header = {"parameters": list(leaves.parameters), "stray": list(leaves.stray)}
         header |= {"modules": leaves.modules, "plain": leaves.plain}
         header["arrays"] = self.arrays = leaves.arrays
+        header["loose"] = leaves.loose
         return header, dict(leaves.parameters)
 
     def do_load(self, tensors: Tensors) -> tuple[Header, Tensors]:

@@ -56,6 +56,7 @@ class Usage:
         called_in: Parameters of forward that it calls.
         flags: Names of which the class asks the truth.
         allowed: For names that must have one of some values, the first: `mode in ("sum", "mean")`.
+        listed: Parameters of forward that are a list of queries, keys and values.
     """
 
     built: tuple[dict[str, Given], ...] = ()
@@ -70,6 +71,7 @@ class Usage:
     called_in: frozenset[str] = frozenset()
     flags: frozenset[str] = frozenset()
     allowed: dict[str, object] = field(default_factory=dict)
+    listed: frozenset[str] = frozenset()
 
 
 @functools.lru_cache(maxsize=16)
@@ -144,8 +146,26 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
         _kept_and_called(init, node, info.init), frozenset(owners),
         _items(node, init, info.init), _called_names(parsed(file)),
         _called_in(forward, info.forward), flags_tested(node or ast.Module([], [])),
-        {**allowed_values(node, equal=True), **allowed_values(node)},
+        {**allowed_values(node, equal=True), **allowed_values(node)}, _listed(forward),
     )  # fmt: skip
+
+
+def _listed(forward: ast.FunctionDef | None) -> frozenset[str]:
+    """Parameters that forward only takes apart, into three: `q, k, v = x`, or x[0], x[1], x[2]."""
+    if forward is None:
+        return frozenset()
+    whole: dict[int, int] = {}  # the three parts that a name stands for
+    for node in ast.walk(forward):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            whole[id(node.value)] = len(node.targets[0].elts)
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            whole[id(node.value)] = 3 if node.slice.value in (0, 1, 2) else 0
+    used = [n for n in ast.walk(forward) if isinstance(n, ast.Name) and n.id != "self"]
+    names = {one.arg for one in forward.args.args} & {one.id for one in used}
+    others = {one.id for one in used if whole.get(id(one)) != 3}
+    said = ast.unparse(forward)
+    thirds = {name for name in names - others if f"{name}[2]" in said or f" = {name}\n" in said}
+    return frozenset(thirds)
 
 
 def _scopes(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:

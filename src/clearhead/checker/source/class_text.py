@@ -7,13 +7,14 @@ reproduce the output equally, and say where to look.
 import ast
 import functools
 import re
+import textwrap
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from clearhead.checker.catalogue import words_of
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import ClassInfo
-from clearhead.checker.source.call_sites import last_name, parsed, statements
+from clearhead.checker.source.call_sites import assignments, last_name, parsed, statements
 
 # Parts of attention, as words that stand in its lines; see `Text.line_with`.
 _LANDMARKS = {
@@ -233,7 +234,7 @@ def switches(text: Text) -> list[str]:
     return list(dict.fromkeys(own))
 
 
-_NEW = {"masked_fill", "where", "masked_scatter", "add", "mul", "tril", "triu"}
+_NEW = {"masked_fill", "masked_scatter"}
 
 
 def dropped_mask(text: Text) -> int | None:
@@ -245,6 +246,21 @@ def dropped_mask(text: Text) -> int | None:
                 if isinstance(function, ast.Attribute) and function.attr in _NEW:
                     return node.lineno
     return None
+
+
+def ties_weights(text: Text) -> bool:
+    """Whether a class says that two of its layers have the same weights.
+
+    Examples:
+        >>> [ties_weights(Text(code, 1, "")) for code in ("self.q.weight = self.k.weight", "")]
+        [True, False]
+    """
+    for target, value in assignments(parsed(textwrap.dedent(text.source))):
+        if isinstance(target, ast.Attribute) and isinstance(value, ast.Attribute):
+            layers = {role_of(target.attr), role_of(value.attr)} == {"q", "k"}
+            if layers or target.attr == value.attr == "weight":
+                return True
+    return False
 
 
 _BATCH = r"b|bs|bsz|batch\w*|n_?batch\w*|num_batch\w*"
@@ -315,7 +331,7 @@ def expects_causal(
     if asked:
         return "yes"
     if takes_mask:
-        return "yes" if text.uses("tril( triu( is_causal=True") else "no"
+        return "yes" if text.uses("tril( triu( is_causal=True") and _masks_unasked(text) else "no"
     built_in = text.uses("~tril ~triu is_causal=True is_causal=self ~causal_mask ~_causal(")
     said = ast.get_docstring(text.tree) if isinstance(text.tree, ast.ClassDef) else None
     named = re.search(r"(?<!non)(?<!non_)causal|masked|gpt|decoder|autoregress", info.name.lower())
@@ -327,6 +343,33 @@ def expects_causal(
     if not context_name(text, info) or re.search(_NOT_CAUSAL, text.source):
         return "no"
     return "yes" if re.search(_CAUSAL_FILE, text.file) or text.uses("~mask") else "no"
+
+
+def _masks_unasked(text: Text) -> bool:
+    """Whether a triangle is used without being asked for, as by `mask="causal"`.
+
+    A method that makes one for the caller, who passes it in, is not used by the class itself.
+    """
+    tree = text.tree
+    inside = {inner: node for node in ast.walk(tree) for inner in ast.iter_child_nodes(node)}
+    called = [n for n in ast.walk(tree) if isinstance(n, ast.Call)]
+
+    def used(node: ast.AST) -> bool:
+        above = node
+        while above in inside:
+            above = inside[above]
+            asked = (n for n in ast.walk(above.test)) if isinstance(above, ast.If) else ()
+            if any(isinstance(n, ast.Constant) and type(n.value) is str for n in asked):
+                return False
+            if isinstance(above, ast.FunctionDef) and above is not tree:
+                name = above.name
+                own = name in ("forward", "__call__", "__init__")
+                return own or any(last_name(one.func) == name and used(one) for one in called)
+        return True
+
+    causal = [n for n in called if any(one.arg == "is_causal" for one in n.keywords)]
+    made = [n for n in called if last_name(n.func) in ("tril", "triu")] + causal
+    return not made or any(map(used, made))
 
 
 def _masked_behind(text: Text, flags: Collection[str]) -> bool:

@@ -69,7 +69,10 @@ _HIDES = re.compile(
     r"(?i)ignor|hid(e|den|es)\b|masked|mask out|to mask|= ?mask|\bpad|block|forbid|prevent|exclu|"
     r"disallow"
 )
-_KEEPS = re.compile(r"(?i)attend|keep|kept|\breal|valid|visible|allowed|take part|look")
+_KEEPS = re.compile(
+    r"(?i)attend|keep|kept|\breal|valid|visible|allowed|take part|look|influenc|contribut|consider|"
+    r"includ|\bus(?:e|ed)\b"
+)
 _TOKENS = re.compile(r"(?i)\btokens?\b")
 _NOT = re.compile(r"(?i)\b(not|no|never|non|cannot|can't|un(masked|padded)|without)\b|n't\b")
 
@@ -88,6 +91,8 @@ def stated_marks(source: str, name: str) -> str:
         'keep'
         >>> stated_marks("# mask: 1 marks positions that must not be attended to", "mask")
         'hide'
+        >>> stated_marks("mask: (T, S), where 0 means token i is not influenced by j", "mask")
+        'keep'
         >>> stated_marks("# mask: (b, 1, n, n) attention mask", "mask")
         ''
     """
@@ -121,5 +126,5 @@ def _meant(words: str) -> str:
     if found is None:
         return ""
     hidden = found.re is _HIDES
-    negated = _NOT.search(words[: found.end()]) is not None
+    negated = _NOT.search(words[: found.end()] if said else words) is not None
     return "keep" if hidden == negated else "hide"
