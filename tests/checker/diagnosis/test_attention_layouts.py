@@ -446,3 +446,47 @@ def test_inputs_in_a_list_and_a_flag_that_is_named_like_a_mask(way):
     assert (report.verdict, ids(report)) == ("correct", set()), report
     assert "inputs = [q, k, v]" in report.how
     assert "zero_pad=False" in report.how
+
+
+CLASS_TOKEN = (
+    HEAD
+    + """\
+class ClassAttention(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v, self.proj = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = self.q(x[:, :1]), self.k(x), self.v(x)
+        q, k, v = (t.unflatten(-1, (self.h, -1)).transpose(1, 2) for t in (q, k, v))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.proj((weights @ v).transpose(1, 2).flatten(2))
+"""
+)
+MEDIA = (
+    HEAD
+    + """\
+class PerceiverAttention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h = heads
+        self.to_q, self.to_kv = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.to_out = nn.Linear(dim, dim)
+
+    def forward(self, x, latents):
+        b, m, n, d = latents.shape
+        k, v = self.to_kv(torch.cat([x, latents], -2)).chunk(2, -1)
+        q = self.to_q(latents)
+        q, k, v = (t.unflatten(-1, (self.h, -1)).transpose(2, 3) for t in (q, k, v))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return self.to_out((weights @ v).transpose(2, 3).flatten(3))
+"""
+)
+
+
+@pytest.mark.parametrize("source", [CLASS_TOKEN, MEDIA], ids=["class token", "latents"])
+def test_queries_of_other_tokens_than_the_keys(source):
+    report = check(source)
+    assert (report.verdict, report.form.heads) == ("correct", 3), report
+    assert ids(check(source.replace(" / q.shape[-1] ** 0.5", ""))) == {"missing-scale"}

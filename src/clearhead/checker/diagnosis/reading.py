@@ -118,6 +118,22 @@ def joined_axis_of(moves: Tensor) -> int | None:
     return found
 
 
+def picked_axis_of(moves: Tensor) -> int | None:
+    """The axis of a few tokens that were picked: some changes move one index of their own.
+
+    So only the class token asks, say.
+    """
+    found = None
+    for axis in range(moves.ndim - 1):
+        by = _by_index(moves, axis)
+        own = bool((by.sum(1) <= 1).all()) and bool((by.sum(0) == 1).all())
+        if moves.shape[axis + 1] < len(moves) and own:
+            if found is not None:
+                return None
+            found = axis
+    return found
+
+
 def _most(moves: Tensor) -> int:
     """How many changes move one number, at the most."""
     return int(moves.sum(0).max()) if moves.numel() else 0
@@ -263,8 +279,9 @@ class Reading:
         for count in self.size:
             moves = self.tokens[register][first : first + count]
             if moves.any():
-                axis = axis_of(moves)
-                found.add(joined_axis_of(moves) if axis is None else axis)
+                ways = (axis_of, joined_axis_of, picked_axis_of)
+                axes = (axis for axis in (way(moves) for way in ways) if axis is not None)
+                found.add(next(axes, None))
             first += count
         return found.pop() if len(found) == 1 else None
 

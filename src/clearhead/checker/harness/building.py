@@ -464,8 +464,9 @@ _WANTS_MASK = r"None|not bool|must be Tensor|got \(bool, "  # a mask that was no
 def _orders(case: Case, subject: Subject) -> list[str]:
     """The orders of axes to try, as the file's own code and calls make them likely."""
     likely: list[str] = []
-    inputs = [name for name, role in subject.feed if role in ("x", "q")][:1]
-    for name in inputs:
+    fed = sorted((role not in ("x", "q"), n) for n, role in subject.feed if role in _INPUTS)
+    told = [n for _, n in fed if n in case.usage.unpacked or n in case.usage.ranks]
+    for name in (told or [n for _, n in fed])[:1]:
         likely.append(order_named(case.usage.unpacked.get(name, ())))
         shapes = [site[name].shape for site in case.usage.called if name in site]
         ranks = [case.usage.ranks.get(name, 0), *map(len, shapes)]
