@@ -185,7 +185,7 @@ def test_catalogue_is_in_order() -> None:
             assert mistake.says != mistake.fix
         assert mistake.section.endswith("\n")
         assert find(mistake.id) is mistake
-    with pytest.raises(ValueError, match="No mistake has the id 'typo'"):
+    with pytest.raises(ValueError, match="unknown mistake 'typo'"):
         find("typo")
 
 

@@ -348,3 +348,35 @@ def test_layers_that_the_source_ties_are_a_question(tie):
     (report,) = check_file(edited(MINIMAL, [("self.drop = nn", f"{tie}\n        self.drop = nn")]))
     assert report.verdict == "correct", report
     assert all("The source ties them" in found.evidence for found in report.findings)
+
+
+BACKWARD = """\
+import numpy as np
+class Attention:
+    def __init__(self, width):
+        self.W_q, self.W_k, self.W_v = (np.random.randn(width, width) for _ in range(3))
+
+    def forward(self, x):
+        self.x, self.q, self.k, self.v = x, x @ self.W_q, x @ self.W_k, x @ self.W_v
+        scores = self.q @ self.k.swapaxes(1, 2) / np.sqrt(self.q.shape[-1])
+        self.p = np.exp(scores - scores.max(-1, keepdims=True))
+        self.p /= self.p.sum(-1, keepdims=True)
+        return self.p @ self.v
+
+    def backward(self, dout):
+        dp, dv = dout @ self.v.swapaxes(1, 2), self.p.swapaxes(1, 2) @ dout
+        ds = self.p * (dp - (dp * self.p).sum(-1, keepdims=True)) / np.sqrt(self.q.shape[-1])
+        dq, dk = ds @ self.k, ds.swapaxes(1, 2) @ self.q
+        self.dW_q = np.tensordot(self.x, dq, ([0, 1], [0, 1]))
+        return dq @ self.W_q.T + dk @ self.W_k.T + dv @ self.W_v.T
+"""
+
+
+def test_a_backward_pass_written_by_hand_is_compared_with_the_forward_pass():
+    (report,) = check_file(BACKWARD)
+    assert (report.verdict, report.notes) == ("correct", ()), report
+    (report,) = check_file(BACKWARD.replace("dp - (dp * self.p).sum(-1, keepdims=True)", "dp"))
+    assert (report.verdict, ids(report)) == ("wrong", {"backward-differs"})
+    assert "def backward" in BACKWARD.splitlines()[report.findings[0].line - 1]
+    (report,) = check_file(BACKWARD.replace("dk @ self.W_k.T", "dk @ self.W_none.T"))
+    assert (report.verdict, report.notes) == ("correct", ("Its own backward pass was not checked.",))

@@ -280,8 +280,7 @@ def _right(
             case.add("unexplained", evidence)
     _with_keys_from_elsewhere(case, subject)
     _with_other_flags(case, subject)
-    if subject.built.arrays and "backward" in case.info.methods:
-        case.notes.append("Its own backward pass was not checked.")
+    learning.own_backward(case, subject, inputs, out)
     how = "step by step" if isinstance(reference, Reference) else "against the formula"
     if masks:
         how += f", with the argument{'s' * (len(masks) > 1)} {' and '.join(sorted(masks))}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from clearhead.checker.diagnosis import probes
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.comparison import difference
-from clearhead.checker.harness.subject import Inputs, Subject, call, inputs_for
+from clearhead.checker.harness.subject import Inputs, Subject, arguments_for, call, inputs_for
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Failure
 
@@ -94,6 +94,37 @@ def through_numpy(case: Case, gradients: Sequence[Tensor | None]) -> bool:
         "without torch, as --write-adapter creates it, is judged step by step."
     )
     return True
+
+
+_STEP = 1e-5
+
+
+def own_backward(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
+    """Compare a backward pass that was written by hand with the slope of the forward pass."""
+    if not subject.built.loose or "backward" not in case.info.methods or case.wrong:
+        return
+    x = inputs[0]
+    draw = torch.Generator().manual_seed(41)
+    along, cotangent = (torch.randn(t.shape, generator=draw, dtype=x.dtype) for t in (x, out))
+    positional, keywords = arguments_for(subject, (x, x, x))
+    got = case.session.own_backward(positional, keywords, cotangent)
+    found = () if isinstance(got, Failure) else got.tensors
+    gradients = [one.to(torch.float64) for one in found if one.shape == x.shape]
+    ends = [call(case.session, subject, (y, y, y)) for y in (x + _STEP * along, x - _STEP * along)]
+    exact = subject.axes == "batch" and x.dtype == torch.float64
+    if not exact or not gradients or any(isinstance(end, Failure) for end in ends):
+        case.notes.append("Its own backward pass was not checked.")
+        return
+    apart = len(gradients) >= len({*map(id, inputs)}) and subject.separate
+    told = float((sum(gradients[:3] if apart else gradients[:1]) * along).sum())
+    first, last = (end for end in ends if isinstance(end, Tensor))
+    slope = float(((first - last) * cotangent).sum() / (2 * _STEP))
+    if abs(slope - told) > 1e-4 * max(abs(slope), abs(told)):
+        evidence = (
+            f"The slope of the loss in a random direction of the input is {slope:.4g}; its own "
+            f"backward pass gives {told:.4g}."
+        )
+        case.add("backward-differs", evidence, case.text.line_with("def-backward"))
 
 
 def detached(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:

@@ -497,6 +497,17 @@ class Worker:
         named = {f"output.{i}": tensor for i, tensor in enumerate(fine)}
         return {"structure": structure, "tensors": list(named)}, named
 
+    def do_own_backward(
+        self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
+    ) -> tuple[Header, Tensors]:
+        """What the object's own `backward(gradient)` returns after a forward pass."""
+        given: Any = tensors.pop("cotangent")
+        with _no_grad():
+            self.call(revive(inputs, tensors), revive(keywords, tensors), train, seed)
+            if self.arrays:
+                given = self.as_array(given)
+            return self.output(self.built.backward(given))  # type: ignore[attr-defined]
+
     def do_backward(
         self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
     ) -> tuple[Header, Tensors]:
