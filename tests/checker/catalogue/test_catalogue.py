@@ -27,8 +27,8 @@ PACKAGE = ROOT / "src" / "clearhead"
 LADDER = ["tests/test_ladder.py"]
 MASKS = ["tests/masks/test_masks.py"]
 # Without the tests of memory use and of many random draws, which take long.
-KERNELS = ["tests/kernels/test_kernels.py", "-k", "not queries_by_keys and not right_share"]
-DRAWS = ["tests/kernels/test_kernels.py", "-k", "right_share"]
+KERNELS = ["tests/kernels/test_kernels.py", "-k", "not queries_by_keys and not its_share"]
+DRAWS = ["tests/kernels/test_kernels.py", "-k", "its_share"]
 # Without the tests of compilation and of error messages.
 ATTENTION = [
     "tests/test_attention.py",
