@@ -41,8 +41,8 @@ STAGES = {
     "ladder": [LADDER, ATTENTION],
     "masks.mask": [MASKS],
     "kernels": [KERNELS],
-    "kernels.eager": [KERNELS],
-    "kernels.sdpa": [KERNELS],
+    "kernels.eager": [KERNELS, DRAWS],
+    "kernels.sdpa": [KERNELS, DRAWS],
     "kernels.blocked": [KERNELS, DRAWS],
     "attention": [ATTENTION],
 }

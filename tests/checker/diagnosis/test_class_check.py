@@ -379,4 +379,7 @@ def test_a_backward_pass_written_by_hand_is_compared_with_the_forward_pass():
     assert (report.verdict, ids(report)) == ("wrong", {"backward-differs"})
     assert "def backward" in BACKWARD.splitlines()[report.findings[0].line - 1]
     (report,) = check_file(BACKWARD.replace("dk @ self.W_k.T", "dk @ self.W_none.T"))
-    assert (report.verdict, report.notes) == ("correct", ("Its own backward pass was not checked.",))
+    assert (report.verdict, report.notes) == (
+        "correct",
+        ("Its own backward pass was not checked.",),
+    )

@@ -930,3 +930,65 @@ def test_the_tensors_of_an_object_that_is_no_module_are_its_weights(library):
     assert ids(check(source.replace("self.W_k, self.W_v)", "self.W_k, self.W_k)"))) >= {
         "value-from-keys"
     }
+
+
+IN_AN_OBJECT = """\
+import torch
+from torch import nn
+from utils.masking import TriangularCausalMask
+
+
+class FullAttention(nn.Module):
+    def __init__(self, mask_flag=True):
+        super().__init__()
+        self.mask_flag = mask_flag
+
+    def forward(self, queries, keys, values, attn_mask):
+        B, L, H, E = queries.shape
+        scores = torch.einsum("blhe,bshe->bhls", queries, keys) / E**0.5
+        if self.mask_flag:
+            if attn_mask is None:
+                attn_mask = TriangularCausalMask(B, L)
+            scores.masked_fill_(attn_mask.mask, -torch.inf)
+        return torch.einsum("bhls,bshd->blhd", scores.softmax(-1), values), None
+
+
+class AttentionLayer(nn.Module):
+    def __init__(self, attention, d_model, n_heads):
+        super().__init__()
+        self.inner_attention, self.h = attention, n_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, queries, keys, values, attn_mask):
+        heads = (w(x).unflatten(-1, (self.h, -1)) for w, x in
+                 ((self.q, queries), (self.k, keys), (self.v, values)))
+        out, _ = self.inner_attention(*heads, attn_mask)
+        return self.o(out.flatten(2))
+"""
+
+
+def test_a_mask_may_be_a_field_of_an_object():
+    both = check_file(IN_AN_OBJECT)
+    assert [(one.cls, one.verdict) for one in both] == [
+        ("FullAttention", "correct"), ("AttentionLayer", "correct")
+    ]  # fmt: skip
+    assert all("a causal mask" in one.how for one in both)
+    for one in check_file(IN_AN_OBJECT.replace(" / E**0.5", "")):
+        assert ids(one) == {"missing-scale"}
+
+
+def test_an_optional_argument_whose_truth_is_asked_is_left_out():
+    source = CLASS.replace("(self, x):", "(self, x, keys, values=None):", 1).replace(
+        "        q, k, v =", "        values = values or keys\n        q, k, v ="
+    )
+    assert "values" not in check(IMPORTS + source).how
+
+
+def test_the_scale_of_set_transformers_is_a_question():
+    source = CLASS.replace("d_model, num_heads", "dim_Q, dim_K, dim_V, num_heads")
+    source = source.replace("(d_model, d_model)", "(dim_Q, dim_V)").replace(
+        "q.shape[-1] ** 0.5", "(self.h * q.shape[-1]) ** 0.5"
+    )
+    report = check(IMPORTS + source)
+    assert (report.verdict, report.findings[0].severity) == ("correct", "edge")
+    assert "Set Transformer" in report.findings[0].evidence

@@ -349,6 +349,7 @@ _LOADS_OTHERS = (
 )
 
 
+_OF_SETS = {"dim_q", "dim_k", "dim_v"}  # the constructor of a MAB
 _OF_TIED = ("query-from-key-weights", "key-from-query-weights")
 
 
@@ -377,6 +378,8 @@ def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFind
         elif one.id == "kv-heads-in-other-order" and re.search(_LOADS_OTHERS, case.text.file):
             evidence = f"{one.evidence} The file speaks of checkpoints made with the usual order."
             one = replace(one, evidence=evidence, severity="wrong")
+        elif one.id == "scale-by-d-out" and {p.name.lower() for p in case.info.init} >= _OF_SETS:
+            question = "Set Transformer's own code scales so. If that is intended, it is right."
         elif one.id in _OF_TIED and ties_weights(case.text):
             question = "The source ties them. If that is intended, it is right."
         elif one.id == "rotary-on-values" and case.text.has(r"map\(.*(rot|rope).*\bv\b"):

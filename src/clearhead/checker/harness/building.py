@@ -74,7 +74,7 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Finding, Report
 from clearhead.checker.sandbox.submission import Built, Failure
 from clearhead.checker.source.argument_flow import frames, progress_of, used_at
-from clearhead.checker.source.call_sites import assigned, parsed
+from clearhead.checker.source.call_sites import assigned, fields_read, method, parsed
 from clearhead.checker.source.class_text import order_said
 
 ADAPTER = (
@@ -280,6 +280,7 @@ def _attempts(
         subject = Subject(
             case.info, sizes, given, built, feed=feed, arguments=tuple(arguments), seed=case.seed
         )
+        subject = replace(subject, mask_field=_mask_field(case, subject))
         settled = settle(case, subject)
         if not isinstance(settled, Failure):
             yield settled
@@ -297,6 +298,15 @@ def _attempts(
             return
 
 
+def _mask_field(case: Case, subject: Subject) -> str:
+    """The field that holds the mask, if the file reads it from what forward gets: `mask.mask`."""
+    file, name = case.text.file, subject.takes_mask
+    forwards = (method(n, "forward") for n in parsed(file).body if isinstance(n, ast.ClassDef))
+    own = [f for f in forwards if f is not None and name in {a.arg for a in f.args.args}]
+    read = [field for one in own for field in fields_read(file, one, name)]
+    return next((field for field in read if "mask" in field and not hasattr(Tensor, field)), "")
+
+
 _REFUSES = ("AssertionError", "ValueError")
 
 
@@ -309,7 +319,7 @@ def _other_flags(
     """
     values = {p.name: keywords.get(p.name, p.default) for p in case.info.init}
     lacks = f"'{case.info.name}' object has no attribute" in failure.message
-    refuses = failure.type in _REFUSES or lacks
+    refuses = failure.type in (*_REFUSES, "ImportError") or lacks
     flags = [n for n, v in values.items() if isinstance(v, bool) and refuses]
     return [(sizes, {**keywords, name: not values[name]}) for name in flags]
 

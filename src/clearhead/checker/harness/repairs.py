@@ -182,6 +182,9 @@ def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]
     ]
     if "Boolean value of Tensor" in failure.message:  # a flag got a tensor
         there = re.findall(r"\w+", case.text.file.splitlines()[(failure.line or 1) - 1])
+        optional = [p.name for p in case.info.forward if p.has_default and p.default is None]
+        for name in (n for n in optional if n in there and n not in may):
+            yield replace(subject, feed=tuple(one for one in subject.feed if one[0] != name))
         for name, guess in itertools.product([n for n in may if n in there], ("false", "true")):
             yield replace(
                 subject, feed=tuple((n, guess if n == name else r) for n, r in subject.feed)

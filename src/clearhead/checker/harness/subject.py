@@ -50,6 +50,7 @@ class Subject:
             "tensor b n 15"; see `arguments_for`.
         polarity: How a causal mask is given, if it is: "keep", "hide", "int", "added", or "".
         mask_shape: The mask's shape: one of MASK_SHAPES.
+        mask_field: The field that holds the mask, if forward takes an object with a mask; else "".
         rotary: How the angles of rotary positions are given, if they are: one of ROTARY, or "".
         dtype: float64, or float32 where the class cannot do otherwise.
         d_in: The width of its inputs, as its weights tell.
@@ -72,6 +73,7 @@ class Subject:
     feed: tuple[tuple[str, str], ...] = ()
     polarity: str = ""
     mask_shape: str = "nn"
+    mask_field: str = ""
     rotary: str = ""
     dtype: torch.dtype = torch.float64
     d_in: int = 0
@@ -309,6 +311,8 @@ def arguments_for(
     if subject.axes == "packed":
         each = length // (subject.texts or subject.sizes.batch)
         value["cumulative"] = torch.arange(0, length + 1, each, dtype=torch.int32)
+    if subject.mask_field and mask is not None:
+        value["mask"] = {"__config__": {subject.mask_field: mask}}
     if subject.rotary:
         value |= rotary_tables(subject.rotary, length, turned_width(subject), subject.dtype)
     if subject.marks:

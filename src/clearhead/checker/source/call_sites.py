@@ -324,11 +324,9 @@ def _kept_and_called(
         return frozenset()
     names = {p.name for p in parameters}
     kept = {
-        last_name(target): assign.value.id
-        for assign in ast.walk(init)
-        if isinstance(assign, ast.Assign) and isinstance(assign.value, ast.Name)
-        for target in assign.targets
-        if isinstance(target, ast.Attribute) and assign.value.id in names
+        last_name(target): value.id
+        for target, value in assignments(init)
+        if isinstance(value, ast.Name) and isinstance(target, ast.Attribute) and value.id in names
     }
     others = [n for n in node.body if isinstance(n, ast.FunctionDef) and n is not init]
     calls = {ast.unparse(n.func) for one in others for n in ast.walk(one)
