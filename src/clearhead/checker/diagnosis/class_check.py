@@ -171,18 +171,27 @@ def _examine(case: Case, subject: Subject) -> Report:
     if read.steps.question and reference is None:
         return _wrong(case, subject, inputs, out, read.steps)
     if read.steps.doubts:
-        return _unread(case, subject, inputs, out, "; ".join(read.steps.doubts))
+        why, attends = "; ".join(read.steps.doubts), not read.steps.findings
+        return _unread(case, subject, inputs, out, why, attends=attends)
     of_scale = {found.id for found in read.steps.findings if found.is_wrong} <= SCALES
     if reference is None or not of_scale:
         return _wrong(case, subject, inputs, out, read.steps)
     return _right(case, subject, inputs, out, read.steps, reference)
 
 
-def _unread(case: Case, subject: Subject, inputs: Inputs, out: Tensor, reason: str) -> Report:
+def _unread(
+    case: Case,
+    subject: Subject,
+    inputs: Inputs,
+    out: Tensor,
+    reason: str,
+    *,
+    attends: bool = False,
+) -> Report:
     """Its steps could not be judged: compare it with the usual form, or test its properties."""
     plain = plain_form(case, subject, inputs, out)
     if plain is None:
-        return judge_properties(case, subject, inputs, out, reason)
+        return judge_properties(case, subject, inputs, out, reason, attends=attends)
     case.form = _form(subject, plain.steps)
     return _right(case, subject, inputs, out, plain.steps, plain)
 

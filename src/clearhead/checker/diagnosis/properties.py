@@ -17,14 +17,22 @@ from clearhead.checker.harness.subject import (
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
+from clearhead.checker.source.class_text import used_by
 
+_WEIGHS = r"(?i)softmax|\bexp_?\(|scaled_dot|multihead|attention\("
 _APART = 1e-3  # attention by random features is not exact
 _ALONE = "changing the first token changes no later output: no token sees another"
 _LEAK = "changing one sequence changed the output of another"
 
 
 def judge_properties(
-    case: Case, subject: Subject, inputs: Inputs, out: Tensor, reason: str
+    case: Case,
+    subject: Subject,
+    inputs: Inputs,
+    out: Tensor,
+    reason: str,
+    *,
+    attends: bool = False,
 ) -> Report:
     """A class is wrong if a property fails that every attention has; else nothing is known.
 
@@ -34,11 +42,14 @@ def judge_properties(
         inputs: What it was given.
         out: What it gave.
         reason: Why its steps could not be judged.
+        attends: Whether an attention inside it was read and is right, so that only what surrounds
+            it is unknown.
     """
     unknown = _unknown_kind(case, subject, inputs, out)
     if unknown:
         return case.unsure(unknown)
     failed = [*_of_values(subject, inputs, out), *_of_tokens(case, subject, inputs, out)]
+    failed += [] if attends else _of_order(case, subject, inputs, out)
     failed += _of_learning(case, subject, inputs, out)
     why = f" Its steps could not be judged: {reason}." if reason else ""
     if failed and subject.marks:  # what the marks mean is not known
@@ -78,6 +89,9 @@ def _unknown_kind(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> 
     last = probes.moved_by_last(case.session, subject, inputs, out)
     if subject.axes == "batch" and last == [0]:
         return "Only the first token attends to others: attention of a class token is not judged."
+    parts = (case.text, *used_by(case.text))
+    if not any(one.has(_WEIGHS) for one in parts):
+        return "It has no softmax: it may compute scores only."
     if probes.only_weighs(case.session, subject, inputs, out):
         return "Another token changes a whole output row by one factor: tokens are not mixed."
     return ""
@@ -99,22 +113,28 @@ def _of_values(subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
 
 def _of_tokens(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
     """Which token may change which output."""
-    session, text = case.session, case.text
-    failed = []
-    if out.shape[:2] == inputs[0].shape[:2] and not probes.sees_others(
-        session, subject, inputs, out
-    ):
-        failed.append(_ALONE)
+    session, failed = case.session, []
     leak = probes.batch_leak(session, subject, inputs, out)
     if leak > 1e-7:
         failed.append(f"{_LEAK} by {leak:.2g}")
-    causal = is_causal(case, subject) == "yes"
     future = probes.future_leak(session, subject, inputs, out)
-    if causal and future.size > 1e-7:
+    if is_causal(case, subject) == "yes" and future.size > 1e-7:
         failed.append(
             f"changing token {future.changed} changed output {future.moved} by {future.size:.2g}, "
             "though this attention is meant to be causal"
         )
+    return failed
+
+
+def _of_order(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
+    """Whether every token sees others, and their number and order play no part."""
+    session, text, failed = case.session, case.text, []
+    if out.shape[:2] == inputs[0].shape[:2] and not probes.sees_others(
+        session, subject, inputs, out
+    ):
+        failed.append(_ALONE)
+    roles = [role for _, role in subject.feed]
+    given = any(role.startswith("tensor") or role in ("grid", "rows") for role in roles)
     positions = text.has(r"rope|rotary|[Pp]osition|alibi|rel_pos|relative|\bcos\b|\bfreqs")
     counted = text.has(r"arange|\btable|bias_table|enumerate")  # what stands where may matter
     positions |= any("Conv" in kind for kind in subject.built.modules.values() if kind != "Conv1D")
@@ -123,16 +143,15 @@ def _of_tokens(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> lis
     finite = bool(out.isfinite().all())  # else the gap has the same cause
     heads = subject.sizes.heads  # a layer from heads to heads mixes their weights
     mixes = heads > 1 and (heads, heads) in subject.built.parameters.values()
-    if finite and not (positions or mixes or others(subject)) and gap > _APART:
+    if finite and not (positions or mixes or given or others(subject)) and gap > _APART:
         failed.append(
             f"with equal tokens, the output changes with their number (by {gap:.2g}), so the "
             "weights in a row do not sum to one"
         )
-    ordered = causal or positions or counted or bool(subject.polarity) or text.has("mask")
-    roles = [role for _, role in subject.feed]
-    ordered |= any(role.startswith("tensor") or role in ("grid", "rows") for role in roles)
+    ordered = positions or counted or given or bool(subject.polarity) or text.has("mask")
     ordered |= bool(others(subject))  # a table of positions, perhaps
-    if not ordered and future.size > 1e-7:
+    ordered |= is_causal(case, subject) == "yes"
+    if not ordered and probes.future_leak(session, subject, inputs, out).size > 1e-7:
         moved = probes.permutation_gap(session, subject, inputs, out)
         if moved > 1e-6:
             failed.append(

@@ -335,6 +335,7 @@ def constructors(
     sites = () if usage is None else usage.built
     parameters = [p for p in info.init if not p.kind.startswith("VAR")]
     meanings = {p.name: meaning_for(p) or _told_meaning(p, sites) for p in parameters}
+    meanings |= _products(parameters, meanings)
     present = set(meanings.values())
     if "heads" in present:  # then these are the widths of all heads together
         named = [n for n in meanings if re.fullmatch(r"(?i)dim_[qkv]|[qkv]_dim", n)]
@@ -382,6 +383,17 @@ def constructors(
             else:
                 keywords[parameter.name] = value
         yield made, arguments, keywords
+
+
+def _products(parameters: Sequence[Parameter], meanings: Mapping[str, str]) -> dict[str, str]:
+    """Widths of all heads, whatever they are called, where the defaults say so: 256 = 8 * 32."""
+    told = {meanings[p.name]: p.default for p in parameters if type(p.default) is int}
+    heads, width = told.get("heads"), told.get("head_dim")
+    if not isinstance(heads, int) or not isinstance(width, int) or "d_out" in told:
+        return {}
+    return {
+        p.name: "d_out" for p in parameters if not meanings[p.name] and p.default == heads * width
+    }
 
 
 def with_objects(

@@ -157,7 +157,7 @@ _NO_INPUT = ("none", "kv", "false", "length", "positions", *GUESSES)
 def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]:
     """What else may be given: an input of a width that the error names, or other arguments."""
     numbers = [int(n) for n in re.findall(r"\d+", failure.message)]
-    shapes = subject.built.parameters.values()
+    shapes = [shape for shape in subject.built.parameters.values() if 0 not in shape]
     others = [n for n in dict.fromkeys(numbers) if n in {n for shape in shapes for n in shape}]
     taken = [shape[1] for shape in shapes if len(shape) == 2]
     told = [v for n, v in subject.keywords.items() if meaning_of(n) in ("d", "d_in")]
