@@ -1,4 +1,4 @@
-"""Properties that every attention has, for a class whose recorded pass does not say what it is."""
+"""Properties of every attention, for a class whose recorded pass does not show what it is."""
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
 
-_APART = 1e-3  # attention by random features is not exact
+_APART = 1e-3  # random-feature attention is not exact
 _ALONE = "changing the first token changes no later output: no token sees another"
 _LEAK = "changing one sequence changed the output of another"
 
@@ -26,13 +26,13 @@ _LEAK = "changing one sequence changed the output of another"
 def judge_properties(
     case: Case, subject: Subject, inputs: Inputs, out: Tensor, reason: str
 ) -> Report:
-    """A class is wrong if a property fails that every attention has; else nothing is known.
+    """Judge a class as wrong if a property of every attention fails, and as unsure otherwise.
 
     Args:
         case: The class.
         subject: How it is called.
-        inputs: What it was given.
-        out: What it gave.
+        inputs: Its inputs.
+        out: Its output.
         reason: Why its steps could not be judged.
     """
     unknown = _unknown_kind(case, subject, inputs, out)
@@ -41,7 +41,7 @@ def judge_properties(
     failed = [*_of_values(subject, inputs, out), *_of_tokens(case, subject, inputs, out)]
     failed += _of_learning(case, subject, inputs, out)
     why = f" Its steps could not be judged: {reason}." if reason else ""
-    if failed and subject.marks:  # what the marks mean is not known
+    if failed and subject.marks:  # the meaning of the marks is unknown
         why += f" Observed: {'; '.join(failed)}."
         failed = []
     if failed:
@@ -55,7 +55,7 @@ def judge_properties(
 
 
 def _named(subject: Subject, out: Tensor, failed: list[str]) -> str:
-    """The mistake that a lost property is, if it can be no other one."""
+    """The mistake that the failed properties imply; "unexplained" if that is not certain."""
     if any(one.startswith(_LEAK) for one in failed) and out.shape[0] == subject.sizes.batch:
         return "attends-across-batch"
     idle = "".join(one for one in failed if "no gradient reaches" in one or "are never used" in one)
@@ -63,7 +63,7 @@ def _named(subject: Subject, out: Tensor, failed: list[str]) -> str:
 
 
 def _unknown_kind(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> str:
-    """Why this may be attention of a kind of which no property is known; "" if it is not."""
+    """Why this may be attention of a kind without known properties; "" if it is not."""
     rows = out.shape[1]
     bare = [s for n, s in subject.built.parameters.items() if not n.endswith(("weight", "bias"))]
     if rows != subject.sizes.tokens and any(rows in shape[:-1] for shape in bare):
@@ -84,13 +84,13 @@ def _unknown_kind(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> 
 
 
 def _of_values(subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
-    """Whether the output has numbers, and the shape of the input."""
+    """Failed properties of the values and the shape of the output."""
     failed = []
     if not out.isfinite().all():
         rows = int((~out.isfinite()).any(-1).sum())
         failed.append(f"{rows} of {out.shape[0] * out.shape[1]} output rows are NaN or infinite")
     texts, tokens = inputs[0].shape[:2]
-    pooled = out.shape[0] == texts and out.shape[1] < tokens - 1  # not just one token lost
+    pooled = out.shape[0] == texts and out.shape[1] < tokens - 1  # more than one token is lost
     if out.shape[:2] != (texts, tokens) and not pooled:
         shape = tuple(out.shape)
         failed.append(f"the output's shape is {shape} for inputs {tuple(inputs[0].shape)}")
@@ -98,7 +98,7 @@ def _of_values(subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
 
 
 def _of_tokens(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
-    """Which token may change which output."""
+    """Failed properties of which tokens change which outputs."""
     session, text = case.session, case.text
     failed = []
     if out.shape[:2] == inputs[0].shape[:2] and not probes.sees_others(
@@ -116,7 +116,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> lis
             "though this attention is meant to be causal"
         )
     positions = text.has(r"rope|rotary|[Pp]osition|alibi|rel_pos|relative|\bcos\b|\bfreqs")
-    counted = text.has(r"arange|\btable|bias_table|enumerate")  # what stands where may matter
+    counted = text.has(r"arange|\btable|bias_table|enumerate")  # positions may matter
     positions |= any("Conv" in kind for kind in subject.built.modules.values() if kind != "Conv1D")
     positions |= text.uses("unfold( fold( Unfold( Fold(")  # neighbours, fewer of them at the edge
     gap = probes.same_tokens(session, subject, inputs)
@@ -131,7 +131,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> lis
     ordered = causal or positions or counted or bool(subject.polarity) or text.has("mask")
     roles = [role for _, role in subject.feed]
     ordered |= any(role.startswith("tensor") or role in ("grid", "rows") for role in roles)
-    ordered |= bool(others(subject))  # a table of positions, perhaps
+    ordered |= bool(others(subject))  # perhaps a table of positions
     if not ordered and future.size > 1e-7:
         moved = probes.permutation_gap(session, subject, inputs, out)
         if moved > 1e-6:
@@ -142,7 +142,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> lis
 
 
 def _of_learning(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
-    """Whether gradients reach every weight."""
+    """Failed properties of learning: no gradient, or features that are never used."""
     got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure) or not out.isfinite().all():
         return []
@@ -150,7 +150,7 @@ def _of_learning(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> l
         return []
     failed = []
     if _returns_several(case, subject, inputs, out):
-        return []  # the other ones may have weights of their own
+        return []  # the others may have weights of their own
     still = [n for n, g in got.parameters.items() if g is None or float(g.abs().max()) < 1e-12]
     idle = [n for n in still if role_of(n) and "bias" not in n]
     idle = [n for n in idle if case.text.has(rf"\b{n.partition('.')[0]}\b")]  # else inherited
@@ -165,7 +165,7 @@ def _of_learning(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> l
 
 
 def _returns_several(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
-    """Whether there is more than one output for tokens, as of text and image side by side."""
+    """Whether there is more than one output of tokens, such as for text and image in parallel."""
     got = case.session.forward(*arguments_for(subject, handed(subject, inputs)))
     tensors = () if isinstance(got, Failure) else got.tensors
     alike = [t for t in tensors if t.ndim == 3 and t.shape[::2] == out.shape[::2]]
