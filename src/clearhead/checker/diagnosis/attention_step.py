@@ -70,7 +70,7 @@ class AttentionStep:
     def _line(
         self, calls: Iterable[int], names: Collection[str] = (), *, last: bool = False
     ) -> int | None:
-        """The line of the first (or last) of these calls, optionally only of calls named so."""
+        """The line of the first (or last) of these calls, optionally only those so named."""
         found = [self.program.calls[i] for i in sorted(calls, reverse=last)]
         lines = (call.line for call in found if not names or call.name in names)
         return next((line for line in lines if line is not None), None)

@@ -190,7 +190,7 @@ def _unread(case: Case, subject: Subject, inputs: Inputs, out: Tensor, reason: s
 def _read(
     case: Case, subject: Subject, inputs: Inputs, out: Tensor
 ) -> tuple[Subject, Tensor, Examined | str]:
-    """Read the recorded pass; the reason as a string if that is impossible.
+    """Judge the recorded pass; if it cannot be read, give the reason instead.
 
     If a mask or angles are required and their convention is unknown, every convention is tried,
     and the one with the fewest problems counts.
