@@ -104,7 +104,7 @@ def lengths(case: Case, subject: Subject, right: AnyReference) -> AnyReference |
 
 
 def keys_apart(case: Case, subject: Subject, right: AnyReference) -> None:
-    """Check more and fewer keys than queries, if the keys have a separate input.
+    """Check with more and with fewer keys than queries, if the keys have a separate input.
 
     A second input exists for another sequence; three separate inputs may hold a single one.
     """

@@ -72,7 +72,7 @@ class MaskCheck(AttentionStep):
             self.named(hidden[0], future)
 
     def named(self, hidden: Tensor, future: Tensor) -> None:
-        """Judge the pattern of a mask, without a doubt if it is not a usual one."""
+        """Judge the pattern of a mask, without raising a doubt if it is unusual."""
         doubts = list(self.verdict.doubts)
         self.pattern(hidden, future, self._mask_line())
         self.verdict.doubts = doubts
@@ -148,7 +148,7 @@ class MaskCheck(AttentionStep):
         return bool((scores > HIDDEN).any()) and float(apart.abs().max()) < 10 * self.close
 
     def learned_bias(self, a: Tensor, b: Tensor) -> None:
-        """Judge a bias per distance, per offset in a window or per pair; any other is a doubt."""
+        """Judge a bias per distance, per offset in a window or per pair, and doubt any other."""
         verdict, window = self.verdict, self.expected.window
         values = by_offset(b, *window) if window is not None and len(window) == 2 else None
         if values is not None:

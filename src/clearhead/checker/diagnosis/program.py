@@ -186,7 +186,7 @@ class Program:
         recording: The recording.
         weights: The values of the parameters.
         given: The inputs of the recorded pass, by name.
-        deadline: The CPU time at which its runs must end; waiting for other processes is free.
+        deadline: The CPU time at which its runs must end; time spent waiting does not count.
     """
 
     recording: Recording
@@ -281,7 +281,7 @@ class Program:
         return new
 
     def _step(self, i: int, values: Mapping[int, Tensor], results: Values, total: int) -> int:
-        """Run one call; the number of entries made so far, including earlier calls."""
+        """Run one call; the number of entries computed so far, including earlier calls."""
         call = self.calls[i]
         function = function_of(call)
         for register in self.sources[i]:

@@ -98,7 +98,7 @@ def across_texts(reading: Reading, verdict: Judgement, before: int | None = None
 
     Args:
         reading: The pass.
-        verdict: What was found.
+        verdict: The findings so far.
         before: Only steps before this call count.
     """
     program, texts, source = reading.program, reading.texts, reading.sources[0]
@@ -221,7 +221,7 @@ def applied_twice(reading: Reading, verdict: Judgement) -> None:
 
 
 def whole_output(reading: Reading, verdict: Judgement) -> None:
-    """Check that no sequence affects another and, if causal, no token an earlier output."""
+    """Check that no sequence affects another and, if causal, that no output sees later tokens."""
     output, source = reading.output, reading.sources[0]
     if any(found.is_wrong or found.id == "mask-fill-too-small" for found in verdict.findings):
         return  # that may be the cause

@@ -222,7 +222,7 @@ class Layout:
         assert taken is not None
         if sorted(taken) == ["k", "q", "v"]:
             if any(found.id in _OTHER_AXES for found in verdict.findings):
-                return  # what the rows are is unknown
+                return  # the meaning of the rows is unknown
             id = _PERMUTED.get(taken, "projections-in-other-order")
             evidence = "; ".join(
                 f"the {_PLURAL[part.letter]} are computed with the {_PLURAL[letter]}' weights"

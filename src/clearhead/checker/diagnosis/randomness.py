@@ -91,7 +91,7 @@ _RANDOM = {"rand", "randn", "randint", "rand_like", "randn_like", "normal", "nor
 
 
 def _drawn(text: Text) -> ast.Call | None:
-    """The call outside the constructor that makes a layer or, if none does, draws numbers."""
+    """The call outside the constructor that makes a layer or, failing that, random numbers."""
     methods = [n for n in ast.walk(text.tree) if isinstance(n, ast.FunctionDef)]
     running = [one for one in methods if not re.search("init|reset", one.name)]
     calls = [n for one in running for n in ast.walk(one) if isinstance(n, ast.Call)]

@@ -780,8 +780,8 @@ class Core:
         """How the products become the input of the softmax, measured on runs with other inputs.
 
         Returns:
-            The factor on each, NaN where it cannot be determined, and what is added, -inf where
-            it is hidden, both (group, query, key); None if the scores are not of this form.
+            The factor on each product, NaN where it cannot be determined, and what is added, -inf
+            where it is hidden, both (group, query, key); None if the scores are not of this form.
         """
         dots, scores = map(torch.stack, zip(*map(self.pairs, runs), strict=True))
         if dots.shape != scores.shape:
