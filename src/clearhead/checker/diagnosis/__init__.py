@@ -1,4 +1,4 @@
-"""From a class that runs to findings.
+"""Turn a class that runs into findings.
 
-A `Subject` goes in; a `Report` comes out. Start with `class_check.py`.
+A `Subject` goes in and a `Report` comes out. Start with `class_check.py`.
 """

@@ -1,4 +1,4 @@
-"""What every check of a step needs: the pass, one attention in it, and other runs."""
+"""Base of the step checks: the recorded pass, one attention in it, and further runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clearhead.checker.diagnosis.reading import Core, Reading, closeness
 
 
 def cleared(number: Tensor) -> float:
-    """A number without what rounding has left of zero."""
+    """The value rounded to nine decimals, so that rounding errors near zero and -0.0 become 0.0."""
     return round(float(number), 9) + 0.0
 
 
@@ -21,14 +21,14 @@ _HIDES = {"masked_fill", "masked_fill_", "where", "__setitem__", "add", "add_", 
 
 
 class AttentionStep:
-    """One attention of a program.
+    """One attention in a program.
 
     Args:
         reading: The program.
         core: The attention.
-        runs: Every register for other random inputs.
-        verdict: What was found; the checks add to it.
-        expected: What is known of the class.
+        runs: The values of every register, for other random inputs.
+        verdict: The findings so far; the checks add to it.
+        expected: What is known about the class.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class AttentionStep:
 
     @classmethod
     def of(cls, step: AttentionStep) -> Self:
-        """A check of the same attention."""
+        """Create a check of the same attention."""
         return cls(step.reading, step.core, step.runs, step.verdict, step.expected)
 
     def _between(self) -> set[int]:
@@ -54,14 +54,14 @@ class AttentionStep:
         return self.program.after(self.core.dots) & self.program.before(self.core.scores)
 
     def _learned(self, calls: set[int]) -> bool:
-        """Whether a parameter takes part in these calls, or in what they read beside the scores."""
+        """Whether these calls read a parameter, or input-independent values computed from one."""
         reading = self.reading
         read = {register for index in calls for register in self.program.sources[index]}
         beside = (r for r in read if r != self.core.dots and not reading.depends(r))
         return any(reading.learned(register) for register in beside)
 
     def _width(self) -> int:
-        """The width of all heads of the queries together."""
+        """The total width of all query heads."""
         tensor = self.reading.values[self.core.operands[0]]
         axis = self.reading.token_axis(self.core.operands[0])
         tokens = tensor.shape[axis] if axis is not None else 1
@@ -70,11 +70,11 @@ class AttentionStep:
     def _line(
         self, calls: Iterable[int], names: Collection[str] = (), *, last: bool = False
     ) -> int | None:
-        """The line of the first (or last) of these calls, or of those with one of these names."""
+        """The line of the first (or last) of these calls, optionally only those so named."""
         found = [self.program.calls[i] for i in sorted(calls, reverse=last)]
         lines = (call.line for call in found if not names or call.name in names)
         return next((line for line in lines if line is not None), None)
 
     def _mask_line(self) -> int | None:
-        """The line that hides scores."""
+        """The line of the call that hides scores."""
         return self._line(self._between(), _HIDES, last=True)

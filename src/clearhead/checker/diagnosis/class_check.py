@@ -1,8 +1,8 @@
-"""One class judged: built, called, recorded, read step by step, then used in every other way.
+"""Judge one class: build, call and record it, read it step by step, then vary how it is used.
 
 correct  every step is right, and so is everything that the plain run could not show
-wrong    a step is wrong, or a property fails that every attention has
-unsure   the steps could not be judged, and no property fails
+wrong    a step is wrong, or a property that every attention has does not hold
+unsure   the steps could not be judged, and no tested property fails
 """
 
 import inspect
@@ -55,7 +55,7 @@ from clearhead.checker.source.class_text import Text, dropped_mask, text_of, tie
 
 
 def check_object(subject: type | nn.Module) -> Report:
-    """Check a class, or a module that is built, in this process."""
+    """Check a class, or a module instance, in this process."""
     cls = subject if isinstance(subject, type) else type(subject)
     if not isinstance(subject, type | nn.Module):
         raise TypeError(
@@ -71,11 +71,11 @@ def check_object(subject: type | nn.Module) -> Report:
         source = ""
     try:
         filename = inspect.getsourcefile(cls) or ""
-    except (OSError, TypeError):  # typed at Python's prompt: there is no file
+    except (OSError, TypeError):  # defined at the Python prompt: there is no file
         filename = ""
     given = isinstance(subject, nn.Module)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors are small here: several threads wait for each other
+    torch.set_num_threads(1)  # the tensors are small: threads would wait for each other
     try:
         return check_class(session, classes[0], source, filename or cls.__module__, given=given)
     finally:
@@ -95,13 +95,13 @@ def check_class(
     """Check one class.
 
     Args:
-        session: Who answers for it.
+        session: The process that runs the class.
         info: The class.
-        source: The whole file.
+        source: The source of the whole file.
         filename: The file's name, for the report.
-        given: Whether it is unknown what it is built with; see `Case`.
-        text: The source to look at, if it is not that of `info`.
-        seed: What sizes, weights and inputs are drawn with.
+        given: Whether its constructor arguments are unknown; see `Case`.
+        text: The source to inspect, if it is not that of `info`.
+        seed: The seed for sizes, weights and inputs.
     """
     text = text or text_of(source, info)
     info = with_configs(info, text.code, source)
@@ -120,14 +120,14 @@ def check_class(
         report = _examine(case, subject)
         return _otherwise(case, subject, report) or _with_dropped_mask(case, report)
     except RecursionError:
-        raise  # the source is nested too deeply, which is said for the whole file
+        raise  # the source is nested too deeply, which is reported for the whole file
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError) as error:
-        # Answers may be forged, or of a form that no one has thought of: that is no verdict.
+        # Answers may be forged or of an unforeseen form: neither justifies a verdict.
         return case.unsure(f"The checker itself failed: {type(error).__name__}: {error}"[:300])
 
 
 def _with_dropped_mask(case: Case, report: Report) -> Report:
-    """The report, wrong if it has no verdict and a statement masks scores in vain."""
+    """The report; wrong if it has no verdict and the result of a masking statement is unused."""
     line = None if report.verdict in ("correct", "wrong") else dropped_mask(case.text)
     if line is None:
         return report
@@ -137,7 +137,7 @@ def _with_dropped_mask(case: Case, report: Report) -> Report:
 
 
 def _examine(case: Case, subject: Subject) -> Report:
-    """Ask everything about one way to build and call a class."""
+    """Run all checks for one way of building and calling a class."""
     case.how = subject.how
     case.asked_from = len(case.session.unanswered)
     inputs = inputs_for(subject, subject.sizes.tokens)
@@ -153,7 +153,7 @@ def _examine(case: Case, subject: Subject) -> Report:
         return case.unsure(OVER_CHANNELS)
     subject, out, read = _read(case, subject, inputs, out)
     if not isinstance(read, str) and read.steps.head_dim == 1 < subject.sizes.head_dim:
-        wide = widened(case, subject)  # of heads with one number, the scale cannot be told
+        wide = widened(case, subject)  # with a head_dim of 1, the scale cannot be determined
         if wide is not None and wide.sizes != subject.sizes:
             return _examine(case, wide)
         renew(case.session, subject)
@@ -188,7 +188,7 @@ def _unread(
     *,
     attends: bool = False,
 ) -> Report:
-    """Its steps could not be judged: compare it with the usual form, or test its properties."""
+    """Judge a class with unreadable steps by the usual form or, failing that, by its properties."""
     plain = plain_form(case, subject, inputs, out)
     if plain is None:
         return judge_properties(case, subject, inputs, out, reason, attends=attends)
@@ -199,10 +199,10 @@ def _unread(
 def _read(
     case: Case, subject: Subject, inputs: Inputs, out: Tensor
 ) -> tuple[Subject, Tensor, Examined | str]:
-    """What the recorded pass shows, or why it could not be read.
+    """Judge the recorded pass; if it cannot be read, give the reason instead.
 
-    Where a mask or angles must be given, and it is not known how, the way counts in which most
-    steps are right.
+    If a mask or angles are required and their convention is unknown, every convention is tried,
+    and the one with the fewest problems counts.
     """
     polarities = POLARITIES if subject.polarity else ("",)
     shapes = dict.fromkeys((subject.mask_shape, "bnn") if subject.polarity else ("nn",))
@@ -221,7 +221,7 @@ def _read(
         tried.append((trial, got, read))
         if isinstance(read, Examined) and read.steps.right:
             break
-    # A mask with more axes than it should have adds an axis to the scores.
+    # A mask with too many axes adds an axis to the scores.
     ranks = [(*_trouble(read), trial.mask_shape == "11nn") for trial, _, read in tried]
     if not tried:
         return subject, out, "it cannot be run"
@@ -229,7 +229,7 @@ def _read(
 
 
 def _trouble(read: Examined | str) -> tuple[int, bool, int]:
-    """How far a pass is from being right; an inverted mask is more likely to be ours."""
+    """How far a pass is from correct, as a sort key; an inverted mask is probably our doing."""
     if isinstance(read, str):
         return 3, False, 0
     steps = read.steps
@@ -238,12 +238,12 @@ def _trouble(read: Examined | str) -> tuple[int, bool, int]:
     return 0 if steps.right else 1 if steps.wrong else 2, inverted, count
 
 
-# The weights of a row sum to one along something else.
+# The weights sum to one along an axis other than the keys.
 _OTHER_AXES = {"softmax-over-queries", "softmax-over-heads", "softmax-over-batch"}
 
 
 def _wrong(case: Case, subject: Subject, inputs: Inputs, out: Tensor, steps: Judgement) -> Report:
-    """The mistakes that the recorded pass shows, each at its own line."""
+    """Report the mistakes in the recorded pass, each at its own line."""
     case.doubt |= steps.question
     case.notes += steps.notes
     ids = {found.id for found in steps.findings}
@@ -270,7 +270,7 @@ def _right(
     steps: Judgement,
     reference: Reference | PlainForm,
 ) -> Report:
-    """Every step of the recorded pass is right, and the class computes what was recorded."""
+    """Check the other uses of a class whose recorded steps are all right, and report."""
     for found in _on_purpose(case, subject, steps):
         case.add(found.id, found.evidence, found.line, found.severity)
     case.doubt |= steps.question
@@ -302,7 +302,7 @@ def _right(
 
 
 def _with_keys_from_elsewhere(case: Case, subject: Subject) -> None:
-    """Where keys and values may come from another input: is a step wrong then?"""
+    """Check the steps again with keys and values from another input, if the class allows it."""
     trial = replace(subject, feed=feeds(case.info, optional=True))
     given = {name for name, role in trial.feed if role in ("k", "v", "kv")}
     if subject.separate or case.given or not given or case.wrong:
@@ -317,7 +317,7 @@ def _with_keys_from_elsewhere(case: Case, subject: Subject) -> None:
             case.add("crashes", f"With {names} given: {own}", out.line)
         return
     if isinstance(other, Failure) or torch.equal(out, other):
-        return  # it is for another class of the same base, perhaps
+        return  # perhaps it is meant for another class with the same base
     steps = steps_of(case, trial, "no")
     for found in steps.findings if steps is not None and steps.wrong else ():
         if found.is_wrong and found.id not in SCALES:
@@ -326,13 +326,13 @@ def _with_keys_from_elsewhere(case: Case, subject: Subject) -> None:
 
 
 def _tested_as_flag(failure: Failure) -> str:
-    """What is wrong if a tensor, passed on, arrives where True or False is expected; else ""."""
+    """Describe the error if a tensor ends up where a bool is expected; "" for other errors."""
     ambiguous = re.match("Boolean value of Tensor with more than one value", failure.message)
     return f"{failure.type}: {failure.message}. It arrives as a flag." if ambiguous else ""
 
 
 def _with_other_flags(case: Case, subject: Subject) -> None:
-    """The other value of a flag runs other code: is a step of that wrong?"""
+    """Check the steps again with the other value of each flag, which may run other code."""
     if case.given or case.wrong:
         return
     began, tried = time.monotonic(), False
@@ -351,7 +351,7 @@ def _with_other_flags(case: Case, subject: Subject) -> None:
         renew(case.session, subject)
 
 
-# Weights that were trained elsewhere.
+# The file loads weights that were trained elsewhere.
 _LOADS_OTHERS = (
     r"(?is)from_pretrained|checkpoint.*\b(HF|hugging ?face|released|llama|mistral|qwen|gemma)|"
     r"\b(HF|hugging ?face|released|llama|mistral|qwen|gemma)\b.*checkpoint"
@@ -363,7 +363,7 @@ _OF_TIED = ("query-from-key-weights", "key-from-query-weights")
 
 
 def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFinding]:
-    """The findings, of which a scale that seems to be meant so is a question only."""
+    """The findings; one that may be intended, such as a missing scale, is only an edge case."""
     found = []
     keys = {"k", "kv", "qkv"} & set(map(role_of, subject.built.parameters))
     told = [(n, v) for n, v in subject.built.plain.items() if type(v) is float]
@@ -381,7 +381,7 @@ def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFind
                 "which has no scale."
             )
         elif one.id == "wrong-scale" and steps.scale > 0 and has_width_of_its_own(case):
-            width = round(steps.scale**-2, 6)  # of a head, for which this scale is right
+            width = round(steps.scale**-2, 6)  # the head width for which this scale is right
             if width.is_integer() and width not in (subject.d_in, subject.sizes.d_out):
                 question = f"It is right for heads of {width:g}: a constant of the file is a width."
         elif one.id == "kv-heads-in-other-order" and re.search(_LOADS_OTHERS, case.text.file):
@@ -401,16 +401,16 @@ def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFind
 
 
 def _heads(case: Case, subject: Subject, steps: Judgement) -> None:
-    """Heads that were asked for and are not there, or that share their projections."""
+    """Report requested heads that do not exist, and heads that share their projections."""
     shapes = subject.built.parameters
     inside = [n for n, s in shapes.items() if role_of(n) in ("q", "k", "v") and len(s) == 2]
     width = steps.head_dim
-    shared = len(inside) < 3 * steps.heads  # else each head of a list has its own
+    shared = len(inside) < 3 * steps.heads  # else each head in a list has its own
     if steps.heads > 1 and inside and shared and all(shapes[n] == (width, width) for n in inside):
         evidence = f"{inside[0]} is {width} × {width} for {steps.heads} heads of {width}."
         case.add("heads-share-projection", evidence)
     asked = [p.name for p in case.info.init if meaning_for(p) == "heads" and not case.given]
-    splits = any(len(shape) > 1 for shape in shapes.values())  # else its caller does
+    splits = any(len(shape) > 1 for shape in shapes.values())  # else its caller splits the heads
     if splits and asked and subject.sizes.heads > steps.heads == 1 and asked[0] in subject.keywords:
         case.add("heads-ignored", f"With {asked[0]}={subject.sizes.heads} there is still one head.")
 
@@ -439,9 +439,9 @@ def _form(subject: Subject, steps: Judgement) -> Form:
     )
 
 
-# What another value of a flag may explain: masked=False, scale=False.
 _PATIENCE = 3.0  # seconds
 _SAME_FUNCTION = re.compile(r"(?i)flash|sdpa|fused|efficient|xformers|kernel|scaled_dot|naive|slow")
+# Findings that another value of a flag may explain, such as masked=False or scale=False.
 _BY_A_FLAG = {
     *("no-causal-mask", "missing-scale", "wrong-scale", "unexplained", "input-ignored"),
     "dropout-unused",
@@ -449,7 +449,7 @@ _BY_A_FLAG = {
 
 
 def _otherwise(case: Case, subject: Subject, report: Report) -> Report | None:
-    """The report for another value of a flag, or other sizes, if the class is right with them."""
+    """The report for another flag value or for other sizes, if the class is right with them."""
     wrong = {found.id for found in report.findings if found.severity == "wrong"}
     if report.verdict != "wrong" or case.given or not wrong <= _BY_A_FLAG:
         return None

@@ -1,7 +1,7 @@
-"""A cache of past keys and values: decoding with it must give what the whole text gives.
+"""A key-value cache: decoding with it must give the same output as the full sequence.
 
-How a class wants its cache is not told. It is decoded token by token in each way that its arguments
-allow. A way that was only guessed counts if the tokens of one call have an effect in later ones.
+How a class takes its cache is unknown, so every convention that its arguments allow is tried,
+decoding token by token. A guessed convention counts only if tokens of one call affect later calls.
 """
 
 import itertools
@@ -37,7 +37,8 @@ _PLACES = (
     r"(start|offset|pos|position|past_len(gth)?|cur_pos|step|input_pos)|"
     r"\w*(start_pos|positions?|position_ids|pos_ids|pos_idx|indices|index_pos)"
 )
-_PLACED = ("number", "row", "rows")  # a position: of the first token, of each, of each in each text
+# How positions are passed: that of the first token, one per token, or one per sequence and token.
+_PLACED = ("number", "row", "rows")
 _APART = 1e-4
 MOST_WAYS = 100
 PIECES = "in two pieces"
@@ -45,15 +46,15 @@ PIECES = "in two pieces"
 
 @dataclass(frozen=True)
 class Way:
-    """One way to decode with a cache.
+    """One convention for decoding with a cache.
 
     Args:
-        flags: Arguments that switch it on.
+        flags: Arguments that enable the cache.
         past: The argument that takes the cache, or "".
-        first: What it gets at first; None means that the class returns what comes next.
-        whole: Whether all that the class returns beside its output is given back, as it is.
-        places: Arguments that take positions, and how: one of `_PLACED`.
-        all_angles: Whether it gets the angles of past tokens too, since it turns the cached keys.
+        first: Its initial value; None if the class returns the value for the next call.
+        whole: Whether everything returned besides the output is passed back unchanged.
+        places: Arguments that take positions, each with its form, one of `_PLACED`.
+        all_angles: Whether the angles of past tokens are passed too, to rotate the cached keys.
     """
 
     flags: tuple[str, ...] = ()
@@ -65,7 +66,7 @@ class Way:
 
 
 def ways_of(case: Case, subject: Subject) -> Iterator[Way]:
-    """Ways to use the cache, as far as names tell; none if there is no cache."""
+    """Conventions that the argument names suggest; none if there is no cache."""
     forward = case.info.forward
     held = case.text.has(rf"self\.\w*({_WORDS})\w*")
     switches = [p for p in forward if isinstance(p.default, bool)]
@@ -74,7 +75,7 @@ def ways_of(case: Case, subject: Subject) -> Iterator[Way]:
     pasts = [p for p in _pasts(case) if p.name not in tokens]
     pasts = [p for p in pasts if is_read(case.text.file, case.info.name, p.name)]
     positions = [p for p in forward if re.fullmatch(_PLACES, p.name.lower())]
-    whole = any(case.text.has(rf"\b{name}\[:, -1:") for name in tokens)  # it takes the last one
+    whole = any(case.text.has(rf"\b{name}\[:, -1:") for name in tokens)  # it takes the last token
     if whole or not (pasts or (held and (flags or positions))):
         return
     own = [Way(flags)] if held and (flags or positions) and not pasts else []
@@ -99,7 +100,7 @@ def _pasts(case: Case) -> list[Parameter]:
 
 
 def _takes_past(case: Case, parameter: Parameter) -> bool:
-    """Whether an argument of forward takes a cache: by its name, or since it is updated there."""
+    """Whether an argument of forward takes a cache: by its name, or because forward updates it."""
     if parameter.default is not None or parameter.kind.startswith("VAR"):
         return False
     if re.fullmatch(_PLACES, parameter.name.lower()):
@@ -109,20 +110,20 @@ def _takes_past(case: Case, parameter: Parameter) -> bool:
 
 
 def _kinds(parameter: Parameter) -> tuple[str, ...]:
-    """How positions may be given, and "" for not at all."""
+    """The forms in which positions may be passed; "" for not at all."""
     likely = _PLACED if parameter.default == 0 or "int" in parameter.annotation else _PLACED[::-1]
     return (*likely, "") if parameter.has_default else likely
 
 
 @dataclass
 class _Decoded:
-    """What one way gave.
+    """The result of one convention.
 
     Args:
-        way: How it was decoded.
-        gaps: For each plan, how far it is from the whole text.
+        way: The convention.
+        gaps: For each plan, the difference from the output for the full sequence.
         seen: For each plan, the outputs.
-        remembers: Whether the tokens of the first call have an effect on later outputs.
+        remembers: Whether the tokens of the first call affect later outputs.
     """
 
     way: Way
@@ -132,7 +133,7 @@ class _Decoded:
 
     @property
     def bad(self) -> list[str]:
-        """The plans that give something else."""
+        """The plans whose output differs."""
         return [name for name in self.gaps if self.gaps[name] > _APART]
 
 
@@ -144,15 +145,15 @@ def decoding(
     reference: AnyReference,
     longer: AnyReference | None,
 ) -> None:
-    """Decode with the cache, and compare with the whole text.
+    """Decode with the cache and compare with the output for the full sequence.
 
     Args:
         case: The class.
         subject: How it is called.
         inputs: The inputs of the plain run.
-        out: What it gave.
-        reference: Right attention of its form.
-        longer: The same with the window that longer texts have shown, if they have.
+        out: The output of the plain run.
+        reference: Correct attention of the same form.
+        longer: The same, with any window that longer sequences revealed; None if unknown.
     """
     ways = list(ways_of(case, subject))
     read = partial(is_read, case.text.file, case.info.name)
@@ -188,10 +189,10 @@ class _Decoder:
         self.case, self.subject, self.inputs, self.reference = case, subject, inputs, reference
         self.wanted = self._wanted(out)
         self.plans = _plans(inputs[0].shape[1], reference.mask)
-        self.failed: Failure | None = None  # of a call that was not the first one
+        self.failed: Failure | None = None  # in a call after the first
 
     def _wanted(self, out: Tensor) -> Tensor | None:
-        """What decoding must give; None if that is not known."""
+        """The output that decoding must give; None if unknown."""
         if self.subject.axes != "batch" or self.subject.separate:
             return None
         mask = self.reference.mask
@@ -199,19 +200,19 @@ class _Decoder:
             return out
         flags = self.subject.built.plain.items()
         if any(meaning_of(name) == "causal" and value is False for name, value in flags):
-            return None  # it is no decoder
+            return None  # it is not a decoder
         tokens = out.shape[1]
-        past = torch.ones(tokens, tokens).tril().bool()  # a decoded token sees the past alone
+        past = torch.ones(tokens, tokens).tril().bool()  # a decoded token sees only the past
         right = self.reference.output(self.inputs, past) if mask == "none" else None
         return right if right is not None and right.shape == out.shape else None
 
     def best(self, ways: Sequence[Way]) -> _Decoded | None:
-        """The way that comes closest to the whole text; None if none of them runs."""
+        """The convention closest to the output for the full sequence; None if none of them runs."""
         found: list[_Decoded] = []
         for way in ways[:MOST_WAYS]:
             own = [one for one in found if one.remembers and is_own(one.way.first)]
             if own and not is_own(way.first):
-                break  # what the file itself keeps them in counts, and no other way
+                break  # the file's own cache class takes precedence over other conventions
             got = self._decoded(way)
             if got is None:
                 continue
@@ -223,7 +224,7 @@ class _Decoder:
         return min(found, key=lambda one: (not one.remembers, len(one.bad)), default=None)
 
     def _decoded(self, way: Way) -> _Decoded | None:
-        """What one way gives for each plan; None if it does not run."""
+        """The result of one convention for each plan; None if it does not run."""
         x, wanted = self.inputs[0], self.wanted
         gaps: dict[str, float] = {}
         seen: dict[str, Tensor] = {}
@@ -240,18 +241,18 @@ class _Decoder:
         changed[:, :first] = x[:, :first].flip(-1)
         other = self._drive(changed, way, self.plans[name])
         remembers = other is not None and difference(other[:, first:], seen[name][:, first:]) > 1e-6
-        asked = way.flags or (way.past and way.first is None)  # else it may be switched off
+        asked = way.flags or (way.past and way.first is None)  # else the cache may be off
         return _Decoded(way, gaps, seen, remembers) if remembers or asked else None
 
     def report(self, best: _Decoded) -> None:
-        """Say what differs."""
+        """Report the difference."""
         bad, name = best.bad, best.bad[0]
         evidence = (
             f"With the cache, {name}, the output differs from that of the whole sequence by "
             f"{percent(best.gaps[name])}"
         )
         place = torch.cat([torch.arange(size) for size in self.plans[name]])
-        first_keys = torch.arange(len(place)) <= place[:, None]  # in each piece
+        first_keys = torch.arange(len(place)) <= place[:, None]  # within each piece
         misaligned = self.reference.output(self.inputs, first_keys, own_mask=False)
         id = "cache-differs"
         if misaligned is not None and difference(best.seen[name], misaligned) < _APART:
@@ -263,7 +264,7 @@ class _Decoder:
         self.case.add(id, evidence, severity="edge" if only_edge else "")
 
     def beyond_window(self, way: Way, window: int) -> None:
-        """Decode a text longer than the window: what the cache has let go must not matter."""
+        """Decode a sequence longer than the window: evicted cache entries must not matter."""
         tokens = window + 6
         inputs = inputs_for(self.subject, tokens)
         out = call(self.case.session, self.subject, inputs)
@@ -284,9 +285,9 @@ class _Decoder:
                 return
 
     def _drive(self, x: Tensor, way: Way, sizes: Sequence[int]) -> Tensor | None:
-        """The outputs of one piece after the other, with a new object; None if that fails."""
+        """The output, decoded piece by piece with a new object; None if that fails."""
         subject = self.subject
-        if way.first is not None:  # tensors that a cache makes are in float32
+        if way.first is not None:  # a cache allocates its tensors in float32
             subject = replace(subject, dtype=torch.float32)
         if not renew(self.case.session, subject):
             return None
@@ -318,7 +319,7 @@ class _Decoder:
 
 
 def _plans(tokens: int, mask: str) -> dict[str, list[int]]:
-    """How many tokens each call gets."""
+    """The number of tokens in each call, by name of the plan."""
     plans = {"token by token": [1] * tokens}
     if mask == "none":
         return plans
@@ -327,14 +328,14 @@ def _plans(tokens: int, mask: str) -> dict[str, list[int]]:
 
 
 def _as_called(case: Case, way: Way) -> Way:
-    """The way without positions that the file's own calls with a cache leave out."""
+    """The convention without the positions that the file's own calls with a cache omit."""
     sites = [site for site in case.usage.called if way.past in site]
     places = [(n, kind) for n, kind in way.places if all(n in site for site in sites)]
     return replace(way, places=tuple(places))
 
 
 def _promises_pieces(case: Case) -> bool:
-    """Whether the source says that a text may come in pieces of several tokens."""
+    """Whether the source says that a sequence may come in pieces of several tokens."""
     said = (
         r"(?i)\b(in|by|as|several|more|next|whole|each|every|one) (\w+ )?(chunk|piece|segment)s?|"
         r"chunked|speculative|chunks? of (a|the)"
@@ -367,10 +368,10 @@ def _arguments(subject: Subject, x: Tensor, way: Way, start: int, stop: int) -> 
 
 
 def _past_in(output: Output, chosen: int, seen: int) -> object:
-    """The keys and values among what was returned: tensors that hold all tokens so far."""
+    """The cached keys and values among the returned tensors: those that hold all tokens so far."""
     rest = [t for place, t in enumerate(output.tensors) if place != chosen]
     held = [t for t in rest if t.ndim >= 3 and seen in t.shape[1:-1]]
-    if len(held) > 2:  # attention weights stand before them
+    if len(held) > 2:  # attention weights come before them
         held = held[-2:]
     if len(held) == 2 and held[0].shape == held[1].shape:
         return tuple(held)

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from clearhead.checker.diagnosis.program import Program, Values, registers_in
 from clearhead.checker.sandbox.answers import Call
 
-# The first argument decides: indices and values may come from the CPU.
+# The first argument determines the device: indices and values may be on the CPU.
 _BY_FIRST = {"__getitem__", "__setitem__", "copy_", "expand_as", "view_as", "reshape_as"}
 _MOVES = {"to", "type_as"}
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """A call in which a tensor on the CPU meets one on the GPU.
+    """A call that combines a tensor on the CPU with one on the GPU.
 
     Args:
-        made: The call that made the one on the CPU.
-        at: The call in which they meet.
-        shape: The shape of the one on the CPU.
+        made: The call that created the CPU tensor.
+        at: The call that combines the two.
+        shape: The shape of the CPU tensor.
     """
 
     made: Call
@@ -26,17 +26,17 @@ class Meeting:
 
 
 def first_meeting(program: Program, values: Values) -> Meeting | None:
-    """The first call that fails on a GPU, since a tensor was made without a device.
+    """The first call that fails on a GPU because a tensor was created without a device.
 
-    Tensors that are neither inputs nor parameters, such as buffers, may be anywhere.
+    Tensors that are neither inputs nor parameters, such as buffers, may be on any device.
 
     Args:
         program: The recorded pass.
-        values: Every register of a run of it.
+        values: The values of every register, for one run of it.
     """
     recording = program.recording
     there = {leaf.register for leaf in recording.leaves if leaf.kind in ("input", "parameter")}
-    made: dict[int, Call] = {}  # the registers on the CPU, and where they come from
+    made: dict[int, Call] = {}  # the registers on the CPU, and the calls that created them
     for call in recording.calls:
         arguments = (*call.args, *call.kwargs.values())
         read = [register for value in arguments for register in registers_in(value)]
@@ -51,7 +51,7 @@ def first_meeting(program: Program, values: Values) -> Meeting | None:
         elif call.name in _MOVES and len(read) > 1:
             found = made.get(read[1])
         else:
-            wide = [r for r in on_cpu if r in values and values[r].ndim]  # single numbers may join
+            wide = [r for r in on_cpu if r in values and values[r].ndim]  # scalars may mix devices
             if wide and there.intersection(read):
                 return Meeting(made[wide[0]], call, tuple(values[wide[0]].shape))
             found = made[on_cpu[0]] if on_cpu and not there.intersection(read) else None

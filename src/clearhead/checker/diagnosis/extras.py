@@ -28,7 +28,11 @@ from clearhead.checker.source.stated_arguments import stated_marks
 def examine(
     case: Case, subject: Subject, inputs: Inputs, out: Tensor, reference: AnyReference
 ) -> set[str]:
-    """Everything that the plain run could not show; the masks of forward that were understood."""
+    """Check everything that the plain run could not show.
+
+    Returns:
+        The arguments of forward that were understood as masks.
+    """
     _stray(case, subject)
     _batch_axis(case, subject, inputs)
     longer = lengths.lengths(case, subject, reference)
@@ -50,7 +54,8 @@ def examine(
     _other_dtypes(case, subject)
     if longer is not None:
         lengths.long_texts(case, subject, longer)
-    cached.decoding(case, subject, inputs, out, reference, longer)  # these build anew: come last
+    # The remaining checks build new objects, so they come last.
+    cached.decoding(case, subject, inputs, out, reference, longer)
     other_sizes.wide(case, subject)
     _bias_flag(case, subject)
     _training_differs(case, subject, inputs)
@@ -61,7 +66,7 @@ _SWAPS = r"transpose\((0, 1|1, 0|-2, -3|-3, -2)\)|swapaxes\(0, 1\)|permute\(1, 0
 
 
 def _batch_axis(case: Case, subject: Subject, inputs: Inputs) -> None:
-    """The first axis is that of the tokens: does the source mean it so?"""
+    """Check that the source intends the first axis to be the tokens."""
     if subject.axes != "first":
         return
     said = order_said(case.text.source) or order_around(case.text)
@@ -100,13 +105,13 @@ def _stray(case: Case, subject: Subject) -> None:
 
 
 def _gradients(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """Whether there are gradients, and whether they reach every projection."""
+    """Check that there are gradients, and that they reach every projection."""
     if not subject.built.parameters or subject.built.arrays:
         return
     got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure):
         if not got.raised or "expected shape" in got.message:
-            return  # the result is not the first thing returned
+            return  # the output is not the first tensor returned
         id = translate(got, "backward", case.text, subject.sizes) or "backward-fails"
         case.add_failure(id, "In the backward pass", got)
         return
@@ -115,13 +120,13 @@ def _gradients(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
 
 
 def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_keys: bool) -> None:
-    """What dropout does in training.
+    """Check what dropout does in training.
 
     Args:
         case: The class.
         subject: How it is called.
-        inputs: What it was given.
-        out: What it gave in evaluation.
+        inputs: Its inputs.
+        out: Its output in evaluation.
         over_keys: Whether the weights of a row sum to one.
     """
     layers = [p for p, kind in subject.built.modules.items() if "Dropout" in kind]
@@ -132,7 +137,7 @@ def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_
     if subject.sizes.p == 0 or not (asked or layers or (told and read)):
         return
     if case.given or not (asked or told) or subject.built.arrays:
-        return  # the layer's own rate is not known, or there is no training
+        return  # the layer's own rate is unknown, or there is no training mode
     same = probes.alike(inputs)
     runs = [
         call(case.session, subject, given, train=True, seed=seed)
@@ -147,7 +152,7 @@ def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_
             return
     first, second = torch.stack([run for run in runs if isinstance(run, Tensor)]).chunk(2)
     assert isinstance(still, Tensor)
-    multiples = (0.0, 1 / (1 - subject.sizes.p))  # whole outputs that are dropped, or scaled up
+    multiples = (0.0, 1 / (1 - subject.sizes.p))  # if whole outputs are dropped or scaled up
     if not _varies(first, out):
         evidence = f"With dropout {subject.sizes.p}, training and evaluation give the same output."
         case.add("dropout-unused", evidence)
@@ -170,7 +175,7 @@ def training(case: Case, subject: Subject, inputs: Inputs, out: Tensor, *, over_
 
 
 def _varies(runs: Tensor, still: Tensor, *multiples: float) -> bool:
-    """Whether a number of some run is neither the still one, nor one of its multiples."""
+    """Whether any entry of a run is neither the one in `still` nor one of its multiples."""
     fine = still.isfinite()
     if not fine.any():
         return False
@@ -193,7 +198,7 @@ def _large_scores(case: Case, subject: Subject, inputs: Inputs, reference: AnyRe
 
 
 def _other_dtypes(case: Case, subject: Subject) -> None:
-    """Half precision: numbers that are too large for it, and tensors that stay in another dtype."""
+    """Check half precision: values that overflow, and tensors that stay in another dtype."""
     if not subject.weights:
         return
     ways = POLARITIES if subject.takes_mask and not subject.polarity else ()
@@ -206,20 +211,20 @@ def _other_dtypes(case: Case, subject: Subject) -> None:
     failure = probes.dtype_failure(case.session, subject, torch.bfloat16)
     if failure is not None and re.search(_TWO_DTYPES, failure.message) and not _left(case):
         says = f"In bfloat16: {failure.type}: {failure.message}"[:300]
-        case.add("one-dtype-only", says)  # where it fails is not where the tensor is made
+        case.add("one-dtype-only", says)  # the failing line does not create the tensor
 
 
 _TWO_DTYPES = r"same dtype|expected scalar type|expected dtype|dtypes? (do|does) not match"
 
 
 def _left(case: Case) -> bool:
-    """Whether something is wrong anyway, or a tensor that .to() leaves behind is named already."""
+    """Whether the class is wrong anyway, or a tensor that .to() leaves behind was reported."""
     known = ("mask-not-a-buffer", "scale-is-stray-tensor")
     return case.wrong or any(found.id in known for found in case.findings)
 
 
 def _device(case: Case, reference: AnyReference) -> None:
-    """Tensors that are made on the CPU, whatever the inputs are on."""
+    """Report tensors that are created on the CPU regardless of the inputs' device."""
     if _left(case) or not isinstance(reference, Reference):
         return
     reading = reference.right.reading
@@ -233,7 +238,7 @@ def _device(case: Case, reference: AnyReference) -> None:
 
 
 def _alone(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """A batch of one sentence: squeeze() takes its axis away."""
+    """Check a batch of one sequence, whose batch axis squeeze() would remove."""
     if subject.axes != "batch" or out.shape[0] != inputs[0].shape[0] or _left(case):
         return
     got = call(case.session, subject, each(inputs, lambda t: t[:1].contiguous()))
@@ -249,11 +254,11 @@ def _alone(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
 
 
 def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
-    """With dropout 0, or without any, training must compute what evaluation does."""
+    """Check that, without dropout, training mode computes the same as evaluation mode."""
     if case.given or case.wrong:
         return
     if any("BatchNorm" in kind for kind in subject.built.modules.values()):
-        return  # it has other statistics in training
+        return  # it uses other statistics in training
     meanings = {meaning_for(p) for p in case.info.init}
     layers = any("Dropout" in kind for kind in subject.built.modules.values())
     if "p" in meanings or "config" in meanings:
@@ -262,7 +267,7 @@ def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
             return
         subject = calm
     elif layers:
-        return  # the layer's own rate is not known
+        return  # the layer's own rate is unknown
     still = call(case.session, subject, inputs)
     trained, again = (call(case.session, subject, inputs, train=True, seed=s) for s in (0, 1))
     if isinstance(still, Failure):
@@ -273,7 +278,7 @@ def _training_differs(case: Case, subject: Subject, inputs: Inputs) -> None:
         case.add_failure("training-differs", "In training", trained)
         return
     if isinstance(again, Failure) or difference(trained, again) > 1e-9:
-        return  # there is dropout, with a rate of its own
+        return  # there is dropout with its own rate
     gap = difference(trained, still)
     if gap > 1e-6:
         evidence = f"Without dropout, training and evaluation differ by {percent(gap)}."
@@ -304,7 +309,7 @@ def _bias_flag(case: Case, subject: Subject) -> None:
 
 
 def _dropout_makes_bias(case: Case, subject: Subject, flag: str) -> bool:
-    """Whether the bias comes and goes with the dropout: arguments changed places on their way."""
+    """Whether dropout switches the bias on, because two arguments were swapped on the way."""
     off = replace(subject, keywords={**subject.keywords, flag: False})
     calm = without_dropout(case, off) if subject.sizes.p else None
     if calm is None:
@@ -325,22 +330,22 @@ def _dropout_makes_bias(case: Case, subject: Subject, flag: str) -> bool:
 def _mask_argument(
     case: Case, subject: Subject, inputs: Inputs, out: Tensor, reference: AnyReference
 ) -> bool:
-    """Forward takes a mask: whether it hides what it marks, with True for either."""
+    """Whether the mask argument hides what it marks, whichever meaning True has."""
     batch, tokens = inputs[0].shape[:2]
     keeps = torch.rand(batch, tokens, tokens, generator=torch.Generator().manual_seed(4)) < 0.6
-    keeps |= torch.eye(tokens, dtype=torch.bool)  # another mask for each text
+    keeps |= torch.eye(tokens, dtype=torch.bool)  # a different mask for each sequence
     keep = keeps[0]
 
     def right_with(seen: Tensor) -> list[Tensor | None]:
-        """Where it is causal by itself, a mask may come on top of that, or take its place."""
+        """Correct outputs: a mask may add to the class's own causal mask, or replace it."""
         return [reference.output(inputs, seen, own_mask=own) for own in (True, False)]
 
     wanted = alike = right_with(keep)
     if all(right is None for right in wanted):
         return False
     ran: list[Tensor] = []
-    as_booleans = False  # whether one of True and False ran: whole numbers pass nearly everywhere
-    same = False  # whether it is right if all texts have one mask
+    as_booleans = False  # whether a boolean mask ran: integer masks run almost anywhere
+    same = False  # whether the mask has a batch axis along which it is constant
     for shaped in (keep, keep[None, None], keeps, keep.expand(batch, -1, -1).contiguous()):
         wanted = right_with(keeps[:, None]) if shaped is keeps else alike
         same = shaped.shape == keeps.shape and shaped is not keeps
@@ -369,7 +374,7 @@ def _mask_argument(
 
 
 def _compare_with_stated(case: Case, subject: Subject, polarity: str) -> None:
-    """Whether a mask that hides what it should means what the source says of it."""
+    """Check that a working mask has the meaning that the source states."""
     meant = {"keep": "keep", "int": "keep", "hide": "hide", "int-hide": "hide"}.get(polarity)
     stated = stated_marks(case.text.source, subject.takes_mask)
     if meant is not None and stated not in ("", "?", meant):

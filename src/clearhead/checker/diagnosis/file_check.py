@@ -1,4 +1,4 @@
-"""A file's attention classes and functions, chosen and judged one by one: `check_source`."""
+"""Choose and judge a file's attention classes and functions one by one: `check_source`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from clearhead.checker.source.class_text import Text, text_of, used_by
 from clearhead.checker.source.wrapped_functions import Wrapped, likely_functions, wrapped
 
 LIMITS = Limits()
-_TOLD = 5  # modules beside a file that are named
+_TOLD = 5  # at most this many sibling modules are named
 
 
 def check_source(
@@ -37,16 +37,16 @@ def check_source(
     siblings: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> list[Report]:
-    """Check the attention classes of a file, in a process of its own.
+    """Check the attention classes of a file in a separate process.
 
     Args:
-        source: The file's text.
+        source: The source of the file.
         filename: Its name, for the report.
         only: The one class to check.
-        adapter: The text of an adapter: a class that builds and calls the submitted class.
-        limits: What the file may use.
-        siblings: Modules that lie beside it; see `siblings_of`.
-        seed: What sizes, weights and inputs are drawn with.
+        adapter: The source of an adapter: a class that builds and calls the submitted class.
+        limits: The resource limits for the file.
+        siblings: Modules in the same directory; see `siblings_of`.
+        seed: The seed for sizes, weights and inputs.
     """
     own_lines = source.count("\n") + 1
     if adapter is not None:
@@ -62,7 +62,7 @@ def check_source(
 
 @dataclass(frozen=True)
 class _File:
-    """A file to check, and how; see `check_source`."""
+    """A file to check, with its settings; see `check_source`."""
 
     source: str
     filename: str
@@ -71,7 +71,7 @@ class _File:
     seed: int
 
     def session(self, more: str = "") -> Isolated:
-        """A process that has imported the file, with more source after it."""
+        """A process that has imported the file, with more source appended."""
         source = self.source + more
         return Isolated(source, self.filename, limits=self.limits, siblings=self.siblings)
 
@@ -81,7 +81,7 @@ class _File:
 
 
 def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
-    """Check the classes of a file, or those that an adapter builds, which begins after a line."""
+    """Check the classes of a file, or those built by the adapter after line `adapter_at`."""
     source, filename = file.source, file.filename
     with file.session() as session:
         classes = session.classes()
@@ -125,7 +125,7 @@ def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
     used = {p.name for i in classes if i.name in judged for p in used_by(text_of(source, i))}
     beside = check_functions(file, [one for one in functions if one.name not in used])
     left = [one.cls for one in beside if one.verdict not in ("correct", "wrong")]
-    if left:  # it may be no attention: that is no reason to doubt the classes
+    if left:  # they may not be attention: no reason to doubt the classes
         note = f"Not judged: the function{'s' * (len(left) > 1)} {', '.join(left)}."
         reports[-1] = replace(reports[-1], notes=(*reports[-1].notes, note))
     reports += [one for one in beside if one.cls not in left]
@@ -133,7 +133,7 @@ def _check_file(file: _File, only: str | None, adapter_at: int) -> list[Report]:
 
 
 def _not_imported(source: str, filename: str, name: str, failure: Failure) -> Report:
-    """A file that cannot be imported; wrong if that is its own fault."""
+    """The report on a file that cannot be imported; wrong if that is its own fault."""
     own = own_fault(failure, source, ClassInfo(name, 0, 0, False, (), (), (), ()), ())
     if not own:
         return could_not_run(filename, name, failure, "import")
@@ -142,7 +142,7 @@ def _not_imported(source: str, filename: str, name: str, failure: Failure) -> Re
 
 
 def _adapter_failed(report: Report, own_lines: int) -> Report | None:
-    """What to say where the adapter itself raises: that is no evidence about the submission."""
+    """An error report if the adapter itself raises: that is no evidence about the submission."""
     for found in report.findings:
         if found.id == "crashes" and found.line is not None and found.line > own_lines:
             says = f"The adapter failed in its line {found.line - own_lines - 1}: {found.evidence}"
@@ -169,7 +169,7 @@ def _none_found(file: _File, classes: Sequence[ClassInfo], only: str | None) -> 
 
 
 def check_block(session: Session, block: ClassInfo, file: _File) -> Report:
-    """Check a class that has more than attention: of that, only mistakes with a name count."""
+    """Check a class that does more than attention; unexplained differences are only doubts."""
     report = file.check(session, block)
     ids = {found.id for found in report.findings if found.severity == "wrong"}
     if report.verdict != "wrong" or "unexplained" not in ids:
@@ -183,7 +183,7 @@ def check_block(session: Session, block: ClassInfo, file: _File) -> Report:
 
 
 def seen_inside(inner: Report, info: ClassInfo, outer: Report) -> Report | None:
-    """The report on a class that could not be run by itself, from that on the block around it.
+    """The report on a class that could not be run by itself, from that on its enclosing block.
 
     Args:
         inner: The report on the class.
@@ -191,21 +191,21 @@ def seen_inside(inner: Report, info: ClassInfo, outer: Report) -> Report | None:
         outer: The report on the block.
 
     Returns:
-        None where the block shows nothing about it.
+        The report; None if the block shows nothing about the class.
     """
     own = range(info.line, info.end_line + 1)
     if outer.verdict not in ("correct", "wrong") or all(s.line not in own for s in outer.steps):
         return None
     found = tuple(one for one in outer.findings if one.line is None or one.line in own)
     if outer.verdict == "wrong" and all(one.severity != "wrong" for one in found):
-        return None  # what is wrong lies outside
+        return None  # the mistake is outside the class
     fails = "called" if inner.verdict == "error" else "judged"
     note = f"{inner.cls} could not be {fails} by itself; it was checked inside {outer.cls}."
     return replace(outer, cls=inner.cls, findings=found, notes=(note, *outer.notes))
 
 
 def check_functions(file: _File, made: Sequence[Wrapped]) -> list[Report]:
-    """Check the attention functions of a file, each inside a class that is written around it."""
+    """Check the attention functions of a file, each in a generated wrapper class."""
     if not made:
         return []
     more = "".join(f"\n\n{one.text}" for one in made)
@@ -227,7 +227,7 @@ def check_functions(file: _File, made: Sequence[Wrapped]) -> list[Report]:
 
 
 def inner_text(source: str, classes: Sequence[ClassInfo], adapted: ClassInfo) -> Text:
-    """The source of the class that an adapter builds; the adapter's own where it builds none."""
+    """The source of the class that an adapter builds; the adapter's own if it builds none."""
     outer = text_of(source, adapted)
     named = [
         info

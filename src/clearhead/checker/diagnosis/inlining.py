@@ -1,7 +1,7 @@
-"""Fused calls written out in plain steps, so that a reader of a program sees only plain steps.
+"""Expand fused calls into plain steps, so that the code that reads a program sees only those.
 
-`scaled_dot_product_attention`, `multi_head_attention_forward` and `baddbmm` have a known meaning.
-Each is run here in plain torch under a recorder, and those calls take its place in the program.
+`scaled_dot_product_attention`, `multi_head_attention_forward` and `baddbmm` have known semantics.
+Each is run here in plain PyTorch under a recorder, and the recorded calls replace it.
 """
 
 import inspect
@@ -47,7 +47,7 @@ def plain_sdpa(
             scores = scores + attn_mask
     weights = scores.softmax(-1)
     if attn_mask is not None and bool(weights.isnan().any()):
-        weights = weights.nan_to_num(0.0)  # a row that sees nothing gives zeros
+        weights = weights.nan_to_num(0.0)  # a fully masked row gives zeros
     return weights @ value
 
 
@@ -110,11 +110,11 @@ PLAIN: dict[str, Callable[..., Any]] = {
 
 
 def inlined(recording: Recording, values: Values) -> Recording:
-    """The same recording, with each fused call written out.
+    """The same recording, with each fused call expanded.
 
     Args:
-        recording: What was recorded.
-        values: Every register of a run of it.
+        recording: The recording.
+        values: The values of every register, for one run of it.
     """
     if not any(call.name in PLAIN for call in recording.calls):
         return recording
@@ -125,7 +125,7 @@ def inlined(recording: Recording, values: Values) -> Recording:
             calls.append(call)
             continue
         sources = [n for v in (*call.args, *call.kwargs.values()) for n in registers_in(v)]
-        # A fresh view of each: one tensor may stand in two registers.
+        # A fresh view of each, because two registers may hold the same tensor.
         local = {n: values[n].view_as(values[n]) for n in dict.fromkeys(sources)}
         named = {("register", str(n)): tensor for n, tensor in local.items()}
         recorder = Recorder(named, lambda _: False)

@@ -1,7 +1,7 @@
-"""What a class is meant to be, as its source, its arguments and the built object say.
+"""What a class is meant to be, according to its source, its arguments and the built object.
 
-The recorded pass shows what a class does. Whether that is on purpose (no mask, no scale), only
-words can say.
+The recorded pass shows what a class does. Only names and comments can tell whether that is
+intended (no mask, no scale).
 """
 
 import ast
@@ -23,8 +23,8 @@ _NO_SCALE = (
 
 
 def is_causal(case: Case, subject: Subject) -> str:
-    """Whether the class means to be causal: "yes" or "no"."""
-    # An adapter takes a context length whatever it builds.
+    """Whether the class is meant to be causal: "yes" or "no"."""
+    # An adapter takes a context length regardless of what it builds.
     info = replace(case.info, name=case.text.name, init=()) if case.given else case.info
     told = subject.keywords.items()
     asked = not case.given and any(meaning_of(n) == "causal" and v is True for n, v in told)
@@ -32,21 +32,21 @@ def is_causal(case: Case, subject: Subject) -> str:
     if False in kept:
         return "no"  # the object itself says so
     if any(p.default is False and "causal" in p.name.lower() for p in case.info.forward):
-        return "no"  # the caller says whether it is, and we did not ask for it
+        return "no"  # the caller decides, and we did not request it
     if not asked and any(role == "kv" for _, role in subject.feed):
-        return "no"  # keys from elsewhere have no future
+        return "no"  # keys from another input have no future
     flags = [name for name, value in subject.built.plain.items() if isinstance(value, bool)]
     return expects_causal(case.text, info, bool(subject.takes_mask), asked, flags)
 
 
 def unscaled_on_purpose(case: Case) -> bool:
-    """Whether the source says that the scores have no scale, as T5's have none."""
+    """Whether the source says that the scores are unscaled, as in T5."""
     said = re.search(_NO_SCALE, case.text.source) is not None
     return said or "T5" in case.info.name
 
 
 def has_width_of_its_own(case: Case) -> bool:
-    """Whether a name at the top of the file fixes a width, so that the scale need not be ours."""
+    """Whether a module-level constant fixes a width, so that the expected scale may not apply."""
     tops = [n for n in parsed(case.text.file).body if isinstance(n, ast.Assign)]
     set_there = {target.id for n in tops for target in n.targets if isinstance(target, ast.Name)}
     read = {n.id for n in ast.walk(case.text.tree) if isinstance(n, ast.Name)} & set_there
@@ -54,7 +54,7 @@ def has_width_of_its_own(case: Case) -> bool:
 
 
 def fused_order(case: Case) -> str:
-    """The order in which the source names the parts of a fused matrix: "kqv"; "" if it does not."""
+    """The order in which the source names the parts of a fused matrix, such as "kqv", or ""."""
     words = {"q": r"q\w*", "k": r"k\w*", "v": r"v\w*"}
     for order in map("".join, itertools.permutations("qkv")):
         pattern = r"\s*,\s*".join(rf"(?:self\.)?{words[letter]}" for letter in order)

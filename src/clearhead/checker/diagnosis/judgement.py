@@ -1,4 +1,4 @@
-"""What is expected of a class, and what reading it step by step has shown."""
+"""What is expected of a class, and the result of reading it step by step."""
 
 from dataclasses import dataclass, field
 
@@ -7,19 +7,19 @@ from clearhead.checker.catalogue import find
 
 @dataclass(frozen=True)
 class Expectation:
-    """What is known of a class beside its recorded pass.
+    """What is known about a class besides its recorded pass.
 
     Args:
         causal: Whether it is meant to be causal: "yes" or "no".
         given_mask: Whether a causal mask was passed in.
-        batch: How many texts the inputs hold.
-        arguments: Numbers that it was built with, of which one may be its scale.
-        dropout: The dropout that it was built with.
-        window: Height and width, where the tokens are the pixels of a window.
-        unscaled: Whether its source says that the scores have no scale, on purpose.
-        heads: How many heads it may have.
-        angles: Whether the angles of rotary positions were passed in.
-        fused_order: The order in which its source names the parts of a fused matrix: "kqv".
+        batch: The number of sequences in the inputs.
+        arguments: Numeric constructor arguments, one of which may be its scale.
+        dropout: The dropout rate that it was built with.
+        window: Height and width, if the tokens are the pixels of a window.
+        unscaled: Whether its source says that the scores are intentionally unscaled.
+        heads: The possible numbers of heads.
+        angles: Whether the rotary angles were passed in.
+        fused_order: The order in which its source names the parts of a fused matrix, or "".
     """
 
     causal: str
@@ -36,7 +36,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class StepFinding:
-    """A step that is not as it should be: the mistake's id, the evidence, the line."""
+    """A step that is not as it should be: the id of the mistake, the evidence, the line."""
 
     id: str
     evidence: str
@@ -45,27 +45,27 @@ class StepFinding:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it makes the class wrong; else it is right in most situations."""
+        """Whether it makes the class wrong; otherwise the step is right in most situations."""
         return (self.severity or find(self.id).severity) == "wrong"
 
 
 @dataclass
 class Judgement:
-    """What reading a class step by step has shown.
+    """The result of reading a class step by step.
 
     Args:
         findings: The steps that are wrong.
-        notes: What is unusual and right.
-        doubts: What could not be judged. A class with doubts is not called correct by its reading.
-        heads: How many heads there are.
+        notes: What is unusual but right.
+        doubts: What could not be judged. Reading alone never calls a class with doubts correct.
+        heads: The number of heads.
         head_dim: The width of a head.
-        kv_heads: How many heads of keys and values there are, if fewer.
-        scale: What the products of queries and keys are multiplied by, in all.
+        kv_heads: The number of key and value heads, if smaller.
+        scale: The total factor on the products of queries and keys.
         mask: "none", "causal", "window5" for the last five tokens, "lifted" if the
             scores that it marks are raised, or "other".
-        rotary: Whether queries and keys are turned by their positions.
-        projected: Whether the mixed values pass an output projection.
-        question: Whether a finding may be on purpose, so that there is no verdict.
+        rotary: Whether queries and keys are rotated by their positions.
+        projected: Whether the mixed values pass through an output projection.
+        question: Whether a finding may be intended, so that there is no verdict.
     """
 
     findings: list[StepFinding] = field(default_factory=list)
@@ -87,10 +87,10 @@ class Judgement:
 
     @property
     def wrong(self) -> bool:
-        """Whether mistakes were found, and there is no doubt of them."""
+        """Whether mistakes were found and nothing is in doubt."""
         return not self.doubts and not self.right
 
     def add(self, id: str, evidence: str, line: int | None, severity: str = "") -> None:
-        """Note a finding, once."""
+        """Record a finding, once per id."""
         if all(found.id != id for found in self.findings):
             self.findings.append(StepFinding(id, evidence, line, severity))

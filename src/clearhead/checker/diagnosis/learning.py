@@ -1,8 +1,8 @@
-"""Whether every weight can learn, from where the class's own code starts it.
+"""Whether every weight can learn from the initial values that the class itself sets.
 
-A layer that starts at zero is good practice: it moves in the first step, and what stands before it
-in the second. Two that are multiplied and both start at zero never move, since each one's gradient
-is a multiple of the other.
+A layer that starts at zero is good practice: it changes in the first step, and the layers before
+it in the second. Two layers that are multiplied and both start at zero never change, because the
+gradient of each is a multiple of the other.
 """
 
 import re
@@ -19,8 +19,8 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import Failure
 
 STEPS = 4
-RATE = 0.1  # of each step: what the largest number of a weight moves by
-# Weights that come from a file, or are set by a function that __init__ does not call.
+RATE = 0.1  # per step: the largest change of any entry of a weight
+# Weights that are loaded from a file, or set by a function that __init__ does not call.
 _FILLED_LATER = (
     r"\bempty\(|empty_like|load_state_dict|from_pretrained|checkpoint|torch\.load|"
     r"def \w*(init|reset)\w*(weight|param)\w*|\.apply\("
@@ -28,7 +28,7 @@ _FILLED_LATER = (
 
 
 def from_its_start(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """Take a few steps from the class's own values: which weights never get a gradient?"""
+    """Take a few steps from the class's own values and report weights that get no gradient."""
     if not subject.weights or subject.built.arrays:
         return
     if case.wrong:
@@ -37,7 +37,7 @@ def from_its_start(case: Case, subject: Subject, inputs: Inputs, out: Tensor) ->
     values = {name: w.to(torch.float64) for name, w in own.items() if w is not None}
     matrices = [w for w in values.values() if w.ndim > 1]
     if all(bool((w == w.flatten()[0]).all()) for w in matrices) or len(values) < len(own):
-        return  # not one has random numbers: room for weights from elsewhere
+        return  # none is random: placeholders for weights from elsewhere
     if re.search(_FILLED_LATER, case.text.file):
         return
     still = list(values)
@@ -68,7 +68,7 @@ def _gradients(
     inputs: Inputs,
     out: Tensor,
 ) -> dict[str, Tensor]:
-    """The gradient of each of these weights, zeros where there is none; nothing if it fails."""
+    """The gradient of each of these weights, zeros where there is none; empty if it fails."""
     if not _load(case, subject, weights):
         return {}
     got = probes.backward(case.session, subject, inputs, out)
@@ -81,7 +81,7 @@ def _gradients(
 
 
 def through_numpy(case: Case, gradients: Sequence[Tensor | None]) -> bool:
-    """Whether an adapter passes tensors to numpy code, which has no gradients; a note says so."""
+    """Whether an adapter passes tensors to numpy code, which has no gradients; notes it if so."""
     if (
         not case.given
         or not case.text.has(r"\b(np|numpy)\.")
@@ -128,7 +128,7 @@ def own_backward(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> N
 
 
 def detached(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
-    """Rows of projections that get no gradient, though the output depends on them."""
+    """Report rows of projections that get no gradient, though the output depends on them."""
     got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure):
         return False
@@ -144,7 +144,7 @@ def detached(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
         if not rows.any():
             continue
         other = weight.clone()
-        other[rows] *= 1.001  # so little that no unit that is off comes on
+        other[rows] *= 1.001  # too small a change to activate an inactive unit
         _load(case, subject, {**subject.weights, name: other})
         moved = call(case.session, subject, inputs)
         if isinstance(moved, Tensor) and float((moved - out).abs().max()) > 1e-8:
@@ -159,9 +159,9 @@ def detached(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
 
 
 def out_of_reach(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """Weights that are in no graph though the output depends on them: float(w), math.exp(w).
+    """Report weights outside the graph though the output depends on them: float(w), math.exp(w).
 
-    A gradient of zero is another thing: at these values the output may be flat.
+    A gradient of zero is a different case: the output may be flat at these values.
     """
     if not subject.weights or subject.built.arrays:
         return
@@ -174,7 +174,7 @@ def out_of_reach(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> N
     for name in [n for n, gradient in got.parameters.items() if gradient is None][:12]:
         weight = subject.weights.get(name)
         if weight is None or case.text.has(rf"\b{name.rpartition('.')[2]}\.(detach\(|data\b)"):
-            continue  # it says itself that it does not learn
+            continue  # the source detaches it explicitly
         _load(case, subject, {**subject.weights, name: 0.5 - 1.5 * weight})
         moved = call(case.session, subject, inputs)
         if isinstance(moved, Tensor) and difference(moved, out) > 1e-6:
@@ -183,7 +183,7 @@ def out_of_reach(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> N
     trained = probes.backward(case.session, subject, inputs, out, train=True) if found else None
     if found and (isinstance(trained, Failure) or trained is None):
         return
-    if trained is not None and not isinstance(trained, Failure):  # evaluation may keep a table
+    if trained is not None and not isinstance(trained, Failure):  # evaluation may cache a table
         found = [name for name in found if trained.parameters.get(name) is None]
     if found:
         evidence = (
@@ -195,5 +195,5 @@ def out_of_reach(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> N
 
 
 def _load(case: Case, subject: Subject, weights: Mapping[str, Tensor]) -> bool:
-    """Give the class these weights, in the dtype it computes in; whether that worked."""
+    """Load these weights into the class, in the dtype it computes in; whether that worked."""
     return case.session.load({n: w.to(subject.dtype) for n, w in weights.items()}) is None

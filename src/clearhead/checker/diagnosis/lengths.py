@@ -1,7 +1,7 @@
-"""Texts of other lengths: is it the same attention there?
+"""Sequences of other lengths: does the class compute the same attention?
 
-A mask or a table may fit one length only, code that works in blocks shows its mistakes when a text
-is longer than a block, and what an object has kept from one text may be wrong for the next.
+A mask or table may fit only one length, blockwise code shows its mistakes when a sequence is longer
+than a block, and what an object keeps from one sequence may be wrong for the next.
 """
 
 import math
@@ -26,18 +26,18 @@ from clearhead.checker.harness.subject import Inputs, Subject, call, each, input
 from clearhead.checker.sandbox.submission import Failure, Parameter
 from clearhead.checker.source.class_text import keeps_something
 
-LENGTHS = (1, 2, 3, 19, 67)  # one token, few, more than a usual block of 16, more than 64
+LENGTHS = (1, 2, 3, 19, 67)  # one token, few, more than a usual block of 16, more than one of 64
 LONG = 1000
-LEAST = 263  # more than two blocks of 128; a text that is not longer is no long text
-READ = 24  # tokens: a longer text would take too long to read step by step
-PATIENCE = 1.5  # seconds: a loop over all pairs of tokens would take longer
+LEAST = 263  # more than two blocks of 128; shorter sequences do not count as long
+READ = 24  # tokens: longer sequences take too long to read step by step
+PATIENCE = 1.5  # seconds: a loop over all pairs of tokens takes longer
 DRIFT = 1e-5
-BREAKS = 1e-3  # angles in float32 differ by less, another mask by more
+BREAKS = 1e-3  # angles in float32 cause smaller differences, another mask larger ones
 SPARSE = r"(?i)window|local|sliding|sparse|dilat|stride|\bband|yarn|ntk|\blog\(|log2"
 
 
 def longest(case: Case, subject: Subject) -> int:
-    """The longest text that the class has promised to take."""
+    """The longest sequence that the class promises to accept."""
     names = {meaning_for(p) for p in case.info.init if not _may_be_block(p)}
     read = {meaning_of(name.rpartition(".")[2]) for name, _ in case.info.fields}
     limited = "context" in names or ("config" in names and "context" in read)
@@ -45,23 +45,23 @@ def longest(case: Case, subject: Subject) -> int:
 
 
 def _may_be_block(parameter: Parameter) -> bool:
-    """Whether a block_size is perhaps that of blocks of keys, and not the longest text."""
+    """Whether a block_size may be that of blocks of keys rather than the longest sequence."""
     return parameter.has_default and bool({"block", "chunk"} & {*parameter.name.split("_")})
 
 
 def of_one_length(subject: Subject) -> bool:
-    """Whether it wants this length or a multiple of it, or as many tokens as a window of pixels."""
+    """Whether its length is fixed: a multiple of the context, a state, or a window of pixels."""
     whole = subject.sizes.tokens % subject.sizes.context == 0
     alone = subject.axes in STATES
     return whole or alone or subject.sizes.window is not None
 
 
 def lengths(case: Case, subject: Subject, right: AnyReference) -> AnyReference | None:
-    """Whether it runs at other lengths, and is the same attention there.
+    """Check that it runs at other lengths and computes the same attention there.
 
     Returns:
-        The form with the window that a longer text has shown, if there is one; None if nothing
-        can be said of longer texts.
+        The reference, with a window if a longer sequence revealed one; None if nothing is known
+        about longer sequences.
     """
     if of_one_length(subject):
         return None
@@ -104,9 +104,9 @@ def lengths(case: Case, subject: Subject, right: AnyReference) -> AnyReference |
 
 
 def keys_apart(case: Case, subject: Subject, right: AnyReference) -> None:
-    """Whether there may be more or fewer keys than queries, where keys have an input of their own.
+    """Check with more and with fewer keys than queries, if the keys have a separate input.
 
-    That is what another text is for; of three separate inputs it may also be one text.
+    A second input exists for another sequence; three separate inputs may hold a single one.
     """
     if not subject.separate or subject.axes != "batch" or subject.memory or right.mask != "none":
         return
@@ -131,7 +131,7 @@ def keys_apart(case: Case, subject: Subject, right: AnyReference) -> None:
 
 
 def _reads(case: Case, subject: Subject, right: AnyReference, inputs: Inputs, got: Tensor) -> bool:
-    """At this length other code runs than was read before: whether it is right too."""
+    """Whether the class is also right at a length where other code runs than was read before."""
     tokens = inputs[0].shape[1]
     if tokens <= READ:
         other = replace(subject, sizes=replace(subject.sizes, tokens=tokens))
@@ -152,7 +152,7 @@ def _reads(case: Case, subject: Subject, right: AnyReference, inputs: Inputs, go
 def _property_lost(
     case: Case, subject: Subject, right: AnyReference, inputs: Inputs, got: Tensor
 ) -> str:
-    """What every attention has and this one has not, at this length; "" if nothing was seen."""
+    """A property of every attention that fails at this length; "" if none was found."""
     if subject.axes in PICTURES or any(role.startswith("tensor") for _, role in subject.feed):
         return ""
     gap = _stretched(case, subject, right, inputs[0].shape[1])
@@ -167,12 +167,12 @@ def _property_lost(
 def _prefix_lost(
     case: Case, subject: Subject, right: AnyReference, inputs: Inputs, got: Tensor
 ) -> str:
-    """Where no token sees a later one, whether the first outputs change with what follows."""
+    """How the first outputs of causal attention change with later tokens; "" if they do not."""
     few = subject.sizes.tokens
     if not right.mask.startswith(("causal", "window")) or few >= inputs[0].shape[1]:
         return ""
     if any(role.startswith("tensor") for _, role in subject.feed):
-        return ""  # another random one for each length
+        return ""  # it is random, and different for each length
     short = call(case.session, subject, each(inputs, lambda t: t[:, :few].contiguous()))
     if isinstance(short, Failure) or short.shape[1] != few:
         return ""
@@ -183,11 +183,11 @@ def _prefix_lost(
 
 
 def _stretched(case: Case, subject: Subject, right: AnyReference, tokens: int) -> float:
-    """How far a long text is from the short one whose tokens it repeats; 0 if that tells nothing.
+    """How far a sequence is from a short one whose tokens it repeats; 0 if not applicable.
 
-    If each token stands r times in a row, its last copy sees every visible token r times, so that
-    the weights, and the output, are those of the short text. That holds with and without a causal
-    mask, as long as positions take no part: whether they do, a text of few tokens tells.
+    If each token is repeated r times in a row, its last copy sees every visible token r times, so
+    the output is that of the short sequence. That holds with and without a causal mask, as long
+    as positions play no role, which is first tested on a sequence of few tokens.
     """
     if right.mask not in ("none", "causal") or subject.polarity or subject.marks:
         return 0.0
@@ -211,7 +211,7 @@ def _stretched(case: Case, subject: Subject, right: AnyReference, tokens: int) -
 def _is_new(
     case: Case, subject: Subject, right: AnyReference, tokens: int, got: Tensor | Failure
 ) -> bool:
-    """Whether a new object is right at this length, so that an earlier text is to blame."""
+    """Whether a new object is right at this length, so that an earlier sequence is to blame."""
     before = [n for n in {*LENGTHS, subject.sizes.context} if n < tokens]
     seen = max(subject.sizes.tokens, *before, 1)
     if not keeps_something(case.text) or not renew(case.session, subject):
@@ -219,7 +219,7 @@ def _is_new(
     inputs = inputs_for(subject, tokens)
     fresh = call(case.session, subject, inputs)
     renew(case.session, subject)
-    call(case.session, subject, inputs_for(subject, subject.sizes.tokens))  # as it was
+    call(case.session, subject, inputs_for(subject, subject.sizes.tokens))  # restore the state
     if isinstance(fresh, Failure) or _parts(right, inputs, fresh) > BREAKS:
         return False
     start = f"After inputs of up to {seen} tokens, one of {tokens} tokens"
@@ -234,15 +234,15 @@ def _is_new(
 
 
 def long_texts(case: Case, subject: Subject, right: AnyReference) -> None:
-    """The same attention in a text of about a thousand tokens, longer than the usual blocks?
+    """Check a sequence of about a thousand tokens, longer than the usual blocks.
 
-    The text gets shorter where the class is slow, or has many heads.
+    The sequence is shorter if the class is slow or has many heads.
     """
     if "Lazy" in case.text.file or case.wrong:
         return
     limited = longest(case, subject) < LONG
     roomy = _with_room(case, subject) if limited else subject
-    # A new object: a buffer that was in half precision once is no longer exact.
+    # Use a new object: a buffer that was once cast to half precision is no longer exact.
     if roomy is None or not renew(case.session, roomy):
         return
     tokens = _affordable(case, roomy)
@@ -269,11 +269,11 @@ def long_texts(case: Case, subject: Subject, right: AnyReference) -> None:
 
 
 def _affordable(case: Case, subject: Subject) -> int:
-    """How long a text may be, so that the class answers soon."""
+    """The longest sequence for which the class answers quickly enough."""
     few = max(LENGTHS)
     inputs = inputs_for(subject, few, batch=1)
     seconds = math.inf
-    for _ in range(4):  # the quickest: the first call may build something, others may wait
+    for _ in range(4):  # the fastest counts: the first call may build something, others may wait
         began = time.monotonic()
         call(case.session, subject, inputs)
         seconds = min(seconds, max(time.monotonic() - began, 1e-4))
@@ -283,12 +283,12 @@ def _affordable(case: Case, subject: Subject) -> int:
     wide = max([subject.sizes.heads, 1, *(int(one[-1]) for one in pairs if one[-1].isdigit())])
     tokens = int(few * math.sqrt(PATIENCE / seconds))
     if tokens < LEAST and seconds * (LEAST / few) ** 2 < PATIENCE:
-        tokens = LEAST  # worth some waiting
+        tokens = LEAST  # worth a longer wait
     return min(LONG, tokens, int(math.sqrt(MOST_NUMBERS / wide)))
 
 
 def _with_room(case: Case, subject: Subject) -> Subject | None:
-    """The same class with the same weights and a longer context; None if it cannot be had."""
+    """The same class with the same weights and a longer context; None if that is impossible."""
 
     def longer(name: str, value: object) -> object:
         context = likely_meaning(name.lower()) == "context" and value == subject.sizes.context
@@ -299,12 +299,12 @@ def _with_room(case: Case, subject: Subject) -> Subject | None:
     built = case.session.build(case.info.name, subject.arguments, keywords)
     if isinstance(built, Failure) or built.parameters != subject.built.parameters:
         renew(case.session, subject)
-        return None  # a table of positions, perhaps
+        return None  # perhaps a table of positions
     return roomy
 
 
 def _parts(right: AnyReference, inputs: Inputs, got: Tensor) -> float:
-    """How far the output for these inputs is from right attention."""
+    """How far the output for these inputs is from correct attention."""
     wanted = right.output(inputs)
     return difference(got, wanted) if wanted is not None and wanted.shape == got.shape else 0.0
 
@@ -312,18 +312,18 @@ def _parts(right: AnyReference, inputs: Inputs, got: Tensor) -> float:
 def _windowed(
     case: Case, subject: Subject, right: AnyReference, tokens: int, got: Tensor
 ) -> AnyReference | None:
-    """The same form with a window too wide for the plain run, where the source has a window."""
+    """The same form with a window too wide to show in the plain run; None if no width fits."""
     kinds = {"causal": "window", "none": "band"}
     if right.mask not in kinds:
         return None
     widths = [v for n, v in subject.keywords.items() if not meaning_of(n) and type(v) is int]
     kept = [v for v in subject.built.plain.values() if type(v) is int and 1 < v < tokens]
     if tokens >= LEAST:
-        widths += kept  # an attribute may be one too
+        widths += kept  # an attribute may be the width too
     elif case.text.has(r"(?i)window|local|sliding"):
         widths = list(range(subject.sizes.tokens, tokens))
     inputs = inputs_for(subject, tokens, batch=got.shape[0])
-    for width in dict.fromkeys(widths):  # an argument of unknown name may be a window
+    for width in dict.fromkeys(widths):  # an argument with an unknown name may be it
         trial = right.with_mask(f"{kinds[right.mask]}{width}")
         if _parts(trial, inputs, got) < BREAKS:
             window_asked(case, subject, trial, width)
@@ -333,10 +333,10 @@ def _windowed(
 
 
 def window_asked(case: Case, subject: Subject, right: AnyReference, width: int) -> None:
-    """Whether a window is one token narrower than an argument says, or two tokens wider.
+    """Check whether a window is one token narrower or two tokens wider than an argument says.
 
-    A window of w may be w tokens with the token itself, or w tokens before it. Which argument sets
-    it is tried: another value of it gives another window.
+    A window of w may be w tokens including the token itself, or w tokens before it. The argument
+    that sets it is found by trial: another value must give another window.
     """
     told = {p.name: subject.keywords.get(p.name, p.default) for p in case.info.init}
     plain = {n: v for n, v in told.items() if type(v) is int and meaning_of(n) != "heads"}
@@ -360,7 +360,7 @@ def window_asked(case: Case, subject: Subject, right: AnyReference, width: int) 
 
 
 def _name_length(case: Case, subject: Subject, right: AnyReference, tokens: int) -> None:
-    """Say from which length on it breaks."""
+    """Report the length from which on the class breaks."""
     fine, bad = subject.sizes.tokens, tokens
 
     def gap_at(length: int) -> float:
@@ -372,7 +372,7 @@ def _name_length(case: Case, subject: Subject, right: AnyReference, tokens: int)
         middle = (fine + bad) // 2
         fine, bad = (fine, middle) if gap_at(middle) > BREAKS else (middle, bad)
     if gap_at(fine) > DRIFT:
-        return  # it parts slowly: numbers are rounded somewhere
+        return  # it drifts gradually: values are rounded somewhere
     where = f"from {bad} tokens on" if bad > fine else f"with {bad} or fewer"
     evidence = (
         f"With {fine} tokens, the output is that of attention; {where}, it differs by "

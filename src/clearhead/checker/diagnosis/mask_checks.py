@@ -17,10 +17,10 @@ _DRAWS = {"tril", "triu", "tril_", "triu_"}
 
 
 class MaskCheck(AttentionStep):
-    """The mask, and a bias of positions."""
+    """The mask, and a position bias."""
 
     def mask(self, a: Tensor, b: Tensor, summed: int) -> None:
-        """Which pairs are hidden, and by what."""
+        """Judge which pairs are hidden, and how."""
         core, verdict = self.core, self.verdict
         axes = (core.axes[1 - summed], core.axes[summed])
         if a.shape == self.reading.values[core.scores].shape:
@@ -64,7 +64,7 @@ class MaskCheck(AttentionStep):
             verdict.mask = "other"
 
     def by_shape(self, b: Tensor) -> None:
-        """The mask where no axis is the tokens any more: rows and columns of the scores."""
+        """Judge the mask by rows and columns of the scores, where the token axis was lost."""
         tokens = self.reading.size[0]
         hidden = (b < HIDDEN).reshape(-1, *b.shape[-2:]) if b.ndim > 1 else b
         if b.ndim > 1 and hidden.shape[1:] == (tokens, tokens) and (hidden == hidden[:1]).all():
@@ -72,7 +72,7 @@ class MaskCheck(AttentionStep):
             self.named(hidden[0], future)
 
     def named(self, hidden: Tensor, future: Tensor) -> None:
-        """The pattern of a mask if it is a usual one, where others are no reason for doubt."""
+        """Judge the pattern of a mask, without raising a doubt if it is unusual."""
         doubts = list(self.verdict.doubts)
         self.pattern(hidden, future, self._mask_line())
         self.verdict.doubts = doubts
@@ -89,7 +89,7 @@ class MaskCheck(AttentionStep):
     def odd_scores(
         self, oddly: Tensor, odd: Tensor, a: Tensor, b: Tensor, future: Tensor, line: int | None
     ) -> bool:
-        """Scores that something is done to, which is not learned: whether that is the mask."""
+        """Judge scores with an odd factor or bias that is not learned; whether it is the mask."""
         verdict = self.verdict
         drawn = any(torch.equal(oddly, one) for one in (future, future.T, ~future))
         fill = b[..., oddly]
@@ -125,7 +125,7 @@ class MaskCheck(AttentionStep):
         return False
 
     def _bias_line(self) -> int | None:
-        """The line that adds finite numbers, which are not all the same, to the scores."""
+        """The line that adds a tensor of finite values to the scores."""
         adds = {i for i in self._between() if self.program.calls[i].name in _ADDS}
         beside = {i: [*filterfalse(self.reading.depends, self.reading.places(i))] for i in adds}
         values = {i: self.reading.values[rs[0]] for i, rs in beside.items() if rs}
@@ -133,9 +133,9 @@ class MaskCheck(AttentionStep):
         return self._line(found)
 
     def _passed_in(self, a: Tensor) -> bool:
-        """Whether nothing is added to the scores if every input beside the tokens is zero.
+        """Whether nothing is added to the scores if every input besides the tokens is zero.
 
-        Or a number for each head, which changes no weight.
+        A constant per head is ignored, because it changes no weight.
         """
         base, tokens = self.reading.values, {s.register for s in self.reading.sources}
         beside = {*self.program.inputs.values()} - tokens
@@ -148,7 +148,7 @@ class MaskCheck(AttentionStep):
         return bool((scores > HIDDEN).any()) and float(apart.abs().max()) < 10 * self.close
 
     def learned_bias(self, a: Tensor, b: Tensor) -> None:
-        """A bias of distances, of offsets in a window, or for each pair: else it is not judged."""
+        """Judge a bias per distance, per offset in a window or per pair, and doubt any other."""
         verdict, window = self.verdict, self.expected.window
         values = by_offset(b, *window) if window is not None and len(window) == 2 else None
         if values is not None:
@@ -176,7 +176,7 @@ class MaskCheck(AttentionStep):
             verdict.doubts.append("a learned bias that depends on more than the distance")
 
     def _viewed_table(self, b: Tensor) -> int | None:
-        """Where a table is read whose numbers, with the heads last, are the bias, heads first."""
+        """The line that reads a heads-last table, if the bias is a heads-first view of it."""
         groups, rows, keys = b.shape
         for call, sources in zip(self.program.calls, self.program.sources, strict=True):
             if call.name not in _READS or not any(r in self.program.parameters for r in sources):
@@ -192,7 +192,7 @@ class MaskCheck(AttentionStep):
         return None
 
     def _pair_table(self, tokens: int) -> bool:
-        """Whether a parameter has a number for each pair of tokens."""
+        """Whether a parameter has an entry for each pair of tokens."""
         read = {place for i in self._between() for place in self.reading.places(i)}
         beside = {p for r in read if not self.reading.depends(r) for p in self.reading.learned(r)}
         shapes = [self.reading.values[r].shape for r in beside]
@@ -202,7 +202,7 @@ class MaskCheck(AttentionStep):
         )
 
     def _whole_table(self, values: Tensor) -> None:
-        """Where the table has a position for each offset, different offsets get different ones."""
+        """Check that different offsets use different entries, if the table has one for each."""
         count = values.shape[1]
         whole = any(count in weight.shape for weight in self.program.weights.values())
         distinct = len({tuple(column) for column in values.mul(1e5).round().T.tolist()})
@@ -223,7 +223,7 @@ class MaskCheck(AttentionStep):
 
     @staticmethod
     def _of_distance(b: Tensor) -> bool:
-        """Whether a bias depends on the distance between query and key alone."""
+        """Whether a bias depends only on the distance between query and key."""
         size = b.shape[-1]
         seen = b > HIDDEN
         for offset in range(-size + 1, size):
@@ -235,9 +235,9 @@ class MaskCheck(AttentionStep):
         return True
 
     def _of_key(self, b: Tensor) -> bool:
-        """Whether a bias rises with the key's position alone, as steeply everywhere.
+        """Whether a bias depends only on the key's position and rises linearly with it.
 
-        ALiBi may be written so: a number for each query changes no weight.
+        ALiBi may be written this way, because a constant per query changes no weight.
         """
         level, last = b.diagonal(0, -2, -1)[..., None], b[..., -1:, :]
         same = (b - last).masked_fill(b <= HIDDEN, 0.0).abs() <= 1e-5
@@ -245,7 +245,7 @@ class MaskCheck(AttentionStep):
         return bool(same.all() and rises) and self._of_distance(b - level)
 
     def _of_sum(self, b: Tensor) -> bool:
-        """Name a bias that depends on the sum of the positions of query and key."""
+        """Report a bias that depends on the sum of the positions of query and key."""
         if not self._of_distance(b.flip(-1)):
             return False
         evidence = (
@@ -258,7 +258,7 @@ class MaskCheck(AttentionStep):
         return True
 
     def pattern(self, hidden: Tensor, future: Tensor, line: int | None) -> None:
-        """Whether what is hidden is the future, where it should be."""
+        """Judge whether the hidden pairs are the future, if they should be."""
         verdict = self.verdict
         past = ~future
         self_ = torch.eye(len(hidden), dtype=torch.bool)
@@ -305,7 +305,7 @@ class MaskCheck(AttentionStep):
         verdict.doubts.append("a mask of an unusual form")
 
     def dropped(self, hides: Collection[str] = ("masked_fill",)) -> bool:
-        """Name the call that hides scores and whose result is never used, if there is one."""
+        """Report a call that hides scores but whose result is never used; whether there is one."""
         program = self.program
         for index in sorted(program.after(self.core.dots)):
             call = program.calls[index]
@@ -317,7 +317,7 @@ class MaskCheck(AttentionStep):
         return False
 
     def unmasked(self) -> None:
-        """Nothing is hidden, and the class is meant to be causal."""
+        """Report that nothing is hidden although the class is meant to be causal."""
         program = self.program
         if self.dropped(("masked_fill", "where", "tril", "triu", "add", "mul")):
             return
@@ -335,7 +335,7 @@ class MaskCheck(AttentionStep):
 def by_offset(bias: Tensor, height: int, width: int) -> Tensor | None:
     """The bias of each offset (rows, columns) in a window of pixels, (groups, offsets).
 
-    None if the bias depends on anything else. A number for each row changes no weight.
+    None if the bias depends on anything else. A constant per row is ignored: it changes no weight.
     """
     pixels = torch.arange(height * width)
     if bias.shape[1:] != (len(pixels), len(pixels)) or not bias.isfinite().all():

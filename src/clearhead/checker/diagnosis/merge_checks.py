@@ -1,4 +1,4 @@
-"""Whether what comes out at a token comes from that token, with all heads in it."""
+"""Whether the output at each token comes from that token and includes all heads."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NORMS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "rsqrt"}
 
 
 class MergeCheck(AttentionStep):
-    """The way from the mixed values to the output."""
+    """The path from the mixed values to the output."""
 
     def merge(self, rows: int | None) -> bool:
-        """Whether what comes out at a token comes from that token's row, with all heads in it."""
+        """Whether the output at each token comes from that token's row and includes all heads."""
         reading, core, verdict = self.reading, self.core, self.verdict
         output = reading.values[reading.output]
         if rows is None:
@@ -60,7 +60,7 @@ class MergeCheck(AttentionStep):
         return False
 
     def _merge_by_shape(self) -> None:
-        """After a wrong split: a merge that takes (batch, heads, tokens, head_dim) as it stands."""
+        """After a wrong split, report a merge of (batch, heads, tokens, head_dim) as it is."""
         reading, core = self.reading, self.core
         for index in sorted(self.program.after(core.context)):
             call = self.program.calls[index]
@@ -87,7 +87,7 @@ class MergeCheck(AttentionStep):
         return source.axes[0]
 
     def _follow_to_output(self, context: int, rows: int) -> int | None:
-        """The axis of the rows in the output; the first of two axes for a picture."""
+        """The axis of the rows in the output; the first of two axes for an image."""
         reading = self.reading
         end = self._end()
         (found,) = reading.follow(context, rows, end)
@@ -106,14 +106,14 @@ class MergeCheck(AttentionStep):
         return axes[0]
 
     def _end(self) -> int:
-        """The output, or what a norm over all tokens gets that comes after the attention."""
+        """The output, or the input of a norm over all tokens that follows the attention."""
         program, reading = self.program, self.reading
         after = program.after(self.core.context) & program.before(reading.output)
         norms = [i for i in sorted(after) if program.calls[i].name in _OVER_TOKENS]
         return reading.places(norms[-1])[0] if norms else reading.output
 
     def _lost_after(self, register: int, axis: int) -> int | None:
-        """The first call after a register in which this axis is no axis any more."""
+        """The first call after a register that loses this axis."""
         reading, program = self.reading, self.program
         path = sorted(program.after(register) & program.before(reading.output))
         outs = [program.calls[i].out[0] for i in path]
@@ -126,13 +126,13 @@ class MergeCheck(AttentionStep):
 def judge_information(
     reading: Reading, contexts: list[tuple[int, int]], verdict: Judgement, batch: int
 ) -> None:
-    """Whether every number of every head reaches the output.
+    """Check that every feature of every head reaches the output.
 
     Args:
         reading: The pass.
         contexts: The mixed values of each attention, with the axis of their rows.
-        verdict: What was found.
-        batch: How many texts there are.
+        verdict: The findings so far.
+        batch: The number of sequences.
     """
     program, output = reading.program, reading.values[reading.output]
     end = reading.sources[0].axes[0]
@@ -171,14 +171,14 @@ def judge_information(
     )
     mixed = reading.values[reading.cores[0].mixed.values]
     if heads > 1 and mixed.numel() * heads == reading.values[contexts[0][0]].numel():
-        return  # heads that share their values may be averaged, so that weights can be read
+        return  # heads that share their values may be averaged, to keep the weights interpretable
     if len(reading.cores) == heads > 1 == len({core.mixed.values for core in reading.cores}):
-        return  # the same, each head on its own
+        return  # the same, with each head computed separately
     if any(program.calls[i].name in _CUTS_OFF for i in after):
-        return  # numbers below zero reach nothing
+        return  # negative values are cut off
     if heads > 1 and rank <= len(columns) // heads:
         still = any(float(column.abs().max()) < 1e-12 for column in columns)
-        if not still or len(contexts) == 1:  # a gate may leave out heads
+        if not still or len(contexts) == 1:  # a gate may switch heads off
             verdict.add("one-head-only" if still else "heads-summed", evidence, None)
     elif len(contexts) == 1:
         verdict.doubts.append(evidence)

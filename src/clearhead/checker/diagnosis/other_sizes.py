@@ -1,7 +1,7 @@
-"""Other sizes, other dtypes, and the same call many times: is it the same attention there?
+"""Other sizes, other dtypes and repeated calls: does the class compute the same attention?
 
-A class that is right with two texts and three heads may be wrong with nine and eight, in float32,
-or once in ten calls.
+A class that is right with two sequences and three heads may be wrong with nine sequences and eight
+heads, in float32, or in one call out of ten.
 """
 
 import time
@@ -27,21 +27,21 @@ from clearhead.checker.harness.subject import (
 )
 from clearhead.checker.sandbox.submission import Failure
 
-TIMES = 44  # what goes wrong once in ten calls is then seen in 99 of 100 checks
-TEXTS = 7  # more in a batch
+TIMES = 44  # finds what fails in one call out of ten with 99 % probability
+TEXTS = 7  # additional sequences in the batch
 PATIENCE = 1.0  # seconds
-LOOSE = 1e-3  # of its size: float32 is closer than that
+LOOSE = 1e-3  # relative: float32 is more accurate than that
 
 
 def same_elsewhere(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """Whether a right class is right in a larger batch, in float32, and every time."""
+    """Check that a right class stays right in a larger batch, in float32 and in every call."""
     for probe in (many_texts, many_pixels, in_float32, many_times):
         if not case.wrong:
             probe(case, subject, inputs, out)
 
 
 def many_times(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """Whether the same input gives the same output every time."""
+    """Check that the same input gives the same output every time."""
     began = time.monotonic()
     for times in range(1, TIMES + 1):
         if time.monotonic() - began > PATIENCE:
@@ -62,7 +62,7 @@ def many_times(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
 
 
 def many_texts(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """Whether a text gives the same in a larger batch."""
+    """Check that a sequence gives the same output in a larger batch."""
     if subject.axes not in ("batch", "first", "channels"):
         return
     count = subject.sizes.batch
@@ -82,11 +82,11 @@ def many_texts(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
 
 
 def many_pixels(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """Whether frames of several pixels, all alike, give at each pixel what frames of one give."""
+    """Check that frames of several equal pixels give each pixel the output of a one-pixel frame."""
     if subject.axes not in ("volume", "frames") or subject.separate:
         return
     if any(n > 1 for shape in subject.built.parameters.values() for n in shape[2:]):
-        return  # a convolution sees the border, and a table may tell pixels apart
+        return  # a convolution sees the border, and a table may distinguish pixels
     (x, _, _) = handed(subject, inputs)
     positional, keywords = arguments_for(subject, (x.expand(*x.shape[:3], 2, 3).contiguous(),) * 3)
     got = case.session.forward(positional, keywords)
@@ -104,7 +104,7 @@ def many_pixels(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> No
 
 
 def in_float32(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> None:
-    """Whether float32 gives what float64 gives, up to rounding."""
+    """Check that float32 gives the same output as float64, up to rounding."""
     if not subject.weights or subject.dtype != torch.float64 or subject.built.arrays:
         return
     single = replace(subject, dtype=torch.float32)
@@ -116,13 +116,13 @@ def in_float32(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Non
     if isinstance(got, Failure) or got.shape != out.shape:
         return
     gap = difference(got, out)
-    if gap > LOOSE and (there is None or there != _read(case, subject)):  # another epsilon is fine
+    if gap > LOOSE and (there is None or there != _read(case, subject)):  # another eps is fine
         evidence = f"In float32, the output differs by {percent(gap)} from that in float64."
         case.add("breaks-with-size", evidence)
 
 
 def _read(case: Case, subject: Subject) -> tuple[object, ...] | None:
-    """What kind of attention its recorded pass shows, if every step of it is right."""
+    """The kind of attention that its recorded pass shows; None unless every step is right."""
     steps = steps_of(case, subject)
     if steps is None or not steps.right:
         return None
@@ -130,7 +130,7 @@ def _read(case: Case, subject: Subject) -> tuple[object, ...] | None:
 
 
 def wide(case: Case, subject: Subject) -> None:
-    """Whether it is right with many heads and large widths, read step by step."""
+    """Check it with many heads and large widths, step by step."""
     if case.given or case.wrong or subject.axes in HEADS_READY or subject.sizes.window:
         return
     with case.session.optional():
@@ -143,7 +143,7 @@ def wide(case: Case, subject: Subject) -> None:
             one
             for one in (steps.findings if steps is not None and steps.wrong else ())
             if one.severity != "edge" and one.id not in {*before, *_ROLES}
-            if not (filled and one.id.startswith("mask-fill"))  # the same number, more or less
+            if not (filled and one.id.startswith("mask-fill"))  # roughly the same value
         ]
         for found in new[:1]:
             heads, width = trial.sizes.heads, trial.sizes.head_dim
@@ -156,7 +156,7 @@ def wide(case: Case, subject: Subject) -> None:
     renew(case.session, subject)
 
 
-# Whose weights feed what does not change with the size: another reading is no evidence.
+# Which weights feed which role does not depend on the size: a different reading is no evidence.
 _ROLES = {
     f"{one}-from-{other}"
     for one in ("query", "key", "value")

@@ -1,8 +1,8 @@
 """The model or block around an attention, run as the file itself runs it.
 
-A class may be right and be used wrongly: with a mask of another order, a mask of an earlier batch,
-positions that start at 0 in every step, the batch in place of the tokens. That is seen from
-outside, by what no text may do to another one, padding to real tokens, or a cache to the output.
+A class may be right but used wrongly: with a mask in the wrong layout, a mask of an earlier batch,
+positions that start at 0 in every step, or the batch in place of the tokens. This shows from
+outside: a sequence affects another one, padding affects real tokens, or a cache the output.
 """
 
 import ast
@@ -29,13 +29,13 @@ _NO_MARKS = re.compile(r"loss|target|label")
 
 @dataclass(frozen=True)
 class _Demo:
-    """A module of the file, as its demonstration calls it.
+    """A module of the file, as called by the file's demonstration.
 
     Args:
-        session: Who answers.
+        session: The process that runs the module.
         owner: The module's class.
-        given: The tensors that it gets, by name.
-        output: What it gives.
+        given: Its input tensors, by name.
+        output: Its output.
         kinds: The classes of all modules inside.
     """
 
@@ -46,16 +46,16 @@ class _Demo:
     kinds: str
 
     def ask(self, what: str, *values: Tensor) -> list[Tensor]:
-        """The answer to one question; empty if there is none."""
+        """The answer to one request; empty if it fails."""
         got = self.session.forward([what, *values])
         return [] if isinstance(got, Failure) else list(got.tensors)
 
     def again(self, given: dict[str, Tensor]) -> Tensor | None:
-        """What a new module gives for other tensors."""
+        """The output of a new module for other tensors."""
         return self._like(self.ask("again", *given.values()))
 
     def after(self, before: dict[str, Tensor]) -> Tensor | None:
-        """What it gives for its own tensors after others."""
+        """The output for its own tensors, after a call with others."""
         return self._like(self.ask("after", *before.values(), *self.given.values()))
 
     def _like(self, found: Sequence[Tensor]) -> Tensor | None:
@@ -63,7 +63,7 @@ class _Demo:
         return fits[0].to(torch.float64) if fits else None
 
     def marks(self) -> dict[str, Tensor]:
-        """The arguments that mark tokens: (batch, tokens), of zeros and ones."""
+        """The arguments that mark tokens, each (batch, tokens) of zeros and ones."""
         return {
             name: given
             for name, given in self.given.items()
@@ -74,7 +74,7 @@ class _Demo:
         }
 
     def changed(self, where: Tensor) -> dict[str, Tensor]:
-        """The tensors with other contents at some tokens, (batch, tokens); marks stay."""
+        """The tensors with other contents at some tokens, (batch, tokens); marks are kept."""
         made = dict(self.given)
         for name in made.keys() - self.marks().keys():
             tensor = made[name]
@@ -90,14 +90,14 @@ def with_owner(
     limits: Limits,
     siblings: Mapping[str, str],
 ) -> list[Report]:
-    """The reports, with the mistakes of the model that the file's own demonstration runs.
+    """Add the mistakes of the model that the file's own demonstration runs to the reports.
 
     Args:
         reports: One for each attention class of the file.
-        source: The file.
+        source: The source of the file.
         filename: Its name.
-        limits: What it may use.
-        siblings: Modules that lie beside it.
+        limits: Its resource limits.
+        siblings: Modules in the same directory.
     """
     judged = {report.cls for report in reports}
     right = all(report.verdict == "correct" for report in reports)
@@ -117,7 +117,7 @@ def with_owner(
 
 
 def _body(source: str, judged: Collection[str]) -> str:
-    """The demonstration, if another class than those that are judged builds one of these."""
+    """The demonstration, if a class other than those judged builds one of them."""
     tree = parsed(source)
     owners = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name not in judged]
     built = {last_name(n.func) for o in owners for n in ast.walk(o) if isinstance(n, ast.Call)}
@@ -130,7 +130,7 @@ def _body(source: str, judged: Collection[str]) -> str:
 
 
 def _demo_of(session: Submission, body: str, judged: set[str]) -> _Demo | None:
-    """The demonstration, if it runs and calls another class than those that are judged."""
+    """The demonstration, if it runs and calls a class other than those judged."""
     classes = session.classes()
     built = session.demonstrate(body)
     if isinstance(classes, Failure) or isinstance(built, Failure):
@@ -150,7 +150,7 @@ def _demo_of(session: Submission, body: str, judged: set[str]) -> _Demo | None:
 
 
 def _mistake(demo: _Demo) -> Finding | None:
-    """The first mistake that is seen from outside."""
+    """The first mistake that is visible from outside."""
     checks = (_batch_leak, _earlier_call, _padding, _cache)
     found = next(filter(None, (check(demo) for check in checks)), None)
     if found is None:
@@ -161,7 +161,7 @@ def _mistake(demo: _Demo) -> Finding | None:
 
 
 def _other(tensor: Tensor, where: Tensor) -> Tensor:
-    """Other contents at some places: other numbers, or other ids of those that occur."""
+    """Other contents where marked: other values, or other ids among those that occur."""
     made = tensor.clone()
     part = made[where]
     generator = torch.Generator().manual_seed(7)
@@ -175,9 +175,9 @@ def _other(tensor: Tensor, where: Tensor) -> Tensor:
 
 
 def _batch_leak(demo: _Demo) -> tuple[str, str] | None:
-    """Whether one text changes what comes out for another, where the batch is known to be first.
+    """Whether one sequence changes the output of another, if the batch axis is known to be first.
 
-    It is, if the tokens are pooled: an input (a, b, d) gives an output (a, ...) without b.
+    It is if the tokens are pooled: an input (a, b, d) gives an output (a, ...) without b.
     """
     out, size = demo.output, len(demo.output)
     pooled = any(
@@ -199,10 +199,10 @@ def _batch_leak(demo: _Demo) -> tuple[str, str] | None:
 
 
 def _earlier_call(demo: _Demo) -> tuple[str, str] | None:
-    """Whether what one call was given has an effect in the next."""
+    """Whether the inputs of one call affect the next."""
     same = demo.after(demo.given)
     if same is None or difference(same, demo.output) > _SAME:
-        return None  # it goes on with what it has seen, as with a cache
+        return None  # it continues from earlier calls, as with a cache
     for name, marks in demo.marks().items():
         others = marks.clone()
         others[:, : marks.shape[1] // 2] = 1 - others[:, : marks.shape[1] // 2].to(torch.uint8)
@@ -217,9 +217,9 @@ def _earlier_call(demo: _Demo) -> tuple[str, str] | None:
 
 
 def _padding(demo: _Demo) -> tuple[str, str] | None:
-    """Whether padding changes what comes out at real tokens, whichever value marks it.
+    """Whether padding changes the outputs of real tokens, whichever value marks it.
 
-    Where other layers look at neighbours too, that may be their doing.
+    Skipped if other layers mix neighbouring tokens, since they may be the cause.
     """
     if _NEIGHBOURS.search(demo.kinds):
         return None
@@ -231,7 +231,7 @@ def _padding(demo: _Demo) -> tuple[str, str] | None:
         ):
             continue
         moved = []
-        rows = marks[(marks == marks[:, :1]).all(1), 0].tolist()  # no text is padding only
+        rows = marks[(marks == marks[:, :1]).all(1), 0].tolist()  # no sequence is only padding
         real = {int(value) for value in rows}
         for padding in (marks == value for value in (0, 1) if real != {value}):
             other = demo.again(demo.changed(padding))
@@ -247,7 +247,7 @@ def _padding(demo: _Demo) -> tuple[str, str] | None:
 
 
 def _cache(demo: _Demo) -> tuple[str, str] | None:
-    """Whether decoding piece by piece gives what the whole text gives."""
+    """Whether decoding piece by piece gives the same output as the full sequence."""
     found = demo.ask("pieces")
     pieces, outs = found[: len(found) // 2], found[len(found) // 2 :]
     ids = all(one.ndim == 2 and not one.is_floating_point() for one in pieces)
@@ -260,7 +260,7 @@ def _cache(demo: _Demo) -> tuple[str, str] | None:
         return None
     last = outs[-1][:, -1].to(torch.float64)
     gap = difference(last, whole[0][:, -1].to(torch.float64))
-    if gap < 0.02:  # numbers in a cache may be rounded
+    if gap < 0.02:  # values in a cache may be rounded
         return None
     return "cache-differs", (
         f"the last output of {len(pieces)} calls with a cache differs by {percent(gap)} from that "

@@ -1,7 +1,7 @@
-"""Padding: what an argument marks as padding, or puts beyond a text's length, must not be seen.
+"""Padding: tokens that are marked as padding or lie beyond a sequence's length must not be seen.
 
-A mask of tokens is compared with right attention of the class's form. Lengths need no form: each
-text must give what it gives alone, without its padding.
+A token mask is compared with correct attention of the class's form. Lengths need no form: each
+sequence must give the same output as alone, without its padding.
 """
 
 import re
@@ -28,25 +28,25 @@ _NO_MASK = (
     r"cache|past|state|pos|layer|return|need|output|use|train|context|memory$|bias|scale|head"
 )
 _LENGTHS = re.compile(r"^(\w*_)?(valid_?lens?|valid_?lengths?|lengths|lens|seq_?lens)$")
-# Code that goes through the keys in pieces: where a whole piece is padding, a running maximum is
-# -inf, and -inf less -inf is no number.
+# Code that processes the keys in pieces: if a whole piece is padding, a running maximum is -inf,
+# and -inf minus -inf is NaN.
 _PIECES = r"for .*range\([^)]*,[^)]*,|\.split\(|chunk|block|tile"
-# The padding is said to stand at the end, and nowhere else.
+# The source says that padding is at the end, and nowhere else.
 _RIGHT_ONLY = r"(?is)\A(?!.*\bleft\b).*(right[- ]pad|pad\w* (only )?(on|at|to) the (right|end))"
-_SHORT = 9  # tokens: no piece is so small
+_SHORT = 9  # tokens: no piece is this small
 _SAME, _SEEN = 1e-6, 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class PaddingCheck:
-    """One class, used with padding.
+    """A check of one class with padding.
 
     Args:
         case: The class.
         subject: How it is called.
         inputs: The inputs of the plain run.
-        out: What it gave.
-        reference: Right attention of its form.
+        out: The output of the plain run.
+        reference: Correct attention of the same form.
     """
 
     case: Case
@@ -56,10 +56,10 @@ class PaddingCheck:
     reference: AnyReference
 
     def judge(self) -> set[str]:
-        """Use every argument that may be a mask of tokens, or lengths.
+        """Check every argument that may be a token mask or lengths.
 
         Returns:
-            The arguments that are a mask of tokens.
+            The arguments that are token masks.
         """
         known = {name for name in self._may_be_masks() if self._is_mask(name)}
         self._long(known)
@@ -67,20 +67,20 @@ class PaddingCheck:
         return known
 
     def _given(self, name: str, value: Tensor, inputs: Inputs | None = None) -> Tensor | None:
-        """The output with one more argument; None if it does not run."""
+        """The output with one additional argument; None if it does not run."""
         given = self.inputs if inputs is None else inputs
         got = call(self.case.session, self.subject, given, given={name: value})
         return got if isinstance(got, Tensor) else None
 
-    # A mask of tokens, (batch, tokens).
+    # Token masks, (batch, tokens).
 
     def _may_be_masks(self) -> list[str]:
-        """The arguments that may be one: any that runs with one and then gives another output."""
+        """The arguments that may be a token mask, by their names and defaults."""
         subject, mask = self.subject, self.reference.mask
         if subject.axes not in ("batch", "first"):
             return []
         if mask not in ("none", "causal") and not mask.startswith("window"):
-            return []  # what the form itself hides is not known
+            return []  # what the form itself hides is unknown
         fed = {name for name, role in subject.feed if role not in ("mask", "marks")}
         must = {name for name, role in subject.feed if role == "marks"}
         of_keys = [p.name for p in self.case.info.forward if re.fullmatch(_KEYS_MASK, p.name)]
@@ -105,16 +105,16 @@ class PaddingCheck:
         *,
         keys_first: bool = False,
     ) -> Tensor | None:
-        """The output when one argument marks tokens: as (batch, tokens), or with more axes.
+        """The output when one argument marks tokens, as (batch, tokens) or with more axes.
 
         Args:
             name: The argument.
             marks: The marked tokens, (batch, tokens).
-            inputs: Other inputs than those of the plain run.
-            keys_first: Mark the keys as in scores of (keys, queries).
+            inputs: Inputs other than those of the plain run.
+            keys_first: Mark the keys as for scores of shape (keys, queries).
         """
         axes = self.subject.axes
-        marks = marks[:1] if axes in HEADS_READY else marks  # what is a batch here are heads
+        marks = marks[:1] if axes in HEADS_READY else marks  # the batch axis holds heads
         shaped = [marks[:, None, :, None]] if keys_first else [marks, marks[:, None, None, :]]
         shaped += [marks.T.contiguous()] if axes == "first" else []
         dtypes = (torch.bool, torch.int64, self.subject.dtype)
@@ -122,12 +122,12 @@ class PaddingCheck:
         return next((got for got in answers if got is not None), None)
 
     def _is_mask(self, name: str) -> bool:
-        """Whether the argument is a mask of tokens, which is judged then."""
+        """Whether the argument is a token mask; if so, it is judged."""
         case, out = self.case, self.out
         batch, tokens = self.inputs[0].shape[:2]
         real = torch.ones(batch, tokens, dtype=torch.bool)
         hidden = [tokens - 2, tokens - 1] if self.reference.mask == "none" else [1, 3]
-        real[-1, hidden] = False  # where it is causal, no one sees padding at the end anyway
+        real[-1, hidden] = False  # a causal mask hides padding at the end anyway
         visible = real[:, None, None, :].expand(batch, 1, out.shape[1], tokens)
         right = self.reference.output(self.inputs, visible)
         if right is None and self.reference.mask == "none":
@@ -159,7 +159,7 @@ class PaddingCheck:
                     severity=severity,
                 )
             return True
-        idle = all(difference(got, out) < 1e-5 for got in runs)  # a number added to a whole row
+        idle = all(difference(got, out) < 1e-5 for got in runs)  # a constant added to a whole row
         for got, marks in zip(runs, (real, ~real), strict=True) if rows is real else ():
             if difference(got[real], out[real]) > 1e-5:
                 continue
@@ -187,7 +187,7 @@ class PaddingCheck:
         return _MASK.search(name) is not None and self._not_hidden(name, real)
 
     def _without_last(self) -> Tensor | None:
-        """The output in which the last two keys of the last text are not there."""
+        """The output if the last two keys of the last sequence are removed."""
         q, k, v = each(self.inputs, lambda x: x[:, :-2].contiguous())
         q = self.inputs[0] if self.subject.separate else q
         got, right = call(self.case.session, self.subject, (q, k, v)), self.out.clone()
@@ -197,7 +197,7 @@ class PaddingCheck:
         return right
 
     def _hides_in_others(self, name: str, runs: list[Tensor]) -> bool:
-        """Whether the padding of the last text hides tokens of the first, which has none."""
+        """Whether the padding of the last sequence hides tokens of the others, which have none."""
         for got, value in zip(runs, (True, False), strict=True):
             calm = self._marked(name, torch.full(self.inputs[0].shape[:2], value))
             if calm is None or difference(calm, self.out) > 1e-5:
@@ -213,19 +213,19 @@ class PaddingCheck:
         return False
 
     def _not_hidden(self, name: str, real: Tensor) -> bool:
-        """Whether padding is still seen by real tokens, though marking it changes the output.
+        """Whether real tokens still see padding, though marking it changes the output.
 
-        If all tokens are real, a mask of tokens changes nothing: that tells which of its two
-        values marks them. Where neither value changes anything, it is added to scores.
+        If all tokens are real, a token mask changes nothing, which reveals which of its two
+        values marks them. If neither value changes anything, it is added to the scores.
         """
         if self.case.wrong:
-            return False  # which may be the reason
+            return False  # that may be the reason
         calm = []
         for marks in (real, ~real):
             got = self._marked(name, torch.full_like(real, bool(marks[0, 0])))  # all are real
             calm += [marks] if got is not None and difference(got, self.out) < 1e-5 else []
         moved = []
-        for part in {id(x): x for x in self.inputs}.values():  # the marks may be of either input
+        for part in {id(x): x for x in self.inputs}.values():  # the marks may be for either input
             other = probes.changed((part, part, part), -1, slice(None))[0]
             other = torch.where(real[..., None], part, other)
             q, k, v = (other if x is part else x for x in self.inputs)
@@ -243,16 +243,16 @@ class PaddingCheck:
         return True
 
     def _moved(self, name: str, marks: Tensor, real: Tensor, others: Inputs) -> float:
-        """How much other inputs change what comes out at real tokens."""
+        """How much other inputs change the outputs of real tokens."""
         before, after = self._marked(name, marks), self._marked(name, marks, others)
         if before is None or after is None or before.shape != after.shape:
             return 0.0
         return float((before - after)[real].abs().max())
 
-    # Texts that begin with a lot of padding.
+    # Sequences that begin with a lot of padding.
 
     def _long(self, known: set[str]) -> None:
-        """Whether real tokens stay numbers after padding that is longer than a piece."""
+        """Check that real tokens do not give NaN after padding that is longer than a piece."""
         case, subject = self.case, self.subject
         if subject.axes not in ("batch", "first", *HEADS_READY) or of_one_length(subject):
             return
@@ -278,11 +278,11 @@ class PaddingCheck:
                 case.add("padding-gives-nan", evidence, severity="edge" if only else "")
 
     def _lost(self, name: str, tokens: int, hides: bool) -> int | None:
-        """How many real tokens give NaN; None if the marks do not mean this, or it does not run.
+        """How many real tokens give NaN; None if the marks mean something else or it does not run.
 
         Args:
             name: The argument that takes the marks.
-            tokens: The length of the text; its last five tokens are real.
+            tokens: The length of the sequence; its last five tokens are real.
             hides: Whether True marks the padding.
         """
         inputs = inputs_for(self.subject, tokens)
@@ -301,7 +301,7 @@ class PaddingCheck:
     # Lengths, (batch,).
 
     def _lengths(self) -> None:
-        """Pass lengths to a class that takes them, if it does."""
+        """Check the class with lengths, if it takes them."""
         case, subject, inputs, out = self.case, self.subject, self.inputs, self.out
         if subject.axes not in ("batch", "first") or len(out) < 2:
             return
@@ -333,7 +333,7 @@ class PaddingCheck:
             case.add("padding-not-hidden", f"{evidence} token by {moved:.2g}.")
 
     def _takes_lengths(self, parameter: Parameter) -> bool:
-        """Whether an argument is the lengths: by its name, or since full lengths change nothing."""
+        """Whether an argument is lengths: by its name, or because full lengths change nothing."""
         case, subject, out, name = self.case, self.subject, self.out, parameter.name
         if _LENGTHS.match(name.lower()):
             return True
@@ -352,7 +352,7 @@ class PaddingCheck:
         return gaps[0] < _SAME and gaps[1] > _SEEN
 
     def _kept(self, name: str, lengths: Tensor) -> bool:
-        """Whether the lengths of one call still have an effect in the next."""
+        """Whether the lengths of one call still affect the next."""
         case, subject = self.case, self.subject
         if not keeps_something(case.text) or not renew(case.session, subject):
             return False
@@ -369,7 +369,7 @@ class PaddingCheck:
         return True
 
     def _alone(self, short: int) -> Tensor | None:
-        """The output of the last text without its padding."""
+        """The output of the last sequence without its padding."""
         q, k, v = each(self.inputs, lambda x: x[-1:, :short].contiguous())
         q = self.inputs[0][-1:] if self.subject.separate else q
         one = replace(self.subject, sizes=replace(self.subject.sizes, batch=1))
@@ -383,7 +383,7 @@ _REAL = r"(?i)\b(1|true|ones?)\b.{0,30}\b(real|valid|keep|tokens?|not pad)"
 def _if_padding_is_marked(text: Text, name: str) -> str | None:
     """How severe it is that True does not mark the padding; None if nothing says that it should.
 
-    The source says it, or the name: PyTorch's own is clear, others are used for both meanings.
+    The source may say so, or the name: PyTorch's own is clear, others are used for both meanings.
     """
     stated = stated_marks(text.source, name)
     if stated == "hide":

@@ -1,7 +1,7 @@
 """The usual form of attention, computed from a class's own weights, for code that cannot be read.
 
-Loops over tokens or over single numbers hide their steps. But where the weights say by their names
-what they are for, the output must be what the usual form makes of them: that is compared.
+Loops over tokens or over single values hide their steps. But if the names of the weights reveal
+their roles, the output can be compared with what the usual form computes from them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class PlainForm:
     """softmax(q k^T / sqrt(head_dim)) v, with a class's own projections.
 
     Args:
-        layers: The projections of queries, keys and values, and the output's if there is one.
-        heads: How many heads there are.
+        layers: The projections of queries, keys and values, and of the output if there is one.
+        heads: The number of heads.
         mask: "none" or "causal".
-        mask_given: Whether a causal mask is passed in, so that it is no part of the form.
+        mask_given: Whether a causal mask is passed in, so that it is not part of the form.
     """
 
     layers: tuple[Layer, ...]
@@ -47,7 +47,7 @@ class PlainForm:
 
     @property
     def steps(self) -> Judgement:
-        """What this form has to say in place of steps that were read."""
+        """The judgement of this form, in place of steps that were read."""
         width = self.layers[0][0].shape[1] // self.heads
         return Judgement(heads=self.heads, head_dim=width, mask=self.mask)
 
@@ -58,13 +58,13 @@ class PlainForm:
     def output(
         self, inputs: Inputs, visible: Tensor | None = None, *, own_mask: bool = True
     ) -> Tensor | None:
-        """The output (batch, tokens, d) in float64; None if it cannot be told.
+        """The output (batch, tokens, d) in float64; None if it cannot be computed.
 
         Args:
-            inputs: Queries', keys' and values' inputs, each (batch, tokens, d_in).
+            inputs: The inputs of queries, keys and values, each (batch, tokens, d_in).
             visible: Further keys are hidden where this is False: (batch, 1, tokens, tokens) or
                 (tokens, tokens).
-            own_mask: Whether the form's own mask hides keys too.
+            own_mask: Whether the form's own mask applies too.
         """
         if self.mask_given and not own_mask:
             return None
@@ -79,7 +79,7 @@ class PlainForm:
 
 
 def plain_form(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> PlainForm | None:
-    """The usual form that gives what the class gives, on two inputs; None if none does."""
+    """The usual form that gives the same outputs as the class on two inputs; None if none does."""
     causal = is_causal(case, subject)
     given = bool(subject.polarity)
     masks = ("causal",) if given or causal == "yes" else ("none", "causal")
@@ -99,7 +99,7 @@ def plain_form(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Pla
 def _same(form: PlainForm, inputs: Inputs, out: Tensor, subject: Subject) -> bool:
     try:
         right = form.output(inputs)
-    except RuntimeError:  # widths that do not fit
+    except RuntimeError:  # the widths do not match
         return False
     if right is None or right.shape != out.shape:
         return False
@@ -113,7 +113,7 @@ def _projected(x: Tensor, layer: Layer) -> Tensor:
 
 
 def _layers(subject: Subject) -> Iterator[tuple[Layer, ...]]:
-    """The projections as the names of weights tell, stored as (in, out) or as (out, in)."""
+    """The projections by the names of the weights, stored as (in, out) or as (out, in)."""
     found: dict[str, list[tuple[str, Tensor]]] = {}
     for name, weight in subject.weights.items():
         found.setdefault(role_of(name) or name, []).append((name, weight.to(torch.float64)))
@@ -125,7 +125,7 @@ def _layers(subject: Subject) -> Iterator[tuple[Layer, ...]]:
         joined = {role: _joined(subject, weights, turned) for role, weights in found.items()}
         layers = {role: layer for role, layer in joined.items() if layer is not None}
         if layers.keys() < joined.keys():
-            continue  # there are other layers of such a name
+            continue  # other layers have such a name
         if "qkv" in layers:
             weight, bias = layers.pop("qkv")
             thirds = weight.chunk(3, 1)
@@ -135,7 +135,7 @@ def _layers(subject: Subject) -> Iterator[tuple[Layer, ...]]:
 
 
 def _joined(subject: Subject, weights: list[tuple[str, Tensor]], turned: bool) -> Layer | None:
-    """One projection for all heads, of weights that may be one for each head; None if not so."""
+    """One projection for all heads, from joint or per-head weights; None if that is impossible."""
     matrices, biases = [], []
     for name, weight in weights:
         kind = subject.built.modules.get(name.rpartition(".")[0], "")

@@ -1,8 +1,8 @@
-"""Attention that pools: all tokens of a text become one vector, a weighted mean.
+"""Attention that pools: all tokens of a sequence become one vector, a weighted mean.
 
 A score may be any function of its token, so no step is compared. But if the output is a weighted
-mean whose weights depend on one token each, the outputs of pairs of tokens tell all weights, and
-with them the output of any text. Each number of the output may belong to a head of its own.
+mean whose weights depend on one token each, the outputs for pairs of tokens determine all weights,
+and with them the output for any sequence. Each output feature may belong to a head of its own.
 """
 
 import re
@@ -20,8 +20,8 @@ from clearhead.checker.report import Form, Report
 from clearhead.checker.source.class_text import dropped_mask
 
 POOLS = "it pools the tokens"
-_TOKENS = 5  # that are looked at
-_REAL = 3  # of them, where the others are padding
+_TOKENS = 5  # the number of tokens used
+_REAL = 3  # real tokens, where the others are padding
 _SAME = 1e-6
 _NEIGHBOURS = re.compile(r"LSTM|GRU|RNN|Conv\dd|Multihead|Transformer|Embedding")
 _NO_MASK = "The mask was not checked: no usual meaning of it explains the output."
@@ -43,15 +43,15 @@ class _Pooled:
     inputs: Inputs
 
     def of(self, tokens: Sequence[int], given: dict[str, object] | None = None) -> Tensor | None:
-        """The output for some tokens of each text, (batch, width)."""
+        """The output for some tokens of each sequence, (batch, width)."""
         x = self.inputs[0][:, list(tokens)].contiguous()
         got = call(self.case.session, self.subject, (x, x, x), given=given)
         return got[:, 0] if isinstance(got, Tensor) else None
 
     def weights(self) -> tuple[Tensor, Tensor] | None:
-        """The weights of the tokens, that of the first being one, and what each one gives alone.
+        """The token weights, relative to that of the first, and the output for each token alone.
 
-        None if that is not what the class computes.
+        None if the class computes something else.
         """
         alone = [self.of([token, token]) for token in range(_TOKENS)]
         pairs = [self.of([0, token]) for token in range(1, _TOKENS)]
@@ -65,13 +65,13 @@ class _Pooled:
 
 
 def judge_pooling(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> Report:
-    """Judge a class that gives one vector for each text.
+    """Judge a class that gives one vector for each sequence.
 
     Args:
         case: The class.
         subject: How it is called.
-        inputs: What it was given.
-        out: What it gave, (batch, 1, width).
+        inputs: Its inputs.
+        out: Its output, (batch, 1, width).
     """
     pooled = _Pooled(case, subject, inputs)
     case.form = Form(causal="no", extra=(POOLS,))
@@ -111,7 +111,7 @@ def _mean(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def _summed(pooled: _Pooled) -> bool:
-    """Whether equal tokens are summed, though there is a softmax: then it runs elsewhere."""
+    """Whether equal tokens are summed despite a softmax, which then runs over another axis."""
     two, three = pooled.of([0, 0]), pooled.of([0, 0, 0])
     if two is None or three is None or not pooled.case.text.uses("softmax( Softmax("):
         return False
@@ -126,7 +126,7 @@ def _summed(pooled: _Pooled) -> bool:
 
 
 def _masks(pooled: _Pooled, weights: Tensor, values: Tensor) -> None:
-    """Whether what marks the padding hides it, as far as an argument takes a mask."""
+    """Check that arguments that mark padding also hide it."""
     case = pooled.case
     fed = {name for name, role in pooled.subject.feed if role == "x"}
     names = [p.name for p in case.info.forward if re.search(r"mask|pad", p.name.lower())]

@@ -1,7 +1,7 @@
-"""What can be seen of an attention from outside, without knowing how it is written.
+"""What can be measured of an attention from outside, without knowing how it is written.
 
-Each probe answers a question with a number: does a later token change an earlier output, does one
-sentence change another, does every weight get a gradient, do other lengths and half precision work.
+Each probe answers one question: does a later token change an earlier output, does one sequence
+change another, does every weight get a gradient, do other lengths and half precision work.
 """
 
 from dataclasses import dataclass, replace
@@ -26,12 +26,12 @@ from clearhead.checker.sandbox.submission import Failure, Gradients
 
 @dataclass(frozen=True)
 class Influence:
-    """How much a change at one place moved the output at another, where it moved most.
+    """How much a change at one position moved the output at another, where it moved most.
 
     Args:
         size: The largest change.
-        changed: The token, or sentence, that was changed.
-        moved: The token, or sentence, whose output moved most.
+        changed: The token or sequence that was changed.
+        moved: The token or sequence whose output moved most.
     """
 
     size: float
@@ -40,7 +40,7 @@ class Influence:
 
 
 def changed(inputs: Inputs, batch: int | slice, token: int | slice, seed: int = 9) -> Inputs:
-    """The same inputs with other numbers at one place."""
+    """The same inputs with other values at one position."""
     generator = torch.Generator().manual_seed(seed)
 
     def other(tensor: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def sees_others(session: Session, subject: Subject, inputs: Inputs, out: Tensor)
 
 
 def queries_apart(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
-    """Whether the first query changes no output but its own."""
+    """Whether the first query changes only its own output."""
     q, k, v = inputs
     other = call(session, subject, (changed((q, q, q), slice(None), 0)[0], k, v))
     if isinstance(other, Failure) or other.shape != out.shape:
@@ -94,7 +94,7 @@ def moved_by_last(session: Session, subject: Subject, inputs: Inputs, out: Tenso
 
 
 def only_weighs(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
-    """Whether the first token changes every later output by a factor only: nothing is mixed."""
+    """Whether the first token changes every later output only by a factor: nothing is mixed."""
     other = call(session, subject, changed(inputs, slice(None), 0))
     if isinstance(other, Failure) or other.shape != out.shape or out.shape[1:].numel() < 4:
         return False
@@ -104,7 +104,7 @@ def only_weighs(session: Session, subject: Subject, inputs: Inputs, out: Tensor)
 
 
 def batch_leak(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> float:
-    """How much one sentence changes the output of another: 0 for any attention."""
+    """How much one sequence changes the output of another: 0 for any attention."""
     if len(inputs[0]) < 2:
         return 0.0
     other = call(session, subject, changed(inputs, 0, slice(None)))
@@ -114,7 +114,7 @@ def batch_leak(session: Session, subject: Subject, inputs: Inputs, out: Tensor) 
 
 
 def is_sequence_first(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
-    """Whether the first axis, not the second, is the tokens."""
+    """Whether the first axis, not the second, is the token axis."""
     if subject.axes != "batch" or not batch_leak(session, subject, inputs, out) > 1e-9:
         return False
     other = call(session, subject, changed(inputs, slice(None), 0))
@@ -124,14 +124,14 @@ def is_sequence_first(session: Session, subject: Subject, inputs: Inputs, out: T
 
 
 def alike(inputs: Inputs) -> Inputs:
-    """The first token in the place of all."""
+    """The inputs with every token replaced by the first."""
     return each(inputs, lambda t: t[:, :1].expand(-1, t.shape[1], -1).contiguous())
 
 
 def same_tokens(session: Session, subject: Subject, inputs: Inputs) -> float:
-    """How far the output for equal tokens is from the output for one: 0 where rows sum to one.
+    """How far the output for equal tokens is from the output for one: 0 if rows sum to one.
 
-    If all tokens are the same, any weights that sum to one give back the same vector.
+    If all tokens are equal, any weights that sum to one give the same vector.
     """
     many = call(session, subject, alike(inputs))
     one = call(session, subject, each(inputs, lambda t: t[:, :1]))
@@ -144,7 +144,7 @@ def same_tokens(session: Session, subject: Subject, inputs: Inputs) -> float:
 
 
 def permutation_gap(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> float:
-    """How far permuted inputs, or rows and columns of a picture, are from permuted outputs."""
+    """How far outputs for permuted tokens, or image rows and columns, are from permuted outputs."""
     tokens, generator = inputs[0].shape[1], torch.Generator().manual_seed(3)
     height = axes.height_of(tokens) if subject.axes in axes.PICTURES else 1
     order = torch.arange(tokens).view(height, -1)
@@ -158,8 +158,8 @@ def permutation_gap(session: Session, subject: Subject, inputs: Inputs, out: Ten
 
 
 def large_score_leak(session: Session, subject: Subject, inputs: Inputs) -> Influence:
-    """Whether the future leaks when scores are very large, as after unlucky training."""
-    # Scores grow with the square: up to some ten thousands.
+    """Whether the future leaks when scores are very large, as after unstable training."""
+    # Scores grow quadratically, up to tens of thousands.
     made = each(inputs, lambda t: t * 120.0)
     out = call(session, subject, made)
     if isinstance(out, Failure) or not out.isfinite().all():
@@ -179,7 +179,7 @@ def large_score_leak(session: Session, subject: Subject, inputs: Inputs) -> Infl
 
 
 def dtype_failure(session: Session, subject: Subject, dtype: torch.dtype) -> Failure | None:
-    """What happens in another dtype, if it fails."""
+    """The failure in another dtype; None if it runs."""
     other = replace(subject, dtype=dtype)
     failed = session.load({n: w.to(dtype) for n, w in subject.weights.items()})
     got = failed or call(session, other, inputs_for(other, subject.sizes.tokens))
@@ -188,10 +188,10 @@ def dtype_failure(session: Session, subject: Subject, dtype: torch.dtype) -> Fai
 
 
 def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -> dict[str, int]:
-    """Weights of queries, keys, values or output of which some outputs are never used: how many."""
+    """The number of features that are never used, for each projection that has any."""
     idle = _still_rows(session, subject, inputs, out)
     layers = {name.rpartition(".")[0] for name in idle}
-    if layers:  # what a ReLU cuts off passes it if the layer is turned around
+    if layers:  # what a ReLU cuts off passes if the sign of the layer is flipped
         own = {name: weight.to(subject.dtype) for name, weight in subject.weights.items()}
         turned = {n: -w if n.rpartition(".")[0] in layers else w for n, w in own.items()}
         session.load(turned)
@@ -204,7 +204,7 @@ def idle_rows(session: Session, subject: Subject, inputs: Inputs, out: Tensor) -
 def _still_rows(
     session: Session, subject: Subject, inputs: Inputs, out: Tensor
 ) -> dict[str, Tensor]:
-    """Where some rows of such a weight get no gradient, and others do: which."""
+    """The rows without a gradient, for each projection in which other rows have one."""
     got = backward(session, subject, inputs, out)
     if isinstance(got, Failure):
         return {}
@@ -223,7 +223,7 @@ def _still_rows(
 def backward(
     session: Session, subject: Subject, inputs: Inputs, out: Tensor, *, train: bool = False
 ) -> Gradients | Failure:
-    """The gradients of the output's product with random numbers."""
+    """The gradients for a random cotangent of the output."""
     q, k, v = handed(subject, inputs)
     out = axes.given(out, subject.axes if subject.axes not in axes.STATES else "single")
     positional, keywords = arguments_for(subject, (q, k, v))

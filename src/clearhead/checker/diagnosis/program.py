@@ -1,10 +1,10 @@
 """A recorded forward pass as a program that can be run again, in whole or in part.
 
 Registers hold tensors, and every call writes new ones: a call that changes its argument in place
-works on a copy here. So any register can be given other numbers, and what follows from them is
-computed anew. That is how the meaning of each axis is found: change a token, and see what moves.
+works on a copy here. So any register can be given other values, and everything that depends on it
+is recomputed. This is how the meaning of each axis is found: change a token and see what moves.
 
-Only functions that compute are run, and only on sizes that are affordable: a recording may be
+Only functions that compute are run, and only at affordable sizes, because a recording may be
 forged.
 """
 
@@ -31,7 +31,7 @@ Values = dict[int, Tensor]
 
 MOST_NUMBERS = 1 << 22  # in one result
 MOST_IN_ALL = 1 << 26
-MOST_SECONDS = 20.0  # of processor time, for all runs of one program
+MOST_SECONDS = 20.0  # of CPU time, for all runs of one program
 
 _COMPUTES = {
     "H", "T", "__and__", "__eq__", "__floordiv__", "__ge__", "__getitem__", "__gt__",
@@ -83,13 +83,13 @@ _JOINS = {
     "broadcast_tensors",
 }
 _DROPOUTS = {"dropout", "dropout_", "dropout1d", "dropout2d", "alpha_dropout"}
-# The result is no larger than an argument, whatever numbers are given.
+# The result is no larger than an argument, whatever numbers are passed.
 _KEEPS = {
     "layer_norm", "group_norm", "batch_norm", "rms_norm", "instance_norm", "softmax", "dropout",
     "multi_head_attention_forward", "view", "reshape", "transpose", "permute", "__getitem__",
     "chunk", "split", "sum", "mean", "flatten", "unflatten", "unbind", "squeeze", "unsqueeze",
 }  # fmt: skip
-# One number comes from one number of each argument.
+# Elementwise: each entry comes from one entry of each argument.
 _EACH = {
     "add", "add_", "__iadd__", "sub", "sub_", "__isub__", "rsub", "__rsub__", "mul", "mul_",
     "__imul__", "div", "div_", "__itruediv__", "true_divide", "pow", "where", "masked_fill",
@@ -100,11 +100,11 @@ _HOMES: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor, "linalg": to
 
 
 class NotRunnable(ValueError):
-    """A recorded call that is not run again, with the reason."""
+    """Raised for a recorded call that is not run again, with the reason."""
 
 
 def registers_in(value: Any) -> Iterable[int]:
-    """The registers that an argument mentions."""
+    """The registers that an argument refers to."""
     if isinstance(value, dict):
         if "register" in value:
             yield value["register"]
@@ -125,7 +125,7 @@ def _integers(value: Any) -> Iterable[int]:
 
 
 def _length(call: Call) -> float:
-    """How many numbers arange or linspace gives."""
+    """The number of entries that arange or linspace returns."""
     numbers = [v for v in call.args if isinstance(v, int | float)]
     if len(numbers) < len(call.args) or set(call.kwargs) - {"dtype", "device", "steps"}:
         raise NotRunnable(f"{call.name} with other arguments than numbers")
@@ -137,7 +137,7 @@ def _length(call: Call) -> float:
 
 
 def _repeats_told(call: Call) -> bool:
-    """Whether repeat_interleave gets its repeats as a whole number, and not as a tensor."""
+    """Whether repeat_interleave gets its repeats as an integer rather than a tensor."""
     return isinstance(call.kwargs.get("repeats", (*call.args, None, None)[1]), int)
 
 
@@ -154,7 +154,7 @@ def function_of(call: Call) -> Callable[..., Any]:
 
 
 def revived(value: Any, values: Mapping[int, Tensor]) -> Any:
-    """An argument of a recorded call, with the tensors of these registers."""
+    """An argument of a recorded call, with its registers replaced by tensors."""
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
@@ -183,10 +183,10 @@ class Program:
     """A recorded pass.
 
     Args:
-        recording: What was recorded.
+        recording: The recording.
         weights: The values of the parameters.
         given: The inputs of the recorded pass, by name.
-        deadline: When running it must have ended, in processor time: others may keep it waiting.
+        deadline: The CPU time at which its runs must end; time spent waiting does not count.
     """
 
     recording: Recording
@@ -196,7 +196,7 @@ class Program:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """What was called, in order."""
+        """The calls, in order."""
         return self.recording.calls
 
     @cached_property
@@ -212,12 +212,12 @@ class Program:
 
     @cached_property
     def maker(self) -> dict[int, int]:
-        """Which call has made a register."""
+        """The call that made each register."""
         return {out: i for i, call in enumerate(self.calls) for out in call.out if out >= 0}
 
     @cached_property
     def sources(self) -> tuple[tuple[int, ...], ...]:
-        """For each call the registers that it reads, each once."""
+        """The registers that each call reads, without repetitions."""
         return tuple(
             tuple(
                 dict.fromkeys(
@@ -231,7 +231,7 @@ class Program:
 
     @cached_property
     def users(self) -> dict[int, tuple[int, ...]]:
-        """Which calls read a register."""
+        """The calls that read each register."""
         found: dict[int, list[int]] = {}
         for i, sources in enumerate(self.sources):
             for register in sources:
@@ -243,7 +243,7 @@ class Program:
         return {}
 
     def first_values(self, inputs: Mapping[str, Tensor]) -> Values:
-        """The registers before the first call."""
+        """The values of the registers before the first call."""
         values: Values = {}
         for leaf in self.recording.leaves:
             if leaf.kind == "input":
@@ -259,16 +259,16 @@ class Program:
         return values
 
     def run(self, inputs: Mapping[str, Tensor] | None = None) -> Values:
-        """Every register, for these inputs; for the recorded ones if none are given."""
+        """The values of every register, for these inputs or, by default, the recorded ones."""
         values = self.first_values(self.given if inputs is None else inputs)
         total = 0
-        with warnings.catch_warnings(action="ignore"):  # they came in the recorded pass already
+        with warnings.catch_warnings(action="ignore"):  # the recorded pass gave them already
             for i in range(len(self.calls)):
                 total = self._step(i, values, values, total)
         return values
 
     def again(self, base: Values, changed: Mapping[int, Tensor]) -> Values:
-        """The registers that differ when some are given other numbers, those included."""
+        """The registers that differ when some are given other values, including those."""
         new = dict(changed)
         view = ChainMap(new, base)
         total = 0
@@ -281,7 +281,7 @@ class Program:
         return new
 
     def _step(self, i: int, values: Mapping[int, Tensor], results: Values, total: int) -> int:
-        """Run one call; how many numbers there are then, with those of earlier calls."""
+        """Run one call; the number of entries computed so far, including earlier calls."""
         call = self.calls[i]
         function = function_of(call)
         for register in self.sources[i]:
@@ -292,12 +292,12 @@ class Program:
         kwargs = {name: revived(value, values) for name, value in call.kwargs.items()}
         kwargs.pop("device", None)
         kwargs.pop("inplace", None)
-        if call.name in _DROPOUTS:  # what is random is left out
+        if call.name in _DROPOUTS:  # dropout is skipped
             function, args, kwargs = (lambda x: x.view_as(x)), args[:1], {}
         if is_in_place(call.name):
             args[0] = args[0].clone()
         if call.name == "view" and len(args) > 1 and not isinstance(args[1], torch.dtype):
-            function = Tensor.reshape  # other strides than in the recorded pass are fine
+            function = Tensor.reshape  # strides may differ from the recorded pass
         with torch.no_grad():
             got = function(*args, **kwargs)
         if is_in_place(call.name):
@@ -316,9 +316,9 @@ class Program:
         return total
 
     def _check_size(self, i: int, values: Mapping[int, Tensor]) -> None:
-        """No result may be larger than what an honest pass on a small input has.
+        """Refuse a call whose result may be larger than in an honest pass on a small input.
 
-        The bound is generous: the product of all sizes and whole numbers that the call mentions.
+        The bound is generous: the product of all sizes and integers that the call mentions.
         """
         if time.thread_time() > self.deadline:
             raise NotRunnable("it takes too long")
@@ -359,7 +359,7 @@ class Program:
             raise NotRunnable(f"{call.name} on sizes that are not tried")
 
     def before(self, register: int) -> set[int]:
-        """The calls that a register comes from."""
+        """The calls that a register depends on."""
         known = self._before.get(register)
         if known is not None:
             return known
@@ -374,7 +374,7 @@ class Program:
         return found
 
     def after(self, register: int) -> set[int]:
-        """The calls that come from a register."""
+        """The calls that depend on a register."""
         found: set[int] = set()
         ahead = [register]
         while ahead:

@@ -1,4 +1,4 @@
-"""The whole pass: weights that take no part, and what goes past the attention."""
+"""Checks of the whole pass: unused weights, and paths around the attention."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SUMS = {"mean", "sum", "var", "std"}
 
 
 def normed_over_tokens(reading: Reading, verdict: Judgement) -> bool:
-    """Whether queries or keys are divided by a length that is taken over all tokens."""
+    """Whether queries or keys are divided by a norm that is taken over all tokens."""
     program = reading.program
     softmaxes = {i for i, call in enumerate(program.calls) if call.name == "softmax"}
     for index in sorted(program.before(reading.output)):
@@ -48,9 +48,9 @@ def normed_over_tokens(reading: Reading, verdict: Judgement) -> bool:
 
 
 def scrambled(reading: Reading, verdict: Judgement, *, known: bool = False) -> bool:
-    """Name a reshape that makes an axis as long as the tokens, which is not theirs.
+    """Report a reshape that makes an axis as long as the token axis, but mixes tokens along it.
 
-    Any axis will do if it is `known` that tokens are mixed outside the attention.
+    Any axis counts if it is `known` that tokens are mixed outside the attention.
     """
     program = reading.program
     for index in sorted(program.before(reading.output)):
@@ -72,7 +72,7 @@ def scrambled(reading: Reading, verdict: Judgement, *, known: bool = False) -> b
 
 
 def _cut_across(reading: Reading, before: int, verdict: Judgement) -> bool:
-    """Name a reshape before a call that splits the width in front of batch and tokens."""
+    """Report a reshape before a given call that splits the width in front of batch and tokens."""
     program, source = reading.program, reading.sources[0]
     texts = reading.values[source.register].shape[source.batch or 0]
     for index in sorted(program.before(program.calls[before].out[0]) - {before}):
@@ -94,12 +94,12 @@ def _cut_across(reading: Reading, before: int, verdict: Judgement) -> bool:
 
 
 def across_texts(reading: Reading, verdict: Judgement, before: int | None = None) -> bool:
-    """Name the step after which one text changes what comes out for another, if one does.
+    """Report the step after which one sequence affects another; whether there is one.
 
     Args:
         reading: The pass.
-        verdict: What was found.
-        before: Only a step before this call counts.
+        verdict: The findings so far.
+        before: Only steps before this call count.
     """
     program, texts, source = reading.program, reading.texts, reading.sources[0]
     moves = texts.get(reading.output)
@@ -129,14 +129,14 @@ def across_texts(reading: Reading, verdict: Judgement, before: int | None = None
 
 
 def ignored_inputs(reading: Reading, verdict: Judgement) -> None:
-    """An input of tokens that takes no part in the output."""
+    """Report an input of tokens that does not affect the output."""
     moves = torch.split(reading.tokens[reading.output], reading.size)
     idle = [number for number, moved in enumerate(moves, 1) if not moved.any()]
     if not idle or len(idle) == len(moves):
         return
     evidence = f"Input {idle[0]} of {len(moves)} takes no part: changing it changes no output."
     line, core = None, next(iter(reading.cores), None)
-    if len(moves) == 3 and core is not None:  # where the queries, keys or values are made
+    if len(moves) == 3 and core is not None:  # where the queries, keys or values are computed
         part = (*core.operands, core.mixed.values)[idle[0] - 1]
         calls = [reading.program.calls[i] for i in sorted(reading.program.before(part))]
         line = next((call.line for call in reversed(calls) if call.name == "linear"), None)
@@ -144,7 +144,7 @@ def ignored_inputs(reading: Reading, verdict: Judgement) -> None:
 
 
 def rescaled(reading: Reading, context: int, rate: float, verdict: Judgement) -> None:
-    """A factor of dropout after the mixed values: nn.Dropout has it already, in training."""
+    """Report a dropout factor after the mixed values: nn.Dropout already applies it in training."""
     program = reading.program
     for index in sorted(program.after(context) & program.before(reading.output)):
         call = program.calls[index]
@@ -162,7 +162,7 @@ def rescaled(reading: Reading, context: int, rate: float, verdict: Judgement) ->
 
 
 def unused_weights(reading: Reading, verdict: Judgement, *, angles_given: bool) -> None:
-    """Projections that are built, and angles that are passed in, and take no part in the output."""
+    """Report projections and passed-in angles that do not affect the output."""
     program = reading.program
     before = program.before(reading.output)
     used = {r for i in before for r in reading.places(i)}
@@ -205,7 +205,7 @@ def _unnumbered(name: str) -> str:
 
 
 def applied_twice(reading: Reading, verdict: Judgement) -> None:
-    """A projection that is applied to its own result."""
+    """Report a projection that is applied to its own result."""
     program = reading.program
     for register, name in program.parameters.items():
         if program.weights[name].ndim < 2 or role_of(name) not in ("q", "k", "v", "o"):
@@ -221,10 +221,10 @@ def applied_twice(reading: Reading, verdict: Judgement) -> None:
 
 
 def whole_output(reading: Reading, verdict: Judgement) -> None:
-    """No text may change another one, and where the future is hidden, no later token an output."""
+    """Check that no sequence affects another and, if causal, that no output sees later tokens."""
     output, source = reading.output, reading.sources[0]
     if any(found.is_wrong or found.id == "mask-fill-too-small" for found in verdict.findings):
-        return  # that may be why
+        return  # that may be the cause
     across_texts(reading, verdict)
     if not verdict.mask.startswith(("causal", "window")) or len(source.axes) != 1:
         return
@@ -236,7 +236,7 @@ def whole_output(reading: Reading, verdict: Judgement) -> None:
 
 
 def beside(reading: Reading, contexts: list[int], verdict: Judgement) -> None:
-    """What goes past the attention, a gate or a residual: it must reach its own token alone."""
+    """Check that paths around the attention, a gate or a residual, reach only their own token."""
     if verdict.findings or verdict.doubts:
         return
     program, output = reading.program, reading.values[reading.output]

@@ -1,8 +1,8 @@
-"""Which weights feed queries, keys and values, which head each number belongs to, and positions.
+"""Which weights feed queries, keys and values, which head each feature belongs to, and positions.
 
-One number of a projection's result is changed for all tokens, and what moves tells where it goes:
-into the queries, keys or values, into which heads, and to which number of the merged heads. So the
-order of parts in a fused matrix and the order of shared heads are seen, however they are written.
+One feature of a projection's result is changed for all tokens, and what moves shows where it goes:
+into the queries, keys or values, into which heads, and to which feature of the merged heads. This
+reveals the order of parts in a fused matrix and of shared heads, however they are written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROJECTS = {"linear", "matmul", "__matmul__", "einsum", "mm", "bmm", "addmm", "
 _MOST_FEATURES = 400
 _WORDS = {"q": "query", "k": "key", "v": "value"}
 _PLURAL = {"q": "queries", "k": "keys", "v": "values"}
-# Whose weights the queries, keys and values come from, if they come from each once.
+# Which weights queries, keys and values are computed with, if each is used once.
 _PERMUTED = {"kqv": "query-key-swapped", "qvk": "key-value-swapped", "vkq": "query-value-swapped"}
 _OTHER_AXES = {"weights-transposed", "softmax-over-queries", "values-not-mixed"}
 _TAKEN = {
@@ -44,10 +44,10 @@ class Part:
 
     Args:
         letter: "q", "k" or "v".
-        register: Where they are used.
+        register: The register in which they are used.
         projection: The register of the projection's result; None if there is no projection.
         line: The line of the projection.
-        names: The parameters on the way.
+        names: The parameters that they are computed with.
     """
 
     letter: str
@@ -62,7 +62,7 @@ def judge_projections(reading: Reading, verdict: Judgement, order_is_said: str) 
 
     Args:
         reading: The pass.
-        verdict: What was found so far.
+        verdict: The findings so far.
         order_is_said: The order in which the source names the parts of a fused matrix, or "".
     """
     try:
@@ -72,7 +72,7 @@ def judge_projections(reading: Reading, verdict: Judgement, order_is_said: str) 
     with suppress(Unreadable):
         layout.judge_positions(verdict)
     with suppress(Unreadable):
-        if not layout.core.additive:  # its v is the vector that makes a score
+        if not layout.core.additive:  # its v is the vector that computes a score
             layout.judge_roles(verdict, order_is_said)
     with suppress(Unreadable):
         layout.judge_heads(verdict)
@@ -91,12 +91,12 @@ def judge_parts(
 
 
 class Layout:
-    """The projections of an attention, or of several that are heads of one.
+    """The projections of one attention, or of several that are heads of one.
 
     Args:
         reading: The pass.
         parts: The registers of queries, keys and values, if they are known already.
-        heads: How many heads these have.
+        heads: The number of heads in these.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Layout:
 
     def _parts(self, core: Core) -> tuple[Part, Part, Part]:
         first, second = core.operands
-        summed: int | None = 1  # queries @ keys, as most people write it
+        summed: int | None = 1  # queries @ keys, as it is usually written
         with suppress(Unreadable):
             summed, _ = core.mixes_along(core.weight_axes(core.axes))
         queries, keys = (second, first) if summed == 0 else (first, second)
@@ -139,7 +139,7 @@ class Layout:
     # Features of a projection.
 
     def _row_axes(self, register: int) -> list[int]:
-        """The axes of texts and tokens."""
+        """The batch and token axes."""
         reading = self.reading
         found = [reading.text_axis(register)]
         if register in reading.tokenwise:
@@ -154,7 +154,7 @@ class Layout:
         return [axis for axis in found if axis is not None]
 
     def rows(self, register: int, values: Mapping[int, Tensor]) -> Tensor:
-        """A register as (..., features): axes of texts and tokens first."""
+        """A register as (..., features), with the batch and token axes first."""
         return _rows(values[register], self._row_axes(register))
 
     def changed(self, register: int, feature: int) -> Tensor:
@@ -172,7 +172,7 @@ class Layout:
 
     @cached_property
     def moved(self) -> dict[int, list[dict[int, Tensor]]]:
-        """For each projection and feature: the registers that move with it."""
+        """For each projection and feature, the registers that move with it."""
         found: dict[int, list[dict[int, Tensor]]] = {}
         watched = {part.register for part in self.parts} | {self.merged}
         watched |= {core.dots for core in self.reading.cores}
@@ -200,7 +200,7 @@ class Layout:
         return found
 
     def feeding(self, part: Part) -> list[int]:
-        """The features of its projection that a part is made of."""
+        """The features of its projection that a part is computed from."""
         if part.projection is None:
             return []
         rows = self.moved[part.projection]
@@ -211,7 +211,7 @@ class Layout:
     # Which weights.
 
     def judge_roles(self, verdict: Judgement, order_is_said: str, *, fused: bool = True) -> None:
-        """Whether queries, keys and values come from their own weights."""
+        """Check that queries, keys and values are computed with their own weights."""
         if len({source.register for source in self.reading.sources}) > 1 and all(
             part.projection is None for part in self.parts
         ):
@@ -222,7 +222,7 @@ class Layout:
         assert taken is not None
         if sorted(taken) == ["k", "q", "v"]:
             if any(found.id in _OTHER_AXES for found in verdict.findings):
-                return  # what the rows are cannot be told
+                return  # the meaning of the rows is unknown
             id = _PERMUTED.get(taken, "projections-in-other-order")
             evidence = "; ".join(
                 f"the {_PLURAL[part.letter]} are computed with the {_PLURAL[letter]}' weights"
@@ -249,7 +249,7 @@ class Layout:
                 verdict.add(_TAKEN[part.letter, letter], evidence, None if one else part.line)
 
     def _by_name(self) -> str | None:
-        """Whose weights each part has, by the names of parameters; "x" for none at all."""
+        """Which weights each part is computed with, by parameter names; "x" for none at all."""
         every = {role_of(name) for name in self.program.weights} & {"q", "k", "v"}
         found = ""
         for part in self.parts:
@@ -266,14 +266,14 @@ class Layout:
         own = [letter for letter in "qkv" if letter in every]
         if found.strip("x") in ("???", "") and "x" not in found:
             return None
-        # Weights of a role that is nowhere named cannot be the wrong ones.
+        # Weights of a role that no parameter is named after cannot be the wrong ones.
         return "".join(
             "?" if letter != want and letter not in (*own, "x") else letter
             for letter, want in zip(found, "qkv", strict=True)
         )
 
     def _by_order(self, order_is_said: str) -> str | None:
-        """Whose weights each part has, by its place in a fused matrix."""
+        """Which weights each part is computed with, by its position in a fused matrix."""
         projections = {part.projection for part in self.parts}
         if len(projections) != 1 or None in projections:
             return None
@@ -290,7 +290,7 @@ class Layout:
         if len(places) != 3 or sum(map(len, places)) != width:
             return None
         taken = "".join("qkv"[places.index(one)] for one in sets)
-        # The k-th part holds the letter that the source gives it.
+        # The k-th part has the role that the source gives it.
         if sorted(order_is_said) == ["k", "q", "v"] and order_is_said != "qkv":
             taken = "".join(order_is_said["qkv".index(letter)] for letter in taken)
         return taken
@@ -299,7 +299,7 @@ class Layout:
 
     @cached_property
     def merged(self) -> int:
-        """The register of the merged heads: what the output projection takes, or the output."""
+        """The register of the merged heads: the input of the output projection, or the output."""
         program = self.program
         last = max(core.mixing for core in self.reading.cores)
         for index in sorted(program.before(self.reading.output)):
@@ -312,7 +312,7 @@ class Layout:
         return self.reading.output
 
     def _heads(self, part: Part, feature: int) -> frozenset[tuple[int, int]]:
-        """The heads whose scores move with a feature: which attention, which group in it."""
+        """The heads whose scores move with a feature, each as (attention, group in it)."""
         assert part.projection is not None
         row = self.moved[part.projection][feature]
         found = set()
@@ -326,7 +326,7 @@ class Layout:
         return frozenset(found)
 
     def judge_heads(self, verdict: Judgement) -> None:
-        """The order of heads that share keys, and that of the merged heads."""
+        """Judge the order of heads that share keys, and that of the merged heads."""
         queries, keys, _ = self.parts
         if verdict.heads < 2 or any(part.projection is None for part in self.parts):
             return
@@ -355,7 +355,7 @@ class Layout:
         self._judge_merge(verdict)
 
     def _judge_merge(self, verdict: Judgement) -> None:
-        """Whether the merged heads stand as the values' features do."""
+        """Check that the merged heads are in the same order as the values' features."""
         values = self.parts[2]
         own = self.feeding(values)
         axes = self._row_axes(self.merged)
@@ -381,13 +381,13 @@ class Layout:
             verdict.add("heads-interleaved", evidence, None)
 
     def judge_norms(self, verdict: Judgement) -> None:
-        """A norm of the queries alone, or of the keys alone: what undoes any factor before it."""
+        """Report a norm on only the queries or only the keys; it cancels any factor before it."""
         queries, keys, _ = self.parts
         if queries.projection == keys.projection and self.feeding(queries) == self.feeding(keys):
             return  # one projection for both, as in the Reformer: only the keys are normed there
         layers = [sum(self.program.weights[n].ndim > 1 for n in p.names) for p in self.parts[:2]]
         if layers[0] != layers[1]:
-            return  # through a latent vector, which has a norm of its own
+            return  # through a latent vector, which has its own norm
         normed = []
         for part in (queries, keys):
             if part.projection is None:
@@ -404,10 +404,10 @@ class Layout:
     # Positions.
 
     def judge_positions(self, verdict: Judgement) -> None:
-        """Where queries and keys are turned by their positions, only distances may matter.
+        """Check that scores depend only on distances, if queries and keys are rotated by position.
 
-        Every token gets the same queries, keys and values, as they leave their projections. What
-        still differs from token to token is the positions' doing.
+        Every token gets the same queries, keys and values right after the projections. What still
+        differs from token to token is due to positions.
         """
         reading = self.reading
         if len(reading.sources[0].axes) != 1 or len(reading.sources) > 1:
@@ -433,7 +433,7 @@ class Layout:
             return
         dots = self._dots(new)
         if dots.shape[-1] != dots.shape[-2]:
-            return  # keys of its own stand beside the tokens'
+            return  # there are extra keys beside the tokens'
         verdict.rotary = True
         if self._of_distance(dots):
             return
@@ -469,7 +469,7 @@ class Layout:
         return dots.flatten(0, -3)
 
     def _turned_in_place(self, verdict: Judgement) -> None:
-        """Queries are multiplied by cosines and sines, which are the same for every token."""
+        """Report queries that are multiplied by the same cosines and sines for every token."""
         tables: list[Tensor] = []
         for index in sorted(self.program.before(self.parts[0].register), reverse=True):
             call = self.program.calls[index]
@@ -499,7 +499,7 @@ class Layout:
         return bool(differs(tensor, tensor.narrow(axis, 0, 1).expand_as(tensor)).any())
 
     def _keeps_length(self, values: dict[int, Tensor], register: int) -> bool:
-        """Whether equal vectors have one length at all positions, as after a rotation."""
+        """Whether equal vectors have the same norm at all positions, as after a rotation."""
         lengths = self.rows(register, values).norm(dim=-1)
         return bool(((lengths / lengths[..., :1] - 1).abs() < 1e-4).all())
 
@@ -522,5 +522,5 @@ def _cosines(first: Tensor, second: Tensor) -> bool:
 
 
 def _rows(tensor: Tensor, axes: list[int]) -> Tensor:
-    """A tensor with these axes first, and the others as one."""
+    """A tensor with these axes first, and the others flattened."""
     return tensor.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))

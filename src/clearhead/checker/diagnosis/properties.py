@@ -1,4 +1,4 @@
-"""Properties that every attention has, for a class whose recorded pass does not say what it is."""
+"""Properties of every attention, for a class whose recorded pass does not show what it is."""
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_text import used_by
 
 _WEIGHS = r"(?i)softmax|\bexp_?\(|scaled_dot|multihead|attention\("
-_APART = 1e-3  # attention by random features is not exact
+_APART = 1e-3  # random-feature attention is not exact
 _ALONE = "changing the first token changes no later output: no token sees another"
 _LEAK = "changing one sequence changed the output of another"
 
@@ -34,13 +34,13 @@ def judge_properties(
     *,
     attends: bool = False,
 ) -> Report:
-    """A class is wrong if a property fails that every attention has; else nothing is known.
+    """Judge a class as wrong if a property of every attention fails, and as unsure otherwise.
 
     Args:
         case: The class.
         subject: How it is called.
-        inputs: What it was given.
-        out: What it gave.
+        inputs: Its inputs.
+        out: Its output.
         reason: Why its steps could not be judged.
         attends: Whether an attention inside it was read and is right, so that only what surrounds
             it is unknown.
@@ -52,7 +52,7 @@ def judge_properties(
     failed += [] if attends else _of_order(case, subject, inputs, out)
     failed += _of_learning(case, subject, inputs, out)
     why = f" Its steps could not be judged: {reason}." if reason else ""
-    if failed and subject.marks:  # what the marks mean is not known
+    if failed and subject.marks:  # the meaning of the marks is unknown
         why += f" Observed: {'; '.join(failed)}."
         failed = []
     if failed:
@@ -66,7 +66,7 @@ def judge_properties(
 
 
 def _named(subject: Subject, out: Tensor, failed: list[str]) -> str:
-    """The mistake that a lost property is, if it can be no other one."""
+    """The mistake that the failed properties imply; "unexplained" if that is not certain."""
     if any(one.startswith(_LEAK) for one in failed) and out.shape[0] == subject.sizes.batch:
         return "attends-across-batch"
     idle = "".join(one for one in failed if "no gradient reaches" in one or "are never used" in one)
@@ -74,7 +74,7 @@ def _named(subject: Subject, out: Tensor, failed: list[str]) -> str:
 
 
 def _unknown_kind(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> str:
-    """Why this may be attention of a kind of which no property is known; "" if it is not."""
+    """Why this may be attention of a kind without known properties; "" if it is not."""
     rows = out.shape[1]
     bare = [s for n, s in subject.built.parameters.items() if not n.endswith(("weight", "bias"))]
     if rows != subject.sizes.tokens and any(rows in shape[:-1] for shape in bare):
@@ -98,13 +98,13 @@ def _unknown_kind(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> 
 
 
 def _of_values(subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
-    """Whether the output has numbers, and the shape of the input."""
+    """Failed properties of the values and the shape of the output."""
     failed = []
     if not out.isfinite().all():
         rows = int((~out.isfinite()).any(-1).sum())
         failed.append(f"{rows} of {out.shape[0] * out.shape[1]} output rows are NaN or infinite")
     texts, tokens = inputs[0].shape[:2]
-    pooled = out.shape[0] == texts and out.shape[1] < tokens - 1  # not just one token lost
+    pooled = out.shape[0] == texts and out.shape[1] < tokens - 1  # more than one token is lost
     if out.shape[:2] != (texts, tokens) and not pooled:
         shape = tuple(out.shape)
         failed.append(f"the output's shape is {shape} for inputs {tuple(inputs[0].shape)}")
@@ -112,7 +112,7 @@ def _of_values(subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
 
 
 def _of_tokens(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
-    """Which token may change which output."""
+    """Failed properties of which sequences and tokens change which outputs."""
     session, failed = case.session, []
     leak = probes.batch_leak(session, subject, inputs, out)
     if leak > 1e-7:
@@ -127,7 +127,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> lis
 
 
 def _of_order(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
-    """Whether every token sees others, and their number and order play no part."""
+    """Failed properties of plain attention: each token sees others, and their order is irrelevant."""
     session, text, failed = case.session, case.text, []
     if out.shape[:2] == inputs[0].shape[:2] and not probes.sees_others(
         session, subject, inputs, out
@@ -136,7 +136,7 @@ def _of_order(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list
     roles = [role for _, role in subject.feed]
     given = any(role.startswith("tensor") or role in ("grid", "rows") for role in roles)
     positions = text.has(r"rope|rotary|[Pp]osition|alibi|rel_pos|relative|\bcos\b|\bfreqs")
-    counted = text.has(r"arange|\btable|bias_table|enumerate")  # what stands where may matter
+    counted = text.has(r"arange|\btable|bias_table|enumerate")  # positions may matter
     positions |= any("Conv" in kind for kind in subject.built.modules.values() if kind != "Conv1D")
     positions |= text.uses("unfold( fold( Unfold( Fold(")  # neighbours, fewer of them at the edge
     gap = probes.same_tokens(session, subject, inputs)
@@ -149,7 +149,7 @@ def _of_order(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list
             "weights in a row do not sum to one"
         )
     ordered = positions or counted or given or bool(subject.polarity) or text.has("mask")
-    ordered |= bool(others(subject))  # a table of positions, perhaps
+    ordered |= bool(others(subject))  # perhaps a table of positions
     ordered |= is_causal(case, subject) == "yes"
     if not ordered and probes.future_leak(session, subject, inputs, out).size > 1e-7:
         moved = probes.permutation_gap(session, subject, inputs, out)
@@ -161,7 +161,7 @@ def _of_order(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list
 
 
 def _of_learning(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
-    """Whether gradients reach every weight."""
+    """Failed properties of learning: no gradient, or features that are never used."""
     got = probes.backward(case.session, subject, inputs, out)
     if isinstance(got, Failure) or not out.isfinite().all():
         return []
@@ -169,7 +169,7 @@ def _of_learning(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> l
         return []
     failed = []
     if _returns_several(case, subject, inputs, out):
-        return []  # the other ones may have weights of their own
+        return []  # the others may have weights of their own
     still = [n for n, g in got.parameters.items() if g is None or float(g.abs().max()) < 1e-12]
     idle = [n for n in still if role_of(n) and "bias" not in n]
     idle = [n for n in idle if case.text.has(rf"\b{n.partition('.')[0]}\b")]  # else inherited
@@ -184,7 +184,7 @@ def _of_learning(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> l
 
 
 def _returns_several(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
-    """Whether there is more than one output for tokens, as of text and image side by side."""
+    """Whether there is more than one output of tokens, such as for text and image in parallel."""
     got = case.session.forward(*arguments_for(subject, handed(subject, inputs)))
     tensors = () if isinstance(got, Failure) else got.tensors
     alike = [t for t in tensors if t.ndim == 3 and t.shape[::2] == out.shape[::2]]

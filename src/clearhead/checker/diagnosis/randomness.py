@@ -1,7 +1,7 @@
-"""In evaluation the same input must give the same output.
+"""In evaluation, the same input must give the same output.
 
-The recorded pass tells which call is random. Dropout is left out when a pass is read, and random
-numbers are constants there, so whatever else is wrong is found beside it.
+The recorded pass shows which call is random. When a pass is read, dropout is skipped and random
+numbers are constants, so other mistakes are found as well.
 """
 
 import ast
@@ -25,7 +25,7 @@ from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.call_sites import last_name
 from clearhead.checker.source.class_text import Text
 
-# Where the rate of dropout and the switch for training stand among the arguments.
+# The positions of the dropout rate and the training flag among the arguments.
 _DROPOUTS: dict[str, tuple[int, int | None]] = {
     **dict.fromkeys(("dropout", "dropout_", "dropout1d", "dropout2d", "alpha_dropout"), (1, 2)),
     "scaled_dot_product_attention": (4, None),
@@ -34,7 +34,7 @@ _DROPOUTS: dict[str, tuple[int, int | None]] = {
 
 
 def run_twice(case: Case, subject: Subject, inputs: Inputs) -> tuple[Subject, Tensor] | Report:
-    """The output, which must be the same in a second run; without dropout if it is not."""
+    """The output, which must be reproducible; if dropout prevents that, the output without it."""
     out = call(case.session, subject, inputs)
     began = time.monotonic()
     again = call(case.session, subject, inputs, seed=1)
@@ -91,7 +91,7 @@ _RANDOM = {"rand", "randn", "randint", "rand_like", "randn_like", "normal", "nor
 
 
 def _drawn(text: Text) -> ast.Call | None:
-    """The call outside the constructor that makes a layer, or else draws random numbers."""
+    """The call outside the constructor that makes a layer or, failing that, random numbers."""
     methods = [n for n in ast.walk(text.tree) if isinstance(n, ast.FunctionDef)]
     running = [one for one in methods if not re.search("init|reset", one.name)]
     calls = [n for one in running for n in ast.walk(one) if isinstance(n, ast.Call)]
@@ -103,7 +103,7 @@ def _drawn(text: Text) -> ast.Call | None:
 
 
 def _dropouts(case: Case, subject: Subject, inputs: Inputs) -> list[Call]:
-    """The calls of a recorded pass that drop something in evaluation."""
+    """The calls of a recorded pass that apply dropout in evaluation."""
     positional, keywords = arguments_for(subject, handed(subject, inputs), None)
     got = case.session.record(positional, keywords)
     return [] if isinstance(got, Failure) else [c for c in got[0].calls if _drops(c)]
@@ -124,7 +124,7 @@ def _argument(call: Call, place: int, name: str, default: object) -> Any:
 
 
 def _before_softmax(case: Case, read: Examined) -> None:
-    """Whether it is the scores that are dropped, and not the weights."""
+    """Report dropout that is applied to the scores instead of the weights."""
     program = read.reading.program
     for core in read.reading.cores:
         between = program.after(core.dots) & program.before(core.weights)

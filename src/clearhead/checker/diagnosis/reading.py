@@ -2,9 +2,9 @@
 
     scores = queries @ keys,  weights = softmax(a * scores + b),  context = weights @ values
 
-Nothing is looked up by name. A token of the input is changed, and what moves tells which axis of a
-tensor is the tokens; the first tensor whose numbers depend on two tokens holds the scores; the
-numbers a and b are measured for every pair of tokens. So a step is known by what it does.
+Variable names are not used. A token of the input is changed, and what moves shows which axis of a
+tensor is the token axis; the first tensor with entries that depend on two tokens holds the scores;
+a and b are measured for every pair of tokens. So a step is identified by what it does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Unreadable(ValueError):
 
 
 class Stacked(Unreadable):
-    """One attention reads what another one gives, so that neither stands for the whole class."""
+    """One attention reads the output of another, so that neither represents the whole class."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Source:
     """An input that holds tokens.
 
     Args:
-        register: Where it is.
-        batch: The axis of the texts; None if there is one text without such an axis.
-        axes: The axis of the tokens; two for the pixels of a picture.
+        register: Its register.
+        batch: The batch axis; None for a single sequence without one.
+        axes: The token axis; two axes for the pixels of an image.
     """
 
     register: int
@@ -51,7 +51,7 @@ class Source:
 
 
 def changed_at(x: Tensor, axes: tuple[int, ...], index: int) -> Tensor:
-    """The same tensor with other numbers at one index along these axes, taken as one."""
+    """The same tensor with other values at one index along these axes, taken as one."""
     new = x.clone()  # with the same strides, so that a later view works
     if new.stride() != x.stride() and 0 in x.stride():
         new = x.contiguous().clone()
@@ -64,14 +64,14 @@ def changed_at(x: Tensor, axes: tuple[int, ...], index: int) -> Tensor:
 
 
 def differs(one: Tensor, other: Tensor) -> Tensor:
-    """Where two tensors differ by more than rounding; NaN is like NaN."""
+    """Where two tensors differ by more than rounding; NaN equals NaN."""
     if one.shape != other.shape:
         raise Unreadable("a shape depends on the values of the input")
     unequal = (one != other) & ~((one != one) & (other != other))
     if not one.is_floating_point():
         return unequal
     large = torch.maximum(one.abs(), other.abs())
-    usual = large[large < 1e6]  # without the scores of a mask
+    usual = large[large < 1e6]  # without masked scores
     size = large + (usual.mean() if usual.numel() else 0.0)
     return unequal & ~((one - other).abs() <= 1e4 * torch.finfo(one.dtype).eps * size)
 
@@ -82,7 +82,7 @@ def is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def axis_of(moves: Tensor, skip: tuple[int, ...] = ()) -> int | None:
-    """The axis along which entry i moves with change i alone; moves is (changes, *shape)."""
+    """The axis along which entry i moves only with change i; moves is (changes, *shape)."""
     count = len(moves)
     found = None
     for axis in range(moves.ndim - 1):
@@ -102,9 +102,9 @@ def _by_index(moves: Tensor, axis: int) -> Tensor:
 
 
 def joined_axis_of(moves: Tensor) -> int | None:
-    """The axis on which each change moves one index of its own, among others that do not move.
+    """The axis on which each change moves an index of its own, among others that do not move.
 
-    So the tokens stand in a tensor that they were joined into: with keys of their own, say.
+    This is the token axis after tokens were concatenated with something else, such as extra keys.
     """
     found = None
     for axis in range(moves.ndim - 1):
@@ -119,9 +119,9 @@ def joined_axis_of(moves: Tensor) -> int | None:
 
 
 def picked_axis_of(moves: Tensor) -> int | None:
-    """The axis of a few tokens that were picked: some changes move one index of their own.
+    """The axis of a few selected tokens: some changes move an index of their own.
 
-    So only the class token asks, say.
+    For example, only the class token may have a query.
     """
     found = None
     for axis in range(moves.ndim - 1):
@@ -135,12 +135,12 @@ def picked_axis_of(moves: Tensor) -> int | None:
 
 
 def _most(moves: Tensor) -> int:
-    """How many changes move one number, at the most."""
+    """The largest number of changes that move the same entry."""
     return int(moves.sum(0).max()) if moves.numel() else 0
 
 
 def fit(xs: list[Tensor], ys: list[Tensor]) -> tuple[Tensor, Tensor] | None:
-    """The numbers a and b of y = a * x + b for each entry; None if y is nothing like that."""
+    """Fit y = a * x + b for each entry: a and b, or None if y is not of this form."""
     close = closeness(ys[0])
     x, y = torch.stack(xs).to(torch.float64), torch.stack(ys).to(torch.float64)
     if x.shape != y.shape:
@@ -158,17 +158,17 @@ def fit(xs: list[Tensor], ys: list[Tensor]) -> tuple[Tensor, Tensor] | None:
 
 
 def closeness(tensor: Tensor) -> float:
-    """How close two numbers of this dtype must be to count as equal."""
+    """How close two values of this dtype must be to count as equal."""
     return 1e-6 if tensor.dtype == torch.float64 else 1e-4
 
 
 class Reading:
-    """A program, and what depends on what in it.
+    """A program, and the dependencies in it.
 
     Args:
         program: The recorded pass.
         sources: The inputs that hold tokens.
-        output: The register of the result.
+        output: The register of the output.
     """
 
     def __init__(self, program: Program, sources: tuple[Source, ...], output: int) -> None:
@@ -187,7 +187,7 @@ class Reading:
             self._look()
 
     def _look(self) -> None:
-        """Find out what depends on which token and which text."""
+        """Determine what depends on which token and which sequence."""
         self.tokens, self.texts = {}, {}
         self._token_axes: dict[int, int | None] = {}
         self.__dict__.pop("tokenwise", None)
@@ -199,7 +199,7 @@ class Reading:
         self._text_prints()
 
     def _after_norm(self) -> tuple[Source, ...] | None:
-        """The sources after a norm over all tokens of a text, if one is the first thing to come."""
+        """The sources after a norm over all tokens of a sequence, if such a norm comes first."""
         for call in self.program.calls:
             out = call.out[0]
             if out in self.tokens and out not in self.tokenwise:
@@ -254,7 +254,7 @@ class Reading:
 
     @cached_property
     def tokenwise(self) -> set[int]:
-        """The registers in which each number depends on one token at most."""
+        """The registers in which each entry depends on at most one token."""
         return {r for r, moves in self.tokens.items() if _most(moves) <= 1}
 
     def depends(self, register: int) -> bool:
@@ -262,13 +262,13 @@ class Reading:
         return register in self.tokens and bool(self.tokens[register].any())
 
     def learned(self, register: int) -> frozenset[int]:
-        """The parameters that a register is made of."""
+        """The parameters that a register is computed from."""
         program = self.program
         read = {r for i in program.before(register) for r in program.sources[i]}
         return frozenset((read | {register}) & program.parameters.keys())
 
     def token_axis(self, register: int) -> int | None:
-        """The axis of the tokens in a register, for whichever source it depends on."""
+        """The token axis of a register, for whichever source it depends on."""
         if register not in self._token_axes:
             self._token_axes[register] = self._find_token_axis(register)
         return self._token_axes[register]
@@ -286,7 +286,7 @@ class Reading:
         return found.pop() if len(found) == 1 else None
 
     def has_pixels(self, register: int) -> bool:
-        """Whether each pixel of the picture has a place of its own on two axes."""
+        """Whether each pixel of the image has its own position on two axes."""
         moves = self.tokens[register]
         shapes = [
             tuple(self.values[s.register].shape[axis] for axis in s.axes)
@@ -300,7 +300,7 @@ class Reading:
         )
 
     def tokens_at(self, register: int) -> list[int] | None:
-        """Where the tokens stand on their axis, if they are those of one input."""
+        """The indices of the tokens on their axis, if they belong to one input."""
         axis = self.token_axis(register)
         moves = [one for one in torch.split(self.tokens[register], self.size) if one.any()]
         if axis is None or len(moves) != 1:
@@ -309,11 +309,11 @@ class Reading:
         return [int(row.nonzero()[0]) for row in by if row.any()]
 
     def text_axis(self, register: int) -> int | None:
-        """The axis of the texts in a register."""
+        """The batch axis of a register."""
         return axis_of(self.texts[register]) if register in self.texts else None
 
     def follow(self, start: int, axis: int, *ends: int) -> list[int | None]:
-        """Where an axis of one register is in others: entry i moves what is at i alone."""
+        """The axis in other registers that matches one here: index i moves only index i."""
         base = self.values[start]
         count = base.shape[axis]
         moves = {end: torch.zeros(count, *self.values[end].shape, dtype=torch.bool) for end in ends}
@@ -325,7 +325,7 @@ class Reading:
         return [axis_of(moves[end]) for end in ends]
 
     def call_alone(self, index: int, place: int, tensor: Tensor) -> Tensor:
-        """The first result of one call, with another tensor at one of its register arguments."""
+        """The first result of one call, with another tensor as one of its register arguments."""
         call = self.program.calls[index]
         count = -1
 
@@ -348,7 +348,7 @@ class Reading:
         return got[0] if isinstance(got, list | tuple) else got  # type: ignore[no-any-return]
 
     def places(self, index: int) -> list[int]:
-        """The registers that a call mentions, in order, with repetitions."""
+        """The registers that a call refers to, in order, with repetitions."""
         call = self.program.calls[index]
         values = (*call.args, *call.kwargs.values())
         return [number for value in values for number in registers_in(value)]
@@ -368,7 +368,7 @@ class Reading:
 
     @property
     def has_softmax(self) -> bool:
-        """Whether there is an attention with a softmax, if perhaps one that cannot be read."""
+        """Whether there is an attention with a softmax, even one that cannot be read."""
         try:
             return bool(self.cores)
         except Unreadable:
@@ -376,21 +376,21 @@ class Reading:
 
     @property
     def is_readable(self) -> bool:
-        """Whether no attention in it resists being read."""
+        """Whether every attention in it can be read."""
         try:
             return all(None not in core.dot_axes for core in self.cores)
         except Unreadable:
             return False
 
     def is_product(self, index: int) -> bool:
-        """Whether a call's numbers depend on two tokens, though those of its operands do not."""
+        """Whether a call's result has entries that depend on two tokens, unlike its operands."""
         out = self.program.calls[index].out[0]
         sources = [r for r in self.program.sources[index] if r in self.tokens]
         pairs = out in self.tokens and out not in self.tokenwise
         return pairs and all(r in self.tokenwise for r in sources)
 
     def _of_weights(self, scores: int, found: list[Core]) -> bool:
-        """Whether these scores are the weights of an attention that was found before."""
+        """Whether these scores are the weights of an attention that was found earlier."""
         before = self.program.before(scores)
         return any(
             core.softmax in before
@@ -400,7 +400,7 @@ class Reading:
         )
 
     def _softmax(self, index: int) -> tuple[int, int] | None:
-        """The registers of scores and weights, if this call is a softmax of something of tokens."""
+        """The registers of scores and weights, if this call is a softmax over pairs of tokens."""
         call = self.program.calls[index]
         if call.out[0] not in self.tokens or not self.depends(call.out[0]):
             return None
@@ -417,7 +417,7 @@ class Reading:
             return None
         if not any(self._sums_to_one(weights, axis) for axis in range(weights.ndim)):
             return None
-        if call.name == "exp":  # of scores less their logsumexp
+        if call.name == "exp":  # of scores minus their logsumexp
             scores = self._unshifted(self.places(index)[0])
             return (scores, call.out[0]) if self._pairs(scores) else None
         register: int | None = self.places(index)[0]
@@ -434,7 +434,7 @@ class Reading:
         return None
 
     def _without_sink(self, scores: int, weights: int) -> tuple[int, int] | None:
-        """The scores before a sink is put beside them, and the weights without the sink's."""
+        """The scores before a sink is appended, and the weights without that of the sink."""
         program = self.program
         maker = program.maker.get(self._unshifted(scores))
         while maker is not None and program.calls[maker].name in _CONVERTS:
@@ -449,7 +449,7 @@ class Reading:
         return None if cut is None else (pairs[0], cut)
 
     def _unflattened(self, scores: int, weights: int) -> tuple[int, int] | None:
-        """The scores before texts and queries became one axis, and the weights after that."""
+        """The scores before batch and queries became one axis, and the weights after that."""
         maker = self.program.maker.get(scores)
         if maker is None or self.program.calls[maker].name not in RESHAPES:
             return None
@@ -461,9 +461,9 @@ class Reading:
         return None if after is None else (before, after)
 
     def _shaped_like(self, register: int, weights: int) -> int | None:
-        """The first result with a register's shape that is made of the weights at once."""
+        """The first result with a register's shape that is computed directly from the weights."""
         made, program = [weights], self.program
-        for one in made:  # grows while it is walked
+        for one in made:  # grows during iteration
             for index in program.users.get(one, ()):
                 for out in program.calls[index].out:
                     if out in self.values and self.values[out].shape == self.values[register].shape:
@@ -479,7 +479,7 @@ class Reading:
         return bool(fine.any()) and bool((sums[fine] - 1).abs().max() < 1e-4)
 
     def _unshifted(self, register: int) -> int:
-        """The scores before their highest was subtracted, which changes no weight."""
+        """The scores before their maximum was subtracted, which changes no weight."""
         while True:
             maker = self.program.maker.get(register)
             if maker is None or self.program.calls[maker].name not in ("sub", "__isub__", "sub_"):
@@ -491,11 +491,11 @@ class Reading:
             register = places[0]
 
     def _pairs(self, register: int) -> bool:
-        """Whether some number depends on two tokens."""
+        """Whether some entry depends on two tokens."""
         return register in self.tokens and _most(self.tokens[register]) >= 2
 
 
-# Queries and keys are added, or laid side by side: a small network makes a score of each pair.
+# Queries and keys are added or concatenated: a small network scores each pair.
 _ADDS = {"add", "__add__", "__radd__", "add_", "__iadd__", "sub", "cat", "concat", "concatenate"}
 
 
@@ -511,9 +511,9 @@ class Core:
 
     Args:
         reading: The program around it.
-        softmax: The call that makes the weights.
-        scores: The register that goes into the softmax.
-        weights: The register that comes out.
+        softmax: The call that computes the weights.
+        scores: The input register of the softmax.
+        weights: Its output register.
     """
 
     def __init__(self, reading: Reading, softmax: int, scores: int, weights: int) -> None:
@@ -533,7 +533,7 @@ class Core:
             raise Unreadable("the scores are not a product of queries and keys")
 
     def _first_pairs(self) -> list[int]:
-        """The calls whose numbers depend on two tokens, though those of their operands do not."""
+        """The calls whose results have entries that depend on two tokens, unlike their operands."""
         before = sorted(self.reading.program.before(self.scores))
         found = [index for index in before if self.reading.is_product(index)]
         if not found:
@@ -541,7 +541,7 @@ class Core:
         return found
 
     def _joining(self, index: int) -> int:
-        """The call itself, or the one that laid queries and keys side by side for it."""
+        """The call itself, or the one that concatenated queries and keys for it."""
         reading = self.reading
         for _ in range(4):
             operands = [r for r in reading.places(index) if reading.depends(r)]
@@ -551,20 +551,20 @@ class Core:
         return index
 
     def dots_of(self, index: int) -> int:
-        """The scores that one of the products makes."""
+        """The register of the scores that one of the products gives."""
         return self._summed(index, self.scores)
 
     @property
     def all_operands(self) -> tuple[int, ...]:
-        """What is multiplied, in all products."""
+        """The operands of all products."""
         reading = self.reading
         registers = [r for index in self.products for r in reading.places(index)]
         return tuple(dict.fromkeys(r for r in registers if reading.depends(r)))
 
     def _summed(self, index: int, end: int) -> int:
-        """The result of a product; where it is written as q * k, the sum that follows.
+        """The result of a product; if it is written as q * k, the sum that follows.
 
-        Of additive attention it is the first result with one number for each pair.
+        For additive attention, it is the first result with one entry for each pair.
         """
         program = self.reading.program
         out = program.calls[index].out[0]
@@ -582,7 +582,7 @@ class Core:
 
     @cached_property
     def line(self) -> int | None:
-        """The line of the scores."""
+        """The line that computes the scores."""
         return self.reading.program.calls[self.product].line
 
     @cached_property
@@ -609,10 +609,10 @@ class Core:
 
     @property
     def known_dot_axes(self) -> tuple[int, int]:
-        """The same.
+        """The same as `dot_axes`.
 
         Raises:
-            Unreadable: If one of them is not known.
+            Unreadable: If one of them is unknown.
         """
         first, second = self.dot_axes
         if first is None or second is None:
@@ -631,35 +631,35 @@ class Core:
 
     @cached_property
     def _from_weights(self) -> set[int]:
-        """The weights, and every register that is made of them."""
+        """The weights, and every register that is computed from them."""
         program = self.reading.program
         after = program.after(self.weights)
         return {out for i in after for out in program.calls[i].out} | {self.weights}
 
     @cached_property
     def mixing(self) -> int:
-        """The call that mixes the values by the weights."""
+        """The call that mixes the values with the weights."""
         reading, program, made = self.reading, self.reading.program, self._from_weights
         after = program.after(self.weights)
         for index in sorted(after & program.before(reading.output)):
             places = reading.places(index)
             others = [r for r in places if r not in made and reading.depends(r)]
             if program.calls[index].name in _LIKE:
-                continue  # the other tensor gives its dtype or its shape, and no numbers
+                continue  # the other tensor gives only its dtype or its shape
             if program.calls[index].name in ("mul", "div") and all(map(self._is_gain, others)):
-                continue  # each row is multiplied by a number
+                continue  # each row is multiplied by a scalar
             if others and any(r in made for r in places):
                 return index
         raise Unreadable("the weights are never used to mix values")
 
     def _is_gain(self, register: int) -> bool:
-        """Whether a register has one number for each row of the weights."""
+        """Whether a register has one value for each row of the weights."""
         gain, weights = self.reading.values[register], self.reading.values[self.weights]
         return gain.ndim == weights.ndim and gain.shape == (*weights.shape[:-1], 1)
 
     @cached_property
     def mixed(self) -> Mixed:
-        """What meets in the mixing call."""
+        """The values and the weights in the mixing call."""
         reading, made = self.reading, self._from_weights
         places = reading.places(self.mixing)
         values = next(r for r in places if r not in made and reading.depends(r))
@@ -667,9 +667,9 @@ class Core:
 
     @cached_property
     def axes(self) -> tuple[int, int]:
-        """The axes of queries and keys in what goes into the softmax.
+        """The axes of queries and keys in the input of the softmax.
 
-        The keys are those whose axis the values are mixed along; the rows that come out are the
+        The keys are on the axis along which the values are mixed; the rows of the result are the
         queries.
         """
         (one,), (other,) = (
@@ -680,7 +680,7 @@ class Core:
         return one, other
 
     def weight_axes(self, scores_axes: tuple[int, int]) -> tuple[int, int]:
-        """The same two axes in the weights as they meet the values."""
+        """The same two axes in the weights that are multiplied with the values."""
         reading = self.reading
         end = self.mixed.weights
         if end == self.weights:
@@ -695,10 +695,10 @@ class Core:
         return found[0], found[1]
 
     def mixes_along(self, axes: tuple[int, int]) -> tuple[int | None, int | None]:
-        """Along which of two axes the values are summed (0 or 1), and the rows' axis in the result.
+        """Along which of two axes the values are summed (0 or 1), and the row axis of the result.
 
         Args:
-            axes: The two token axes of the weights as they meet the values.
+            axes: The two token axes of the weights that are multiplied with the values.
         """
         reading = self.reading
         value_register, register = self.mixed
@@ -722,7 +722,7 @@ class Core:
         return None, None
 
     def _one_key(self, weights: Tensor, keys: int, values: Tensor, axis: int) -> bool:
-        """Whether weight j along this axis meets the values of token j alone."""
+        """Whether weight j along this axis applies only to the values of token j."""
         reading = self.reading
         value_register, weight_register = self.mixed
         for index in range(weights.shape[keys]):
@@ -745,7 +745,7 @@ class Core:
         return moved.reshape(-1, *moved.shape[-2:])
 
     def texts(self, axes: tuple[int, int]) -> list[int]:
-        """For each group of the canonical scores the text that it belongs to; [] if not to one."""
+        """The sequence that each group of the canonical scores belongs to; [] if unknown."""
         moves = self.reading.texts.get(self.scores, torch.zeros(0))
         owned = [self.canonical(one, axes).flatten(1).any(1) for one in moves]
         if not owned or bool((torch.stack(owned).sum(0) != 1).any()):
@@ -760,7 +760,7 @@ class Core:
 
     @cached_property
     def head_dim(self) -> int:
-        """How many numbers are summed in one score, in all products together."""
+        """The number of terms that are summed in one score, in all products together."""
         return sum(map(self._width_of, self.products))
 
     def _width_of(self, index: int) -> int:
@@ -777,11 +777,11 @@ class Core:
         return math.prod(n for letter, n in sizes.items() if letter not in right)
 
     def scale(self, runs: list[Values]) -> tuple[Tensor, Tensor] | None:
-        """How scores become what goes into the softmax, measured on runs with other inputs.
+        """How the products become the input of the softmax, measured on runs with other inputs.
 
         Returns:
-            What each is multiplied by, NaN where it cannot be told, and what is added, -inf where
-            it is hidden, both (group, query, key); None if more than that happens to scores.
+            The factor on each product, NaN where it cannot be determined, and what is added, -inf
+            where it is hidden, both (group, query, key); None if the scores are not of this form.
         """
         dots, scores = map(torch.stack, zip(*map(self.pairs, runs), strict=True))
         if dots.shape != scores.shape:

@@ -48,7 +48,7 @@ from clearhead.checker.sandbox.missing_parts import turns
 from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_text import raises_at
 
-# Where the texts and the tokens are: (axis of the texts, axes of the tokens).
+# Where sequences and tokens are: (batch axis, token axes).
 _AXES: dict[str, tuple[int | None, tuple[int, ...]]] = {
     "batch": (0, (1,)),
     "first": (1, (0,)),
@@ -80,10 +80,10 @@ class Examined:
 
     Args:
         reading: The pass.
-        steps: What each step is worth.
-        runs: Every register for other random inputs.
-        expected: What is known of the class.
-        whole: Its attention as one piece, where the steps inside could not be read.
+        steps: The judgement of its steps.
+        runs: The values of every register, for other random inputs.
+        expected: What is known about the class.
+        whole: Its attention as one piece, if the steps inside could not be read.
     """
 
     reading: Reading
@@ -94,12 +94,12 @@ class Examined:
 
     @cached_property
     def as_whole(self) -> WholeAttention | None:
-        """Its attention as one piece, if it is right as such."""
+        """Its attention as one piece, if that is correct."""
         return self.whole or find_whole(self.reading, self.runs, self.expected)
 
 
 def record(case: Case, subject: Subject) -> Reading:
-    """A recorded forward pass, read.
+    """Record a forward pass and read it.
 
     Raises:
         Unreadable: If it cannot be recorded, run again or read, with the reason.
@@ -117,9 +117,9 @@ def record(case: Case, subject: Subject) -> Reading:
 
 
 def recorded(case: Case, subject: Subject, inputs: Inputs) -> tuple[Program, int, Inputs]:
-    """A forward pass on these inputs as a program, its output's register, and what was passed in.
+    """A forward pass as a program, the register of its output, and the inputs as passed.
 
-    Where the class takes one text without a batch axis, it gets the first one.
+    A class that takes one sequence without a batch axis gets the first one.
 
     Raises:
         Unreadable: If it cannot be recorded or run again, with the reason.
@@ -159,7 +159,7 @@ def recorded(case: Case, subject: Subject, inputs: Inputs) -> tuple[Program, int
 def _with_tables(
     recording: Recording, weights: dict[str, Tensor], modules: Mapping[str, str]
 ) -> Recording:
-    """A recording in which what hangs on an object under a name without a role is a constant."""
+    """The recording, with tensors of plain objects as constants if their names have no role."""
     plain = {leaf.name for leaf in recording.leaves if not role_of(leaf.name)} & set(weights)
     tables = {name for name in plain if name.rpartition(".")[0] not in modules}
     leaves = tuple(
@@ -186,7 +186,7 @@ def _sources(subject: Subject, program: Program, inputs: Inputs) -> tuple[Source
 
 
 def _with_learned_queries(reading: Reading) -> Reading | None:
-    """The pass with a parameter as another text, if its rows are queries that read the tokens."""
+    """The pass with a parameter as another sequence, if its rows are queries over the tokens."""
     program = reading.program
     for register in program.parameters:
         rows = reading.values[register].ndim - 2
@@ -198,7 +198,7 @@ def _with_learned_queries(reading: Reading) -> Reading | None:
             trial = Reading(program, sources, reading.output)
             operands = [[trial.tokens[r] for r in core.operands] for core in trial.cores]
         except (NotRunnable, Unreadable):
-            continue  # its rows are no queries
+            continue  # its rows are not queries
         learned, *given = torch.split(torch.arange(sum(trial.size)), trial.size)
         if operands and all(
             any(moves[learned].any() for moves in pair)
@@ -213,9 +213,9 @@ _POOLED_AXES = re.compile(r"(?:conv|pool)(\d)d$")
 
 
 def _with_reduced_keys(reading: Reading) -> Reading | None:
-    """The pass with the keys' tokens as another text, if they are means of several tokens.
+    """The pass with the keys' tokens as another sequence, if they each combine several tokens.
 
-    So a strided convolution, a pool or a matrix makes fewer keys than there are queries.
+    A strided convolution, pooling or a matrix may make fewer keys than there are queries.
     """
     program = reading.program
     for index in sorted(program.before(reading.output)):
@@ -240,7 +240,7 @@ def _with_reduced_keys(reading: Reading) -> Reading | None:
 
 
 def judge_steps(case: Case, subject: Subject, causal: str = "") -> Examined:
-    """Record, read and judge a class; the output must also be what the class gives unrecorded.
+    """Record, read and judge a class; it must also compute the same when it is not recorded.
 
     Args:
         case: The class.
@@ -255,7 +255,7 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> Examined:
     generator = torch.Generator().manual_seed(23)
     registers = set(program.inputs.values()) & {s.register for s in reading.sources}
     makers = {program.maker.get(source.register) for source in reading.sources}
-    # An input may lead to one of the sources by a norm.
+    # An input may lead to one of the sources through a norm.
     registers |= {r for r in program.inputs.values() if program.after(r) & makers}
     runs = []
     for _ in range(RUNS):
@@ -285,7 +285,7 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> Examined:
 
 
 def steps_of(case: Case, subject: Subject, causal: str = "") -> Judgement | None:
-    """What the steps of a class are worth; None if they cannot be read."""
+    """The judgement of the steps of a class; None if they cannot be read."""
     try:
         return judge_steps(case, subject, causal).steps
     except Unreadable:
@@ -323,7 +323,7 @@ def _judged(
 
 
 def _scales(subject: Subject) -> tuple[float, ...]:
-    """Arguments that may be the scale: by name; without weights, any but widths and heads."""
+    """Arguments that may be the scale, by name; without weights, all but widths and heads."""
     given = {p.name: subject.keywords.get(p.name, p.default) for p in subject.info.init}
     for value in subject.keywords.values():
         if isinstance(value, dict) and "__config__" in value:
@@ -340,14 +340,14 @@ def _scales(subject: Subject) -> tuple[float, ...]:
 
 
 def _faithful(case: Case, subject: Subject, reading: Reading, verdict: Judgement) -> None:
-    """Whether the program is the class: on other inputs, not recorded, both must give the same."""
+    """Check that the program and the unrecorded class give the same output on other inputs."""
     tokens = subject.sizes.tokens
     recorded, others = inputs_for(subject, tokens), inputs_for(subject, tokens, seed=31)
     out = call(case.session, subject, others)
     if isinstance(out, Failure):
         verdict.doubts.append("it fails on other inputs of the same shape")
         return
-    if subject.axes in ONE_TEXT:  # texts that were given together must not change each other
+    if subject.axes in ONE_TEXT:  # sequences that are passed together must not change each other
         old = one_text(subject, recorded, 0)
         pairs = [(one_text(subject, others, row), out[row]) for row in range(len(out))]
     else:
@@ -378,10 +378,10 @@ _NOT_HIDDEN = {
 
 
 def judge_mask(case: Case, subject: Subject, known: Set[str] = frozenset()) -> None:
-    """Pass a causal mask to a class that takes one: does it hide what it marks?
+    """Pass a causal mask to a class that takes one, and check that it hides what it marks.
 
     Any meaning of True is fine. If every usual mask leaves weights on what it hides, that is a
-    mistake, and the recorded pass shows the line. Mistakes that are `known` need no mask.
+    mistake, and the recorded pass shows the line. Mistakes that are `known` occur without a mask.
     """
     takes = [p for p in case.info.forward if p.name == subject.takes_mask]
     if not takes or isinstance(takes[0].default, bool) or takes[0].annotation == "bool":
@@ -400,7 +400,7 @@ def judge_mask(case: Case, subject: Subject, known: Set[str] = frozenset()) -> N
             examined = judge_steps(case, trial, "yes")
         except Unreadable:
             if not out.isfinite().all():
-                continue  # it is no such mask
+                continue  # it is not such a mask
             return
         verdict = examined.steps
         others = [found for found in verdict.findings if found.id not in SCALES | known]
@@ -410,13 +410,13 @@ def judge_mask(case: Case, subject: Subject, known: Set[str] = frozenset()) -> N
         if verdict.mask == "lifted":
             tried = {polarity: examined}  # no meaning of True makes that right
             break
-        if not any(found.id in INVERTED for found in others):  # else True means the other thing
+        if not any(found.id in INVERTED for found in others):  # else True means the opposite
             tried[polarity] = examined
     if not ran:
         _branch_fails(case, subject, known)
     sure = {polarity: one for polarity, one in tried.items() if not one.steps.doubts}
     if sure.keys() < tried.keys() and not {"keep", "hide"} <= sure.keys():
-        return  # ~mask of whole numbers, say
+        return  # for example, ~mask with integers
     new = _NOT_HIDDEN - known
     seen = ((one, f) for one in sure.values() for f in one.steps.findings if f.id in new)
     for examined, found in itertools.islice(seen, 1):
@@ -426,7 +426,7 @@ def judge_mask(case: Case, subject: Subject, known: Set[str] = frozenset()) -> N
 
 
 def _of_each_text(case: Case, subject: Subject) -> str:
-    """The shape of masks that have a batch axis, where no mask without one runs; else ""."""
+    """The shape of masks with a batch axis, if no mask without one runs; else ""."""
     inputs = inputs_for(subject, subject.sizes.tokens)
 
     def runs(shape: str) -> bool:
@@ -446,15 +446,15 @@ def _of_each_text(case: Case, subject: Subject) -> str:
 
 
 def _branch_fails(case: Case, subject: Subject, known: Set[str]) -> None:
-    """Whether every usual mask raises an error from the class's own lines.
+    """Report if every usual mask raises an error in the class's own lines.
 
-    Not where it refuses them on purpose, or takes an object of another kind.
+    Not if the class rejects them on purpose, or takes an object of another kind.
     """
     said = next(p.annotation for p in case.info.forward if p.name == subject.takes_mask)
     if (said and "Tensor" not in said) or subject.axes in HEADS_READY:
-        return  # another kind of mask, or what is a batch here are heads
+        return  # another kind of mask, or the batch axis holds heads
     if not re.search(r"mask|bias|adj", subject.takes_mask.lower()):
-        return  # it may be no mask
+        return  # it may not be a mask
     by_shape: dict[tuple[int, ...], list[Failure]] = {}
     for mask in mask_ways(subject):
         got = call(case.session, subject, inputs_for(subject, subject.sizes.tokens), mask=mask)
@@ -466,7 +466,7 @@ def _branch_fails(case: Case, subject: Subject, known: Set[str]) -> None:
     found = [one for each in by_shape.values() for one in each]
     fits = [e for e in by_shape.values() if not any(re.search(_OF_SHAPE, f.message) for f in e)]
     messages = {re.sub(r"\d+", "", one.message) for one in found}
-    if fits or (len(messages) == 1 and not known):  # else some come further
+    if fits or (len(messages) == 1 and not known):  # else some get further
         case.add_failure("mask-branch-fails", "With every usual mask", (fits or [found])[0][0])
 
 
@@ -474,7 +474,7 @@ _OF_SHAPE = r"size|shape|dimension|expand|broadcast|must match"
 
 
 def judge_default(case: Case, subject: Subject) -> None:
-    """Whether leaving out an optional mask raises an error; then one was passed in."""
+    """Report if omitting an optional mask raises an error, which is why one was passed in."""
     optional = [p for p in case.info.forward if p.name == subject.takes_mask and p.has_default]
     if not subject.polarity or not optional or optional[0].default is not None:
         return

@@ -1,7 +1,7 @@
-"""Right attention of the form that a class has, for texts of any length and with hidden keys.
+"""Correct attention of the form that a class has, for any length and with hidden keys.
 
-What the class gives at other lengths, with padding or with a mask is compared with this. It is the
-class's own recorded pass, in which the weights are replaced by those of right attention.
+The output of the class at other lengths, with padding or with a mask is compared with this. It is
+the class's own recorded pass, with its attention weights replaced by those of correct attention.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from clearhead.checker.harness.subject import Inputs, Subject, each
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """One attention of the recorded pass: where its numbers are, and what its scale is.
+    """One attention of the recorded pass: where its tensors are, and its scale.
 
     Args:
         core: The attention.
-        summed: Which of its two token axes are the keys.
-        scale: What each score is multiplied by, one number per head, or one for all; None if more
-            than that happens to scores, which are taken as they are then.
+        summed: Which of its two token axes is that of the keys.
+        scale: The factor on the scores, one per head or one for all; None if the scores undergo
+            more than that and are used as they are.
         biased: Whether something is added to visible scores.
         sink: Whether a row's weights sum to less than one, because a sink takes the rest.
     """
@@ -45,10 +45,10 @@ class _Layer:
     def changed(
         self, program: Program, values: Values, mask: str, visible: Tensor | None
     ) -> Values:
-        """The weights of right attention in another pass of the same class.
+        """The weights of correct attention in another pass of the same class.
 
         Raises:
-            Unreadable: If that pass makes other calls.
+            Unreadable: If that pass makes different calls.
         """
         core, old = self.core, self.core.reading.program
         place = found_again(old, program, core.weights)
@@ -59,7 +59,7 @@ class _Layer:
         return {place: self.right_weights(read, mask, visible)}
 
     def right_weights(self, values: Values, mask: str, visible: Tensor | None) -> Tensor:
-        """The weights that right attention has, given queries and keys as they are."""
+        """The weights of correct attention for the queries and keys as they are."""
         core = self.core
         first, second = core.known_dot_axes
         axes = _rows_first(core, self.summed)
@@ -83,7 +83,7 @@ class _Layer:
     def _restored(
         self, right: Tensor, scores: Tensor, values: Values, mask: str, visible: Tensor | None
     ) -> Tensor:
-        """The weights of these scores, in the shape of the class's own."""
+        """The weights for these scores, in the shape of the class's own weights."""
         core = self.core
         axes = _rows_first(core, self.summed)
         keep = visible_pairs(mask, *right.shape[1:])
@@ -91,7 +91,7 @@ class _Layer:
             right = right.masked_fill(~keep, -torch.inf)
         if visible is not None:
             right = right.masked_fill(~self._per_group(visible, right), -torch.inf)
-        weights = right.softmax(-1).nan_to_num(0.0)  # nothing is visible: nothing is mixed
+        weights = right.softmax(-1).nan_to_num(0.0)  # if nothing is visible, nothing is mixed
         own = core.canonical(values[core.weights], axes).to(torch.float64)
         if self.sink and visible is None:
             weights = weights * own.sum(-1, keepdim=True)
@@ -113,12 +113,12 @@ class _Layer:
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """The class's own recorded pass, with right attention's weights in it.
+    """The class's own recorded pass, with the weights of correct attention.
 
     Args:
         case: The class.
         subject: How it is called.
-        mask: What is hidden: "none", "causal", "window5", "band5", or another pattern's name.
+        mask: What is hidden: "none", "causal", "window5", "band5", or the name of another pattern.
         right: A recorded pass that was found to be right.
         layers: Its attentions.
     """
@@ -134,7 +134,7 @@ class Reference:
         """The reference from a pass that was read and found to be right.
 
         Raises:
-            Unreadable: If its numbers do not say what it would do elsewhere.
+            Unreadable: If its values do not determine what it computes on other inputs.
         """
         cores = () if right.whole is not None else right.reading.cores
         layers = tuple(_layer(core, right.runs, subject) for core in cores)
@@ -147,23 +147,23 @@ class Reference:
     def output(
         self, inputs: Inputs, visible: Tensor | None = None, *, own_mask: bool = True
     ) -> Tensor | None:
-        """What the class gives if its weights are those of right attention.
+        """The output of the class if its weights are those of correct attention.
 
         Args:
-            inputs: Queries', keys' and values' inputs, each (batch, tokens, d_in).
+            inputs: The inputs of queries, keys and values, each (batch, tokens, d_in).
             visible: Further keys are hidden where this is False: (batch, 1, tokens, tokens) or
                 (tokens, tokens).
-            own_mask: Whether the form's own mask hides keys too.
+            own_mask: Whether the form's own mask applies too.
 
         Returns:
-            The output, (batch, tokens, d) in float64; None if it cannot be told: at these sizes
-            the class runs other code than was read.
+            The output, (batch, tokens, d) in float64; None if it cannot be determined, because
+            the class runs other code at these sizes than was read.
         """
         mask = self.mask if own_mask else "none"
         if mask == "other" or (self.subject.polarity and not own_mask):
             return None
         if mask != self.mask and any(layer.scale is None for layer in self.layers):
-            return None  # its own mask cannot be taken out of scores that are not linear
+            return None  # its own mask cannot be removed from scores that are not linear
         texts = [inputs]
         if self.subject.axes in ONE_TEXT:
             rows = [itemgetter(slice(row, row + 1)) for row in range(len(inputs[0]))]
@@ -186,12 +186,12 @@ class Reference:
     def _changed(
         self, program: Program, values: Values, mask: str, visible: Tensor | None
     ) -> Values:
-        """The registers of right attention in another pass of the class."""
+        """The registers of correct attention in another pass of the class."""
         changed: Values = {}
         try:
             for layer in self.layers:
                 changed |= layer.changed(program, values, mask, visible)
-        except Unreadable:  # at this length it is cut into other pieces
+        except Unreadable:  # at this length, it is split into other pieces
             changed = {}
         if not changed:
             whole = self.right.as_whole
@@ -215,7 +215,7 @@ def _layer(core: Core, runs: list[Values], subject: Subject) -> _Layer:
     if measured is None:  # a cap, or several products
         return _Layer(core, summed, None, False, sink)
     factor, added = measured
-    filled = (factor.abs() < 1e-12) & (added < -5)  # with a number that is too small
+    filled = (factor.abs() < 1e-12) & (added < -5)  # with a value that is not low enough
     hidden = (added < HIDDEN) | filled
     a = factor.masked_fill(hidden, torch.nan).flatten(1)
     usual = a.nanmedian(1).values

@@ -1,4 +1,4 @@
-"""What the products of queries and keys are multiplied by."""
+"""What happens to the products of queries and keys, above all their scale."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ScoreCheck(AttentionStep):
     """The scale of the scores, and what else happens to them."""
 
     def scale(self) -> tuple[Tensor | None, Tensor | None]:
-        """Measure a and b in a * q.k + b; judge a. What is measured, where it can be."""
+        """Measure a and b in a * q.k + b and judge a; return both, None where not measurable."""
         core, verdict = self.core, self.verdict
         if any(factor_of(self.reading, register)[2] for register in core.operands):
             self.unit_lengths()
@@ -77,21 +77,21 @@ class ScoreCheck(AttentionStep):
                 verdict.doubts.append("scores are scaled by different numbers")
             return a, b
         self.judge_scale(usual)
-        if fitted is not None:  # what is added, without the error of each quotient
+        if fitted is not None:  # what is added, without the error in each entry of a
             exact = (scores.to(torch.float64) - usual * dots.to(torch.float64)).mean(0)
             scaled = seen & ((a - usual).abs() <= 10 * self.close * abs(usual))
             b = torch.where(scaled & exact.isfinite(), exact, b)
         return a, b
 
     def added(self, a: Tensor, b: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Additive attention: any function of a pair is fine, if the query has an effect."""
+        """Judge additive attention: any function of a pair is fine, if the query has an effect."""
         core, base = self.core, self.reading.values
         self.verdict.notes.append("Additive attention: a small network scores each pair.")
         summed, _ = core.mixes_along(core.weight_axes(core.axes))
         if summed is None:
             raise Unreadable("how the weights meet the values could not be read")
         queries = core.operands[1 - summed]
-        for source in self.reading.sources[:-1]:  # the decoder's own, before it is repeated
+        for source in self.reading.sources[:-1]:  # the decoder's state, before it is repeated
             if queries in self.program.again(base, {source.register: base[source.register] + 1}):
                 queries = source.register
         noise = torch.randn(base[queries].shape, generator=torch.Generator().manual_seed(11))
@@ -107,7 +107,7 @@ class ScoreCheck(AttentionStep):
         return a, b
 
     def capped(self) -> tuple[Tensor, Tensor] | None:
-        """Scores c * tanh(scores / c): a and b without the cap, if they have one."""
+        """The a and b without the cap, for scores that are capped as c * tanh(scores / c)."""
         core, program = self.core, self.program
         (index,) = [i for i in self._between() if program.calls[i].name == "tanh"][:1]
         before, after = self.reading.places(index)[0], program.calls[index].out[0]
@@ -142,7 +142,7 @@ class ScoreCheck(AttentionStep):
         return a, b
 
     def sums(self) -> tuple[Tensor, Tensor] | None:
-        """Scores that are a sum of several products, as in latent attention: a and b of all."""
+        """The a and b for scores that are a sum of several products, as in latent attention."""
         core, verdict = self.core, self.verdict
         if len(core.products) < 2:
             return None
@@ -174,10 +174,10 @@ class ScoreCheck(AttentionStep):
         return a, b
 
     def with_positions(self) -> tuple[Tensor, Tensor] | None:
-        """Scores a * q.k + r, where r is a term of positions that queries or keys take part in.
+        """The a and b for scores a * q.k + r, where r combines positions with queries or keys.
 
-        Queries and keys are changed, each alone and both together: what only both together change
-        is a * q.k, whatever else is added.
+        Queries and keys are changed, each alone and both together: the part that changes only with
+        both is a * q.k, whatever else is added.
         """
         core, reading = self.core, self.reading
         if None in core.dot_axes or core.operands[0] == core.operands[1]:
@@ -222,7 +222,7 @@ class ScoreCheck(AttentionStep):
         return torch.full_like(own, usual), zero
 
     def _by_distance(self, a: float, hidden: Tensor) -> bool:
-        """Whether, with equal tokens, what is added to a * q.k depends on the distance alone."""
+        """Whether, with equal tokens, what is added to a * q.k depends only on the distance."""
         core, reading = self.core, self.reading
         equal = {}
         for source in reading.sources:
@@ -242,11 +242,11 @@ class ScoreCheck(AttentionStep):
         return True
 
     def judge_scale(self, a: float, *, learned: bool = True) -> None:
-        """Whether a, with what queries and keys were multiplied by, is 1 / sqrt(head_dim).
+        """Check that a, together with the factors on queries and keys, is 1 / sqrt(head_dim).
 
         Args:
-            a: What the products are multiplied by.
-            learned: Whether a parameter among the scores may be the scale, or a bias.
+            a: The factor on the products.
+            learned: Whether a parameter that affects the scores may be the scale, or a bias.
         """
         verdict, core = self.verdict, self.core
         (fq, line_q, unit_q), (fk, line_k, unit_k) = (
@@ -298,14 +298,14 @@ class ScoreCheck(AttentionStep):
             verdict.add("wrong-scale", evidence, line)
 
     def _input_width(self) -> int:
-        """How many numbers a token has in the input."""
+        """The number of features of a token in the input."""
         source = self.reading.sources[0]
         tensor = self.reading.values[source.register]
         texts = 1 if source.batch is None else tensor.shape[source.batch]
         return tensor.numel() // (texts * self.reading.size[0])
 
     def unit_lengths(self) -> None:
-        """Normalised queries and keys have one length, along the axis that is summed."""
+        """Check that normalised queries and keys have norm 1 along the axis that is summed."""
         for register in self.core.operands:
             axis = self.reading.token_axis(register)
             tensor = self.reading.values[register]
@@ -329,7 +329,7 @@ class ScoreCheck(AttentionStep):
             return
 
     def _unit_along(self, register: int, axis: int) -> bool:
-        """Whether vectors along an axis have one length, up to a learned gain of each number."""
+        """Whether vectors along an axis have the same norm, up to a learned gain per feature."""
         tensors = torch.stack([values[register] for values in self.runs]).to(torch.float64)
         squares = tensors.movedim(axis + 1, -1).flatten(0, -2) ** 2
         if tensors.shape[axis + 1] < 2 or not squares.isfinite().all():
@@ -338,7 +338,7 @@ class ScoreCheck(AttentionStep):
         if float((lengths / lengths.mean() - 1).abs().max()) < 1e-3:
             return True
         if len(squares) < 2 * squares.shape[-1]:
-            return False  # too few to tell the gains
+            return False  # too few to determine the gains
         gains = torch.linalg.lstsq(squares, torch.ones(len(squares), 1, dtype=torch.float64))
         rest = squares @ gains.solution - 1
         return float(rest.abs().max()) < 1e-3
@@ -348,7 +348,7 @@ class ScoreCheck(AttentionStep):
 
 
 def factor_of(reading: Reading, register: int) -> tuple[float, int | None, bool]:
-    """What queries or keys were multiplied by, in which line, and whether they are normed."""
+    """The factor on queries or keys, its line, and whether they are normalised."""
     product, line, unit = 1.0, None, False
     program = reading.program
     current: int | None = register
@@ -375,7 +375,7 @@ def factor_of(reading: Reading, register: int) -> tuple[float, int | None, bool]
 
 
 def _factor(reading: Reading, index: int) -> float:
-    """The number, not learned, that a call multiplies one register by; 1.0 if it does not."""
+    """The constant that a call multiplies one register by; 1.0 if it does not."""
     call = reading.program.calls[index]
     places = reading.places(index)
     data = [r for r in places if reading.depends(r)]

@@ -1,4 +1,4 @@
-"""A recorded pass for the reader: each call with its line, its axes by name, and where it parts."""
+"""A recorded pass for the reader: each call with its line, its named axes and any remark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shown_steps(reading: Reading, verdict: Judgement) -> tuple[Step, ...]:
 
     Args:
         reading: The pass.
-        verdict: What was found in it; its findings are remarks at their lines.
+        verdict: The judgement of it; its findings become remarks at their lines.
     """
     program = reading.program
     names = _Names(reading, verdict)
@@ -40,7 +40,7 @@ def shown_steps(reading: Reading, verdict: Judgement) -> tuple[Step, ...]:
 
 
 class _Names:
-    """What the axes of a tensor are called."""
+    """The names of the axes of a tensor."""
 
     def __init__(self, reading: Reading, verdict: Judgement) -> None:
         self._reading = reading
@@ -63,7 +63,7 @@ class _Names:
         try:
             first, second = core.dot_axes
             summed, rows = core.mixes_along(core.weight_axes(core.axes))
-        except (Unreadable, IndexError, RuntimeError):  # it is written in pieces
+        except (Unreadable, IndexError, RuntimeError):  # it is computed in pieces
             return
         if first is None or second is None or summed is None:
             return
@@ -77,7 +77,7 @@ class _Names:
                 self._pairs[register] = pair
 
     def _after(self, core: Core, rows: int) -> None:
-        """The tokens' axis from the mixed values on."""
+        """Find the token axis from the mixed values on."""
         program = self._reading.program
         self._tokens[core.context] = rows
         later = [program.calls[i].out[0] for i in sorted(program.after(core.context))]
@@ -105,7 +105,7 @@ class _Names:
             tokens = self._reading.token_axis(register)
             if tokens is not None:
                 names[tokens] = "tokens"
-        lost = self._reading.depends(register)  # an axis of the tokens that is not known by now
+        lost = self._reading.depends(register)  # then no size identifies a token axis
         for axis, name in enumerate(names):
             known = name or self._sizes.get(tensor.shape[axis], "")
             names[axis] = "" if lost and not name and known == "tokens" else known

@@ -1,4 +1,4 @@
-"""What a call leaves behind: an input that was changed in place, or a graph that was kept."""
+"""Side effects of a call: an input that was changed in place, or a graph that was kept."""
 
 import re
 from dataclasses import replace
@@ -19,9 +19,9 @@ _STATE = r"self\.\w*(cache|past|memory|mems?\b|state)"
 
 
 def changed_inputs(case: Case, subject: Subject, inputs: Inputs) -> None:
-    """Whether the caller's tensors are others after the call: also positions, or a bias of scores.
+    """Report a call that changes the caller's tensors, including positions or a bias of scores.
 
-    Layers may share such a bias.
+    Several layers may share such a bias.
     """
     if subject.axes in ("single", *STATES):
         return
@@ -50,7 +50,7 @@ def changed_inputs(case: Case, subject: Subject, inputs: Inputs) -> None:
 
 
 def kept_graph(case: Case, subject: Subject, inputs: Inputs, out: torch.Tensor) -> None:
-    """Whether a second step of training fails, because the first one's graph was kept."""
+    """Report a second training step that fails because the graph of the first was kept."""
     if not subject.weights or subject.built.arrays:
         return
     kept = keeps_something(case.text) or re.search(_CACHES, case.text.file)

@@ -1,6 +1,6 @@
-"""Each step of an attention that was read, held against what it should be given the step before.
+"""Compare each step of an attention with what it should be, given the step before.
 
-So a mistake is found at its own line and with its own numbers, and several mistakes in one class
+So each mistake is found at its own line with its own evidence, and several mistakes in one class
 are several findings.
 """
 
@@ -29,12 +29,12 @@ from clearhead.checker.diagnosis.whole_attention import WholeAttention
 
 
 def judge(reading: Reading, runs: list[Values], expected: Expectation) -> Judgement:
-    """Hold every step of every attention in a program against what it should be.
+    """Judge every step of every attention in a program.
 
     Args:
         reading: The program.
-        runs: Every register for at least six other random inputs.
-        expected: What is known of the class.
+        runs: The values of every register, for at least six other random inputs.
+        expected: What is known about the class.
     """
     verdict = Judgement()
     first = min((core.product for core in reading.cores), default=None)
@@ -69,7 +69,7 @@ def judge(reading: Reading, runs: list[Values], expected: Expectation) -> Judgem
 
 
 def _judge_attention(step: AttentionStep) -> int | None:
-    """All steps of one attention, in the order of the code.
+    """Judge all steps of one attention, in the order of the code.
 
     Returns:
         The axis of the rows in the mixed values, if all steps could be read.
@@ -105,7 +105,7 @@ def _judge_attention(step: AttentionStep) -> int | None:
     weights.groups()
     over_keys = weights.softmax(keys, queries)
     weights.weights((weight_axes[1 - summed], weight_axes[summed]), (queries, keys), over_keys)
-    if a is not None and b is not None:  # a mask is of scores, before weights are transposed
+    if a is not None and b is not None:  # a mask applies to scores, before weights are transposed
         transposed = any(found.id == "weights-transposed" for found in verdict.findings)
         MaskCheck.of(step).mask(a, b, 1 - summed if transposed else summed)
     MaskCheck.of(step).dropped()
@@ -114,7 +114,7 @@ def _judge_attention(step: AttentionStep) -> int | None:
 
 
 def judge_whole(whole: WholeAttention) -> Judgement:
-    """Judge what stands around an attention that is right as one piece."""
+    """Judge what surrounds an attention that is correct as one piece."""
     reading = whole.reading
     verdict = Judgement(
         heads=whole.heads, head_dim=whole.head_dim, mask=whole.mask, scale=whole.scale

@@ -1,4 +1,4 @@
-"""Whether queries, keys and values keep their tokens apart."""
+"""Whether queries, keys and values keep their tokens separate."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from clearhead.checker.diagnosis.reading import RESHAPES
 
 
 class TokenCheck(AttentionStep):
-    """The axis of the tokens in queries, keys and values."""
+    """The token axis of queries, keys and values."""
 
     def operand(self, register: int) -> bool:
-        """Whether queries, keys or values have an axis of tokens; else where it was lost."""
+        """Whether queries, keys or values have a token axis; if not, report where it was lost."""
         reading = self.reading
         if reading.token_axis(register) is not None:
             return True
@@ -37,7 +37,7 @@ class TokenCheck(AttentionStep):
         return False
 
     def _lost(self, register: int) -> int | None:
-        """The first call on the way to a register after which no axis is the tokens."""
+        """The first call on the path to a register that loses the token axis."""
         reading = self.reading
         for index in sorted(self.program.before(register)):
             out = self.program.calls[index].out[0]
@@ -54,12 +54,12 @@ class TokenCheck(AttentionStep):
         moves = self.reading.tokens[register]
         if moves.ndim < 3:
             return True
-        for features in (-1, -2):  # keys may stand as columns
+        for features in (-1, -2):  # keys may be columns
             rows = moves.any(features)
             if int(rows.sum(0).max()) > 1:
                 continue
             tokens = rows.float().argmax(0)  # the token of each row
-            tokens = tokens.masked_fill(~rows.any(0), -1)  # rows of zeros beside the tokens
+            tokens = tokens.masked_fill(~rows.any(0), -1)  # rows that no token affects
             flat = tokens.reshape(-1, tokens.shape[-1]).tolist()
             groups = [[token for token in row if token >= 0] for row in flat]
             return any(not self._all_alike(row, len(moves)) for row in groups)
@@ -67,14 +67,14 @@ class TokenCheck(AttentionStep):
 
     @staticmethod
     def _all_alike(row: list[int], tokens: int) -> bool:
-        """Whether each token is there once, or all of them are there equally often."""
+        """Whether each token occurs once, or all of them occur equally often."""
         counts = {token: row.count(token) for token in row}
         if all(count == 1 for count in counts.values()):
             return True
         return len(counts) == tokens and len(set(counts.values())) == 1
 
     def summed_letters(self) -> None:
-        """A letter of an einsum that only one side has and the result has not is summed alone."""
+        """Report einsum indices of one side only, which are summed before the sides meet."""
         for index in (self.core.product, self.core.mixing):
             call = self.program.calls[index]
             if call.name != "einsum" or not isinstance(call.args[0], str):
@@ -99,9 +99,9 @@ class TokenCheck(AttentionStep):
             self.verdict.add("values-not-mixed" if mixed else "unexplained", evidence, call.line)
 
     def two_inputs(self) -> None:
-        """Of two inputs, the values come from where the keys come from; of three, from the last."""
+        """Check that, of two inputs, values come from that of the keys; of three, from the last."""
         if len(self.reading.sources) < 2 or self.core.additive:
-            return  # which of two summands is the query cannot be told
+            return  # which of two summands is the query is unknown
         keys = [self._inputs_of(register) for register in self.core.operands]
         values = self._inputs_of(self.core.mixed.values)
         if keys == [{0}, {1}] and values == {0}:

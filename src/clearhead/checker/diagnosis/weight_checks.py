@@ -1,4 +1,4 @@
-"""The softmax, and what happens to its weights before they meet the values."""
+"""The softmax, and what happens to its weights before they are multiplied with the values."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class WeightCheck(AttentionStep):
         weights = self.reading.values[self.core.weights]
         if call.name in ("softmax", "log_softmax") and isinstance(dim, int):
             own = self.reading.values[self.reading.places(self.core.softmax)[0]].ndim
-            axis: int | None = dim % own + scores.ndim - own  # texts and queries may be one axis
+            axis: int | None = dim % own + scores.ndim - own  # batch and queries may be one axis
         else:
             sums = self.reading._sums_to_one
             finite = weights.nan_to_num(0.0)
             axis = next((i for i in (keys, *range(weights.ndim)) if sums(finite, i)), None)
         if axis == keys:
-            cut = call.out[0] != self.core.weights  # what is left without the sink's
+            cut = call.out[0] != self.core.weights  # those of the sink are removed
             if cut and bool((weights.nan_to_num(0.0).sum(keys) < 1 - 1e-6).any()):
                 self.verdict.notes.append(_SINK)
             return True
         if axis is None:
-            if not self.verdict.findings:  # else there is no number to tell it by
+            if not self.verdict.findings:  # else there may be no value to tell it by
                 self.verdict.doubts.append("the axis of the softmax could not be determined")
             return False
         text = self.reading.text_axis(self.core.scores)
@@ -65,7 +65,7 @@ class WeightCheck(AttentionStep):
         return False
 
     def by_shape(self) -> None:
-        """The softmax where no axis is the tokens any more: do the values sum the same axis?"""
+        """Judge the softmax if the token axis was lost: values must be summed along its axis."""
         core, scores = self.core, self.reading.values[self.core.scores]
         call = self.program.calls[core.softmax]
         dim = call.kwargs.get("dim", call.args[1] if len(call.args) > 1 else None)
@@ -94,7 +94,7 @@ class WeightCheck(AttentionStep):
         return True
 
     def without_softmax(self, order: tuple[int, int]) -> None:
-        """Name what stands in the place of a softmax."""
+        """Report what is used in place of a softmax."""
         core, program = self.core, self.program
         weights = torch.stack([core.canonical(v[core.mixed.weights], order) for v in self.runs])
         sums = weights.sum(-1)
@@ -107,7 +107,7 @@ class WeightCheck(AttentionStep):
                 self.verdict.add("no-softmax", evidence, core.line)
                 return
             raise Unreadable("the weights of a row sum to one, but are no softmax")
-        one_more = weights.log() - torch.log1p(-sums)[..., None]  # scores beside one of 0
+        one_more = weights.log() - torch.log1p(-sums)[..., None]  # the scores, if one more is 0
         dots = torch.stack([core.canonical(v[core.dots], order) for v in self.runs])
         ratio = one_more / dots if dots.shape == weights.shape else sums
         if ratio is not sums and bool(((ratio - ratio.median()).abs() < 1e-3).all()):
@@ -143,12 +143,12 @@ class WeightCheck(AttentionStep):
             roles.append({role_of(names[r]) for r in self.reading.learned(register)} & {"q", "k"})
         if roles[place] and roles[place] != roles[1 - place]:
             return roles[place] == {"q"}
-        return place == 0  # queries @ keys, as most people write it
+        return place == 0  # queries @ keys, as it is usually written
 
     def weights(
         self, order: tuple[int, int], scores_order: tuple[int, int], over_keys: bool
     ) -> None:
-        """What happens to the weights between the softmax and the values."""
+        """Judge what happens to the weights between the softmax and the values."""
         core, verdict = self.core, self.verdict
         start = torch.stack([core.canonical(v[core.weights], scores_order) for v in self.runs])
         end = torch.stack([core.canonical(v[core.mixed.weights], order) for v in self.runs])
@@ -205,7 +205,7 @@ class WeightCheck(AttentionStep):
             verdict.add("scale-after-softmax" if after else id, evidence, line)
 
     def _to_sink(self, start: Tensor, end: Tensor) -> bool:
-        """Whether each row of weights was multiplied by one number, less than one, and learned."""
+        """Whether each row of weights is multiplied by one learned factor, less than one."""
         learned = self.reading.learned
         if learned(self.core.mixed.weights) <= learned(self.core.weights):
             return False
@@ -214,7 +214,7 @@ class WeightCheck(AttentionStep):
         return inside and float((end - start * share).abs().max()) < self.close
 
     def groups(self) -> None:
-        """Keys and values that several heads share must be shared by the same heads."""
+        """Check that keys and values, if shared, are shared by the same heads."""
         reading, core = self.reading, self.core
         shared = []
         for register in (core.operands[0], core.operands[1], core.mixed.values):
@@ -247,10 +247,10 @@ class WeightCheck(AttentionStep):
 def judge_without_softmax(
     reading: Reading, runs: list[Values], verdict: Judgement, expected: Expectation
 ) -> None:
-    """Products of two tokens mix the values, and no softmax stands between.
+    """Judge attention in which products of two tokens mix the values without a softmax.
 
     Raises:
-        Unreadable: If it is no attention of this kind.
+        Unreadable: If it is not attention of this kind.
     """
     for index, call in enumerate(reading.program.calls):
         if not reading.is_product(index):
@@ -269,7 +269,7 @@ def judge_without_softmax(
 
 
 def _judge_one_token(reading: Reading, verdict: Judgement) -> None:
-    """A softmax of products inside one token: its heads are compared, and no tokens meet."""
+    """Report a softmax of products within one token: it compares heads, not tokens."""
     program = reading.program
     for index, call in enumerate(program.calls):
         if call.name != "softmax" or not reading.depends(call.out[0]):

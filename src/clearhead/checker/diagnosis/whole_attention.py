@@ -1,8 +1,8 @@
-"""Attention that is written in pieces: in blocks with a running maximum, or token by token.
+"""Attention that is computed in pieces: in blocks with a running maximum, or token by token.
 
-Its steps cannot be read one by one. But queries, keys and values can be found before the pieces are
-cut, and the mixed values after they are joined; if those are what right attention makes of these,
-on random inputs, then the pieces are right, however they are written.
+Its steps cannot be read one by one. But queries, keys and values can be found before they are cut
+into pieces, and the mixed values after the pieces are joined. If correct attention gives the same
+mixed values on random inputs, the pieces are right, however they are written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clearhead.checker.diagnosis.score_checks import factor_of
 _MOST_REGISTERS = 7
 _CUTS = {"__getitem__", "narrow", "split", "chunk", "tensor_split"}
 _MOVES = {"transpose", "permute", "swapaxes", "mT", "T", "float", "to", "movedim", "contiguous"}
-# A tensor that is contiguous already, or of that dtype, is returned as it is and not recorded.
+# A tensor that is already contiguous, or of that dtype, is returned unchanged and not recorded.
 SAME_NUMBERS = {"contiguous", "to", "type", "type_as", "float", "double", "cpu", "expand", "clone"}
 
 
@@ -35,9 +35,9 @@ class WholeAttention:
         reading: The pass.
         parts: The registers of queries, keys and values.
         context: The register of the mixed values, all heads merged.
-        axes: Its axes of texts and tokens, or of tokens.
-        heads: How many heads there are.
-        scale: What the products are multiplied by.
+        axes: Its batch and token axes, or only its token axis.
+        heads: The number of heads.
+        scale: The factor on the products.
         mask: "none" or "causal".
     """
 
@@ -57,10 +57,10 @@ class WholeAttention:
     def changed(
         self, program: Program, values: Values, mask: str, visible: Tensor | None
     ) -> Values:
-        """The mixed values of right attention in another pass of the same class.
+        """The mixed values of correct attention in another pass of the same class.
 
         Raises:
-            Unreadable: If the pass begins or ends with other calls.
+            Unreadable: If the pass begins or ends with different calls.
         """
         old = self.reading.program
         parts = [found_again(old, program, part) for part in self.parts]
@@ -77,7 +77,7 @@ class WholeAttention:
 def visible_pairs(mask: str, queries: int, keys: int) -> Tensor | None:
     """Which pairs of tokens a mask leaves visible; None if it hides nothing.
 
-    Where there are more keys than queries, the queries belong to the last ones.
+    If there are more keys than queries, the queries belong to the last keys.
     """
     row, column = torch.arange(keys - queries, keys)[:, None], torch.arange(keys)
     if mask.startswith("window"):
@@ -90,7 +90,7 @@ def visible_pairs(mask: str, queries: int, keys: int) -> Tensor | None:
 def right_context(
     rows: list[Tensor], heads: int, scale: float, mask: str, visible: Tensor | None = None
 ) -> Tensor:
-    """Right attention for queries, keys and values, each (texts, tokens, width).
+    """Correct attention for queries, keys and values, each (batch, tokens, width).
 
     Examples:
         >>> x = torch.eye(2, dtype=torch.float64)[None]
@@ -98,7 +98,7 @@ def right_context(
         [1.0, 0.0]
     """
     head_dim = rows[0].shape[-1] // heads
-    shared = rows[1].shape[-1] // head_dim  # heads of keys and values
+    shared = rows[1].shape[-1] // head_dim  # the number of key and value heads
     if not shared or heads % shared or rows[2].shape[-1] % shared:
         raise Unreadable("the shapes of queries, keys and values do not match")
     q, k, v = (
@@ -106,7 +106,7 @@ def right_context(
         for t, count in zip(rows, (heads, shared, shared), strict=True)
     )
     k, v = (t.repeat_interleave(heads // shared, 1) for t in (k, v))
-    scores = q @ k.transpose(-2, -1) * scale  # (texts, heads, queries, keys)
+    scores = q @ k.transpose(-2, -1) * scale  # (batch, heads, queries, keys)
     keep = visible_pairs(mask, *scores.shape[-2:])
     for pairs in (keep, visible):
         if pairs is not None:
@@ -118,7 +118,7 @@ def right_context(
 def find_whole(
     reading: Reading, runs: list[Values], expected: Expectation
 ) -> WholeAttention | None:
-    """The attention of a pass that equals right attention; None if there is none."""
+    """The part of a pass that equals correct attention; None if there is none."""
     try:
         return next(iter(_Search(reading, runs, expected).found()), None)
     except (Unreadable, RuntimeError):
@@ -126,7 +126,7 @@ def find_whole(
 
 
 class _Search:
-    """Tries which registers are queries, keys, values and mixed values."""
+    """A search for the registers of queries, keys, values and mixed values."""
 
     def __init__(self, reading: Reading, runs: list[Values], expected: Expectation) -> None:
         self.reading, self.runs, self.expected = reading, runs, expected
@@ -134,7 +134,7 @@ class _Search:
 
     @cached_property
     def starts(self) -> list[int]:
-        """The last registers with an axis of tokens, before it is cut or numbers are mixed."""
+        """The last registers with a token axis, before it is cut or tokens are mixed."""
         reading, program = self.reading, self.program
         found: dict[int, None] = {}
         for index in sorted(program.before(reading.output)):
@@ -147,11 +147,11 @@ class _Search:
         return list(found)[:_MOST_REGISTERS]
 
     def _keeps(self, register: int) -> bool:
-        """Whether a register has every token in its own place."""
+        """Whether a register has a token axis and each entry depends on at most one token."""
         return register in self.reading.tokenwise and self.reading.token_axis(register) is not None
 
     def _back(self, register: int) -> int | None:
-        """The last register before this one that has an axis of all tokens, and is no piece."""
+        """The last register before this one that has an axis of all tokens and is not a piece."""
         while True:
             maker = self.program.maker.get(register)
             sources = [] if maker is None else self.reading.places(maker)
@@ -163,7 +163,7 @@ class _Search:
             register = sources[0]
 
     def _is_piece(self, register: int) -> bool:
-        """Whether it is cut out of a register that it is the whole of, as it happens."""
+        """Whether a register was cut out of another and happens to be all of it."""
         values = self.reading.values
         for _ in range(4):
             maker = self.program.maker.get(register)
@@ -179,7 +179,7 @@ class _Search:
         return False
 
     def found(self) -> Iterator[WholeAttention]:
-        """Every choice that equals right attention on all runs."""
+        """Every choice that equals correct attention on further runs too."""
         masks = ("causal",) if self.expected.causal == "yes" else ("none", "causal")
         for parts in itertools.permutations(self.starts, 3):
             rows = [_rows(self.reading, self.reading.values, part) for part in parts]
@@ -197,7 +197,7 @@ class _Search:
                         yield whole
 
     def _heads(self, register: int, rows: Tensor) -> list[int]:
-        """How many heads there may be."""
+        """The possible numbers of heads."""
         width, tensor = rows.shape[-1], self.reading.values[register]
         counts = [*self.expected.heads, 1]
         if tensor.ndim > 3 or (tensor.ndim == 3 and self.reading.text_axis(register) is None):
@@ -205,7 +205,7 @@ class _Search:
         return [count for count in dict.fromkeys(counts) if count and width % count == 0]
 
     def _place(self, right: Tensor) -> tuple[int, tuple[int, ...]] | None:
-        """The register of the merged heads that holds these numbers, and its axes."""
+        """The register of the merged heads that holds these values, and its axes."""
         source, values = self.reading.sources[0], self.reading.values
         usual = source.axes if source.batch is None else (source.batch, *source.axes)
         for index in sorted(self.program.before(self.reading.output), reverse=True):
@@ -225,7 +225,7 @@ class _Search:
 
 
 def _equal(rows: Tensor | None, right: Tensor, close: float) -> bool:
-    """Whether these numbers are those of right attention, both (texts, tokens, width)."""
+    """Whether these values are those of correct attention, both (batch, tokens, width)."""
     return (
         rows is not None
         and rows.shape == right.shape
@@ -234,7 +234,7 @@ def _equal(rows: Tensor | None, right: Tensor, close: float) -> bool:
 
 
 def _moved(value: Tensor, axes: tuple[int, ...]) -> Tensor | None:
-    """A tensor as (texts, tokens, width), given its axes of texts and tokens, or of tokens."""
+    """A tensor as (batch, tokens, width), given its batch and token axes, or its token axis."""
     if value.ndim <= max(len(axes), *axes) or not value.is_floating_point():
         return None
     moved = value.movedim(axes, tuple(range(len(axes)))).flatten(len(axes))
@@ -252,7 +252,7 @@ def _rows(reading: Reading, values: Values, register: int) -> Tensor:
 
 
 def _as_rows(reading: Reading, register: int, value: Tensor) -> Tensor:
-    """A register's numbers as (texts, tokens, width)."""
+    """A register's values as (batch, tokens, width)."""
     text, token = reading.text_axis(register), reading.token_axis(register)
     if token is None:
         raise Unreadable("there is no token axis")
@@ -262,16 +262,16 @@ def _as_rows(reading: Reading, register: int, value: Tensor) -> Tensor:
 
 
 def found_again(old: Program, new: Program, register: int, *, from_end: bool = False) -> int:
-    """A register of one pass in another, which makes the same calls up to it, or from it on.
+    """The same register in another pass, which makes the same calls up to it, or from it on.
 
     Args:
         old: The pass that was read.
         new: Another pass of the same class.
-        register: Where something is in the old one.
+        register: A register of the old pass.
         from_end: Whether the calls from there to the end must be the same, not those before.
 
     Raises:
-        Unreadable: If it makes other calls.
+        Unreadable: If the new pass makes different calls.
     """
     inputs = {known: name for name, known in old.inputs.items()}
     if register in inputs:
