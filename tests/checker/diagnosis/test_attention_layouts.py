@@ -490,3 +490,80 @@ def test_queries_of_other_tokens_than_the_keys(source):
     report = check(source)
     assert (report.verdict, report.form.heads) == ("correct", 3), report
     assert ids(check(source.replace(" / q.shape[-1] ** 0.5", ""))) == {"missing-scale"}
+
+
+SPLIT = (
+    HEAD
+    + """\
+class CrossAttention(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v, self.proj = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x):
+        queries, context = x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]
+        q, k, v = self.q(queries), self.k(context), self.v(context)
+        q, k, v = (t.unflatten(-1, (self.h, -1)).transpose(1, 2) for t in (q, k, v))
+        weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return torch.cat([self.proj((weights @ v).transpose(1, 2).flatten(2)), context], 1)
+"""
+)
+
+
+def test_what_surrounds_a_right_attention_is_no_reason_to_call_it_wrong():
+    assert check(SPLIT).verdict != "wrong"
+    assert ids(check(SPLIT.replace(" / q.shape[-1] ** 0.5", ""))) == {"missing-scale"}
+
+
+def test_a_class_without_a_softmax_is_not_called_wrong():
+    source = (
+        HEAD
+        + """\
+class Attention(nn.Module):
+    def __init__(self, query_dim, annot_dim, hidden_dim):
+        super().__init__()
+        self.query = nn.Linear(query_dim, hidden_dim)
+        self.annot = nn.Linear(annot_dim, hidden_dim)
+        self.v = nn.Linear(hidden_dim, 1)
+
+    def forward(self, annots, query):
+        if query.dim() == 2:
+            query = query.unsqueeze(1)
+        return self.v(torch.tanh(self.query(query) + self.annot(annots))).squeeze(-1)
+"""
+    )
+    assert check(source).verdict in ("unsure", "error")
+
+
+STATED = (
+    HEAD
+    + """\
+class CrossAttention(nn.Module):
+    '''Attends to a context.
+
+    context_mask: (B, T) int64, 1=real token, 0=pad.
+    '''
+
+    def __init__(self, ma_dim=256, head_dim=32, n_heads=8, embed_dim=64):
+        super().__init__()
+        self.h, self.scale = n_heads, head_dim**-0.5
+        self.q, self.k, self.v = (nn.Linear(embed_dim, ma_dim) for _ in range(3))
+        self.out = nn.Linear(ma_dim, embed_dim)
+
+    def forward(self, x, context, context_mask):
+        q, k, v = self.q(x), self.k(context), self.v(context)
+        q, k, v = (t.unflatten(-1, (self.h, -1)).transpose(1, 2) for t in (q, k, v))
+        scores = q @ k.mT * self.scale
+        scores = scores.masked_fill(context_mask[:, None, None] == 0, -torch.inf)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+)
+
+
+def test_a_required_mask_of_tokens_means_what_the_source_says():
+    """The width of all heads has a name that says nothing; its default is 8 heads of 32."""
+    report = check(STATED)
+    assert (report.verdict, report.form.head_dim) == ("correct", 5), report
+    report = check(STATED.replace("== 0", "== 1"))
+    assert (report.verdict, ids(report)) == ("wrong", {"padding-inverted"})

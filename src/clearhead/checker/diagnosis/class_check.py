@@ -171,7 +171,10 @@ def _examine(case: Case, subject: Subject) -> Report:
     if read.steps.question and reference is None:
         return _wrong(case, subject, inputs, out, read.steps)
     if read.steps.doubts:
-        why, attends = "; ".join(read.steps.doubts), not read.steps.findings
+        wrong = any(found.is_wrong for found in read.steps.findings)
+        if wrong and read.steps.lost and len(read.steps.doubts) == 1:
+            return _wrong(case, subject, inputs, out, read.steps)
+        why, attends = "; ".join(read.steps.doubts), read.steps.lost or not read.steps.findings
         return _unread(case, subject, inputs, out, why, attends=attends)
     of_scale = {found.id for found in read.steps.findings if found.is_wrong} <= SCALES
     if reference is None or not of_scale:

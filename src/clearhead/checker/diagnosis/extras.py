@@ -48,6 +48,8 @@ def examine(
     name = subject.takes_mask
     if name and not subject.polarity and name not in masks:
         masks |= {name} if _mask_argument(case, subject, inputs, out, reference) else set()
+    if subject.polarity:
+        _compare_with_stated(case, subject, subject.polarity)
     _alone(case, subject, inputs, out)
     other_sizes.same_elsewhere(case, subject, inputs, out)
     _device(case, reference)
@@ -384,4 +386,5 @@ def _compare_with_stated(case: Case, subject: Subject, polarity: str) -> None:
         )
         fused = meant == "keep" and case.text.uses("scaled_dot_product_attention(")
         id = "sdpa-mask-polarity" if fused else "mask-inverted"
+        id = "padding-inverted" if subject.mask_shape in ("bn", "b11n") else id
         case.add(id, evidence)

@@ -66,6 +66,7 @@ class Judgement:
         rotary: Whether queries and keys are rotated by their positions.
         projected: Whether the mixed values pass through an output projection.
         question: Whether a finding may be intended, so that there is no verdict.
+        lost: Whether the mixed values could not be followed to the output, which is a doubt.
     """
 
     findings: list[StepFinding] = field(default_factory=list)
@@ -79,6 +80,7 @@ class Judgement:
     rotary: bool = False
     projected: bool = True
     question: bool = False
+    lost: bool = False
 
     @property
     def right(self) -> bool:

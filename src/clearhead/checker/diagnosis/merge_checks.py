@@ -36,7 +36,7 @@ class MergeCheck(AttentionStep):
             return True
         index = self._lost_after(context, rows)
         if index is None:
-            verdict.doubts.append("the token axis is lost after the values are mixed")
+            self._lose()
             return False
         call = self.program.calls[index]
         before = reading.values[reading.places(index)[0]]
@@ -56,8 +56,12 @@ class MergeCheck(AttentionStep):
             evidence = f"{call.name} gives {tuple(after.shape)}: the heads became extra tokens."
             verdict.add("concat-on-wrong-axis", evidence, call.line)
         else:
-            verdict.doubts.append("the token axis is lost after the values are mixed")
+            self._lose()
         return False
+
+    def _lose(self) -> None:
+        self.verdict.lost = True
+        self.verdict.doubts.append("the token axis is lost after the values are mixed")
 
     def _merge_by_shape(self) -> None:
         """After a wrong split, report a merge of (batch, heads, tokens, head_dim) as it is."""

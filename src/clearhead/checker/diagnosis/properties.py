@@ -19,7 +19,7 @@ from clearhead.checker.report import Report
 from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_text import used_by
 
-_WEIGHS = r"(?i)softmax|\bexp_?\(|scaled_dot|multihead|attention\("
+_WEIGHS = r"(?i)softmax|\bexp_?\(|scaled_dot|multihead|attn_func"
 _APART = 1e-3  # random-feature attention is not exact
 _ALONE = "changing the first token changes no later output: no token sees another"
 _LEAK = "changing one sequence changed the output of another"
@@ -127,7 +127,7 @@ def _of_tokens(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> lis
 
 
 def _of_order(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> list[str]:
-    """Failed properties of plain attention: each token sees others, and their order is irrelevant."""
+    """Failed properties of plain attention: tokens see each other, whatever their order."""
     session, text, failed = case.session, case.text, []
     if out.shape[:2] == inputs[0].shape[:2] and not probes.sees_others(
         session, subject, inputs, out

@@ -321,7 +321,9 @@ def _other_flags(
     lacks = f"'{case.info.name}' object has no attribute" in failure.message
     refuses = failure.type in (*_REFUSES, "ImportError") or lacks
     flags = [n for n, v in values.items() if isinstance(v, bool) and refuses]
-    return [(sizes, {**keywords, name: not values[name]}) for name in flags]
+    others = [{name: not values[name]} for name in flags]
+    others += [dict.fromkeys(flags, False)] if sum(map(bool, map(values.get, flags))) > 1 else []
+    return [(sizes, keywords | other) for other in others]
 
 
 def _note_equal_widths(case: Case, first: _Failed) -> None:

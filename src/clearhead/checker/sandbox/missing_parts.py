@@ -279,7 +279,8 @@ class Turning(StandIn):
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Queries and keys as they are; a table of angles cannot be had."""
         both = [one for one in arguments[:2] if isinstance(one, Tensor) and one.ndim > 2]
-        return _unturned(*both) if len(both) > 1 else super().forward(*arguments, **keywords)
+        gives_angles = "Embedding" in type(self).__name__  # as in Hugging Face's models
+        return _unturned(*both) if both[gives_angles:] else super().forward(*arguments, **keywords)
 
 
 def turns(name: str) -> bool:
