@@ -871,10 +871,13 @@ def test_what_a_class_wants_is_found(source):
     assert report.verdict == "correct", report
 
 
-def test_weights_without_values_are_not_judged():
-    report = check(IMPORTS + READER.replace("RETURNED", "weights"))
-    assert report.verdict == "unsure"
-    assert "the weights alone" in report.findings[0].evidence
+@pytest.mark.parametrize("returned", ["weights", "weights.unsqueeze(1), scores"])
+def test_weights_without_values_are_applied_to_the_memory(returned):
+    source = READER.replace("RETURNED", returned)
+    report = check(IMPORTS + source)
+    assert report.verdict == "correct", report
+    assert "they were applied to encoder_outputs here" in report.notes[0]
+    assert check(IMPORTS + source.replace("softmax(1)", "softmax(0)")).verdict != "correct"
 
 
 @pytest.mark.parametrize(

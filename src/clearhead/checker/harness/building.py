@@ -146,6 +146,7 @@ def _constructors(case: Case) -> Iterator[Constructor]:
 def prepare(case: Case) -> Subject | Report:
     """Build and run the class; a report where that is impossible."""
     case.notes += case.session.notes
+    case.session.applies = None
     first: _Failed | None = None
     furthest: _Failed | None = None
     same = True  # whether every attempt failed with one error, at one line
@@ -161,10 +162,6 @@ def prepare(case: Case) -> Subject | Report:
                 return replace(got, how=description(got))
             if isinstance(got, Report):
                 return got
-            if got.failure.message == ONLY_WEIGHTS:
-                return case.unsure(
-                    f"{ONLY_WEIGHTS}; what they are applied to is outside the class."
-                )
             same &= first is None or got.error == first.error
             shared += [got] if sizes.kv_heads != sizes.heads else []
             if first is None or (first.stage == "build" and got.stage == "forward"):
@@ -622,6 +619,8 @@ def _in_order(case: Case, subject: Subject) -> Subject | Failure:
             )
             inputs = inputs_for(trial, trial.sizes.tokens)
             out = call(case.session, trial, inputs)
+            if isinstance(out, Failure) and out.message == ONLY_WEIGHTS:
+                out = _with_memory(case, trial)
             if isinstance(out, Failure):
                 first = first or out
                 if furthest is None or (must and _came_further(case, out, furthest)):
@@ -642,6 +641,20 @@ def _in_order(case: Case, subject: Subject) -> Subject | Failure:
                 )
                 return replace(trial, axes="first") if sequence else trial
     return spare or furthest or Failure("exception", "NoNumbers", "forward gave NaN or infinity")
+
+
+def _with_memory(case: Case, subject: Subject) -> Tensor | Failure:
+    """The memory weighted by what forward returns, if that is the weights alone."""
+    name = next(name for name, role in subject.feed if role in ("kv", "k"))
+    case.session.applies = (name, subject.memory == "each-first")
+    out = call(case.session, subject, inputs_for(subject, subject.sizes.tokens))
+    if isinstance(out, Tensor) and bool((out - out[:, :1]).abs().max() < 1e-9):
+        out = Failure("exception", "ShapeError", "all queries have the same weights")
+    if isinstance(out, Failure):  # the memory's axes stand in another order
+        case.session.applies = None
+        return out
+    case.notes.append(f"{ONLY_WEIGHTS}; they were applied to {name} here.".capitalize())
+    return out
 
 
 def _came_further(case: Case, failure: Failure, other: Failure) -> bool:

@@ -111,15 +111,6 @@ def _is_sent(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and not value.is_complex()
 
 
-def _pass(
-    inputs: Sequence[object], keywords: Mapping[str, object], train: bool, seed: int
-) -> tuple[Arguments, Header]:
-    """A forward pass to ask for: its tensors, and the rest of the question."""
-    sent = Arguments()
-    given = {"inputs": sent.encode(list(inputs)), "keywords": sent.encode(keywords)}
-    return sent, given | {"train": train, "seed": seed}
-
-
 def _in_words(question: str, fields: Header, tensors: Tensors) -> str:
     """What a question asks for.
 
@@ -151,6 +142,7 @@ class Submission(ABC):
     missing: tuple[str, ...] = ()  # names that the file imports from modules that are not here
     constants: Mapping[str, object] = NOTHING  # values for such names, from the next build on
     switches: Mapping[str, bool] = NOTHING  # attributes that get another value when it is built
+    applies: tuple[str, bool] | None = None  # see `Worker.applied`
 
     def __init__(self) -> None:
         self.unanswered: list[Unanswered] = []
@@ -241,6 +233,14 @@ class Submission(ABC):
         fine = {name: value for name, value in tensors.items() if value is not None}
         return self._get("load", {}, fine, lambda header, found: None)
 
+    def _pass(
+        self, inputs: Sequence[object], keywords: Mapping[str, object], train: bool, seed: int
+    ) -> tuple[Arguments, Header]:
+        """A forward pass to ask for: its tensors, and the rest of the question."""
+        sent = Arguments()
+        given = {"inputs": sent.encode(list(inputs)), "keywords": sent.encode(keywords)}
+        return sent, given | {"train": train, "seed": seed, "applies": self.applies}
+
     def forward(
         self,
         inputs: Sequence[object],
@@ -250,7 +250,7 @@ class Submission(ABC):
         seed: int = 0,
     ) -> Output | Failure:
         """Run it once, without gradients, after `torch.manual_seed(seed)`."""
-        sent, fields = _pass(inputs, keywords, train, seed)
+        sent, fields = self._pass(inputs, keywords, train, seed)
 
         def read(header: Header, tensors: Tensors) -> Output:
             found = read_output(header, tensors)
@@ -270,7 +270,7 @@ class Submission(ABC):
         seed: int = 0,
     ) -> tuple[Recording, dict[str, Tensor]] | Failure:
         """Run it once, and write down every torch call; the inputs come with their names there."""
-        sent, fields = _pass(inputs, keywords, train, seed)
+        sent, fields = self._pass(inputs, keywords, train, seed)
         got = self._get("record", fields, sent.tensors, read_recording)
         return got if isinstance(got, Failure) else (got, sent.tensors)
 
@@ -284,7 +284,7 @@ class Submission(ABC):
         seed: int = 0,
     ) -> Gradients | Failure:
         """Run it once and differentiate sum(first output tensor * cotangent)."""
-        sent, fields = _pass(inputs, keywords, train, seed)
+        sent, fields = self._pass(inputs, keywords, train, seed)
         names = [sent.name_of(one) if _is_sent(one) else None for one in inputs]
         plain = plain_tensor(cotangent)
         if plain is None:
@@ -300,7 +300,7 @@ class Submission(ABC):
         self, inputs: Sequence[object], keywords: Mapping[str, object], cotangent: Tensor
     ) -> Output | Failure:
         """Run it once; what its own method `backward` then returns for this gradient."""
-        sent, fields = _pass(inputs, keywords, train=False, seed=0)
+        sent, fields = self._pass(inputs, keywords, train=False, seed=0)
         tensors = sent.tensors | {"cotangent": cotangent}
         return self._get("own_backward", fields, tensors, read_output)
 

@@ -421,7 +421,9 @@ class Worker:
                 targets[name].data = value.clone()
         return {}, {}
 
-    def call(self, arguments: list[Any], keywords: Header, train: bool, seed: int) -> object:
+    def call(
+        self, arguments: list[Any], keywords: Header, train: bool, seed: int, applies: Any
+    ) -> object:
         """One forward pass."""
         if self.built is None:
             raise RuntimeError("nothing is built yet: ask build first")
@@ -432,25 +434,53 @@ class Worker:
             as_array = self.as_array
             arguments = [as_array(one) if isinstance(one, Tensor) else one for one in arguments]
             keywords = {n: as_array(v) if isinstance(v, Tensor) else v for n, v in keywords.items()}
-        if callable(self.built):
-            return self.built(*arguments, **keywords)
-        return self.built.forward(*arguments, **keywords)  # type: ignore[attr-defined]
+        forward = self.built if callable(self.built) else self.built.forward  # type: ignore[attr-defined]
+        result = forward(*arguments, **keywords)
+        return result if applies is None else self.applied(result, applies, arguments, keywords)
+
+    def applied(self, result: Any, applies: Any, arguments: list[Any], keywords: Header) -> Tensor:
+        """The memory, weighted by what a class returns that gives the weights alone.
+
+        Args:
+            result: What the class returned.
+            applies: Which argument is the memory, and whether its tokens come first.
+            arguments: What the class got.
+            keywords: The same, by name.
+        """
+        name, first = applies
+        known = inspect.signature(self.built.forward)  # type: ignore[attr-defined]
+        memory: Tensor = known.bind(*arguments, **keywords).arguments[name]
+        memory = memory.transpose(0, 1) if first else memory
+        weights = flatten(result)[1][0].reshape(len(memory), 1, -1)
+        return (weights @ memory).squeeze(1)
 
     def do_forward(
-        self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
+        self,
+        tensors: Tensors,
+        inputs: list[Any],
+        keywords: Header,
+        train: bool,
+        seed: int,
+        applies: Any = None,
     ) -> tuple[Header, Tensors]:
         """The output for these inputs, without gradients; which inputs it has changed in place."""
         before = {name: tensor.clone() for name, tensor in tensors.items()}
         positional, named = (revive(given, tensors, self.held) for given in (inputs, keywords))
         with _no_grad():
-            self.held["returned"] = self.call(positional, named, train, seed)
+            self.held["returned"] = self.call(positional, named, train, seed, applies)
         header, found = self.output(self.held["returned"])
         with _plain_torch():
             changed = [name for name, old in before.items() if not _equal(old, tensors[name])]
         return header | {"changed": changed}, found
 
     def do_record(
-        self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
+        self,
+        tensors: Tensors,
+        inputs: list[Any],
+        keywords: Header,
+        train: bool,
+        seed: int,
+        applies: Any = None,
     ) -> tuple[Header, Tensors]:
         """A forward pass, written down call by call."""
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # it may change them
@@ -465,7 +495,7 @@ class Worker:
         recorder = Recorder(named, self.own)
         positional, by_name = (revive(given, tensors, self.held) for given in (inputs, keywords))
         with _no_grad(), recorder, self.recorded_arrays(parameters):
-            self.held["returned"] = self.call(positional, by_name, train, seed)
+            self.held["returned"] = self.call(positional, by_name, train, seed, applies)
         if recorder.problem:
             raise ValueError(f"the pass could not be recorded: {recorder.problem}")
         header, found = self.output(self.held["returned"])
@@ -498,18 +528,30 @@ class Worker:
         return {"structure": structure, "tensors": list(named)}, named
 
     def do_own_backward(
-        self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
+        self,
+        tensors: Tensors,
+        inputs: list[Any],
+        keywords: Header,
+        train: bool,
+        seed: int,
+        applies: Any = None,
     ) -> tuple[Header, Tensors]:
         """What the object's own `backward(gradient)` returns after a forward pass."""
         given: Any = tensors.pop("cotangent")
         with _no_grad():
-            self.call(revive(inputs, tensors), revive(keywords, tensors), train, seed)
+            self.call(revive(inputs, tensors), revive(keywords, tensors), train, seed, applies)
             if self.arrays:
                 given = self.as_array(given)
             return self.output(self.built.backward(given))  # type: ignore[attr-defined]
 
     def do_backward(
-        self, tensors: Tensors, inputs: list[Any], keywords: Header, train: bool, seed: int
+        self,
+        tensors: Tensors,
+        inputs: list[Any],
+        keywords: Header,
+        train: bool,
+        seed: int,
+        applies: Any = None,
     ) -> tuple[Header, Tensors]:
         """The gradients of sum(first output * cotangent)."""
         cotangent = tensors.pop("cotangent")
@@ -521,7 +563,7 @@ class Worker:
         # In a model the inputs are no leaves, and a leaf cannot be changed in place.
         given = tensors | {name: leaf.clone() for name, leaf in leaves.items()}
         with _enable_grad():
-            result = self.call(revive(inputs, given), revive(keywords, given), train, seed)
+            result = self.call(revive(inputs, given), revive(keywords, given), train, seed, applies)
             _, found = self.output(result)
             parameters = Leaves(self.built).parameters
             wanted = {f"input.{name}": leaf for name, leaf in leaves.items()}
