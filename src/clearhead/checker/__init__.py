@@ -1,9 +1,9 @@
 """check(): is this attention right, and if not, which mistake is it?
 
-A class is built and called as its file suggests, and its forward pass is recorded. The record is
-run again with other numbers and read step by step: each step is compared with what it should be,
-given the step before, so that a mistake has a line and numbers of its own. What the class computes
-at other lengths, in training and with hidden keys is compared with right attention of its form.
+A class is built and called as its file suggests, and its forward pass is recorded. The recording is
+replayed with other values and read step by step: each step is compared with what it should be,
+given the previous one, so that each mistake has its own line and measurements. The output at other
+lengths, in training and with masked keys is compared with correct attention of the same form.
 
     source       what the file says: classes, functions, notebook cells
     harness      how a class is built, fed and called
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def check(subject: type[nn.Module] | nn.Module) -> Report:
-    """Whether an attention class is right, and if not, which mistake it makes.
+    """Check whether an attention class is right, and if not, which mistake it makes.
 
-    The class runs in this process: for files that others wrote, use `clearhead check FILE`.
+    The class runs in this process. For files written by others, use `clearhead check FILE`.
 
     Args:
-        subject: Your own class, or a module built from it.
+        subject: Your own class, or an instance of it.
 
     Examples:
         >>> from clearhead import ladder
@@ -43,7 +43,7 @@ def check(subject: type[nn.Module] | nn.Module) -> Report:
 
 
 def assert_attention(subject: type[nn.Module] | nn.Module) -> None:
-    """Raise AssertionError with the report unless this attention is right; for a course's tests.
+    """Raise AssertionError with the report unless this attention is right, for a course's tests.
 
     Examples:
         >>> from clearhead import ladder

@@ -1,7 +1,7 @@
-"""What the checker says of one class: for the terminal, a notebook, or a program.
+"""The checker's report on one class: for the terminal, a notebook, or a program.
 
 The verdict comes first, then each finding with its evidence, its line and its fix. A report is
-data; text is rendered last and never parsed again. Names, messages and printed text of a submission
+data; text is rendered last and never parsed again. A submission's names, messages and printed text
 are shown literally.
 
 >>> finding = Finding("missing-scale", "wrong", "Not divided.", "Too large.", "Divide.", None)
@@ -44,28 +44,28 @@ MEANS = {
     "edge": "edge: only in some situations",
 }
 NO_MISTAKES = ("cannot-run", "unsure")  # findings that give the reason for a verdict
-_LONGEST = 4000  # characters of one text: a submission's message may be endless
+_LONGEST = 4000  # characters per text: a submission's message may be endless
 _MOST_STEPS = 400
-_NARROWEST = 20  # columns for code beside shapes
+_NARROWEST = 20  # columns for code next to shapes
 _CAUSAL = {"yes": "causal", "no": "not causal", "part": "sees a part of the past"}
 
 
 @dataclass(frozen=True)
 class Form:
-    """What kind of attention a class computes, with the sizes that it was checked with.
+    """What kind of attention a class computes, and the sizes that it was checked with.
 
     Args:
-        heads: The number of query heads; None if it is not known.
+        heads: The number of query heads; None if unknown.
         head_dim: The size of one head.
         kv_heads: The number of key and value heads, if it differs from `heads`.
-        causal: "yes", "no", "window" (causal, and at most `window` tokens back), "part" (some of
-            the past and nothing of the future), or "" if it is not known.
-        window: How many tokens a query sees, itself included.
+        causal: "yes", "no", "window" (causal, and at most `window` tokens back), "part" (sees some
+            of the past and none of the future), or "" if unknown.
+        window: How many tokens a query sees, including itself.
         takes_mask: Whether `forward` takes a mask.
         out_proj: Whether there is an output projection.
-        positions: How positions enter: "rotary positions"; "" if they do not.
+        positions: How positions are encoded, such as "rotary positions"; "" if they are not.
         axes: The order of the input's axes, if it is not (batch, tokens, d).
-        extra: Other facts, a short phrase each.
+        extra: Other facts, each a short phrase.
 
     Examples:
         >>> str(Form(heads=3, head_dim=5, causal="yes"))
@@ -87,12 +87,12 @@ class Form:
 
     @property
     def hides_future(self) -> bool | None:
-        """Whether no token sees a later one; None if it is not known."""
+        """Whether no token sees a later one; None if unknown."""
         return None if not self.causal else self.causal != "no"
 
     @property
     def multi_head(self) -> bool | None:
-        """Whether there are several heads; None if it is not known."""
+        """Whether there are several heads; None if unknown."""
         return None if self.heads is None else self.heads > 1
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ class Form:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Form:
-        """The form that `to_json` gave."""
+        """Restore a form from `to_json`."""
         return cls(**{**data, "extra": tuple(data["extra"])})
 
 
@@ -131,9 +131,9 @@ class Step:
     Args:
         line: The line in the file (in a notebook: in the cell), counted from 1, if known.
         code: The line itself.
-        operation: What was called: "matmul".
+        operation: What was called, such as "matmul".
         shape: The axes of the result, each with its name and its size.
-        remark: What is worth knowing about this step; "" where there is nothing to say.
+        remark: A remark on this step; "" if there is none.
         cell: The cell of a notebook; "" in other files.
 
     Examples:
@@ -150,14 +150,14 @@ class Step:
 
     @property
     def shape_text(self) -> str:
-        """The shape with its names: "(batch=3, tokens=7)"; an axis without one is its size."""
+        """The shape with axis names, "(batch=3, tokens=7)"; an unnamed axis is only its size."""
         return (
             f"({', '.join(f'{name}={size}' if name else str(size) for name, size in self.shape)})"
         )
 
     @property
     def place(self) -> str:
-        """Where it is: "25", "In[4]:7" in a notebook, or "" if that is not known."""
+        """Where it is: "25", "In[4]:7" in a notebook, or "" if unknown."""
         number = "" if self.line is None else str(self.line)
         return f"{self.cell}:{number}" if self.cell else number
 
@@ -168,25 +168,25 @@ class Step:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Step:
-        """The step that `to_json` gave."""
+        """Restore a step from `to_json`."""
         shape = tuple((str(name), int(size)) for name, size in data["shape"])
         return cls(**{**data, "shape": shape, "cell": data["cell"] or ""})
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it should be.
+    """One problem that was found.
 
     Args:
-        id: The mistake's name in the catalogue, or another one where it is in no list.
+        id: The mistake's id in the catalogue, or another name if it is not listed there.
         severity: "wrong", "compat" (only loaded weights break) or "edge" (in some situations).
         says: What happens, in one sentence.
-        evidence: How we know, in numbers.
+        evidence: How the checker knows, in numbers.
         fix: What to write instead.
-        line: Where in the file (in a notebook: in the cell), counted from 1, if known.
+        line: The line in the file (in a notebook: in the cell), counted from 1, if known.
         cell: The cell of a notebook: "In[4]" or "code cell 2"; "" in other files.
         code: The line itself, if the file's text is known.
-        symptom: What can be seen from outside, without the cause; `hint` shows it.
+        symptom: What is visible from outside, without the cause; `hint` shows it.
     """
 
     id: str
@@ -201,14 +201,14 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """Where it is: "line 25", "In[4], line 7", or "" if that is not known."""
+        """Where it is: "line 25", "In[4], line 7", or "" if unknown."""
         if self.line is None:
             return ""
         return f"{self.cell}, line {self.line}" if self.cell else f"line {self.line}"
 
     @property
     def hint(self) -> str:
-        """What can be seen from outside: for a student who shall find the cause alone."""
+        """What is visible from outside, for a student who is to find the cause alone."""
         return self.symptom or self.evidence or self.says
 
     @property
@@ -223,7 +223,7 @@ class Finding:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Finding:
-        """The finding that `to_json` gave."""
+        """Restore a finding from `to_json`."""
         known = {field.name: data[field.name] for field in fields(cls)}
         return cls(**{**known, "cell": data["cell"] or "", "code": data["code"] or ""})
 
@@ -233,7 +233,7 @@ class Fact(NamedTuple):
 
     Attributes:
         label: "Evidence", "Line", "Cell" or "Fix".
-        text: What is known.
+        text: The text after the label.
         code: The line of the submission, if this is about one.
     """
 
@@ -247,7 +247,7 @@ class Found(NamedTuple):
 
     Attributes:
         title: Its id, or "Hint 1".
-        kind: Its severity in words; "" where the verdict says it all.
+        kind: Its severity in words; "" if the verdict says it all.
         says: What happens, in one sentence.
         facts: The labelled lines below.
         id: The section of docs/mistakes.md; "" in a hint.
@@ -265,7 +265,7 @@ class Pass(NamedTuple):
 
     Attributes:
         groups: The steps of each line of code.
-        left_out: How many steps there are beyond these.
+        left_out: How many further steps are not shown.
         remarks: Whether to show what is wrong with a step.
     """
 
@@ -281,16 +281,16 @@ class Report:
     Args:
         file: The file's name.
         cls: The class's name; "" if the file could not be read that far.
-        verdict: "correct", "wrong", "error" (could not be run) or "unsure" (ran, and the checker
-            does not know).
-        findings: What is not as it should be, the most important first.
+        verdict: "correct", "wrong", "error" (could not be run) or "unsure" (ran, but the checker
+            cannot tell).
+        findings: The problems found, most important first.
         form: What kind of attention it is, and the sizes that it was checked with.
-        notes: What else the reader must know, a sentence each.
+        notes: What else the reader must know, one sentence each.
         tested: What was tested, in one line.
         how: How the class was built and called, in one line.
         steps: The forward pass as it ran, if it was recorded.
         is_attention: False if nothing in the class says that it is attention.
-        seed: What the sizes, the weights and the inputs were drawn with.
+        seed: The random seed for the sizes, the weights and the inputs.
     """
 
     file: str
@@ -311,7 +311,7 @@ class Report:
 
     @property
     def headline(self) -> str:
-        """The verdict as people say it: "correct, but it fails in some situations"."""
+        """The verdict in words: "correct, but it fails in some situations"."""
         if self.verdict == "error" and any(finding.id == "unsure" for finding in self.findings):
             return "unsure"
         return in_words(self.verdict, (finding.severity for finding in self.findings))
@@ -323,16 +323,16 @@ class Report:
 
     @property
     def judged(self) -> str:
-        """The verdict that the headline gives."""
+        """The verdict as the headline states it."""
         return "unsure" if self.headline == "unsure" else self.verdict
 
     @property
     def status(self) -> int:
-        """What a command ends with: 0 correct, 1 wrong, 2 could not be run or judged."""
+        """The exit status of a command: 0 correct, 1 wrong, 2 could not be run or judged."""
         return {"correct": 0, "wrong": 1}.get(self.verdict, 2)
 
     def to_json(self) -> dict[str, object]:
-        """The report as plain data. What is unsure has the verdict "error" there."""
+        """The report as plain data, in which an unsure report has the verdict "error"."""
         findings = [finding.to_json() for finding in self.findings]
         if self.verdict == "unsure" and not any(found["id"] == "unsure" for found in findings):
             says = "The checker does not know whether this is right."
@@ -355,7 +355,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
-        """The report that `to_json` gave."""
+        """Restore a report from `to_json`."""
         findings = tuple(Finding.from_json(finding) for finding in data["findings"])
         verdict = data["verdict"]
         if verdict == "error" and any(finding.id == "unsure" for finding in findings):
@@ -375,7 +375,7 @@ class Report:
         )
 
     def placed(self, source: Source) -> Report:
-        """The same report, its lines shown as they stand in the file, or in a notebook's cells."""
+        """The same report with its lines quoted from the file, or from a notebook's cells."""
         texts = source.text.split("\n")  # as Python counts lines
 
         def located(line: int | None) -> tuple[int | None, str, str]:
@@ -399,7 +399,7 @@ class Report:
 
     @property
     def about(self) -> tuple[str, ...]:
-        """What was checked and how, a line each: form, call, tests."""
+        """What was checked and how, one line each: form, call, tests."""
         form = str(self.form)
         checked = f"checked{':' if self.form.heads is None else ' with'} {form}" if form else ""
         seed = f"--seed {self.seed} repeats this check" if self.seed else ""
@@ -408,10 +408,10 @@ class Report:
         )
 
     def blocks(self, *, hint: bool = False, steps: bool = True) -> Iterator[Found | str | Pass]:
-        """What is shown below the headline, in order; a text is a note.
+        """What is shown below the headline, in order; a string is a note.
 
         Args:
-            hint: Show the symptoms and the locations, without the causes and the fixes.
+            hint: Show symptoms and locations, without causes and fixes.
             steps: Show the forward pass, if it was recorded.
         """
         for number, each in enumerate(self.findings, start=1):
@@ -454,7 +454,7 @@ class Report:
         return Group(*parts)
 
     def kind_of(self, finding: Finding) -> str:
-        """The severity of one of its findings in words; "" where the verdict says it all."""
+        """The severity of one of its findings in words; "" if the verdict says it all."""
         if finding.id == "unsure":
             return ""
         if self.verdict == "error":
@@ -477,7 +477,7 @@ class Report:
 
 
 def in_words(verdict: str, severities: Iterable[str]) -> str:
-    """A verdict as people say it, with the severities of what was found.
+    """A verdict in words, qualified by the severities of what was found.
 
     Examples:
         >>> in_words("correct", ["edge", "edge"])
@@ -494,7 +494,7 @@ def in_words(verdict: str, severities: Iterable[str]) -> str:
 def exit_status(reports: Iterable[Report]) -> int:
     """0 if all are correct, 1 if one is wrong, else 2: something could not be run or judged.
 
-    Nothing at all to judge is 2.
+    If there are no reports at all, it is 2.
     """
     statuses = {report.status for report in reports}
     if not statuses:
@@ -516,7 +516,7 @@ def _found(block: Found) -> list[RenderableType]:
 
 
 def _in_cells(text: str, source: Source) -> str:
-    """A traceback or a note with its lines counted in a notebook's cells, as in Jupyter."""
+    """A traceback or a note with its lines counted per notebook cell, as in Jupyter."""
 
     def named(found: re.Match[str]) -> str:
         place = find_cell(source.cells, int(found[1]))
@@ -531,7 +531,7 @@ def _in_cells(text: str, source: Source) -> str:
 
 
 def limited(text: str) -> str:
-    """A text of any length and origin, shortened, in characters that cannot act."""
+    """Text of any length and origin, shortened, with control characters made harmless."""
     text = text.expandtabs(4).strip("\n")
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} ... ({len(text) - _LONGEST:,} characters more)"
@@ -539,13 +539,13 @@ def limited(text: str) -> str:
 
 
 class _Labelled:
-    """A dim label, and a text beside it that wraps under itself."""
+    """A dim label with text beside it, wrapped under itself."""
 
     def __init__(self, label: str, text: str) -> None:
         self._label, self._text = label, limited(text)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines, without spaces at their ends."""
+        """The lines, without trailing spaces."""
         indent = len("Evidence") + 2
         inner = options.update_width(max(1, options.max_width - indent))
         lines = console.render_lines(Text(self._text, overflow="fold"), inner, pad=False)
@@ -563,7 +563,7 @@ class _StepTable:
         self._pass = steps
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Code on the left and shapes on the right; below each other where that is too wide."""
+        """Code on the left and shapes on the right, or stacked where that is too wide."""
         steps = [step for group in self._pass.groups for step in group]
         first = max(len("line"), *(cell_len(drawing.shorten(s.place, 16)) for s in steps)) + 2
         width = max(1, options.max_width - first)

@@ -1,7 +1,7 @@
-"""The mistakes that people make in attention code: what is said about each of them.
+"""The catalogue of common mistakes in attention code, with the text for each of them.
 
-An id enters, a `Mistake` or a `Finding` leaves. There is one TOML file per family: add a mistake
-there. `docs/generate.py` writes docs/mistakes.md from them. Start with `scaling.toml`.
+An id goes in; a `Mistake` or a `Finding` comes out. There is one TOML file per family: add new
+mistakes there. `docs/generate.py` writes docs/mistakes.md from them. Start with `scaling.toml`.
 
 >>> find("missing-scale").fix
 'Divide the scores by head_dim ** 0.5 before the softmax.'
@@ -23,23 +23,23 @@ _FILES = (
 
 @dataclass(frozen=True)
 class Mistake:
-    """One mistake that people make.
+    """One common mistake.
 
     Args:
-        id: The name that never changes.
+        id: A name that never changes.
         severity: "wrong" computes something other than attention; "compat" computes the same
-            function with its weights in another order, so only loaded weights break; "edge" goes
-            wrong in some situations only.
+            function with its weights in another order, so only loaded weights break; "edge" fails
+            only in some situations.
         says: What happens, in one sentence.
-        why: The reason, where `says` does not tell.
-        symptom: What can be seen from outside, without the cause: a hint for a student. "" where
-            the evidence is the hint.
-        shows: What else can be seen, and what the checker does about it.
-        fix: What to write instead; "" where that depends on the case.
-        at: What to look for in the source where no line is known; see `locate`.
+        why: The reason, if `says` does not give it.
+        symptom: What is visible from outside, without the cause: a hint for a student. "" if the
+            evidence serves as the hint.
+        shows: Other visible effects, and how the checker handles them.
+        fix: What to write instead; "" if that depends on the case.
+        at: What to look for in the source if no line is known; see `locate`.
         wrong: An example in Python.
-        right: The same, fixed.
-        picture: What happens to the numbers, as plain text.
+        right: The same example, fixed.
+        picture: What happens to the values, as plain text.
     """
 
     id: str
@@ -56,12 +56,12 @@ class Mistake:
 
     @property
     def hint(self) -> str:
-        """What can be seen of it without its cause, whatever happens to be the evidence."""
+        """What is visible without the cause, whatever the evidence is."""
         return self.symptom or self.says
 
     @property
     def section(self) -> str:
-        """Its section of docs/mistakes.md, in Markdown, without the heading."""
+        """Its section of docs/mistakes.md, as Markdown without the heading."""
         shows = " ".join(filter(None, (self.symptom, self.shows)))
         parts = [
             _fenced("py", self.wrong),
@@ -114,13 +114,13 @@ def find(id: str) -> Mistake:
 
 
 def finding(id: str, evidence: str, line: int | None, severity: str = "") -> Finding:
-    """A finding with the catalogue's words.
+    """A finding with the catalogue's text.
 
     Args:
         id: The mistake.
-        evidence: How we know, in numbers.
-        line: Where it is, if that is known.
-        severity: How bad it is here, if that differs from the catalogue.
+        evidence: How the checker knows, in numbers.
+        line: Its line, if known.
+        severity: The severity in this case, if it differs from the catalogue's.
     """
     known = find(id)
     kind = severity or known.severity
@@ -131,7 +131,7 @@ _UNKNOWN = Mistake("", "", "", symptom="Something else was found.")
 
 
 def words_of(id: str) -> Mistake:
-    """What the catalogue says of an id; hardly anything if it is of another version.
+    """The catalogue's entry for an id; a nearly empty one if the id is from another version.
 
     Examples:
         >>> words_of("an id of another version").hint

@@ -1,7 +1,7 @@
 """Many submissions: one row of a CSV file as each one finishes, resumable after an interruption.
 
-Every submission is judged in a worker process that may crash or hang: that is a row, not the end.
-Importing this file imports no torch; the workers do.
+Every submission is judged in a worker process. If that crashes or hangs, the submission gets a row
+that says so, and the run continues. Importing this file does not import torch; the workers do.
 """
 
 import ast
@@ -30,8 +30,8 @@ from clearhead.checker.sandbox.resource_usage import remove_folders
 from clearhead.checker.source.notebooks import Source, parse_notebook
 
 SUFFIXES = (".py", ".ipynb")
-DEEPEST = 30  # folders inside each other
-# As Python names them. Others are no alphabets (rot13), or take hours (punycode).
+DEEPEST = 30  # nested folders
+# By Python's names. Others are not text encodings (rot13), or take hours (punycode).
 ENCODINGS = (
     *("utf-8", "utf-8-sig", "ascii", "iso8859-1", "iso8859-2", "iso8859-15", "cp1250", "cp1251"),
     *("cp1252", "cp1254", "koi8-r", "gb2312", "gbk", "gb18030", "big5", "shift_jis", "cp932"),
@@ -47,7 +47,7 @@ NOTHING: Mapping[str, Any] = {}
 def collect(folder: Path) -> list[Path]:
     """The Python files and notebooks in a folder and below, without hidden ones.
 
-    A folder that cannot be opened, lies too deep or is a link is in the list itself: it becomes a
+    A folder that cannot be opened, is too deep or is a link is in the list itself: it becomes a
     row. Links are not followed.
 
     Raises:
@@ -77,9 +77,10 @@ def collect(folder: Path) -> list[Path]:
 
 
 def without_helpers(files: Sequence[Path], root: Path) -> list[Path]:
-    """The files without those that only help others: each folder of the root is one submission.
+    """The files without those that only help others: each folder below the root is one submission.
 
-    Such a file has no attention, and is an `__init__.py` or lies beside one that has.
+    Such a helper has no attention, and is an `__init__.py` or belongs to a submission with a file
+    that has.
     """
     from clearhead.checker.source.class_choice import holds_attention
 
@@ -96,7 +97,7 @@ def without_helpers(files: Sequence[Path], root: Path) -> list[Path]:
 
 
 def read_source(path: Path) -> Source:
-    """The Python of a file or of a notebook.
+    """The Python source of a file or of a notebook.
 
     Raises:
         ValueError: If it cannot be read, with the reason.
@@ -105,7 +106,7 @@ def read_source(path: Path) -> Source:
 
 
 def parse_source(data: bytes, name: str) -> Source:
-    """The Python in the bytes of a file or of a notebook.
+    """The Python source in the bytes of a file or of a notebook.
 
     Raises:
         ValueError: If it cannot be read, with the reason.
@@ -141,14 +142,14 @@ def check_text(
     """Judge one source; torch is imported here.
 
     Raises:
-        ValueError: If its expressions are nested too deeply to be followed.
+        ValueError: If its expressions are nested too deeply to be read.
     """
     import torch
 
     from clearhead.checker.diagnosis.file_check import check_source
     from clearhead.checker.sandbox.limits import Limits
 
-    torch.set_num_threads(1)  # tensors are small here: several threads wait for each other
+    torch.set_num_threads(1)  # tensors are small: several threads would wait for each other
     limits = Limits(data=Path(data) if data else None, trusted=trusted)
     with not_too_deep(file):
         return check_source(
@@ -157,11 +158,11 @@ def check_text(
 
 
 def beside(path: Path, text: str, inside: Path | None, data: Data | None) -> dict[str, Any]:
-    """What a submission finds beside itself, as arguments of `check_text`; mostly nothing.
+    """What a submission finds next to itself, as arguments of `check_text`; usually nothing.
 
     Args:
         path: The file.
-        text: Its Python.
+        text: Its Python source.
         inside: The folder that belongs to this submission, if it has one.
         data: The assignment's data.
     """
@@ -174,7 +175,7 @@ def beside(path: Path, text: str, inside: Path | None, data: Data | None) -> dic
 
 @contextmanager
 def not_too_deep(file: str) -> Iterator[None]:
-    """Raise ValueError where Python's own limits end the reading of a source."""
+    """Raise ValueError if a source exceeds Python's own limits."""
     try:
         yield
     except (RecursionError, MemoryError) as error:
@@ -187,7 +188,7 @@ def containment(*, trusted: bool = False) -> str:
     """One line on what a submission can reach here; torch is imported here.
 
     Args:
-        trusted: Whether it runs without containment, as its author is trusted.
+        trusted: Whether it runs without containment, because its author is trusted.
 
     Raises:
         ValueError: If it cannot be contained at all.
@@ -201,7 +202,7 @@ def containment(*, trusted: bool = False) -> str:
 
 
 def _serve(pipe: Connection, check: Check) -> None:
-    """A worker: a question and the bytes of a file in, an answer out as JSON."""
+    """A worker: takes a question and the bytes of a file, and answers in JSON."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     while True:
         try:
@@ -219,13 +220,13 @@ def _serve(pipe: Connection, check: Check) -> None:
 
 
 def _failed(error: Exception) -> dict[str, Any]:
-    """The answer where one file could not be read or judged; the others are judged all the same."""
-    said = isinstance(error, ValueError)  # our own words
+    """The answer for a file that could not be read or judged; the others are unaffected."""
+    said = isinstance(error, ValueError)  # with our own message
     return {"error": str(error) if said else f"{type(error).__name__}: {error}"}
 
 
 class Worker:
-    """A process that judges one submission after the other, and is replaced when it dies."""
+    """A process that judges one submission after another, and is replaced when it dies."""
 
     def __init__(self, check: Check, patience: float = PATIENCE) -> None:
         self._check, self._patience = check, patience
@@ -236,7 +237,7 @@ class Worker:
     def ask(
         self, data: bytes, name: str, adapter: str | None, extra: Mapping[str, Any] = NOTHING
     ) -> dict[str, Any]:
-        """The answer of `_serve`, or {"error": ...} where the worker crashed or hung."""
+        """The answer of `_serve`, or {"error": ...} if the worker crashed or hung."""
         if self._process is None or not self._process.is_alive():
             self._start()
         pipe = self._pipe
@@ -266,7 +267,7 @@ class Worker:
             process.kill()
 
     def stop(self) -> None:
-        """End the process for good, from another thread than the one that asks."""
+        """End the process for good, from a thread other than the one that asks."""
         self._stopped = True
         process = self._process
         if process is not None:
@@ -297,7 +298,7 @@ def row_of(
         order = ("wrong", "error", "unsure", "correct")
         verdict = next((each for each in order if each in verdicts), "error")
         lost = [r for r in reports if r.verdict in ("error", "unsure")]
-        # Of a traceback the last line: what happened; `places` says where.
+        # The last line of a traceback: what happened; `places` says where.
         texts = [(f.evidence or f.says).strip().split("\n")[-1] for r in lost for f in r.findings]
         texts += [] if reports else ["no attention class was found"]
         noted = dict.fromkeys(note for report in reports for note in report.notes)
@@ -338,16 +339,16 @@ def run(
     patience: float = PATIENCE,
     data: Data | None = None,
 ) -> Generator[tuple[Row, list[Report]] | None, None, None]:
-    """Judge the files, giving each row as it finishes; None for one that was done before.
+    """Judge the files, yielding each row as it finishes; None for one that was done before.
 
     Args:
         files: What to judge.
         root: Rows name a file by its path below this folder.
         jobs: How many at a time.
-        policy: What counts.
+        policy: What counts in the assignment.
         done: Whether a file of this name and sha256 needs no run under these rules.
-        links: Whether a file may be a symbolic link: where its user has named it.
-        check: What judges; a function of a module, since workers import it.
+        links: Whether a file may be a symbolic link: if the user named it.
+        check: The function that judges; it must be at module level, since workers import it.
         patience: Seconds for one file.
         data: The assignment's data.
     """
@@ -389,7 +390,7 @@ def run(
 
 
 def _digest(data: bytes, siblings: Mapping[str, str], given: Data | None) -> str:
-    """The sha256 of a file; of what it finds beside itself too, if there is anything."""
+    """The sha256 of a file, including what it finds next to itself, if there is anything."""
     found = hashlib.sha256(data)
     for name, text in sorted(siblings.items()):
         found.update(f"\0{name}\0{text}".encode())

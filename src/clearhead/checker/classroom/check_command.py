@@ -1,4 +1,4 @@
-"""The body of `clearhead check`. Importing this file imports no torch."""
+"""The implementation of `clearhead check`. Importing this file does not import torch."""
 
 import ast
 import difflib
@@ -36,21 +36,21 @@ _INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 @dataclass(frozen=True)
 class Options:
-    """What stands on the command line after the target.
+    """The command-line options.
 
     Args:
-        as_json: One JSON object per class, one on each line.
-        hint: Symptoms and locations only.
-        steps: The forward pass of each class, step by step.
+        as_json: Print one JSON object per class, one per line.
+        hint: Show symptoms and locations only.
+        steps: Show the forward pass of each class, step by step.
         adapter: A file that says how to build and call the class.
-        csv: Where the rows go.
-        html: Where the page for the class goes.
+        csv: The file for the rows.
+        html: The file for the page for the class.
         feedback: The folder for one file per submission.
-        policy: What counts.
-        seed: What sizes, weights and inputs are drawn with; None draws the seed too.
-        jobs: How many files at a time.
+        policy: The file with the policy.
+        seed: The random seed for sizes, weights and inputs; None draws one.
+        jobs: How many files to check at a time.
         data: A folder with the assignment's data.
-        trust: Run the file without containment, as it is the user's own.
+        trust: Run the file without containment, because it is the user's own.
     """
 
     as_json: bool = False
@@ -68,11 +68,11 @@ class Options:
 
 
 def check(target: str, options: Options, *, judge: batch.Check = batch.check_text) -> int:
-    """Check a file, one class of a file, or a folder; give back the exit status.
+    """Check a file, one class of a file, or a folder; return the exit status.
 
     Raises:
-        ValueError: If there is nothing to check, or options do not go together.
-        SystemExit: If a signal asks the process to end; then all that was started has ended.
+        ValueError: If there is nothing to check, or options exclude each other.
+        SystemExit: If a signal asks the process to end; by then everything it started has ended.
     """
     with _ends_on_signals():
         return _check(target, options, judge)
@@ -123,7 +123,7 @@ def _data(options: Options) -> AbstractContextManager[Data | None]:
 
 
 def _readable(path: Path) -> Source | None:
-    """The file's Python; None if it cannot be read, which is said later, or is a row."""
+    """The file's Python source; None if it cannot be read, which is reported later or in a row."""
     try:
         return batch.read_source(path)
     except ValueError:
@@ -131,7 +131,7 @@ def _readable(path: Path) -> Source | None:
 
 
 def _check_class(path: Path, source: Source, only: str, adapter: str | None = None) -> None:
-    """Raise ValueError if a file has no class of this name, with the names that it has."""
+    """Raise ValueError, listing a file's classes, if it has no class of this name."""
     try:
         with warnings.catch_warnings(action="ignore"):  # about escapes in the submission
             text = f"{source.text}\n\n{adapter or ''}"
@@ -141,7 +141,7 @@ def _check_class(path: Path, source: Source, only: str, adapter: str | None = No
         return  # the report says why it cannot be run
     classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
     imported = (node.name for node in nodes if isinstance(node, ast.alias))
-    # A name may also be a function's, imported or assigned: then only running the file tells.
+    # A name may also be a function, imported or assigned: then only running the file can tell.
     if only in {*classes, *known} or "*" in imported:
         return
     near = difflib.get_close_matches(only, classes, n=1, cutoff=0.5)
@@ -151,10 +151,10 @@ def _check_class(path: Path, source: Source, only: str, adapter: str | None = No
 
 
 def _check_outputs(path: Path, options: Options) -> None:
-    """Raise unless each output can be written, and no submission has a say in where it goes.
+    """Raise unless each output can be written, and no submission can influence where it goes.
 
     A submission can bring a link, or a file of marks. So nothing is written among submissions, and
-    beside a single one no link is followed.
+    next to a single submission no link is followed.
     """
     for option, file in (("--csv", options.csv), ("--html", options.html)):
         if file is not None:
@@ -185,12 +185,12 @@ def _check_outputs(path: Path, options: Options) -> None:
 
 
 def _is_in(folder: str, path: Path) -> bool:
-    """Whether a path leads into a folder, through whatever links."""
+    """Whether a path leads into a folder, after resolving all links."""
     return Path(os.path.realpath(path)).is_relative_to(folder)
 
 
 def _warn(*, trusted: bool) -> str:
-    """Say what is not contained, before anything runs; give back what is."""
+    """Print what is not contained, before anything runs; return what is."""
     contained = batch.containment(trusted=trusted)
     if "Not contained" in contained:
         print(contained, file=sys.stderr)
@@ -198,7 +198,7 @@ def _warn(*, trusted: bool) -> str:
 
 
 def write_adapter(target: str, file: Path, *, trust: bool = False) -> None:
-    """Write an adapter for a class or a function, to be completed where it says so.
+    """Write an adapter for a class or a function, to be completed where marked.
 
     Args:
         target: FILE or FILE:NAME.
@@ -206,12 +206,12 @@ def write_adapter(target: str, file: Path, *, trust: bool = False) -> None:
         trust: Run the target without containment.
 
     Raises:
-        ValueError: If the file is there already, or there is nothing to adapt.
+        ValueError: If the file already exists, or there is nothing to adapt.
     """
     path, only = split_target(target)
     if path.is_dir():
         raise ValueError(f"--write-adapter is for one file, and {path} is a folder.")
-    if os.path.lexists(file):  # a link to nothing too
+    if os.path.lexists(file):  # including a broken link
         raise ValueError(f"--write-adapter {file}: there is a file of that name; it is left alone.")
     source = batch.read_source(path)
     if only is not None:
@@ -248,7 +248,7 @@ def split_target(target: str) -> tuple[Path, str | None]:
     """The path and the class of FILE[:CLASS].
 
     Raises:
-        ValueError: If there is no such file or folder, or it is no Python.
+        ValueError: If there is no such file or folder, or it is not Python.
     """
     path, only = Path(target), None
     if not path.exists():
@@ -263,7 +263,7 @@ def split_target(target: str) -> tuple[Path, str | None]:
 
 
 def _near(path: Path) -> str:
-    """A file of nearly that name, or where the file was looked for."""
+    """A file with a similar name, or the path where the file was looked for."""
     there = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, there, n=1)
     if near:
@@ -289,7 +289,7 @@ def _many(
     contained: str,
     data: Data | None,
 ) -> int:
-    """A folder, or a file whose row is to be kept."""
+    """Check a folder, or a file whose row is to be kept."""
     files, root = (batch.collect(path), path) if path.is_dir() else ([path], path.parent)
     files = batch.without_helpers(files, root)
     if not files:
@@ -359,7 +359,7 @@ def _many(
 
 
 def _say_what_changed(marks: Marks, names: Sequence[str], policy: Policy) -> None:
-    """Rows of other rules are made anew: say so before, since it takes long."""
+    """Announce that rows judged under other rules are judged again, since it takes long."""
     known = [marks.rows[name] for name in map(key_of, names) if name in marks.rows]
     other = [row for row in known if row.rules != policy.digest]
     if not other:
@@ -373,7 +373,7 @@ def _say_what_changed(marks: Marks, names: Sequence[str], policy: Policy) -> Non
 
 
 def _gone(gone: Sequence[Row], rows: Sequence[Row], root: Path, options: Options) -> str:
-    """The rows that are in the CSV file and whose files are not there, by name."""
+    """A message that names the rows in the CSV file whose files do not exist."""
     same = {row.sha256: row.file for row in rows if row.sha256}
     names = [
         f"{row.file} (the same as {same[row.sha256]})" if row.sha256 in same else row.file
@@ -400,7 +400,7 @@ def _nothing(row: Row) -> Report:
 
 @contextmanager
 def _ends_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the processes and remove the folders that were made."""
+    """Let SIGTERM and SIGHUP end the processes and remove the folders that were created."""
 
     def stop(number: int, _: object) -> None:
         raise _Stopped(number)
@@ -427,7 +427,7 @@ class _Stopped(SystemExit):
 
 @contextmanager
 def _patient(path: Path, seconds: float = batch.PATIENCE) -> Iterator[None]:
-    """End what takes longer than one submission may, as in a folder of them."""
+    """Stop a check that takes longer than one submission may, as in a folder of them."""
 
     def ring(*_: object) -> None:
         raise _TookTooLong
@@ -447,12 +447,12 @@ def _patient(path: Path, seconds: float = batch.PATIENCE) -> Iterator[None]:
 
 
 class _TookTooLong(BaseException):
-    """Not an Exception: nothing in between may take it for an answer."""
+    """Not an Exception, so that no handler in between takes it for an answer."""
 
 
 @contextmanager
 def _waiting(words: str) -> Iterator[None]:
-    """A sign of life on a terminal."""
+    """Show activity on a terminal."""
     err = drawing.console(sys.stderr)
     if not err.is_terminal:
         yield
@@ -463,7 +463,7 @@ def _waiting(words: str) -> Iterator[None]:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, or some lines if that is no terminal; gives what moves it on."""
+    """A progress bar on standard error, or lines if it is no terminal; yields what advances it."""
     err = drawing.console(sys.stderr)
     if not err.is_terminal:
         yield _count(total)
@@ -478,7 +478,7 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
 
 
 def _count(total: int) -> Callable[[], None]:
-    """Say how many are checked: each one, or about ten times in all."""
+    """Print how many files were checked: after each one, or about ten times in all."""
     numbers = itertools.count(1)
 
     def advance() -> None:

@@ -1,7 +1,7 @@
 """A page for the teacher to project: one file, no network, light and dark, and no names.
 
 It shows the most frequent mistakes with evidence and lines of code, then why files could not be
-judged. Who handed in what is in the CSV file and in the feedback.
+judged. The CSV file and the feedback say who handed in what.
 """
 
 import re
@@ -14,7 +14,7 @@ from clearhead.checker.classroom.class_summary import FAIL, Counted, reason, tal
 from clearhead.checker.classroom.marks_file import Detail, Row, unpack
 from clearhead.checker.report import Fact, Found, in_words
 
-_EXAMPLES = 2  # of one mistake
+_EXAMPLES = 2  # per mistake
 
 
 def html(
@@ -25,7 +25,7 @@ def html(
     title: str = "What the class found hard",
     contained: str = "",
 ) -> str:
-    """The page, with every text from outside escaped.
+    """The page, with all untrusted text escaped.
 
     Args:
         rows: One for each submission.
@@ -100,7 +100,7 @@ def _lost(title: str, rows: Sequence[Row]) -> str:
 
 
 def _unnamed(words: str, row: Row) -> str:
-    """A text about a file without the file's name, which may be a student's."""
+    """Text about a file without the file's name, which may be a student's."""
     for name in filter(None, (row.file, Path(row.file).name)):
         words = re.sub(rf"(?<![\w.-]){re.escape(name)}(?!\w)", "the file", words)
     return words

@@ -1,4 +1,4 @@
-"""What a whole class found hard: counted from the rows, and written for the terminal."""
+"""What the students found hard: counted from the rows, and shown in the terminal."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counted:
-    """One kind of finding, and in how many submissions it is.
+    """One kind of finding, and how many submissions have it.
 
     Args:
-        name: Its id, or its symptom where only hints are given.
+        name: Its id, or its symptom if only hints are given.
         count: How many submissions have it.
         kind: Its severity in words, if it does not fail.
     """
@@ -40,15 +40,15 @@ FAIL = ("wrong",)
 
 @dataclass(frozen=True)
 class Tally:
-    """What the rows say together, the most frequent first.
+    """The counts over all rows, most frequent first.
 
     Args:
         verdicts: How many submissions have each verdict.
-        fails: In how many submissions a finding is that fails.
+        fails: The findings that fail, each with the number of submissions.
         remarks: The same for findings that do not fail.
         remarked: How many submissions are correct and have a remark.
         not_run: The rows of files that could not be run.
-        unsure: The rows of files of which the checker does not know whether they are right.
+        unsure: The rows of files that the checker could not judge as right or wrong.
     """
 
     verdicts: list[tuple[str, int]]
@@ -65,7 +65,7 @@ def tally(rows: Sequence[Row], fail: Sequence[str] = FAIL, *, hint: bool = False
     Args:
         rows: One for each submission.
         fail: The severities that fail; see `Policy`.
-        hint: Give symptoms in place of ids, which tell the cause.
+        hint: Give symptoms in place of ids, which reveal the cause.
     """
     fails: dict[tuple[str, str], set[str]] = {}
     remarks: dict[tuple[str, str], set[str]] = {}

@@ -1,4 +1,4 @@
-"""The data of an assignment (`--data DIR`): a copy that submissions can read and nobody can change.
+"""The data of an assignment (`--data DIR`): a copy that submissions can read but not change.
 
 A submission finds the files in its working folder, as `train.csv` and as `DIR/train.csv`.
 """
@@ -19,7 +19,7 @@ MOST_FILES, MOST_MIB = 1000, 64
 
 
 class Data(NamedTuple):
-    """The copy of a folder, and a digest of what is in it."""
+    """The copy of a folder, and a digest of its contents."""
 
     folder: Path
     digest: str
@@ -27,10 +27,10 @@ class Data(NamedTuple):
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Data]:
-    """A read-only copy of a folder of data, for as long as it is needed.
+    """A temporary read-only copy of a data folder.
 
     Raises:
-        ValueError: If it is no folder, holds links or devices, or is too large.
+        ValueError: If it is not a folder, contains links or devices, or is too large.
     """
     if not folder.is_dir():
         raise ValueError(f"--data {folder}: expected a folder with the assignment's data files.")

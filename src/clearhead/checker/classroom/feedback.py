@@ -18,7 +18,7 @@ from clearhead.checker.report import Found, Pass, Report, limited
 ENDINGS = (".md", ".html")
 _LONGEST_NAME = 120  # characters
 _LONGEST = 4000  # characters of code
-# Windows reserves these names, with any ending.
+# Windows reserves these names, with any extension.
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\.|$)")
 STEPS = "The forward pass, step by step"
 
@@ -27,11 +27,11 @@ class Folder:
     """A folder of feedback. Nothing outside it is written, and links in it are replaced.
 
     Args:
-        path: The folder; made if it is not there.
+        path: The folder, created if it does not exist.
         hint: Show symptoms only, without causes and fixes.
 
     Raises:
-        OSError: If it cannot be made, or there is something else of that name.
+        OSError: If it cannot be created, or something else has that name.
     """
 
     def __init__(self, path: Path, *, hint: bool = False) -> None:
@@ -62,13 +62,13 @@ class Folder:
             _replace(self._path / (name_for(row.file) + end), whole.encode())
 
     def _stamp(self, sha256: str, rules: str) -> str:
-        """The last line: which submission this is about, under which rules."""
+        """The last line, which identifies the submission and the rules."""
         what = hashlib.sha256(f"{sha256} {rules} {self._hint}".encode()).hexdigest()[:16]
         return f"<!-- clearhead feedback {what} -->"
 
 
 def name_for(file: str) -> str:
-    """The name of a submission's feedback, without an ending: safe anywhere, and its own.
+    """The name of a submission's feedback, without extension: safe anywhere, and unique.
 
     Examples:
         >>> name_for("anna/homework.py")
@@ -91,7 +91,7 @@ def name_for(file: str) -> str:
 
 
 def _read(path: Path) -> bytes:
-    """What is in a file; nothing if it is not there, or is a link."""
+    """The contents of a file; nothing if it does not exist or is a link."""
     try:
         return path.read_bytes() if stat.S_ISREG(path.lstat().st_mode) else b""
     except OSError:
@@ -99,7 +99,7 @@ def _read(path: Path) -> bytes:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file beside its place and move it there: a link of that name is not followed."""
+    """Write a file next to its path and move it there: a link of that name is not followed."""
     draft = path.with_name(f".{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     try:
@@ -111,7 +111,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def markdown(file: str, reports: Sequence[Report], *, hint: bool = False) -> str:
-    """The feedback as Markdown; text from outside cannot add markup."""
+    """The feedback as Markdown; untrusted text cannot add markup."""
     lines = [f"# {escape(file)}", ""]
     for report in reports:
         lines += [
@@ -135,7 +135,7 @@ def _found(block: Found) -> Iterator[str]:
     yield f"### {escape(block.title)}" + (f" ({block.kind})" if block.kind else "")
     yield from ("", escape(block.says), "")
     for label, text, code in block.facts:
-        fenced = code or (text if "\n" in text else "")  # a caret stands below its character
+        fenced = code or (text if "\n" in text else "")  # a caret stays below its character
         shown = "" if fenced == text else f" {escape(text)}"
         yield from (f"**{label}{shown}.**" if code else f"**{label}.**{shown}", "")
         if fenced:
@@ -146,7 +146,7 @@ def _found(block: Found) -> Iterator[str]:
 
 
 def _table(steps: Pass) -> Iterator[str]:
-    """The forward pass, a row for each operation."""
+    """The forward pass, one row per operation."""
     yield "| line | code | operation | shape |" + (" remark |" if steps.remarks else "")
     yield "|---|---|---|---|" + ("---|" if steps.remarks else "")
     for group in steps.groups:
@@ -171,7 +171,7 @@ def escape(words: str) -> str:
         'a\\_b \\<img\\> \\[x\\](y) \\| \\*z\\*'
     """
     words = re.sub(r"([\\`*_<>\[\]|#~&$!])", r"\\\1", limited(words).strip())
-    words = re.sub(r"://", r":&#47;/", words)  # no links that a viewer makes by itself
+    words = re.sub(r"://", r":&#47;/", words)  # no links that a viewer creates by itself
     words = re.sub(r"(?m)^(\s*)(\d+)([.)])", r"\1\2\\\3", words)
     return re.sub(r"(?m)^(\s*)([-+=])", r"\1\\\2", words).replace("\n", "  \n")
 
@@ -183,7 +183,7 @@ def _described(reports: Iterable[Report], hint: bool) -> list[str]:
 
 
 def html(file: str, reports: Sequence[Report], *, hint: bool = False) -> str:
-    """The feedback as a page: one file, no network, text from outside escaped."""
+    """The feedback as a page: one file, no network access, untrusted text escaped."""
     main = "\n".join(_section(report, hint) for report in reports)
     main += "".join(
         f'<section><h2 id="{id}"><code>{id}</code></h2>\n{parts.section(id)}</section>\n'
@@ -193,7 +193,7 @@ def html(file: str, reports: Sequence[Report], *, hint: bool = False) -> str:
 
 
 def _section(report: Report, hint: bool) -> str:
-    """One class."""
+    """The section on one class."""
     found, rest = "", ""
     for block in report.blocks(hint=hint):
         if isinstance(block, Found):

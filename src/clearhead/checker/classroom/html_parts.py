@@ -1,4 +1,4 @@
-"""Parts of the pages for a class: escaped text, findings, steps, sections of the catalogue."""
+"""Parts of the HTML pages: escaped text, findings, steps, sections of the catalogue."""
 
 import html
 import re
@@ -15,7 +15,7 @@ def text(words: str) -> str:
 
 
 def page(title: str, main: str, footer: str = "") -> str:
-    """A whole page: one file, without a network, without scripts.
+    """A whole page: one file, without network access or scripts.
 
     Args:
         title: Text.
@@ -37,7 +37,7 @@ def _assets() -> PageAssets:
 
 
 def share_bar(count: int, total: int) -> str:
-    """How large a part is; the number beside it says the same."""
+    """A bar that shows how large a part is; the number next to it says the same."""
     width = f"{100 * count / max(total, 1):.1f}"
     return (
         '<svg class="track" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
@@ -52,9 +52,9 @@ def found(
 
     Args:
         block: The finding.
-        link: Whether the page has the section of this mistake.
+        link: Whether the page has a section on this mistake.
         share: How many submissions have it, and how many there are.
-        more: HTML for the end.
+        more: HTML to append.
     """
     title = f"<code>{text(block.title)}</code>" if block.id else text(block.title)
     named = f" ({text(block.kind)})" if block.kind else ""
@@ -69,7 +69,7 @@ def found(
 
 
 def found_list(items: str) -> str:
-    """Several findings, if there are any."""
+    """A list of findings, if there are any."""
     return f'<ol class="found">{items}</ol>' if items else ""
 
 
@@ -77,7 +77,7 @@ def _value(fact: Fact) -> str:
     if fact.code:
         place = f"{text(fact.text)}: " if fact.text else ""
         return f"{place}<code>{text(fact.code)}</code>"
-    # Several lines keep their spaces, so that a caret stands below its character.
+    # Several lines keep their spaces, so that a caret stays below its character.
     return f"<pre>{text(fact.text)}</pre>" if "\n" in fact.text else text(fact.text)
 
 

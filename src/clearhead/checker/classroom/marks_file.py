@@ -25,15 +25,15 @@ class Row:
         verdict: "correct", "wrong", "error" or "unsure": the worst of its classes.
         mistakes: The ids of the findings that fail, separated by commas.
         findings: The ids of all findings, separated by spaces.
-        severities: A severity for each of them; "-" where nothing could be judged.
-        places: The line for each of them, "; " between: "line 25", "In[4], line 7" in a notebook;
-            "-" where it is not known.
+        severities: The severity of each finding; "-" where nothing could be judged.
+        places: The line of each finding, separated by "; ": "line 25", "In[4], line 7" in a
+            notebook; "-" if unknown.
         note: Why it could not be judged; else the notes of the reports.
         seconds: How long it took.
-        sha256: Of the file's bytes: the same file is not run again under the same rules.
-        rules: Of the policy, the adapter and this package's version; see `Policy.digest`.
+        sha256: Digest of the file's bytes: the same file is not run again under the same rules.
+        rules: Digest of the policy, the adapter and this package's version; see `Policy.digest`.
         details: Evidence and code of each finding, for the page; see `Detail`.
-        seed: What sizes, weights and inputs were drawn with: `--seed` repeats the check.
+        seed: The random seed for sizes, weights and inputs: `--seed` repeats the check.
     """
 
     file: str
@@ -53,13 +53,13 @@ class Row:
 
 
 HEAD = tuple("class" if field.name == "cls" else field.name for field in fields(Row))
-# Columns that earlier versions did not write: their rows are read, and get these columns.
+# Columns that earlier versions did not write: their files are read, and get these columns.
 LATER = {"passed", "mistakes", "details", "seed"}
 PASSED = {"correct": "yes", "wrong": "no"}
 
 
 class Detail(NamedTuple):
-    """What the page shows of one finding, kept in the row for a run that resumes."""
+    """What the page shows of one finding, kept in the row so that a run can be resumed."""
 
     id: str
     place: str
@@ -83,7 +83,7 @@ def pack(details: Iterable[Detail]) -> str:
 
 
 def unpack(cell: str) -> list[Detail]:
-    """The details that `pack` was given; none if somebody has edited the cell."""
+    """The details that `pack` was given; none if the cell was edited."""
     try:
         rows = json.loads(unguarded(cell)) if cell else []
         return [Detail(*map(str, row)) for row in rows]
@@ -92,7 +92,7 @@ def unpack(cell: str) -> list[Detail]:
 
 
 def _row(head: Sequence[str], cells: Sequence[str]) -> Row:
-    """The row with these columns; without `mistakes`, they are the findings that are wrong."""
+    """The row with these columns; `mistakes` defaults to the findings that are wrong."""
     known = dict(zip(head, cells, strict=True))
     pairs = zip(known["findings"].split(), known["severities"].split(), strict=False)
     wrong = dict.fromkeys(id for id, severity in pairs if severity == "wrong")
@@ -102,7 +102,7 @@ def _row(head: Sequence[str], cells: Sequence[str]) -> Row:
 
 
 def key_of(file: str) -> str:
-    r"""The cell for a file's name: guarded, and no two names have the same one.
+    r"""The cell for a file's name: guarded, and different for different names.
 
     Examples:
         >>> key_of("=x.py"), key_of("'=x.py"), key_of("a\\nb.py")
@@ -122,13 +122,13 @@ def file_of(key: str) -> str:
 
 
 class Marks:
-    """The CSV file: what is in it stays, a torn last line is taken away, rows are added.
+    """The CSV file: its rows are kept, a torn last line is removed, new rows are added.
 
     Args:
-        path: The file; made if it is not there. Into a pipe the rows go as they finish.
+        path: The file, created if it does not exist. Rows go into a pipe as they finish.
 
     Raises:
-        ValueError: If there is another file of that name.
+        ValueError: If there is another kind of file of that name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -168,7 +168,7 @@ class Marks:
         return row is not None and (row.sha256, row.rules) == (sha256, rules)
 
     def add(self, row: Row) -> None:
-        """Write a row, so that nothing is lost when the power fails now."""
+        """Write a row, so that nothing is lost if the power fails afterwards."""
         cells = (key_of(row.file), *(guarded(cell) for cell in astuple(row)[1:]))
         again = cells[0] in self.rows
         self.rows[cells[0]] = Row(*cells)
@@ -178,17 +178,17 @@ class Marks:
             self._write(cells)
 
     def sort(self) -> None:
-        """Put the rows in the order of the files' names; they stand as they finished."""
+        """Sort the rows by the files' names; they are written in the order they finish."""
         ordered = sorted(self.rows)
         if ordered != list(self.rows) and self._lasting:
             self.rows = {name: self.rows[name] for name in ordered}
             self._rewrite()
 
     def there_and_gone(self, files: Iterable[str], root: Path) -> tuple[list[Row], list[Row]]:
-        """The rows of files that are there, and the rows of files that are not.
+        """The rows of files that exist, and the rows of files that do not.
 
         Args:
-            files: The names of files that were found.
+            files: The names of the files that were found.
             root: Their folder; a row's file may be in it without being among them.
         """
         names = {key_of(file) for file in files}
@@ -213,7 +213,7 @@ class Marks:
 
     def close(self) -> None:
         """Close the file."""
-        with disk_errors(self._path):  # what could not be written is tried once more
+        with disk_errors(self._path):  # what could not be written is tried again
             self._file.close()
 
 
@@ -221,7 +221,7 @@ def _is_there(root: Path, key: str) -> bool:
     """Whether the file of a row is in the folder."""
     try:
         return (root / file_of(key)).is_file()
-    except (OSError, ValueError):  # no name that a file can have
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 
@@ -242,6 +242,6 @@ def line(cells: Iterable[str]) -> bytes:
 
 
 def write(path: Path, data: bytes) -> None:
-    """A reader sees the old file or the whole new one."""
+    """Write a file so that a reader sees the old one or the whole new one."""
     with beside(path) as whole:
         whole.write_bytes(data)

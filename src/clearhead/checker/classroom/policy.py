@@ -4,7 +4,7 @@ class = "MultiHead*"          # this class must exist; others are ignored
 causal = true                 # the required form
 multi_head = true
 fail = ["wrong", "compat"]    # which findings fail; the default is "wrong" only
-adapter = "adapter.py"        # one adapter for the whole class, beside the policy
+adapter = "adapter.py"        # one adapter for all submissions, next to the policy
 """
 
 import fnmatch
@@ -27,7 +27,7 @@ _KEYS: dict[str, type] = {
     "adapter": str,
 }
 FAILS = (*SEVERITIES, "error")  # the last one: a submission that cannot be run
-PARTS = ("the version", "the policy", "the adapter")  # of a digest, "-" between
+PARTS = ("the version", "the policy", "the adapter")  # of a digest, separated by "-"
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Policy:
     """What an assignment asks for.
 
     Args:
-        cls: A pattern for the name of the class that must be there; None takes all classes.
-        causal: Whether it must be causal; None takes both.
-        multi_head: Whether it must have several heads; None takes both.
+        cls: A pattern for the name of the class that must exist; None accepts all classes.
+        causal: Whether it must be causal; None accepts both.
+        multi_head: Whether it must have several heads; None accepts both.
         fail: The severities that fail; with "error", also what cannot be run.
-        adapter: The text of an adapter, or None.
+        adapter: The source of an adapter, or None.
     """
 
     cls: str | None = None
@@ -61,13 +61,13 @@ class Policy:
 
     @property
     def digest(self) -> str:
-        """These rules in short, by `PARTS`: a row that was judged under others is judged again."""
+        """A digest of the rules, by `PARTS`: a row judged under other rules is judged again."""
         parts = astuple(replace(self, adapter=None)), self.adapter
         hashes = (hashlib.sha256(repr(part).encode()).hexdigest()[:12] for part in parts)
         return "-".join((__version__, *hashes))
 
     def changes_since(self, digest: str) -> list[str]:
-        """What is no longer as it was in a row with this digest: "the policy", "the adapter"."""
+        """What differs from the rules of a row with this digest: "the policy", "the adapter"."""
         now, then = self.digest.rsplit("-", 2), digest.rsplit("-", 2)
         if len(then) != len(now):
             return ["the version"]
@@ -78,7 +78,7 @@ class Policy:
         """The policy in a file.
 
         Raises:
-            ValueError: If the file is no TOML, or has a key or a value that is not known.
+            ValueError: If the file is not TOML, or has an unknown key or value.
         """
         text = read_text("--policy", path)
         try:
@@ -146,7 +146,7 @@ class Policy:
 def _not_asked(asked: str, rule: str, found: str) -> Finding:
     """The finding for a requirement that is not met: what was asked for, and what was found.
 
-    Its own words are the hint too: they contain no fix.
+    Its text also serves as the hint, since it contains no fix.
     """
     says = f"The assignment asks for {asked}."
     evidence = f"Asked for: {rule}. Found: {found}."

@@ -1,4 +1,4 @@
-"""Files that others name: only regular ones are read, and only up to a size."""
+"""Read files that others name: only regular ones, and only up to a size limit."""
 
 import os
 import re
@@ -9,14 +9,14 @@ LARGEST = 4 * 2**20  # bytes
 
 
 def read_bytes(path: Path, *, links: bool = True) -> bytes:
-    """The bytes of a file; of a pipe or a device nothing is read, and nobody waits.
+    """The bytes of a file; a pipe or a device is rejected without reading from it or waiting.
 
     Args:
         path: The file.
         links: Whether it may be a symbolic link.
 
     Raises:
-        ValueError: If it is no file, too large, or cannot be read, with the reason.
+        ValueError: If it is not a regular file, is too large, or cannot be read, with the reason.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | (0 if links else _NO_LINKS)
     try:
@@ -49,10 +49,10 @@ def _check_kind(path: Path, told: os.stat_result) -> None:
 
 
 def read_text(option: str, path: Path) -> str:
-    """The text of a file that an option names.
+    """The text of a file that a command-line option names.
 
     Raises:
-        ValueError: If it is no file, too large, or not text, with the reason.
+        ValueError: If it is not a regular file, is too large, or is not text, with the reason.
     """
     try:
         return read_bytes(path).decode("utf-8-sig")
@@ -63,9 +63,9 @@ def read_text(option: str, path: Path) -> str:
 
 
 def package_of(path: Path, source: str) -> Path:
-    """The outermost folder of the package that a file belongs to; its own folder if to none.
+    """The outermost folder of the package that a file belongs to; its own folder if there is none.
 
-    A folder above it that its imports name is such a package too: `from src.rotary import turn`.
+    A folder above it that its imports name counts as a package too: `from src.rotary import turn`.
     """
     folder = path.resolve().parent
     for above in (folder, *folder.parents):

@@ -1,5 +1,5 @@
 """How a class is built, fed and called.
 
-A class of a submission goes in; a `Subject` that answers to (batch, tokens, width) comes out. Start
-with `building.py`.
+A submitted class goes in; a `Subject` that can be called with (batch, tokens, width) comes out.
+Start with `building.py`.
 """

@@ -1,6 +1,6 @@
-"""An adapter written from a class's own signature: how it is built, called, and what it returns.
+"""An adapter generated from a class's signature: how it is built, called, and what it returns.
 
-Names tell what an argument is for, as everywhere in the checker. Where they do not, the line says
+As everywhere in the checker, names reveal what an argument is for. Where they do not, the line says
 "change this".
 """
 
@@ -22,7 +22,7 @@ from clearhead.checker.source.wrapped_functions import wrapper_of
 
 _WIDTH = 88
 _CHANGE = "  # change this: "
-# What an adapter passes on for each meaning; its own arguments stand on the right.
+# What an adapter passes on for each meaning; its own arguments are on the right.
 _VALUES = {
     "d_in": "d_in",
     "d_out": "d_out",
@@ -41,9 +41,9 @@ _VALUES = {
     "theta": "10000.0",
     "eps": "1e-5",
 }
-# Left as they are where there is a default.
+# Left as they are if there is a default.
 _AS_THEY_ARE = {"bias", "kv_groups", "rope", "device", "dtype", "theta", "eps"}
-# What an adapter passes on for an argument of forward that is no input.
+# What an adapter passes on for an argument of forward that is not an input.
 _PLAIN = {
     "zero": "0",
     "false": "False",
@@ -55,14 +55,14 @@ _OURS = ("d_in", "d_out", "context_length", "dropout", "num_heads")
 
 
 class Skeleton(NamedTuple):
-    """An adapter's text, and whether a person has to complete it."""
+    """An adapter's source, and whether a person has to complete it."""
 
     text: str
     open: bool
 
 
 class _Argument(NamedTuple):
-    """One argument of a call: its name ("" for a positional one), its value, what is unclear."""
+    """One argument of a call: its name ("" if positional), its value, and what is unclear."""
 
     name: str
     value: str
@@ -74,7 +74,7 @@ class _Argument(NamedTuple):
 
 
 def adapter_for(info: ClassInfo, source: str) -> Skeleton:
-    """An adapter for a class, with its constructor's and its forward's own arguments.
+    """An adapter for a class, with the arguments of its constructor and of its forward.
 
     Args:
         info: The class.
@@ -92,12 +92,12 @@ def adapter_for(info: ClassInfo, source: str) -> Skeleton:
         )
         imports += ["from torch import nn", ""]
         begin = ["        super().__init__()"]
-    else:  # numpy: the arrays of the object itself are its weights
+    else:  # numpy: the object's own arrays are its weights
         owner, start, begin = info.name, "super().__init__", []
         called = "super().__call__" if "__call__" in info.methods else "super().forward"
     lines = [f"    def __init__({', '.join(['self', *used])}):"]
     lines += [*begin, *_written(start, built, 8)]
-    if owner == "nn.Module" and not info.is_module:  # its weights hang on no module yet
+    if owner == "nn.Module" and not info.is_module:  # its weights belong to no module yet
         lines += [
             "        parts = vars(self.inner).values()",
             "        self.parts = nn.ModuleList(p for p in parts if isinstance(p, nn.Module))",
@@ -151,7 +151,7 @@ def _constructor(info: ClassInfo, source: str) -> list[_Argument]:
     for parameter in info.init:
         meaning = meanings[parameter.name]
         left = not meaning or meaning in _AS_THEY_ARE
-        a_mask = meaning == "causal" and parameter.default is None  # itself, it may be
+        a_mask = meaning == "causal" and parameter.default is None  # it may be the mask itself
         if parameter.kind.startswith("VAR") or (parameter.has_default and (left or a_mask)):
             continue
         name = "" if parameter.kind == "POSITIONAL_ONLY" else parameter.name
@@ -165,7 +165,7 @@ def _constructor(info: ClassInfo, source: str) -> list[_Argument]:
 
 
 def _value(meaning: str, present: set[str]) -> str:
-    """What stands for a meaning, given which others the constructor takes."""
+    """The code for a meaning, given the other meanings that the constructor takes."""
     single = "head_dim" in present and "heads" not in present
     if meaning == "d":
         return "d_in" if "d_out" in present or single else "d_out"
@@ -175,7 +175,7 @@ def _value(meaning: str, present: set[str]) -> str:
 
 
 def _guess(parameter: Parameter) -> tuple[str, str]:
-    """A value for an argument whose name says nothing, and what to look at."""
+    """A value for an argument whose name says nothing, and the question to resolve."""
     if re.search(r"layer|idx|index", parameter.name):
         return "0", ""
     kinds = {"bool": "False", "float": "0.0", "str": '""'}
@@ -224,7 +224,7 @@ def _call(info: ClassInfo) -> tuple[list[str], list[_Argument]]:
             given.append(_Argument(name, "None", unclear))
         elif role in _PLAIN:
             given.append(_Argument(name, _PLAIN[role]))
-        else:  # a mask or rotary angles: the checker tries the usual ways
+        else:  # a mask or rotary angles: the checker tries the usual forms
             taken.append(f"{parameter.name}=None" if parameter.has_default else parameter.name)
             given.append(_Argument(name, parameter.name))
     required = [name for name in taken if not name.endswith("=None")]
@@ -232,7 +232,7 @@ def _call(info: ClassInfo) -> tuple[list[str], list[_Argument]]:
 
 
 def _returns_tuples(source: str, info: ClassInfo) -> bool:
-    """Whether the class's forward returns several things, perhaps only sometimes."""
+    """Whether the class's forward returns several values, perhaps only sometimes."""
     own = method(class_node(source, info.name), "forward", "__call__") or ast.Module([], [])
     found = [n.value for n in ast.walk(own) if isinstance(n, ast.Return)]
     found += [e for v in found if isinstance(v, ast.IfExp) for e in (v.body, v.orelse)]
@@ -240,7 +240,7 @@ def _returns_tuples(source: str, info: ClassInfo) -> bool:
 
 
 def _written(start: str, arguments: Sequence[_Argument], indent: int) -> list[str]:
-    """A call in one line, or with one argument on each line where that is too long or unclear."""
+    """A call on one line, or with one argument per line if it is too long or unclear."""
     space = " " * indent
     one = f"{space}{start}({', '.join(argument.code for argument in arguments)})"
     long = len(one) > _WIDTH or "\n" in one

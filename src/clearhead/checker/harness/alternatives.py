@@ -1,4 +1,4 @@
-"""Other ways to build and call a class, to be tried before it is called wrong."""
+"""Other ways to build and call a class, to be tried before it is judged wrong."""
 
 import itertools
 import time
@@ -30,14 +30,14 @@ from clearhead.checker.sandbox.submission import Failure
 from clearhead.checker.source.class_text import switches
 
 MOST = 6
-_NO_FLAGS = ("batch_first", "bias", "rope")  # their other value makes nothing right
+_NO_FLAGS = ("batch_first", "bias", "rope")  # their other value cannot make anything right
 
 
 def alternatives(case: Case, subject: Subject) -> Iterator[Subject]:
     """The class with the other value of each flag, then with equal sizes; a handful at most.
 
-    The session holds the object of the subject that was yielded last: call `renew` with the first
-    one to go on with that.
+    The session holds the object of the subject that was yielded last. To continue with the original
+    one, call `renew` with it.
 
     Args:
         case: The class.
@@ -50,7 +50,7 @@ def alternatives(case: Case, subject: Subject) -> Iterator[Subject]:
 def other_flags(case: Case, subject: Subject) -> Iterator[Subject]:
     """The class with the other value of each flag, a few at most; see `alternatives`.
 
-    Also of attributes on which its code branches, and which no argument sets: `self.flash`.
+    This includes attributes that its code branches on and no argument sets: `self.flash`.
     """
     yield from _settled(case, itertools.islice(_flags(case, subject), MOST // 2))
     given = {p.name for p in case.info.init}
@@ -66,9 +66,9 @@ def other_flags(case: Case, subject: Subject) -> Iterator[Subject]:
 
 
 def _settled(case: Case, trials: Iterable[Subject]) -> Iterator[Subject]:
-    """Those of them that can be built and called."""
+    """The trials that can be built and called."""
     for trial in trials:
-        # What is found on the way belongs to a call that may be none of the class's own.
+        # What is found here belongs to a call that the class may not be meant for.
         scratch = replace(case, findings=[], notes=[], began=time.monotonic())
         arguments = list(trial.arguments)
         built, keywords = build(scratch, trial.sizes, arguments, trial.keywords)
@@ -85,9 +85,9 @@ def _objects(keywords: Mapping[str, object]) -> set[str]:
 
 
 def widened(case: Case, subject: Subject) -> Subject | None:
-    """The class with many heads and large widths; None if it cannot be had.
+    """The class with many heads and large widths; None if it cannot be built that way.
 
-    The session holds that object then: call `renew` with the first one to go on with that.
+    The session then holds that object. To continue with the original one, call `renew` with it.
     """
     sizes = case.sizes.wide
     if subject.sizes.d_in != subject.sizes.d_out:
@@ -115,7 +115,7 @@ def widened(case: Case, subject: Subject) -> Subject | None:
 
 
 def _flags(case: Case, subject: Subject) -> Iterator[Subject]:
-    """One flag after the other; first those to which the file's own calls give another value."""
+    """One flag at a time with its other value; first those that the file's own calls set."""
     told = {
         name
         for site in (*case.usage.built, *case.usage.called)
@@ -136,7 +136,7 @@ def _flags(case: Case, subject: Subject) -> Iterator[Subject]:
 
 
 def _equal_sizes(case: Case, subject: Subject) -> Iterator[Subject]:
-    """The class with one width for everything, and heads that share keys if they did so."""
+    """The class with one width for everything, and with shared keys if it supports them."""
     tried = (subject.sizes, case.sizes.plain[0])
     meanings = {*map(meaning_for, case.info.init)} | {
         likely_meaning(n) for n, _ in case.info.fields
@@ -155,7 +155,7 @@ def _equal_sizes(case: Case, subject: Subject) -> Iterator[Subject]:
 def mask_ways(subject: Subject) -> Iterator[Tensor]:
     """Masks for a class whose forward takes one, in the usual shapes and with all meanings.
 
-    Also with an axis for the heads. A mask without two token axes hides nothing.
+    Some also have a head axis. A mask without two token axes hides nothing.
     """
     batch, tokens, heads = subject.sizes.batch, subject.sizes.tokens, subject.sizes.heads
     for polarity in POLARITIES:
@@ -165,5 +165,5 @@ def mask_ways(subject: Subject) -> Iterator[Tensor]:
         padding = whole[:, :, -1:]  # the last token sees all
         heads_apart = (whole, whole.flatten(0, 1), whole[0], padding.flatten(0, 1), padding[:, 0])
         yield from (mask.clone() for mask in heads_apart)
-        if subject.separate:  # the class may join its own keys and those from elsewhere
+        if subject.separate:  # the class may concatenate its own keys and those passed in
             yield from (torch.cat([mask, mask], -1) for mask in (whole[:, :1], padding[:, 0, 0]))

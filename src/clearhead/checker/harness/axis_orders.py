@@ -1,24 +1,24 @@
-"""The order of a submission's axes: every input and output is (batch, tokens, width) for us.
+"""The order of a submission's axes; the checker itself always uses (batch, tokens, width).
 
 "batch"      (batch, tokens, width)
 "first"      (tokens, batch, width)
-"channels"   (batch, width, tokens), as convolutions have it
+"channels"   (batch, width, tokens), as in convolutions
 "picture"    (batch, width, height, breadth): the tokens are pixels, row by row
 "pixels"     (batch, height, breadth, width), likewise
-"rows"       (batch, 1, tokens, width): attention inside each row of a table
-"columns"    (batch, tokens, 1, width), likewise in each column
-"frames"     (batch, tokens, width, 1, 1): pictures of one pixel, one after the other
+"rows"       (batch, 1, tokens, width): attention within each row of a table
+"columns"    (batch, tokens, 1, width), likewise within each column
+"frames"     (batch, tokens, width, 1, 1): a sequence of one-pixel images
 "volume"     (batch, width, tokens, 1, 1), likewise
-"heads"      (batch, heads, tokens, width), for functions that get their heads ready
+"heads"      (batch, heads, tokens, width), for functions whose inputs are already split into heads
 "spread"     (batch, tokens, heads, width), likewise
-"crossed"    (batch, tokens, heads, width) that comes back as (batch, heads, tokens, width)
-"turned"     (batch, heads, width, tokens), of keys whose values are as "heads"
-"single"     (tokens, width), one text at a time
-"packed"     (batch * tokens, width), all texts in one row
-"pooled"     (batch, tokens, width) that becomes one vector for each text: (batch, width)
+"crossed"    (batch, tokens, heads, width), returned as (batch, heads, tokens, width)
+"turned"     (batch, heads, width, tokens), for keys whose values are as in "heads"
+"single"     (tokens, width), one sequence at a time
+"packed"     (batch * tokens, width), all sequences in one row
+"pooled"     (batch, tokens, width), reduced to one vector per sequence: (batch, width)
 
-A decoder of a translator asks with one vector per text, its state. Such a class gets the queries of
-one text as if each belonged to a text of its own, which has the same memory:
+The decoder of a translation model queries with one vector per sequence, its state. Such a class
+gets the queries of one sequence as if each belonged to a separate sequence with the same memory:
 
 "state"      (queries, width)
 "states"     (1, queries, width), as a recurrent layer returns it
@@ -37,11 +37,11 @@ TABLES = ("rows", "columns")
 HEADS_READY = ("heads", "spread", "crossed")
 STATES = ("state", "states", "column")
 MEMORIES = ("each", "each-first")
-ONE_TEXT = ("single", "packed", *STATES)  # a text is taken alone
+ONE_TEXT = ("single", "packed", *STATES)  # one sequence at a time
 
 
 def height_of(tokens: int) -> int:
-    """The height of a picture with so many pixels: as near to a square as can be.
+    """The height of an image with this many pixels, as close to a square as possible.
 
     Examples:
         >>> [height_of(n) for n in (12, 7, 16)]
@@ -50,7 +50,7 @@ def height_of(tokens: int) -> int:
     return next(n for n in range(int(tokens**0.5), 0, -1) if tokens % n == 0)
 
 
-# How an input (batch, tokens, width) is handed over, and how an output is taken back.
+# How an input (batch, tokens, width) is converted, and how an output is converted back.
 _WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "batch": (lambda x: x, lambda out: out),
     "first": (lambda x: x.transpose(0, 1), lambda out: out.transpose(0, 1)),
@@ -86,12 +86,12 @@ _WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
 
 
 def given(x: Tensor, axes: str) -> Tensor:
-    """An input (batch, tokens, width) as the submission wants it; of one text, if it takes one."""
+    """An input (batch, tokens, width) as the submission expects it, or one sequence of it."""
     return _WAYS[axes][0](x).contiguous()
 
 
 def taken(out: Tensor, axes: str) -> Tensor:
-    """The submission's output as (batch, tokens, width); not for those of one text."""
+    """The submission's output as (batch, tokens, width), except for that of one sequence."""
     return _WAYS[axes][1](out)
 
 
@@ -109,7 +109,7 @@ _MEANT = {name: axis for axis, names in _AXES.items() for name in names.split()}
 
 
 def letter_named(name: str) -> str:
-    """What an axis is by its name: b for batch, n for tokens, h for heads, w for the width.
+    """The letter for an axis name: b for batch, n for tokens, h for heads, w for the width.
 
     Examples:
         >>> [letter_named(name) for name in ("bsz", "seq_len", "H", "d_model", "1", "colour")]
@@ -120,7 +120,7 @@ def letter_named(name: str) -> str:
 
 
 def order_named(names: Sequence[str]) -> str:
-    """The order of axes that a file means by the names it gives them; "" if they do not tell.
+    """The axis order that a file means, by the names of its axes; "" if they do not reveal it.
 
     Examples:
         >>> [order_named(n.split()) for n in ("b c h w", "batch seq_len dim", "t b d", "b c t h w")]

@@ -83,8 +83,8 @@ ADAPTER = (
     "--adapter adapter.py uses it."
 )
 POOLS = "it pools the tokens, and pooling by several inputs is not judged."
-_FIELDS = 12  # of a configuration that may be guessed after a call
-_MOST_TOKENS = 400  # of a class that takes one number only
+_FIELDS = 12  # the most fields of a configuration to guess after a call
+_MOST_TOKENS = 400  # for a class that takes only one number of tokens
 _POOLED = "forward returned one vector"
 AT_ONCE = (
     'Put code that runs at import under if __name__ == "__main__":, so that the file can be '
@@ -123,7 +123,7 @@ def could_not_run(filename: str, name: str, failure: Failure, stage: str, how: s
 
 
 def _constructors(case: Case) -> Iterator[Constructor]:
-    """Ways to build the class; with a window of pixels where one number is not enough."""
+    """Ways to build the class; with a window of pixels if one number is not enough."""
     usage = case.usage
     if not any(map(may_be_window, case.info.init)):
         yield from constructors(case.info, usage=usage, sizes=case.sizes)
@@ -144,14 +144,14 @@ def _constructors(case: Case) -> Iterator[Constructor]:
 
 
 def prepare(case: Case) -> Subject | Report:
-    """Build and run the class; a report where that is impossible."""
+    """Build and run the class; return a report if that is impossible."""
     case.notes += case.session.notes
     case.session.applies = None
     first: _Failed | None = None
     furthest: _Failed | None = None
-    same = True  # whether every attempt failed with one error, at one line
+    same = True  # whether every attempt failed with the same error on the same line
     over = False
-    shared: list[_Failed] = []  # attempts with fewer heads of keys than of queries
+    shared: list[_Failed] = []  # attempts with fewer key heads than query heads
     for sizes, arguments, keywords in _constructors(case):
         for got in _attempts(case, sizes, arguments, keywords):
             if isinstance(got, Subject):
@@ -201,7 +201,7 @@ def prepare(case: Case) -> Subject | Report:
 
 
 def _with_other_sizes(case: Case, failure: Failure) -> Subject | None:
-    """The class with a width that stands at the top of the file, or with blocks of a picture."""
+    """The class with a width that is set at the top of the file, or with blocks of an image."""
     product = re.search(PRODUCT, failure.message)
     tops = ast.Module([n for n in parsed(case.text.file).body if isinstance(n, ast.Assign)], [])
     if product is not None and product[3] in map(ast.unparse, assigned(tops).values()):
@@ -226,11 +226,11 @@ class _Failed:
 
     Args:
         stage: "build" or "forward".
-        failure: What was answered.
-        sizes: What it was built with.
+        failure: The failure.
+        sizes: The sizes it was built with.
         how: How it was built and called.
-        id: The mistake that gives this error, if it is a known one.
-        progress: How far it came.
+        id: The mistake that causes this error, if it is a known one.
+        progress: How far it got.
     """
 
     stage: str
@@ -249,7 +249,7 @@ class _Failed:
 def _attempts(
     case: Case, sizes: Sizes, arguments: list[object], keywords: dict[str, object]
 ) -> Iterator[Subject | Report | _Failed]:
-    """The class with these arguments; then with configurations of the file's own classes."""
+    """Try these arguments, then configurations of the file's own classes."""
     tries = deque([(sizes, keywords)])
     objects = with_objects(case.info, case.text.file, sizes, keywords)
     tries += [] if objects is None else [objects]
@@ -310,9 +310,10 @@ _REFUSES = ("AssertionError", "ValueError")
 def _other_flags(
     case: Case, sizes: Sizes, keywords: dict[str, object], failure: Failure
 ) -> list[tuple[Sizes, dict[str, object]]]:
-    """The arguments with the other value of one flag, for a class that refuses what it gets.
+    """The arguments with the other value of one flag, for a class that rejects its arguments.
 
-    Or that lacks an attribute of its own: a layer that it has with another value of a flag only.
+    Also for a class that lacks one of its own attributes: a layer that exists only with another
+    value of a flag.
     """
     values = {p.name: keywords.get(p.name, p.default) for p in case.info.init}
     lacks = f"'{case.info.name}' object has no attribute" in failure.message
@@ -324,17 +325,17 @@ def _other_flags(
 
 
 def _note_equal_widths(case: Case, first: _Failed) -> None:
-    """Note a mistake that shows only where d_in and d_out differ."""
+    """Add a mistake that shows only if d_in and d_out differ."""
     failure, sizes = first.failure, first.sizes
     id = only_with_equal_widths(failure, case.text, case.info)
     if id is not None:
         evidence = f"With d_in={sizes.d_in} and d_out={sizes.d_out}: {failure.message}"
-        defined = id == "out-proj-takes-d-in"  # the error comes where it is used
+        defined = id == "out-proj-takes-d-in"  # the error occurs where it is used
         case.add(id, evidence, None if defined else failure.line)
 
 
 def _note_shared_keys(case: Case, failed: Sequence[_Failed]) -> None:
-    """Note that a class that takes a number of key heads fails where that is a smaller one."""
+    """Add a finding if a class that takes a number of key heads fails with fewer of them."""
     fields = (meaning_of(name.rpartition(".")[2]) for name, _ in case.info.fields)
     takes = "kv_heads" in {*map(meaning_for, case.info.init), *fields}
     if takes and len({(one.stage, one.failure.type, one.failure.line) for one in failed}) == 1:
@@ -349,12 +350,12 @@ def _note_shared_keys(case: Case, failed: Sequence[_Failed]) -> None:
 
 
 def _unregistered(built: Built) -> list[str]:
-    """Weights of modules that hang in a plain list or dict, where no one finds them."""
+    """Weights of modules in a plain list or dict, where PyTorch does not find them."""
     return [path for path in built.stray if re.search(r"\.(weight|bias)$", path)]
 
 
 def settle(case: Case, subject: Subject) -> Subject | Failure:
-    """Give it random weights and find how it is called."""
+    """Give the object random weights and find out how to call it."""
     session = case.session
     d_in, d_kv = joined_widths(subject.built, subject.sizes, subject.keywords)
     if not (d_in and subject.separate):
@@ -404,16 +405,16 @@ _FLOAT32_ONLY = r"(?i)float\b.*\bdouble|double\b.*\bfloat"
 
 
 def _of_dtype(failure: Failure) -> bool:
-    """Whether an error is about the type of numbers: the class may want another one."""
+    """Whether an error is about the dtype: the class may need another one."""
     said = r"dtype|Double|Float|Long|scalar type|without overflow"
     return re.search(said, failure.message) is not None
 
 
 def _repaired(case: Case, subject: Subject, failure: Failure) -> Subject | Failure:
-    """Other widths and arguments, as long as that brings it further than it came."""
+    """Try other widths and arguments, as long as that gets it further than before."""
     first = failure
     if failure.message.startswith(_POOLED) and all(p.has_default for p in case.info.forward[1:]):
-        return first  # nothing has to be given that it did not get
+        return first  # no required argument was left out
     for _ in range(6):
         for trial in changes(case, subject, failure):
             if case.late():
@@ -430,7 +431,7 @@ def _repaired(case: Case, subject: Subject, failure: Failure) -> Subject | Failu
 
 
 def without_dropout(case: Case, subject: Subject) -> Subject | None:
-    """The same class with dropout 0 and the same weights; None if it cannot be built so."""
+    """The same class with dropout 0 and the same weights; None if it cannot be built that way."""
 
     def calm(name: str, value: object) -> object:
         return 0.0 if likely_meaning(name) == "p" else value
@@ -445,7 +446,7 @@ def without_dropout(case: Case, subject: Subject) -> Subject | None:
 
 
 def _tied(case: Case, subject: Subject) -> Subject:
-    """Weights that are one and the same under two names hold what was loaded last."""
+    """The class with its actual weights: those with two names hold what was loaded last."""
     now = case.session.describe()
     if isinstance(now, Failure):
         return subject
@@ -459,7 +460,7 @@ def _tied(case: Case, subject: Subject) -> Subject:
     return replace(subject, weights={**subject.weights, **real})
 
 
-# In which order axes are tried. Pixels: 3 × 4, so that no other size is the same; or 8 × 8.
+# The axis orders to try, in sequence. Pixels: 3 × 4, so that no other size is the same; or 8 × 8.
 WITH_WEIGHTS = ("batch", "channels", "picture", "single")
 WITHOUT_WEIGHTS = ("batch", *HEADS_READY, "single")
 PIXELS = (12, 64)
@@ -471,7 +472,7 @@ _WANTS_MASK = r"None|not bool|must be Tensor|got \(bool, "  # a mask that was no
 
 
 def _orders(case: Case, subject: Subject) -> list[str]:
-    """The orders of axes to try, as the file's own code and calls make them likely."""
+    """The axis orders to try; first those that the file's own code and calls suggest."""
     likely: list[str] = []
     fed = sorted((role not in ("x", "q"), n) for n, role in subject.feed if role in _INPUTS)
     told = [n for _, n in fed if n in case.usage.unpacked or n in case.usage.ranks]
@@ -480,7 +481,7 @@ def _orders(case: Case, subject: Subject) -> list[str]:
         shapes = [site[name].shape for site in case.usage.called if name in site]
         ranks = [case.usage.ranks.get(name, 0), *map(len, shapes)]
         likely += [order for rank in ranks if rank != 3 for order in _BY_RANK.get(rank, ())]
-    if "Conv2d" in subject.built.modules.values():  # it would take three axes for one picture
+    if "Conv2d" in subject.built.modules.values():  # it would take three axes for one image
         likely.append("picture")
     if "Conv3d" in subject.built.modules.values():
         likely.append("volume")
@@ -491,7 +492,7 @@ def _orders(case: Case, subject: Subject) -> list[str]:
 
 
 def _ways(case: Case, subject: Subject) -> Subject | Failure:
-    """The first way to call it that works; else what the way answered that came furthest."""
+    """The first way to call it that works; else the failure of the way that got furthest."""
     furthest: Failure | None = None
     spare: Subject | None = None
     in_blocks = False
@@ -505,20 +506,20 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     apart = [(axes, "batch") for axes in orders if axes in CHANNELS_FIRST and subject.separate]
     tables = [n for n, role in subject.feed if role == "kv" and case.usage.ranks.get(n) == 4]
     apart += [("batch", "rows")] if tables else []
-    # A decoder's state reads the encoder's outputs.
+    # A decoder's state attends to the encoder's outputs.
     if subject.separate and not {"k", "v"} <= roles:
         apart += itertools.product(STATES, MEMORIES)
     apart += [("heads", "turned")] if "heads" in orders and "k" in roles else []
     tries = [*((axes, "") for axes in orders), *apart]
     if apart and orders[0] == "batch":
         tries.sort(key=lambda one: one[0] not in ("batch", *STATES))
-    for axes, memory in tries:  # grows while it is walked
+    for axes, memory in tries:  # grows during iteration
         trial = replace(subject, axes=axes, memory=memory)
         if axes in PICTURES:
             window, again = trial.sizes.window, tried.count((axes, memory))
             pixels = PIXELS[again] if again or not window else trial.sizes.tokens
             if again:
-                renew(case.session, trial)  # it may keep what it has made for the first size
+                renew(case.session, trial)  # it may keep what it created for the first size
             trial = replace(trial, sizes=replace(trial.sizes, tokens=pixels))
         tried.append((axes, memory))
         if axes in HEADS_READY and subject.built.parameters:
@@ -528,11 +529,11 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
             turned = got.axes == "first" and order_said(case.text.source) == "batch"
             states = [one for one in apart if one[0] in STATES and turned]
             trials = (replace(trial, axes=axes, memory=memory) for axes, memory in states)
-            ways = (_in_order(case, one) for one in trials)  # a state may be broadcast like a text
+            ways = (_in_order(case, one) for one in trials)  # a state may broadcast as a sequence
             got = next((way for way in ways if not isinstance(way, Failure)), got)
             if got.axes not in STATES or _asks_alone(case, got):
                 return got
-            spare = spare or got  # or along the tokens, if there are as many of them
+            spare = spare or got  # or broadcast along the tokens, if there are as many of them
             continue
         if got.type == "NoNumbers":
             continue
@@ -553,13 +554,13 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
         wanted = re.search(_RANK, got.message)
         rank = int(next(filter(None, wanted.groups()))) if wanted and axes == "batch" else 0
         if not _blames(case, got, [n for n, role in subject.feed if role in _INPUTS]):
-            return spare or furthest  # another order of axes would change nothing
+            return spare or furthest  # another axis order would change nothing
         queries = [n for n, role in subject.feed if role in ("x", "q", "list")]
         more = _BY_RANK.get(rank, ()) if _blames(case, got, queries) else ()
         tries += [(order, "") for order in more if order not in orders]
         again = tried.count((axes, memory)) < len(PIXELS)
         if axes in PICTURES and again:
-            tries.append((axes, memory))  # it makes the picture smaller, and larger again
+            tries.append((axes, memory))  # it may scale the image down, and up again
     if spare is not None:
         return spare
     if furthest is None:
@@ -567,7 +568,7 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
     lengths = (n for n in subject.keywords if in_blocks and likely_meaning(n) in ("", "context"))
     for length in (value for value in map(subject.keywords.get, lengths) if type(value) is int):
         if not 1 < length <= subject.d_in / 2:
-            continue  # no more tokens than numbers in each
+            continue  # no more tokens than the width of each
         blocks = replace(subject, sizes=replace(subject.sizes, tokens=2 * length))
         if not isinstance(call(case.session, blocks, inputs_for(blocks, 2 * length)), Failure):
             return blocks  # it takes whole blocks only
@@ -575,21 +576,21 @@ def _ways(case: Case, subject: Subject) -> Subject | Failure:
 
 
 def _asks_alone(case: Case, subject: Subject) -> bool:
-    """Whether the first state changes no output but its own."""
+    """Whether the first state affects no output but its own."""
     inputs = inputs_for(subject, subject.sizes.tokens)
     out = call(case.session, subject, inputs)
     return isinstance(out, Failure) or probes.queries_apart(case.session, subject, inputs, out)
 
 
 def _with_its_tokens(case: Case, subject: Subject, failure: Failure) -> Subject | None:
-    """The class with the one number of tokens that it takes, if the error tells that."""
+    """The class with the only number of tokens that it takes, if the error states it."""
     told = {int(number) for number in re.findall(r"\((\d+)\)", failure.message)}
     others = told - {subject.sizes.tokens}
     if subject.sizes.tokens not in told or len(others) != 1:
         return None
     (tokens,) = others
     if not 1 < tokens <= _MOST_TOKENS or tokens in subject.keywords.values():
-        return None  # a context that is not cut is a mistake
+        return None  # a context that is not sliced is a mistake
     if any(map(may_be_window, case.info.init)):
         return None  # other windows are tried
     sizes = replace(subject.sizes, tokens=tokens, window=(tokens,))
@@ -598,7 +599,7 @@ def _with_its_tokens(case: Case, subject: Subject, failure: Failure) -> Subject 
 
 
 def _in_order(case: Case, subject: Subject) -> Subject | Failure:
-    """The first way to call it with its axes in this order; else what a plain way answered."""
+    """The first way to call it with its axes in this order; else the failure of a plain way."""
     first: Failure | None = None
     furthest: Failure | None = None
     spare: Subject | None = None
@@ -634,7 +635,7 @@ def _in_order(case: Case, subject: Subject) -> Subject | Failure:
                     return whole
             elif _fits(case, trial, inputs, out):
                 if polarity and not out.isfinite().all():
-                    spare = spare or trial  # it may mean the opposite
+                    spare = spare or trial  # the mask may mean the opposite
                     continue
                 sequence = trial.axes == "batch" and probes.is_sequence_first(
                     case.session, trial, inputs, out
@@ -658,13 +659,13 @@ def _with_memory(case: Case, subject: Subject) -> Tensor | Failure:
 
 
 def _came_further(case: Case, failure: Failure, other: Failure) -> bool:
-    """Whether a call came further in forward than another one before it failed."""
+    """Whether a call got further in forward than another one before it failed."""
     now, before = (progress_of(case.text.file, case.info.name, one) for one in (failure, other))
     return now > before
 
 
 def _ends(failure: Failure) -> bool:
-    """Whether no other call helps: nobody answers, a field is missing, or nothing is mixed."""
+    """Whether no other call helps: no process, a missing field, or only weights are returned."""
     last = re.search(f"{NO_FIELD.pattern}|^{ONLY_WEIGHTS}", failure.message)
     return failure.kind in GONE or last is not None
 
@@ -679,15 +680,15 @@ def _blames(case: Case, failure: Failure, names: Sequence[str]) -> bool:
 
 
 def _fits(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
-    """Whether an output shows that the class was called as it wants to be."""
+    """Whether an output shows that the class was called as intended."""
     axes = subject.axes
     hidden = subject.marks or subject.mask_shape in ("bn", "b11n")
     if hidden and subject.takes_mask + subject.marks and not out.isfinite().all():
-        return False  # all tokens are hidden: the marks mean the padding
+        return False  # all tokens are hidden: the marks mean padding
     if axes in HEADS_READY and probes.batch_leak(case.session, subject, inputs, out) > 1e-9:
-        return False  # the axes stand in another order
+        return False  # the axes are in another order
     if axes == "batch" and subject.separate and not {*inputs[0].shape[:2]} <= {*out.shape[:2]}:
-        return False  # what was given as texts became something else, or only one query is asked
+        return False  # the sequences became something else, or there is only one query
     if axes in (*TABLES, *STATES):
         return probes.sees_others(case.session, subject, inputs, out)
     if axes not in (*CHANNELS_FIRST, *PICTURES):
@@ -698,7 +699,7 @@ def _fits(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
 
 
 def _in_one_line(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
-    """Whether a pixel is seen in its own row only, or in its own column: a table, no picture."""
+    """Whether a pixel is seen only in its own row or its own column: a table, not an image."""
     got = call(case.session, subject, probes.changed(inputs, 0, 0))
     if isinstance(got, Failure) or got.shape != out.shape:
         return False
@@ -723,7 +724,7 @@ def _with_whole_context(case: Case, subject: Subject, failure: Failure) -> Subje
         return None  # it takes whole blocks
     if not {"context", "config"} & {*map(meaning_for, case.info.init)}:
         sizes = replace(full.sizes, window=(full.sizes.tokens,))
-        return replace(full, sizes=sizes)  # nothing says that this number is the most
+        return replace(full, sizes=sizes)  # nothing says that this number is a maximum
     evidence = (
         f"{subject.sizes.tokens} tokens with a context of {full.sizes.tokens}: {failure.message}; "
         f"{full.sizes.tokens} tokens work."
@@ -733,9 +734,9 @@ def _with_whole_context(case: Case, subject: Subject, failure: Failure) -> Subje
 
 
 def _in_a_grid(case: Case, subject: Subject) -> Subject | Failure:
-    """Tokens that are pixels, whose height and width are given; with one more before them, or not.
+    """Call it with pixels as tokens, given their height and width, with or without extra tokens.
 
-    A class may hold that token, or others, apart from the pixels.
+    Extra tokens come before the pixels; a class may treat one or more of them separately.
     """
     first: Failure | None = None
     extra = [v for n, v in subject.built.plain.items() if "prefix" in n or "num_" in n]
@@ -755,17 +756,17 @@ _MULTIPLE = r"(?i)divi|multiple|chunk|shape '\[|evenly"
 
 
 def rotary_ways(subject: Subject) -> tuple[str, ...]:
-    """How angles may be given: one empty way where forward takes none."""
+    """The ways to pass rotary angles; one empty way if forward takes none."""
     return ROTARY if any(role in ANGLES.values() for _, role in subject.feed) else ("",)
 
 
 def mark_ways(subject: Subject) -> tuple[str, ...]:
-    """How real tokens may be marked: one empty way where forward takes no marks."""
+    """The ways to mark real tokens; one empty way if forward takes no marks."""
     return tuple(MARKS) if any(role == "marks" for _, role in subject.feed) else ("",)
 
 
 def head_counts(subject: Subject) -> list[int]:
-    """How many heads the class may have: one number where it is told, else the likely ones."""
+    """How many heads the class may have: one number if it is stated, else the likely ones."""
     meanings = {meaning_for(p) for p in subject.info.init}
     attributes = subject.built.plain.items()
     told = [v for n, v in attributes if meaning_of(n) == "heads" and isinstance(v, int) and v > 0]
@@ -780,7 +781,7 @@ def head_counts(subject: Subject) -> list[int]:
 
 
 def _derived_heads(subject: Subject) -> list[int]:
-    """The number of heads from the width of one, where the object keeps that."""
+    """The number of heads, derived from the width of one if the object stores it."""
     if "head_dim" not in map(meaning_of, subject.built.plain):
         return []
     head = head_width(subject)

@@ -1,4 +1,4 @@
-"""What a class may be given to keep past keys and values in, as a model that decodes would."""
+"""What to pass to a class as a cache of past keys and values, as a model that decodes would."""
 
 import ast
 import re
@@ -14,22 +14,22 @@ from clearhead.checker.sandbox.submission import Parameter
 from clearhead.checker.source.call_sites import class_node, method, parsed
 
 ROOM = 64  # tokens that a cache can hold
-LAYERS = 3  # more than the number of any layer
+LAYERS = 3  # greater than any layer index
 _BATCH = r"(?i)b|bs|bsz|batch\w*|max_b\w*"
 _COUNTED = rf"{_BATCH}|(n|num)_?layers?"
 
 
 def caches(case: Case, subject: Subject, parameter: Parameter) -> Iterator[object]:
-    """What an argument for the cache may be in the first call, likely ones first.
+    """What to pass for the cache in the first call, likely ones first.
 
-    An object is kept in the submission's process between calls, since it changes there.
+    An object stays in the submission's process between calls, since it changes there.
     """
     if parameter.has_default and parameter.default is None:
         yield None
     for made in _objects(case, subject, parameter):
         yield {"__kept__": made}
     yield {"__kept__": {}}
-    yield {"__kept__": [None] * LAYERS}  # a place for each layer, which puts its own there
+    yield {"__kept__": [None] * LAYERS}  # a slot for each layer to fill
     yield {"__kept__": []}
     yield {"__kept__": {"__object__": "KeysAndValues", "arguments": [], "keywords": {}}}
     sizes = subject.sizes
@@ -41,11 +41,11 @@ def caches(case: Case, subject: Subject, parameter: Parameter) -> Iterator[objec
 
 @dataclass(frozen=True)
 class Holder:
-    """A class of the file that may be what an argument of forward takes.
+    """A class of the file whose objects an argument of forward may take.
 
     Args:
         node: The class.
-        updated: Whether forward calls a method of it with what it has computed.
+        updated: Whether forward calls a method of it with values that it has computed.
     """
 
     node: ast.ClassDef
@@ -53,7 +53,7 @@ class Holder:
 
 
 def holders(case: Case, parameter: Parameter) -> Iterator[Holder]:
-    """The file's own classes that have all that forward reads from an argument."""
+    """The file's own classes that have everything forward reads from an argument."""
     file = case.text.file
     scope = class_node(file, case.info.name)
     inside = () if scope is None else tuple(ast.walk(scope))
@@ -70,7 +70,7 @@ def holders(case: Case, parameter: Parameter) -> Iterator[Holder]:
 
 
 def is_own(first: object) -> bool:
-    """Whether a cache is an object of the file's own, of which no size had to be guessed."""
+    """Whether a cache is an object of one of the file's classes, with no size guessed."""
     made = first.get("__kept__") if isinstance(first, dict) else None
     if not isinstance(made, dict) or made.get("__object__") in (None, "KeysAndValues"):
         return False
@@ -95,7 +95,7 @@ def _names(node: ast.ClassDef) -> set[str]:
 
 
 def _makers(node: ast.ClassDef) -> dict[str, list[str]]:
-    """What makes an object of a class, with the arguments that it must be given."""
+    """The callables that create an object of a class, with their required arguments."""
     own = [n for n in node.body if isinstance(n, ast.FunctionDef)]
     found = {
         f"{node.name}.{one.name}": _required(one)
@@ -110,7 +110,7 @@ def _makers(node: ast.ClassDef) -> dict[str, list[str]]:
 
 
 def _required(function: ast.FunctionDef) -> list[str]:
-    """The arguments without a default; the first one is the object or the class."""
+    """The arguments without a default, without `self` or `cls`."""
     arguments = function.args
     plain = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
     known = plain[: len(plain) - len(arguments.defaults)]
@@ -120,7 +120,7 @@ def _required(function: ast.FunctionDef) -> list[str]:
 
 
 def _value(name: str, subject: Subject, heads: int) -> object:
-    """A value for one argument of what makes a cache."""
+    """A value for one argument of a callable that creates a cache."""
     known = {p.name: p.default for p in subject.info.init if p.default is not None}
     known |= subject.built.plain | subject.keywords
     if name in known:

@@ -1,4 +1,4 @@
-"""One class under examination, and what was found of it so far."""
+"""One class under examination, and what was found so far."""
 
 import functools
 import time
@@ -12,7 +12,7 @@ from clearhead.checker.sandbox.submission import ClassInfo, Failure
 from clearhead.checker.source.call_sites import Usage, usage_of
 from clearhead.checker.source.class_text import Text, literal_meant, locate
 
-# Ways to build and call a class, those of them with the same sizes, and the seconds for all.
+# Limits on the ways to build and call a class that are tried: in all, per sizes, and in seconds.
 TRIES, TRIES_OF_A_SIZE, PATIENCE = 1200, 400, 6.0
 
 
@@ -21,23 +21,23 @@ class Case:
     """One class under examination.
 
     Args:
-        session: Who answers for the submission.
+        session: The process that runs the submission.
         info: The class.
         text: Its source.
         filename: The file's name, for the report.
         findings: What was found.
         notes: What else the reader must know.
         form: What kind of attention it is.
-        doubt: Whether something was found that may be right or wrong, and decides the verdict.
+        doubt: Whether something was found that may be right or wrong and that decides the verdict.
         began: When the examination began.
         tries: How many ways to build and call it were tried.
-        most_tries: When to stop with the sizes that are being tried.
-        seed: What the sizes, the weights and the inputs are drawn with.
-        asked_from: How many questions had got no answer when the examination began.
-        dropping: Whether dropout is on in evaluation, so that a pass is read without it.
+        most_tries: The number of tries at which to give up on the current sizes.
+        seed: The random seed for the sizes, the weights and the inputs.
+        asked_from: How many questions were unanswered when the examination began.
+        dropping: Whether dropout is active in evaluation, so that a pass is read without it.
         numpy: Whether an adapter passes its tensors to numpy code.
-        given: Whether we do not know what it was built with: an object that somebody has built, or
-            a class inside an adapter.
+        given: Whether the arguments it was built with are unknown: an object that was already
+            built, or a class inside an adapter.
     """
 
     session: Session
@@ -71,7 +71,7 @@ class Case:
         return usage_of(self.text.file, self.info)
 
     def next_sizes(self) -> bool:
-        """Begin with other sizes, if there is time for them."""
+        """Move on to other sizes; return whether there is time for them."""
         self.most_tries = self.tries + TRIES_OF_A_SIZE
         return self.tries <= TRIES and time.monotonic() - self.began <= PATIENCE
 
@@ -81,7 +81,7 @@ class Case:
         return self.tries > min(self.most_tries, TRIES) or time.monotonic() - self.began > PATIENCE
 
     def add(self, id: str, evidence: str, line: int | None = None, severity: str = "") -> None:
-        """Note a finding, once."""
+        """Add a finding, unless its id is already there."""
         if all(found.id != id for found in self.findings):
             place = line if line is not None else locate(id, self.text)
             if id == "mask-fill-not-inf":
@@ -89,7 +89,7 @@ class Case:
             self.findings.append(finding(id, evidence, place, severity))
 
     def add_failure(self, id: str, when: str, failure: Failure, severity: str = "") -> None:
-        """Note a finding that is an error: when it comes, and what it says."""
+        """Add a finding for an error: when it occurs, and what it says."""
         evidence = f"{when}: {failure.type}: {failure.message}"[:300]
         self.add(id, evidence, failure.line, severity)
 
@@ -104,7 +104,7 @@ class Case:
         return self.report("wrong" if self.wrong else "unsure")
 
     def report(self, verdict: str = "") -> Report:
-        """The report as it stands: wrong if anything is, else correct."""
+        """The report so far; without a verdict, the findings decide it."""
         order = {"wrong": 0, "compat": 1, "edge": 2}
         ranked = sorted(self.findings, key=lambda f: order.get(f.severity, 3))
         if not verdict:

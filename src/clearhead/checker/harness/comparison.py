@@ -27,7 +27,7 @@ def difference(got: Tensor, expected: Tensor) -> float:
 
 
 def percent(gap: float) -> str:
-    """A relative difference in words.
+    """A relative difference as a percentage.
 
     Examples:
         >>> percent(0.823), percent(1.5), percent(0.00021), percent(math.inf)

@@ -1,4 +1,4 @@
-"""What constructors call their parameters, and the sizes to give them."""
+"""The names that constructors give to their parameters, and the sizes to pass for them."""
 
 import ast
 import math
@@ -22,7 +22,7 @@ from clearhead.checker.source.call_sites import (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes for one attempt. They share no factor, so that no two axes can be confused."""
+    """Sizes for one attempt, chosen so that no two axes can be confused."""
 
     d_in: int = 14
     heads: int = 3
@@ -32,7 +32,7 @@ class Sizes:
     batch: int = 2
     context: int = 11
     p: float = 0.3
-    window: tuple[int, ...] | None = None  # pixels, where the tokens are those of a window
+    window: tuple[int, ...] | None = None  # in pixels, if the tokens are those of a window
 
     @property
     def d_out(self) -> int:
@@ -53,9 +53,9 @@ class Attempts:
     """The sizes to try.
 
     Args:
-        plain: In this order.
-        one_head: Where there is no number of heads to be given: all widths are equal.
-        grouped: Where several heads share keys and values.
+        plain: The usual sizes, in this order.
+        one_head: If the constructor takes no number of heads: all widths are equal.
+        grouped: If several heads share keys and values.
         wide: Many heads and large widths, once everything else is right.
     """
 
@@ -66,7 +66,7 @@ class Attempts:
 
 
 def attempts_for(seed: int) -> Attempts:
-    """Sizes drawn at random, so that no class can know what it is tried with.
+    """Sizes drawn at random, so that no class can know them in advance.
 
     Examples:
         >>> attempts_for(0) == Attempts(), attempts_for(5) == attempts_for(5)
@@ -77,7 +77,7 @@ def attempts_for(seed: int) -> Attempts:
     draw = random.Random(seed)
 
     def drawn(heads: int, head_dim: int, kv_heads: int) -> Sizes:
-        """Sizes of which no two are equal, and into whose width the tokens do not go."""
+        """Sizes that all differ, with a number of tokens that does not divide the width."""
         width = heads * head_dim
         tokens = draw.choice([n for n in (7, 8, 9, 11) if width % n and n % heads])
         taken = (heads, head_dim, kv_heads, tokens)
@@ -167,7 +167,7 @@ def meaning_of(name: str) -> str:
 
 
 def meaning_for(parameter: Parameter) -> str:
-    """What a constructor's parameter stands for; "config" where `with_configs` has found so."""
+    """What a constructor's parameter stands for; "config" if `with_configs` marked it as one."""
     if parameter.annotation == _CONFIG:
         return "config"
     known = meaning_of(parameter.name)
@@ -178,7 +178,7 @@ def meaning_for(parameter: Parameter) -> str:
 
 
 def likely_meaning(name: str) -> str:
-    """What a field of a configuration stands for, if a part of its name tells; else "".
+    """What a field of a configuration stands for, if a part of its name reveals it; else "".
 
     Examples:
         >>> [likely_meaning(name) for name in ("p_attn", "modelWidth", "kv_head_count", "colour")]
@@ -210,14 +210,14 @@ _PLAIN = ("int", "float", "bool", "str")
 
 
 def with_configs(info: ClassInfo, code: str, file: str) -> ClassInfo:
-    """The class with those parameters marked that are configurations, whatever their name.
+    """The class, with the parameters marked that are configurations, whatever their name.
 
     A parameter is one if __init__ reads fields from it: `c.n_head`, `settings["n_head"]`.
 
     Args:
         info: The class.
         code: Its source.
-        file: The whole file, in which a configuration's own defaults may stand.
+        file: The whole file, which may contain the configuration's defaults.
     """
     scope: ast.AST = class_node(file, info.name) or parsed(code)
     init = method(class_node(file, info.name), "__init__") or ast.Module([], [])
@@ -238,7 +238,7 @@ def with_configs(info: ClassInfo, code: str, file: str) -> ClassInfo:
 
 
 def _flat(file: str, tree: Tree, leave: set[str], above: str = "") -> dict[str, object]:
-    """The fields at the ends of a tree, as `model.attention.heads`, with their plain defaults."""
+    """The leaves of a tree of fields, `model.attention.heads`, with their plain defaults."""
     found: dict[str, object] = {}
     for name, below in tree.items():
         if name in leave:
@@ -259,7 +259,7 @@ def _may_be_config(parameter: Parameter) -> bool:
 def _default_in(file: str, name: str) -> object:
     """The plain value that a field has in a class of the file, or in a call: `rope_base=1e4`.
 
-    Of `Field(64, gt=0)` and `field(default=64)` it is the 64.
+    For `Field(64, gt=0)` and `field(default=64)`, it is 64.
     """
     for node in ast.walk(parsed(file)):
         if isinstance(node, ast.AnnAssign | ast.Assign):
@@ -285,9 +285,9 @@ def _default_in(file: str, name: str) -> object:
 
 
 def value_of(meaning: str, sizes: Sizes, meanings: set[str]) -> object:
-    """What to pass for a meaning, given which others the constructor takes."""
+    """What to pass for a meaning, given the other meanings that the constructor takes."""
     single = "head_dim" in meanings and "heads" not in meanings
-    turned = max(sizes.head_dim * 3 // 8 * 2, 2)  # numbers of a head that have a position
+    turned = max(sizes.head_dim * 3 // 8 * 2, 2)  # features of a head that get rotary positions
     return {
         "d_in": sizes.d_in,
         "d_out": sizes.d_out,
@@ -326,8 +326,8 @@ def constructors(
 
     Args:
         info: The class.
-        window: What an argument of unknown name that may be a window gets: a size for each axis,
-            or one number for all where they are equal.
+        window: What to pass for an argument of unknown name that may be a window: a size for each
+            axis, or one number if they are all equal.
         usage: How the file itself builds it.
         sizes: The sizes to try.
     """
@@ -346,7 +346,7 @@ def constructors(
     if present & {"kv_heads", "kv_groups"}:
         grouped = known.grouped
         attempts = [grouped, replace(grouped, d_in=grouped.d_out), *attempts]
-        attempts.sort(key=lambda one: one.kv_heads == one.heads)  # all that share keys first
+        attempts.sort(key=lambda one: one.kv_heads == one.heads)  # those that share keys first
     if "config" in present:
         attempts = attempts[2:] if not present & {"kv_heads", "kv_groups"} else attempts[1:]
     if "heads" not in present or "head_dim" in present:
@@ -401,13 +401,13 @@ def with_objects(
 ) -> tuple[Sizes, dict[str, object]] | None:
     """The arguments with configurations of the file's own classes; None if there are none.
 
-    A configuration that has a default, and whose class is not known, is left out. Then the rate of
-    dropout is not known, and 0 in the sizes.
+    A configuration that has a default and whose class is unknown is left out. The dropout rate is
+    then unknown too, and 0 in the sizes.
 
     Args:
         info: The class.
         file: The whole file.
-        sizes: What it is built with.
+        sizes: The sizes it is built with.
         keywords: Its constructor's arguments.
     """
     changed = dict(keywords)
@@ -426,7 +426,7 @@ def with_objects(
 
 
 def _object(file: str, annotation: str, sizes: Sizes, depth: int = 3) -> dict[str, object] | None:
-    """An object of a class of the file, with the sizes in their fields; None if it is not clear."""
+    """An object of a class of the file, with the sizes in its fields; None if that is unclear."""
     named = re.findall(r"\w+", annotation)
     node = next(filter(None, (class_node(file, name) for name in named)), None)
     if node is None or not depth:
@@ -470,14 +470,14 @@ def each_field(value: object, change: Callable[[str, object], object], name: str
 
 
 def _told_meaning(parameter: Parameter, sites: Sequence[dict[str, Given]]) -> str:
-    """What the file's own calls give for a parameter whose name says nothing."""
+    """The meaning of a parameter whose name says nothing, according to the file's own calls."""
     given = [site[parameter.name].name for site in sites if parameter.name in site]
     found = [m for m in map(meaning_of, given) if m and m != "config"]
     return found[0] if found and not parameter.has_default else ""
 
 
 def _told_value(parameter: Parameter, sites: Sequence[dict[str, Given]]) -> object:
-    """The value that all of the file's own calls give for a parameter; _SKIP if they do not."""
+    """The value that all of the file's own calls pass for a parameter; _SKIP if they do not."""
     given = [site[parameter.name] for site in sites if parameter.name in site]
     values = [one.value for one in given if one.known]
     same = values and len(values) == len(given) and all(v == values[0] for v in values)
@@ -491,7 +491,7 @@ _LAYERS = (
 
 
 def _callable(name: str, usage: Usage, sites: Sequence[dict[str, Given]]) -> object:
-    """A layer for a parameter that is called, as its name or the file's own calls tell."""
+    """A layer for a parameter that is called, judging by its name or the file's own calls."""
     if name in usage.makers:
         told = [site[name].name for site in sites if name in site and site[name].name]
         layer = next(layer for part, layer in _LAYERS if part in name.lower())
@@ -522,7 +522,7 @@ def _argument(
     if not meaning and told is not _SKIP:
         return told
     if meaning == "causal" and parameter.has_default and parameter.default is None:
-        return _SKIP  # a mask itself, it may be
+        return _SKIP  # it may be the mask itself
     if meaning and not (parameter.has_default and meaning in _LEFT_ALONE):
         return value_of(meaning, sizes, present)
     if parameter.has_default:
@@ -569,7 +569,7 @@ def guessed(name: str, sizes: Sizes) -> object:
     if re.search(rf"layer|depth|idx|index|seed|{_NEUTRAL}", small):
         return 1
     if re.search(r"scal|multiplier", small):
-        return 1.7  # a scale of 1 would look like none
+        return 1.7  # a scale of 1 would look like no scale
     if re.search(r"config$|params$|parameters$|kwargs$", small):
         return {"__config__": {}}
     return None
@@ -585,7 +585,7 @@ def _by_its_default(name: str) -> bool:
 
 
 def config(sizes: Sizes, fields: Sequence[tuple[str, object]] = ()) -> dict[str, object]:
-    """A configuration that answers to every name we know, and to fields that tell what they are."""
+    """A configuration with every known name, and with fields whose names reveal their meaning."""
     own = [(name, value) for name, value in fields if "." not in name]
     likely = {name: likely_meaning(name) for name, _ in own if name not in MEANING}
     values = {n: v for n, v in own if v is not None and _by_its_default(n)}

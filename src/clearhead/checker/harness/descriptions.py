@@ -34,7 +34,7 @@ def description(subject: Subject) -> str:
     values = [
         f"{name}={_value(subject, value)}"
         for name, value in subject.keywords.items()
-        if not (function and name == "width")  # the wrapper's own
+        if not (function and name == "width")  # the wrapper's own argument
     ]
     more = [f"{len(values) - _MOST} more"] if len(values) > _MOST else []
     given = [*map(str, subject.arguments), *values[:_MOST], *more]

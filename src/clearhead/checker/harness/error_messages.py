@@ -1,4 +1,4 @@
-"""Failures that are loud: an error message, translated into the mistake behind it."""
+"""Failures that raise an error: its message, translated into the mistake behind it."""
 
 import ast
 import builtins
@@ -30,7 +30,7 @@ PRODUCT = r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\
 
 
 def misspelled(info: ClassInfo) -> tuple[str, str] | None:
-    """A method that was meant to be __init__ or forward: the id, and the name found."""
+    """A method that was meant to be __init__ or forward: the mistake's id, and the name found."""
     methods = set(info.methods)
     if "__init__" not in methods:
         for name in info.methods:
@@ -46,7 +46,7 @@ def misspelled(info: ClassInfo) -> tuple[str, str] | None:
 
 
 def translate(failure: Failure, stage: str, text: Text, sizes: Sizes) -> str | None:
-    """The id of the mistake that gives this error, or None."""
+    """The id of the mistake that causes this error, or None."""
     message = failure.message
     if re.search(
         r"before Module\.__init__\(\) call|super\(\)\.__init__|'__init__' of 'super' object",
@@ -87,7 +87,7 @@ def _shapes(message: str, text: Text, sizes: Sizes) -> str | None:
 
 
 def only_with_equal_widths(failure: Failure, text: Text, info: ClassInfo) -> str | None:
-    """The mistake of a class that fails when d_in and d_out differ, and only then."""
+    """The mistake in a class that fails only when d_in and d_out differ."""
     meanings = {meaning_for(p) for p in info.init}
     if "d_out" not in meanings or not meanings & {"d_in", "d"}:
         return None
@@ -100,7 +100,7 @@ def only_with_equal_widths(failure: Failure, text: Text, info: ClassInfo) -> str
         if "mat1" in failure.message and "o" in map(role_of, there):
             return "out-proj-takes-d-in"
         if any(_adds_x(node) for node in ast.walk(text.tree)):
-            return None  # a residual needs equal widths, rightly
+            return None  # a residual connection rightly needs equal widths
         return "wrong-width" if "mat1" in failure.message else None
     return None
 
@@ -114,7 +114,7 @@ def _adds_x(node: ast.AST) -> bool:
 _NO_ATTRIBUTE = re.compile(r"^(?:'(\w+)' object|module '([\w.]+)') has no attribute '(\w+)'")
 _NO_NAME = re.compile(r"^name '(\w+)' is not defined")
 _WRONG_CALL = re.compile(r"^([\w.]+)\(\) (missing \d+ required|takes .*positional argument)")
-# A function in the place of a number, and an equation that does not fit its operands.
+# A function in place of a number, and an equation that does not fit its operands.
 _NEVER_RIGHT = (
     r"'(numpy\.ufunc|builtin_function_or_method|method)'|"
     r"einsum\(\): (fewer|more) operands were provided than specified in the equation"
@@ -128,13 +128,13 @@ _MODULES = {
 
 
 def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[str]) -> str:
-    """What is wrong in the class's own code, if its error cannot come from what we passed; else "".
+    """What is wrong in the class's own code, if the arguments cannot be to blame; else "".
 
     Args:
-        failure: What every attempt answered.
+        failure: The failure of every attempt.
         file: The whole file.
         info: The class.
-        missing: Names that the file imports from modules that are not here.
+        missing: Names that the file imports from missing modules.
     """
     if failure.line is None or failure.kind != "exception":
         return ""
@@ -164,7 +164,7 @@ def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[
     if failure.type in ("TypeError", "AttributeError") and _fails_when_defined(file, line):
         return f"{said}. The definition itself fails, whatever is passed in later."
     call = _WRONG_CALL.match(message)
-    passed = message.startswith("Identity.") and "Identity" not in file  # in the place of a layer
+    passed = message.startswith("Identity.") and "Identity" not in file  # in place of a layer
     if call is not None and not passed:
         known = "." in call[1] or call[1] in _defined(file)
         if _of_numbers(file, call[1], line) or (known and not _may_be_ours(file, info, line)):
@@ -179,19 +179,19 @@ def _is_layer(file: str, name: str) -> bool:
     """Whether a class of the file, or of torch.nn, is a module."""
     known = getattr(nn, name, None)
     if isinstance(known, type) and issubclass(known, nn.Module):
-        return name != "Identity"  # which stands for what was passed in
+        return name != "Identity"  # may stand for what was passed in
     node = class_node(file, name)
     return node is not None and any("Module" in ast.unparse(base) for base in node.bases)
 
 
 def _fails_when_defined(file: str, line: int) -> bool:
-    """Whether a class or function fails when it is defined, by names that Python and torch know."""
+    """Whether a class or function fails when it is defined, by names of Python or torch alone."""
     for node in parsed(file).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             for inner in ast.walk(node):
                 bodies = [inner.body] if isinstance(inner, ast.FunctionDef) else []
                 if any(b[0].lineno <= line <= (b[-1].end_lineno or 0) for b in bodies):
-                    return False  # it runs when it is called
+                    return False  # it runs when the function is called
             if node.lineno <= line <= (node.end_lineno or 0):
                 imports = [
                     n for n in ast.walk(parsed(file)) if isinstance(n, ast.Import | ast.ImportFrom)
@@ -206,7 +206,7 @@ def _fails_when_defined(file: str, line: int) -> bool:
     return False
 
 
-ALWAYS_OWN = ("NameError", "UnboundLocalError")  # whatever is passed in
+ALWAYS_OWN = ("NameError", "UnboundLocalError")  # regardless of what is passed in
 
 
 def _no_attribute(
@@ -228,7 +228,7 @@ def _no_attribute(
     if any(base not in plain and class_node(file, base) is None for base in bases):
         return ""
     if name in provided(heirs_of(file, node)):
-        return ""  # a base class, to which the classes derived from it give the attribute
+        return ""  # a base class, whose subclasses provide the attribute
     texts = {n.value for one in family for n in ast.walk(one) if isinstance(n, ast.Constant)}
     set_in = provided(family)
     if name not in set_in and name not in texts:
@@ -257,7 +257,7 @@ def provided(classes: Iterable[ast.ClassDef]) -> set[str]:
 
 
 def heirs_of(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
-    """The classes of a file that derive from one, and all that they derive from beside it."""
+    """The subclasses of a class in a file, and the other bases of those subclasses."""
     classes = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.ClassDef)]
     family = {n.name: family_of(file, n) for n in classes}
     heirs = [n for n in classes if n is not node and node in family[n.name]]
@@ -265,7 +265,7 @@ def heirs_of(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
 
 
 def _defined(file: str) -> set[str]:
-    """The names that a file may define or import; every name, after a star import."""
+    """The names that a file may define or import; every name, if there is a star import."""
     found = set(dir(builtins))
     tree = parsed(file)
     top = [node for node in tree.body if not _is_main(node)]
@@ -285,12 +285,12 @@ def _defined(file: str) -> set[str]:
 
 
 def _is_main(node: ast.stmt) -> bool:
-    """Whether a statement runs only where the file is run as a script."""
+    """Whether a statement runs only if the file is run as a script."""
     return isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
 
 
 def _may_be_ours(file: str, info: ClassInfo, line: int) -> bool:
-    """Whether what is called in a line was passed in, or gets what was: `norm_layer(*args)`."""
+    """Whether a line calls what was passed in, or passes it on: `norm_layer(*args)`."""
     given = {p.name for p in (*info.init, *info.forward)}
     for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0):
@@ -306,7 +306,7 @@ def _may_be_ours(file: str, info: ClassInfo, line: int) -> bool:
 
 
 def _of_numbers(file: str, name: str, line: int) -> bool:
-    """Whether a method is called there with numbers only: `x.transpose(0, 2, 1, 3)`."""
+    """Whether a method is called on a line with constants only: `x.transpose(0, 2, 1, 3)`."""
     return any(
         isinstance(node, ast.Call)
         and node.lineno <= line <= (node.end_lineno or 0)
@@ -322,7 +322,7 @@ _COMPUTED = re.compile(r"//|\.shape\b|\.size\(")
 
 
 def _of_a_size(file: str, message: str, line: int) -> bool:
-    """Whether a function of tensors, or a loop, gets a whole number that the code computes."""
+    """Whether a function of tensors, or a loop, gets an integer that the code computes."""
     found, given = _NO_TENSOR.match(message), list[ast.expr]()
     scope = ast.Module(
         [n for n in parsed(file).body if n.lineno <= line <= (n.end_lineno or 0)], []
@@ -341,7 +341,7 @@ def _of_a_size(file: str, message: str, line: int) -> bool:
 
 
 def _divided(file: str, info: ClassInfo, line: int) -> str:
-    """Which number that a line reads was made with / and is no whole one; "" if none was."""
+    """A sentence on a number in a line that was computed with / and is no integer; "" if none."""
     inside = list(ast.walk(class_node(file, info.name) or parsed(file)))
     read = {
         ast.unparse(n)
@@ -363,7 +363,7 @@ def _meant(name: str, known: Iterable[str], before: str = "") -> str:
 
 
 def objects_wanted(failure: Failure, file: str, info: ClassInfo) -> str:
-    """Which argument of forward is an object of its own kind, if one is; else ""."""
+    """A sentence on an argument of forward that is a custom object; "" if there is none."""
     forward = method(class_node(file, info.name), "forward", "__call__")
     for parameter in info.forward if forward is not None else ():
         read = fields_read(file, forward, parameter.name) if forward is not None else {}

@@ -1,4 +1,4 @@
-"""What each argument of forward is for, by its name and the call sites, and what it is given."""
+"""What each argument of forward is for, by its name and the call sites, and what to pass for it."""
 
 import re
 from collections.abc import Sequence
@@ -23,22 +23,21 @@ _ANGLES = {
 }
 ANGLE_ROLES = tuple(_ANGLES)
 ANGLES = {name: role for role, names in _ANGLES.items() for name in names.split()}
-# The angles as (tokens, head_dim) in two halves or in pairs, as (tokens, head_dim / 2), as complex
-# numbers, or plain; the first ones also with a batch axis, or with axes for batch and heads, which
-# stand before the tokens or around them; or as (cos, sin) in one table
-# (tokens, head_dim / 2, 2), or as matrices (1, 1, tokens, head_dim / 2, 2, 2); or as the angles
-# themselves.
+# Layouts of rotary angles: (tokens, head_dim) in two halves or in pairs, or (tokens, head_dim / 2),
+# each also with a batch axis, or with axes for batch and heads that come before the tokens or
+# around them; complex numbers; plain angles; (cos, sin) in one table (tokens, head_dim / 2, 2);
+# matrices (1, 1, tokens, head_dim / 2, 2, 2); or, in halves or pairs, the angles themselves.
 ROTARY = (
     "halves", "pairs", "narrow", "halves-batch", "pairs-batch", "narrow-batch", "complex", "plain",
     "halves-heads", "pairs-heads", "narrow-heads", "halves-first", "pairs-first", "narrow-first",
     "stacked", "matrices", "halves-angles", "pairs-angles",
 )  # fmt: skip
 
-# Height and width, where the tokens are pixels in one row.
+# Height and width, if the tokens are pixels in one row.
 GRID = (3, 4)
 _SIDES = {"h": "rows", "height": "rows", "w": "columns", "width": "columns"}
-# What a required argument is for that is no input, no mask and no angle: patterns of its name.
-# "cumulative" says where each text begins, for texts that stand one after the other in a long row.
+# Roles of required arguments other than inputs, masks and angles, by patterns of their names.
+# "cumulative" gives the start of each sequence, for sequences packed into one long row.
 _OTHERS = (
     ("cumulative", r"^cu_?(seq)?_?len|cumulative|^seq_?offsets$"),
     ("grid", r"^(grid(_size|_shape)?|hw|h_w|hw_shape|spatial_(shape|size)|resolution|"
@@ -54,16 +53,16 @@ _OTHERS = (
     ("none", r"pos"),
 )  # fmt: skip
 _NO_INPUT = r"mask|len|pos|cache|pad|valid|ind(ex|ic)|idx|past|state"
-# What an argument may be that an error shows to be needed, most likely first.
+# What to pass for an argument that is needed according to an error, most likely first.
 GUESSES = ("marks", "mask", "zero", "lengths", "true")
 
 
 def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], ...]:
-    """What each of forward's parameters is for, as far as its name tells.
+    """What each of forward's parameters is for, as far as its name reveals it.
 
     Args:
         info: The class.
-        optional: Whether keys and values from elsewhere are given although they have a default.
+        optional: Whether to pass separate keys and values although they have a default.
     """
     found: list[tuple[str, str]] = []
     parameters = [p for p in info.forward if not p.kind.startswith("VAR")]
@@ -95,7 +94,7 @@ def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], 
         elif optional and (small in _SOURCE or role in ("k", "v", "kv")):
             found.append((name, "kv"))
         elif parameter.default is True and "cache" in small:
-            found.append((name, "false"))  # else each call would depend on those before it
+            found.append((name, "false"))  # else each call would depend on earlier ones
         elif parameter.has_default:
             continue
         elif small in _SOURCE or (not three and role in ("k", "v", "kv")):
@@ -112,7 +111,7 @@ def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], 
 
 
 def _asks(names: Sequence[str]) -> str:
-    """The name of the queries where the memory that they read comes first; else "".
+    """The name of the queries, if the memory that they attend to comes first; else "".
 
     Examples:
         >>> _asks(["values", "query"]), _asks(["encoder_out", "decoder_hidden"]), _asks(["x", "q"])
@@ -125,12 +124,12 @@ def _asks(names: Sequence[str]) -> str:
 
 
 POLARITIES = ("keep", "hide", "int", "added", "float", "int-hide")
-# Masks in the usual shapes: b sentences, n tokens, 1 for an axis that is the same for all.
+# Masks in the usual shapes: b sequences, n tokens, 1 for an axis that is broadcast.
 MASK_SHAPES = ("nn", "11nn", "b1nn", "bnn", "bn", "b11n")
 
 
 def written_mask(keep: Tensor, polarity: str, dtype: torch.dtype) -> Tensor:
-    """A mask, True where a key is seen, in one of the ways people write it."""
+    """A mask, True where a key is visible, converted to one of the usual encodings."""
     return {
         "keep": keep,
         "hide": ~keep,
@@ -142,12 +141,12 @@ def written_mask(keep: Tensor, polarity: str, dtype: torch.dtype) -> Tensor:
 
 
 def causal_mask(polarity: str, tokens: int, dtype: torch.dtype) -> Tensor:
-    """A causal mask in one of the ways people write it."""
+    """A causal mask in one of the usual encodings."""
     return written_mask(torch.ones(tokens, tokens).tril().bool(), polarity, dtype)
 
 
 def shaped_mask(polarity: str, shape: str, batch: int, tokens: int, dtype: torch.dtype) -> Tensor:
-    """A mask in one of MASK_SHAPES: causal where it has two token axes, else all tokens are seen.
+    """A mask in one of MASK_SHAPES: causal if it has two token axes, else all tokens are visible.
 
     Examples:
         >>> shaped_mask("keep", "b11n", 2, 5, torch.float64).shape
@@ -162,7 +161,7 @@ def shaped_mask(polarity: str, shape: str, batch: int, tokens: int, dtype: torch
 def rotary_tables(
     kind: str, tokens: int, width: int, dtype: torch.dtype
 ) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
-    """Rotary angles with the usual base 10,000, in one of the ways people pass them.
+    """Rotary angles with the usual base 10,000, in one of the usual layouts.
 
     Examples:
         >>> rotary_tables("halves", 3, 4, torch.float64)["cos"].shape
@@ -194,7 +193,7 @@ def rotary_tables(
     return {"cos": cos, "sin": sin, "cos+sin": (cos, sin), "turns": turns}
 
 
-# All tokens are real: marked, or not marked as padding.
+# All tokens are real: marked as real, or not marked as padding.
 MARKS: dict[str, tuple[int, torch.dtype]] = {
     "true": (1, torch.bool),
     "false": (0, torch.bool),

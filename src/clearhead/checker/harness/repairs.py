@@ -1,4 +1,4 @@
-"""What else to try when a class cannot be built or called: read from the error it gave."""
+"""What else to try when a class cannot be built or called, read from the error it raised."""
 
 import ast
 import itertools
@@ -31,23 +31,23 @@ from clearhead.checker.source.call_sites import (
 )
 
 GONE = ("timeout", "memory", "died", "protocol")
-_FIELDS = 12  # of one configuration that may be guessed after an error
+_FIELDS = 12  # the most fields of one configuration to guess after an error
 NO_FIELD = re.compile(r"the config has no '(\w+)'")
 
 
 def build(
     case: Case, sizes: Sizes, arguments: list[object], keywords: dict[str, object]
 ) -> tuple[Built | Failure, dict[str, object]]:
-    """Build the class; fields that its configuration lacks are guessed by their names.
+    """Build the class; fields that its configuration lacks are guessed from their names.
 
     Args:
         case: The class.
-        sizes: What it is built with.
+        sizes: The sizes it is built with.
         arguments: Positional-only arguments.
-        keywords: The others.
+        keywords: The other arguments.
 
     Returns:
-        What came out, and the arguments it was built with in the end.
+        The object or the failure, and the other arguments that were passed in the end.
     """
     session = case.session
     called = case.usage.called_names
@@ -69,9 +69,9 @@ def with_field(
 
     Args:
         case: The class.
-        failure: What was answered.
-        sizes: What it was built with.
-        keywords: What it was built with.
+        failure: The failure.
+        sizes: The sizes it was built with.
+        keywords: The arguments it was built with.
     """
     if "NoneType" in failure.message and failure.type == "TypeError":
         return _with_numbers(case, failure, sizes, keywords)
@@ -95,10 +95,10 @@ def with_field(
 def _with_numbers(
     case: Case, failure: Failure, sizes: Sizes, keywords: dict[str, object]
 ) -> dict[str, object] | None:
-    """The arguments with a number for a field of unknown meaning that was computed with.
+    """The arguments with a number for a field of unknown meaning that the code computes with.
 
-    Such a field is None at first, so that what is optional stays out. So is an argument of the
-    constructor with that default; it gets the width if its name does not tell another number.
+    Such a field is None at first, so that optional parts stay out. The same holds for a constructor
+    argument with that default; it gets the width unless its name suggests another value.
     """
     lines = case.text.file.splitlines()
     ran = "\n".join(lines[n - 1] for n in frames(failure) if 0 < n <= len(lines))
@@ -119,7 +119,7 @@ def _with_numbers(
 
 
 def _parts(case: Case, sizes: Sizes, keywords: dict[str, object]) -> dict[str, object]:
-    """Objects for arguments that forward calls: of a class of the same file, or the identity."""
+    """Objects for arguments that forward calls: of a class of the file, or the identity."""
     wanted = {p.name for p in case.info.init if not p.has_default} & case.usage.parts
     classes = case.session.classes() if wanted else ()
     if isinstance(classes, Failure):
@@ -148,14 +148,14 @@ def _part(case: Case, name: str, classes: tuple[ClassInfo, ...], sizes: Sizes) -
     return {"__object__": "Identity", "arguments": [], "keywords": {}}
 
 
-# Shapes of an argument: b texts, n tokens, m = 2n - 1 offsets, h heads, e = b * h, w its width.
+# Shapes of an argument: b sequences, n tokens, m = 2n - 1 offsets, h heads, e = b * h, w its width.
 _FEATURES = ("b n w", "b n n w", "1 m w", "n w", "1 n w", "b w", "b 1 n w", "m w", "n n w", "n n 1")
 _SCORES = ("h n n", "b h n n", "1 h n n", "e 1 n", "n n", "b n n", "e n n", "h 1 n", "1 n n")
 _NO_INPUT = ("none", "kv", "false", "length", "positions", *GUESSES)
 
 
 def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]:
-    """What else may be given: an input of a width that the error names, or other arguments."""
+    """Other ways to call it: with an input width that the error names, or with other arguments."""
     numbers = [int(n) for n in re.findall(r"\d+", failure.message)]
     shapes = [shape for shape in subject.built.parameters.values() if 0 not in shape]
     others = [n for n in dict.fromkeys(numbers) if n in {n for shape in shapes for n in shape}]
@@ -164,7 +164,7 @@ def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]
     if subject.d_in in numbers:
         more = dict.fromkeys([*others, *(v for v in told if type(v) is int), *taken])
         yield from (replace(subject, d_in=n) for n in more if n != subject.d_in)
-        if subject.separate and not subject.d_kv:  # the queries are of another width than the keys
+        if subject.separate and not subject.d_kv:  # queries and keys differ in width
             yield from (replace(subject, d_in=n, d_kv=subject.d_in) for n in more)
     if subject.separate and (subject.d_kv or subject.d_in) in numbers:
         yield from (replace(subject, d_kv=n) for n in others if n != subject.d_kv)
@@ -193,7 +193,7 @@ def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]
         role = dict(subject.feed)[name]
         guesses = [*GUESSES, *(f"tensor {shape}" for shape in _shapes(case, subject, name))]
         several = case.usage.ranks.get(name, 0) > 2
-        if several or _layers(case, subject, name):  # what a layer takes is no mask
+        if several or _layers(case, subject, name):  # the input of a layer is not a mask
             guesses = [guess for guess in guesses if guess.startswith("tensor")]
         for guess in guesses:
             if guess != role and not (role == "mask" and guess in GUESSES and guess != "marks"):
@@ -202,7 +202,7 @@ def changes(case: Case, subject: Subject, failure: Failure) -> Iterator[Subject]
 
 
 def _layers(case: Case, subject: Subject, name: str) -> list[int]:
-    """The widths that the layers take which get an argument first."""
+    """The input widths of the layers that receive an argument first."""
     found = []
     for layer in layer_of(case.text.file, case.info.name, name):
         below = [n for n in subject.built.parameters if n.startswith(f"{layer}.")]
@@ -212,7 +212,7 @@ def _layers(case: Case, subject: Subject, name: str) -> list[int]:
 
 
 def _shapes(case: Case, subject: Subject, name: str) -> list[str]:
-    """The shapes that an argument may have, with its width as a number; likely ones first."""
+    """The possible shapes of an argument, with its width as a number; likely ones first."""
     widths = _layers(case, subject, name)[:1]
     features = [shape.replace("w", str(w)) for w in widths or [subject.d_in] for shape in _FEATURES]
     rank = case.usage.ranks.get(name, 0)

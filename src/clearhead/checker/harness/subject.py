@@ -1,7 +1,8 @@
-"""A submitted class: how it is built, how it is called, what comes back.
+"""A submitted class: how it is built, how it is called, what it returns.
 
-Nothing is told to us, so names are read ("n_embd", "block_size", "p"), sizes without coincidences
-are chosen, and where the class answers with an error, other sizes and other calls are tried.
+Submissions come without instructions, so names are interpreted ("n_embd", "block_size", "p"), sizes
+that cannot be confused are chosen, and if the class raises an error, other sizes and other calls
+are tried.
 """
 
 import math
@@ -31,38 +32,38 @@ from clearhead.checker.harness.weight_roles import role_of, takes_last
 from clearhead.checker.sandbox.submission import Built, ClassInfo, Failure, Output, Submission
 
 ONLY_WEIGHTS = "forward returned the weights alone"
-Session = Submission  # a process of its own, or this one
-Inputs = tuple[Tensor, Tensor, Tensor]  # of queries, keys and values: one tensor may stand for all
+Session = Submission  # in a separate process, or in this one
+Inputs = tuple[Tensor, Tensor, Tensor]  # for queries, keys and values; may be the same tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A class that was built, and how to speak to it.
+    """A class that was built, and how to call it.
 
     Args:
         info: The class.
-        sizes: What it was built with.
+        sizes: The sizes it was built with.
         keywords: The constructor's arguments.
-        built: What came out.
+        built: The object that was built.
         axes: The order of its axes, "batch" for (batch, tokens, d); see axis_orders.py.
-        feed: Forward's parameters in order, and what each is for: "q", "k", "v", "x", "kv",
-            "list" of the three, "mask", "none", a plain value such as "zero", or a random tensor:
+        feed: Forward's parameters in order, each with its role: "q", "k", "v", "x", "kv", "list"
+            for all three, "mask", "none", a plain value such as "zero", or a random tensor such as
             "tensor b n 15"; see `arguments_for`.
-        polarity: How a causal mask is given, if it is: "keep", "hide", "int", "added", or "".
+        polarity: How a mask is written: one of POLARITIES, or "" if none is passed.
         mask_shape: The mask's shape: one of MASK_SHAPES.
         mask_field: The field that holds the mask, if forward takes an object with a mask; else "".
-        rotary: How the angles of rotary positions are given, if they are: one of ROTARY, or "".
-        dtype: float64, or float32 where the class cannot do otherwise.
-        d_in: The width of its inputs, as its weights tell.
-        weights: The random weights it carries now.
+        rotary: How rotary angles are passed: one of ROTARY, or "" if they are not.
+        dtype: float64, or float32 if the class requires it.
+        d_in: The width of its inputs, judging by its weights.
+        weights: Its current random weights.
         arguments: Positional-only arguments of the constructor.
-        d_kv: The width of the keys' and values' own input, if it is another one; else 0.
-        memory: The order of axes of the keys' and values' own input, if it is another one; else "".
-        marks: What a (batch, tokens) argument gets that must be given: one of MARKS, or "".
-        texts: How many texts stand in one row, if they are not as many as `sizes` says.
+        d_kv: The width of the separate input for keys and values, if it differs; else 0.
+        memory: The axis order of the separate input for keys and values, if it differs; else "".
+        marks: What is passed for a required (batch, tokens) argument: one of MARKS, or "".
+        texts: How many sequences are packed into one row, if not as many as `sizes` says.
         how: One line on how it was built and called.
-        switched: The flag that has its other value.
-        seed: What weights and inputs are drawn with.
+        switched: The name of the flag that has its other value.
+        seed: The random seed for weights and inputs.
     """
 
     info: ClassInfo
@@ -100,10 +101,10 @@ class Subject:
 
 
 def random_weights(built: Built, seed: int = 1) -> dict[str, Tensor]:
-    """Distinct random values for every parameter, biases too, in float64.
+    """Distinct random values for every parameter, including biases, in float64.
 
-    What hangs on an object that is no module may also be a mask or a table: it keeps its values if
-    its name tells nothing.
+    A tensor attribute of an object that is not a module may also be a mask or a table: it keeps its
+    values if its name does not identify it as a weight.
     """
     generator = torch.Generator().manual_seed(seed)
     values: dict[str, Tensor] = {}
@@ -122,12 +123,12 @@ def random_weights(built: Built, seed: int = 1) -> dict[str, Tensor]:
 
 
 def width_in(built: Built, sizes: Sizes, given: Mapping[str, object]) -> int:
-    """The width of the inputs, told by the weights that take them.
+    """The width of the inputs, judging by the weights that receive them.
 
     Args:
         built: The object.
-        sizes: What it was built with.
-        given: The constructor's arguments, which tell the width where there are no weights.
+        sizes: The sizes it was built with.
+        given: The constructor's arguments, which determine the width if there are no weights.
     """
     told = [v for n, v in given.items() if meaning_of(n) in ("d", "d_in", "head_dim")]
     if not built.parameters and told and type(told[0]) is int:
@@ -138,7 +139,7 @@ def width_in(built: Built, sizes: Sizes, given: Mapping[str, object]) -> int:
         if role_of(name) in ("q", "qkv", "k"):
             inside = shape == (sizes.head_dim, sizes.head_dim)
             if inside and any(role_of(n) == "o" and sizes.d_out in s for n, s in shapes.items()):
-                return sizes.d_out  # a projection inside each head: the output's takes all heads
+                return sizes.d_out  # projections inside each head; the output's takes all heads
             if takes_last(owner) or name.endswith("in_proj_weight"):
                 return shape[1]
             if "Conv1D" in owner:
@@ -152,9 +153,9 @@ def width_in(built: Built, sizes: Sizes, given: Mapping[str, object]) -> int:
 
 
 def joined_widths(built: Built, sizes: Sizes, given: Mapping[str, object]) -> tuple[int, int]:
-    """The widths of a query and of a key that one layer takes side by side; 0 if none does.
+    """The widths of a query and of a key that one layer takes concatenated; 0 if none does.
 
-    The keys may be those of an encoder in two directions, which are twice as wide.
+    The keys may come from a bidirectional encoder, and are then twice as wide.
     """
     told = [(n, v) for n, v in given.items() if type(v) is int]
     widths = [v for n, v in told if v == sizes.d_out or likely_meaning(n) in ("d", "d_in", "d_out")]
@@ -162,20 +163,20 @@ def joined_widths(built: Built, sizes: Sizes, given: Mapping[str, object]) -> tu
         layer = takes_last(built.modules.get(name.rpartition(".")[0], "")) and len(shape) == 2
         if not layer or role_of(name) in ("q", "k", "v", "qkv", "kv"):
             continue
-        for width in sorted(widths, key=lambda one: one != shape[0]):  # the queries' first
+        for width in sorted(widths, key=lambda one: one != shape[0]):  # the queries' width first
             if shape[1] - width in {times * one for one in widths for times in (1, 2)}:
                 return width, shape[1] - width
     return 0, 0
 
 
 def width_of_memory(built: Built, d_in: int) -> int:
-    """The width that key and value layers take, where it is another one than the queries'."""
+    """The input width of the key and value layers, if it differs from the queries'; else 0."""
     memory, queries = _widths_of(built, "k", "v", "kv"), _widths_of(built, "q")
     return memory.pop() if len(memory) == 1 and not memory & {d_in, *queries} else 0
 
 
 def _widths_of(built: Built, *roles: str) -> set[int]:
-    """The widths that the layers with these roles take."""
+    """The input widths of the layers with these roles."""
     return {
         shape[1]
         for name, shape in built.parameters.items()
@@ -186,7 +187,7 @@ def _widths_of(built: Built, *roles: str) -> set[int]:
 
 
 def each(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
-    """A function of each input; what was one tensor stays one."""
+    """Apply a function to each input; inputs that are one tensor stay one."""
     made = {key: function(tensor) for key, tensor in {id(t): t for t in inputs}.items()}
     q, k, v = (made[id(tensor)] for tensor in inputs)
     return q, k, v
@@ -202,16 +203,16 @@ def call(
     mask: Tensor | None = None,
     given: Mapping[str, object] | None = None,
 ) -> Tensor | Failure:
-    """The class's output for inputs (batch, tokens, d_in), brought to (batch, tokens, d).
+    """The class's output for inputs (batch, tokens, d_in), converted to (batch, tokens, d).
 
     Args:
-        session: Who answers for the class.
+        session: The process that runs the submission.
         subject: How it is called.
-        inputs: Queries', keys' and values' inputs.
-        train: Whether it is in training.
-        seed: What its own randomness is drawn with.
-        mask: What its mask argument gets.
-        given: What other arguments of forward get, by name.
+        inputs: The inputs for queries, keys and values.
+        train: Whether it is in training mode.
+        seed: The random seed for the call.
+        mask: The value for its mask argument.
+        given: Values for other arguments of forward, by name.
     """
 
     def one(shaped: Inputs) -> Tensor | Failure:
@@ -236,7 +237,7 @@ def call(
 
 
 def handed(subject: Subject, inputs: Inputs) -> Inputs:
-    """Inputs (batch, tokens, width) with their axes as the class wants them."""
+    """Inputs (batch, tokens, width) in the axis order that the class expects."""
     q, k, v = map(axis_orders.given, inputs, orders(subject))
     return q, k, v
 
@@ -248,21 +249,21 @@ def orders(subject: Subject) -> tuple[str, str, str]:
 
 
 def one_text(subject: Subject, inputs: Inputs, row: int) -> Inputs:
-    """One text of a batch as the class wants it; what was one tensor stays one."""
+    """One sequence of a batch as the class expects it; inputs that are one tensor stay one."""
     q, k, v = each(inputs, lambda x: x[row : row + 1])
     shaped = dict(zip(map(id, (q, k, v)), handed(subject, (q, k, v)), strict=True))
     return shaped[id(q)], shaped[id(k)], shaped[id(v)]
 
 
 def renew(session: Session, subject: Subject) -> bool:
-    """Build it anew, with the same weights; whether that worked."""
+    """Rebuild it with the same weights; return whether that worked."""
     built = session.build(subject.info.name, subject.arguments, subject.keywords)
     weights = {name: w.to(subject.dtype) for name, w in subject.weights.items()}
     return not isinstance(built, Failure) and not (weights and session.load(weights) is not None)
 
 
 def length_of(x: Tensor, axes: str) -> int:
-    """How many tokens an input has, in the submission's own order of axes."""
+    """How many tokens an input in the submission's own axis order has."""
     if axes in CHANNELS_FIRST:
         return x[0, 0].numel()
     if axes in ("pixels", "frames"):
@@ -334,7 +335,7 @@ def arguments_for(
 
 
 def _result(subject: Subject, output: Output, shape: Sequence[int]) -> Tensor | Failure:
-    """The result among what was returned, for inputs of this shape."""
+    """The result among the returned tensors, for inputs of this shape."""
     chosen = result_in(subject, output, shape)
     if chosen is None:
         return Failure("exception", "NoTensor", "forward returned no tensor")
@@ -360,7 +361,7 @@ def _result(subject: Subject, output: Output, shape: Sequence[int]) -> Tensor | 
 def result_in(subject: Subject, output: Output, shape: Sequence[int]) -> int | None:
     """Which of the returned tensors is the result, for inputs of this shape."""
     if subject.axes in STATES:
-        rows = math.prod(shape[:-1])  # as many as tokens, so that weights are square
+        rows = math.prod(shape[:-1])  # as many as tokens, so that the weights are square
         sizes = [[n for n in tensor.shape if n != 1] for tensor in output.tensors]
         fits = [i for i, one in enumerate(sizes) if one[:1] == [rows] and one != [rows, rows]]
         return fits[0] if fits else 0 if output.tensors else None
@@ -368,7 +369,7 @@ def result_in(subject: Subject, output: Output, shape: Sequence[int]) -> int | N
 
 
 def pick(output: Output, shape: Sequence[int]) -> int | None:
-    """Which of the returned tensors is the result: as many axes as the input, same first ones."""
+    """Which returned tensor is the result: shaped like the input, except for the last axis."""
     tensors = output.tensors
     if not tensors:
         return None
@@ -382,7 +383,7 @@ def pick(output: Output, shape: Sequence[int]) -> int | None:
 
 
 def others(subject: Subject) -> list[str]:
-    """The parameters that are no projection and no norm: tables, sinks, keys of their own."""
+    """The parameters that belong to no projection or norm: tables, sinks, learned keys."""
     modules, found = subject.built.modules, []
     layers = {role_of(n) for n in subject.built.parameters if modules.get(n.rpartition(".")[0])}
     for name in subject.built.parameters:
@@ -395,20 +396,20 @@ def others(subject: Subject) -> list[str]:
 
 
 def head_width(subject: Subject) -> int:
-    """The width of one head, as the object says, or as its sizes make likely."""
+    """The width of one head, as the object states it, or as its sizes suggest."""
     told = [v for n, v in subject.built.plain.items() if meaning_of(n) == "head_dim"]
     return next((v for v in told if isinstance(v, int) and v > 0), subject.sizes.head_dim)
 
 
 def turned_width(subject: Subject) -> int:
-    """The width of the part of a head that gets rotary positions: all of it, as a rule."""
+    """The width of the part of a head that gets rotary positions: usually all of it."""
     names = (*subject.built.plain, *(name for name, _ in subject.info.fields))
     parted = any(likely_meaning(name) in ("rope_dim", "rope_part") for name in names)
     return int(str(value_of("rope_dim", subject.sizes, set()))) if parted else head_width(subject)
 
 
 def inputs_for(subject: Subject, tokens: int, seed: int = 2, batch: int = 0) -> Inputs:
-    """Random inputs: one for all, or three different ones where forward takes three."""
+    """Random inputs: one tensor for all, or different ones if forward takes several."""
     generator = torch.Generator().manual_seed(seed + 1009 * subject.seed)
     shape = (batch or subject.sizes.batch, tokens, subject.d_in)
     q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))

@@ -1,4 +1,4 @@
-"""What a parameter is for, as its name tells: queries, keys, values, output, or several at once."""
+"""What a parameter is for, by its name: queries, keys, values, output, or several at once."""
 
 import re
 
@@ -24,7 +24,7 @@ _FUSED = re.compile(r"qkv|kqv|query_?key_?value|c_attn|in_proj|wqkv")
 
 
 def words(path: str) -> list[str]:
-    """The words of a parameter's path, small: `attn.toQueries.weight` -> attn, to, queries."""
+    """The lower-case words of a parameter's path: `attn.toQueries.weight` -> attn, to, queries."""
     path = re.sub(r"\.?(weight|bias)$", "", path)
     path = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", path)
     return [word for word in re.split(r"[\W_]+", path.lower()) if word]

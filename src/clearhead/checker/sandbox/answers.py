@@ -1,7 +1,7 @@
-"""What comes back from a submission's process: plain data, each field examined before it is used.
+"""What comes back from a submission's process: plain data, each field validated before it is used.
 
-An answer may be forged. Whatever does not have exactly the expected form raises `Forged`, which
-`submission.py` turns into a Failure of kind "protocol".
+An answer may be forged. Anything that does not have exactly the expected form raises `Forged`,
+which `submission.py` turns into a Failure of kind "protocol".
 """
 
 import functools
@@ -42,7 +42,7 @@ class Failure:
 
     @property
     def raised(self) -> bool:
-        """Whether the submission's own code raised it; anything else is evidence of nothing."""
+        """Whether the submission's own code raised it; any other failure is no evidence."""
         return self.kind == "exception"
 
 
@@ -59,7 +59,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class ClassInfo:
-    """A class written in the file; `init` and `forward` leave out `self`."""
+    """A class defined in the file; `init` and `forward` leave out `self`."""
 
     name: str
     line: int
@@ -77,15 +77,15 @@ class Built:
     """An object that was built.
 
     Args:
-        weights: The values of the parameters. For an object that is no `nn.Module`, those of the
-            modules among its attributes.
+        weights: The values of the parameters. For an object that is not an `nn.Module`, those of
+            the modules among its attributes.
         stray: Tensors that are neither parameters nor buffers, for example "mask", or
             "heads[0].W_query.weight" for modules in a plain list.
         modules: Path to class name: {"W_query": "Linear"}.
         plain: The int, float, bool and str attributes.
         arrays: Whether it computes with numpy: its arrays are the parameters, and it has no
             gradients.
-        loose: Whether it is no `nn.Module`, so that a parameter may also be a mask or a table.
+        loose: Whether it is not an `nn.Module`, so that a parameter may also be a mask or a table.
     """
 
     weights: dict[str, Tensor]
@@ -108,7 +108,7 @@ class Output:
     Args:
         tensors: The tensors in it, in order.
         structure: "tensor", "tuple", "list", "dict", "none" or "other".
-        changed: The inputs that it has changed in place: their places, or their names.
+        changed: The inputs that it changed in place: their positions, or their names.
     """
 
     tensors: tuple[Tensor, ...]
@@ -120,8 +120,8 @@ class Output:
 class Gradients:
     """Gradients for each input, in order, and for each parameter.
 
-    None means that nothing flows there, or that the input is no floating-point tensor. A tensor
-    given twice is one input: its whole gradient stands at both places.
+    None means that no gradient flows there, or that the input is not a floating-point tensor. A
+    tensor passed twice is one input: its whole gradient is at both positions.
     """
 
     inputs: tuple[Tensor | None, ...]
@@ -137,7 +137,7 @@ class Call:
         name: The function's name.
         args: Positional arguments as JSON; {"register": 3} is the tensor in register 3.
         kwargs: The same, by name.
-        out: The registers of the results; -1 for what is no tensor.
+        out: The registers of the results; -1 for a result that is not a tensor.
         line: The line of the submission that made the call.
     """
 
@@ -151,7 +151,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor that no call has made: "input", "parameter", "constant" or "complex" (as pairs)."""
+    """A tensor that no call created: "input", "parameter", "constant" or "complex" (as pairs)."""
 
     register: int
     kind: str
@@ -160,12 +160,12 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Recording:
-    """A forward pass, written down.
+    """A recorded forward pass.
 
     Args:
         calls: What was called, in order.
         leaves: Where the first tensors come from.
-        constants: The values of those that are neither inputs nor parameters, by name.
+        constants: The values of the leaves that are neither inputs nor parameters, by name.
         outputs: The registers of the returned tensors.
         output: What the pass returned.
     """
@@ -182,7 +182,7 @@ class Forged(ValueError):
 
 
 def clean(text: str, most: int = MAX_TEXT) -> str:
-    """Text that is safe to print: no control characters, no half characters, not too long."""
+    """Text that is safe to print: no control characters, no lone surrogates, not too long."""
     text = text[:most].encode("utf-8", "replace").decode()
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
@@ -197,12 +197,12 @@ def a_text(value: object, most: int = MAX_TEXT) -> str:
 
 
 def a_name(value: object) -> str:
-    """The value, if it is a short text."""
+    """The value, if it is a short string."""
     return a_text(value, MAX_NAME)
 
 
 def an_identifier(value: object) -> str:
-    """The value, if Python can name a thing so: adapters are written with such names."""
+    """The value, if it is a valid Python name: adapters are generated with such names."""
     name = a_name(value)
     if not name.isidentifier() or keyword.iskeyword(name):
         raise Forged(f"expected a name as Python allows it, got {name[:50]!r}")
@@ -210,7 +210,7 @@ def an_identifier(value: object) -> str:
 
 
 def a_number(value: object, low: int = 0, high: int = 1 << 40) -> int:
-    """The value, if it is a whole number in a sensible range."""
+    """The value, if it is an integer in a sensible range."""
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise Forged(f"expected a whole number from {low} to {high}")
     return value
@@ -273,7 +273,7 @@ def read_blob(blob: bytes) -> Tensors:
 
 
 def read_failure(value: object) -> Failure:
-    """A failure that the other side reports of itself."""
+    """A failure that the other side reports about itself."""
     fields = a_table(value)
     kind = a_name(fields["kind"])
     if kind not in ("exception", "memory", "timeout"):
@@ -362,12 +362,12 @@ def read_output(header: Header, tensors: Tensors) -> Output:
 def read_gradients(
     header: Header, tensors: Tensors, inputs: list[str | None], given: Mapping[str, Tensor]
 ) -> Gradients:
-    """Gradients; that of an input must have the input's shape.
+    """Gradients; the gradient of an input must have the input's shape.
 
     Args:
         header: The answer.
-        tensors: What came with it.
-        inputs: For each input the name under which it was sent; None if it is no tensor.
+        tensors: The tensors that came with it.
+        inputs: For each input, the name under which it was sent; None if it is not a tensor.
         given: The tensors that were sent.
     """
     found = [None if name is None else tensors.get(f"gradient.input.{name}") for name in inputs]
@@ -380,7 +380,7 @@ def read_gradients(
 
 
 def an_argument(value: object, depth: int = 0) -> Any:
-    """The value, if it is an argument as the recorder writes it."""
+    """The value, if it is an argument in the recorder's format."""
     if depth > 6:
         raise Forged("an argument that is nested too deeply")
     if isinstance(value, dict):

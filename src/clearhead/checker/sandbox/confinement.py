@@ -1,7 +1,8 @@
-"""The first thing a submission's process does: bind itself to limits, then answer questions.
+"""The first thing a submission's process does: confine itself, then answer questions.
 
-`process.py` runs this text as a plain script (`python -I -c TEXT '{...}'`), perhaps inside
-bubblewrap. It uses the standard library only; nothing of the submission has run when it is done.
+`process.py` runs this source as a plain script (`python -I -c SOURCE '{...}'`), perhaps inside
+bubblewrap. It uses only the standard library; no code of the submission runs before the limits are
+in place.
 """
 
 import ctypes
@@ -19,20 +20,20 @@ import types
 from pathlib import Path
 from typing import Any
 
-# Numbers from <linux/prctl.h>, <linux/capability.h>, <linux/seccomp.h> and <asm/unistd.h>.
+# Constants from <linux/prctl.h>, <linux/capability.h>, <linux/seccomp.h> and <asm/unistd.h>.
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 36, 38, 47
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_CAP_AMBIENT_CLEAR_ALL = 22, 2, 4
 CAPABILITY_VERSION_3 = 0x20080522
 FIRST_PROTOCOL_FD, OPEN_FILES = 200, 256
 
-# Calls of the kernel that are refused. Memory kept with the first ones is in no process, so that
-# nobody could count it; the second ones make namespaces; keys stay for the next submission.
+# System calls that are refused. Memory kept with the first ones belongs to no process, so that it
+# could not be counted; the second ones create namespaces; keys stay for the next submission.
 REFUSED = (
     *("shmget", "msgget", "semget", "mq_open", "memfd_create", "memfd_secret", "io_uring_setup"),
     *("unshare", "setns"),
     *("add_key", "request_key", "keyctl"),
 )
-# The number of a call on x86-64, and on newer processors, which share a table.
+# The number of each system call on x86-64, and on newer processors, which share a table.
 CALLS = {
     "shmget": (29, 194),
     "msgget": (68, 186),
@@ -50,19 +51,19 @@ CALLS = {
     "clone3": (435, 435),
     "socket": (41, 198),
 }
-# The kernel's number of a processor, and its column in that table.
+# The kernel's number for each processor, and its column in that table.
 PROCESSORS = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1), "riscv64": (0xC00000F3, 1)}
 X32 = 0x40000000  # this bit marks a second table of calls on x86-64
 NEW_NAMESPACES = 0x7E020000  # the flags CLONE_NEW* of clone
-FAMILIES = (1, 2, 10)  # of sockets: Unix, IPv4, IPv6; others can reach the host of a machine
-# Instructions of a filter, from <linux/bpf_common.h>, and what it answers.
+FAMILIES = (1, 2, 10)  # of sockets: Unix, IPv4, IPv6; others can reach a virtual machine's host
+# Instructions of a filter, from <linux/bpf_common.h>, and its results.
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, NO_RIGHT, NO_SUCH_CALL = 0x7FFF0000, 0x00050001, 0x00050026  # errno EPERM, ENOSYS
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # where they are in what a filter reads
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # their offsets in what a filter reads
 
 
 def prctl(option: int, value: int) -> None:
-    """Ask the kernel for one property of this process; elsewhere than on Linux, do nothing."""
+    """Set one property of this process in the kernel; on systems other than Linux, do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
@@ -87,16 +88,16 @@ def set_limits(settings: dict[str, Any]) -> None:
 
 
 def call_filter(machine: str) -> bytes:
-    """A filter for the calls of this process, as instructions for the kernel.
+    """A filter for the system calls of this process, as instructions for the kernel.
 
     Args:
-        machine: The processor, as `platform.machine` names it; for an unknown one there is none.
+        machine: The processor, as named by `platform.machine`; an unknown one has no filter.
     """
     if machine not in PROCESSORS:
         return b""
     architecture, column = PROCESSORS[machine]
     calls = {name: numbers[column] for name, numbers in CALLS.items()}
-    step = struct.Struct("=HBBI")  # instruction, steps to skip if true, if false, its number
+    step = struct.Struct("=HBBI")  # instruction, steps to skip if true, if false, its operand
 
     def answer_if(test: int, value: int, answer: int) -> bytes:
         return step.pack(test, 0, 1, value) + step.pack(RETURN, 0, 0, answer)
@@ -108,7 +109,7 @@ def call_filter(machine: str) -> bytes:
         made += answer_if(AT_LEAST, X32, NO_SUCH_CALL)
     for name in REFUSED:
         made += answer_if(EQUAL, calls[name], NO_RIGHT)
-    made += answer_if(EQUAL, calls["clone3"], NO_SUCH_CALL)  # then the C library uses clone
+    made += answer_if(EQUAL, calls["clone3"], NO_SUCH_CALL)  # the C library then uses clone
     flags = step.pack(LOAD, 0, 0, FIRST_ARGUMENT) + answer_if(ANY_BIT, NEW_NAMESPACES, NO_RIGHT)
     flags += step.pack(RETURN, 0, 0, ALLOW)
     made += step.pack(EQUAL, 0, len(flags) // step.size, calls["clone"]) + flags
@@ -120,7 +121,7 @@ def call_filter(machine: str) -> bytes:
 
 
 def filter_calls() -> None:
-    """Refuse some calls of the kernel to this process and all that it starts, for ever."""
+    """Refuse some system calls to this process and everything it starts, permanently."""
     made = call_filter(platform.machine()) if sys.platform == "linux" else b""
     if not made:
         return
@@ -132,10 +133,10 @@ def filter_calls() -> None:
 
 
 def drop(uid: int | None) -> None:
-    """Give up every right; root also becomes a user that owns nothing.
+    """Give up every privilege; root also becomes a user that owns nothing.
 
     Args:
-        uid: The user and group to become; None to stay who one is.
+        uid: The user and group to become; None to keep the current ones.
     """
     if uid is not None:
         os.setgroups([])
@@ -157,10 +158,10 @@ def children(pid: int) -> list[int]:
 
 
 def keep(protocol: list[int]) -> None:
-    """Go on in a new process; this one stays behind and removes what the new one leaves over.
+    """Continue in a new process; this one stays behind and removes what the new one leaves.
 
     A process that puts itself into the background gets this one as its parent. If the checker
-    itself is killed, the pipe from it closes, and all ends too. The working folder goes last.
+    itself is killed, its pipe closes, and everything ends too. The working folder is removed last.
     """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     worker = os.fork()
@@ -172,7 +173,7 @@ def keep(protocol: list[int]) -> None:
         os.dup2(null, fd)
     parent = select.poll()
     for fd in protocol[:1]:
-        parent.register(fd, 0)  # only the news that nobody writes to it any more
+        parent.register(fd, 0)  # only for the event that the writing end was closed
     status = None
     while status is None and not parent.poll(20):
         pid, ended = os.waitpid(-1, os.WNOHANG)
@@ -188,14 +189,14 @@ def keep(protocol: list[int]) -> None:
 
 
 def load(name: str, source: str) -> Any:
-    """A source of ours as a module, without the package around it."""
+    """One of our sources as a module, without the package around it."""
     module = sys.modules[name] = types.ModuleType(name)
     exec(compile(source, f"<{name}>", "exec"), vars(module))
     return module
 
 
 def main() -> None:
-    """Bind this process, then hand it to `worker.py`; with no protocol it is only a trial."""
+    """Confine this process, then hand it to `worker.py`; without a protocol, it is only a trial."""
     settings = json.loads(sys.argv[1])
     sys.argv = [sys.argv[0]]
     prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -216,7 +217,7 @@ def main() -> None:
     if not protocol:
         print("confined")
         return
-    # High numbers that no program started by the submission inherits.
+    # High file descriptors that no program started by the submission inherits.
     reader, writer = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_PROTOCOL_FD) for fd in protocol)
     for fd in protocol:
         os.close(fd)

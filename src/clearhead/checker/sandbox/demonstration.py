@@ -1,6 +1,6 @@
 """A file's own demonstration, `if __name__ == "__main__":`, run up to its first calls of a module.
 
-Like worker.py, which imports it, this runs beside code that may be hostile: see there.
+Like worker.py, which imports it, this shares a process with code that may be hostile: see there.
 """
 
 import copy
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-CALLS = 4  # of the module, that are kept
+CALLS = 4  # calls of the module to keep
 _no_grad = torch.no_grad
 
 
 class _Enough(BaseException):
-    """As many calls as are kept."""
+    """Enough calls were recorded."""
 
 
 class Demonstration:
@@ -27,7 +27,7 @@ class Demonstration:
         space: The namespace of the file.
     """
 
-    # What has a slot is no attribute that is described: there are tensors and modules in it.
+    # Slots are not among the attributes that are described: they hold tensors and modules.
     __slots__ = ("__dict__", "_calls", "_fresh", "_inside", "_module", "_tensors")
 
     def __init__(self, body: str, space: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class Demonstration:
         self.kinds = ",".join(sorted({type(one).__name__ for one in self._module.modules()}))
 
     def _kept(self, call: Any, module: Module, args: Any, keywords: Any) -> Any:
-        """A call that is kept, if it is one of the first module."""
+        """Make a call, and keep it if it is one of the first module."""
         if self._module is None:
             self._module, self._fresh = module, copy.deepcopy(module.eval())
         if module is not self._module:
@@ -79,14 +79,14 @@ class Demonstration:
         return out
 
     def forward(self, what: str, *values: Tensor) -> Any:
-        """An answer.
+        """Answer a question about the calls.
 
         Args:
             what: "given": the tensors of the first call. "pieces": the first argument of each call,
-                then their outputs. "again": what a new module gives for other tensors; "alone":
-                without the first call's other arguments; "after": for the second half of the
-                tensors, after a call with the first half.
-            values: These tensors.
+                then their outputs. "again": what a new module returns for other tensors; "alone":
+                the same without the first call's other arguments; "after": what it returns for the
+                second half of the tensors, after a call with the first half.
+            values: The other tensors.
         """
         if what == "given":
             return list(self._tensors.values())
@@ -101,7 +101,7 @@ class Demonstration:
         return self._run(module, values, alone=what == "alone")
 
     def _run(self, module: Any, values: tuple[Tensor, ...], *, alone: bool = False) -> Any:
-        """What a module gives for these tensors in place of the first call's."""
+        """What a module returns for these tensors in place of the first call's."""
         given = {} if alone else {name: _copied(one) for name, one in self._calls[0][0].items()}
         given.update(zip(self._tensors, map(_copied, values), strict=False))
         torch.manual_seed(0)
@@ -110,7 +110,7 @@ class Demonstration:
 
 
 def _copied(value: Any) -> Any:
-    """An argument as it is now: the call may change it."""
+    """A copy of an argument, since the call may change it."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if type(value) in (list, tuple):

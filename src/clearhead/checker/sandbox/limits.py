@@ -12,9 +12,9 @@ class Limits:
         seconds: Wall-clock time for one question; the import of the file is one question.
         memory_mib: Memory, for all of its processes together.
         processes: Processes and threads.
-        file_mib: Size of one file, and of everything it writes together (in MiB, 16 times this).
+        file_mib: Size of one file in MiB; all that it writes together may take 16 times as much.
         total_seconds: Wall-clock time for all questions together.
-        data: A folder whose files it finds in its working folder, to read; None if there is none.
+        data: A folder whose files it can read in its working folder; None if there is none.
         trusted: Whether its author is trusted. Then it runs as the user, without containment.
     """
 

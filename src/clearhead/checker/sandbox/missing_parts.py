@@ -1,8 +1,8 @@
-"""A file whose modules, data or GPU are missing here: run as far as it goes, with stand-ins.
+"""Run a file whose modules, data or GPU are missing, as far as possible, with stand-ins.
 
-The file runs statement by statement. The first one that fails for want of something is left out,
-and from there on only definitions run: imports, classes, functions and constants. Like worker.py,
-which imports it, this runs beside code that may be hostile: see there.
+The file runs statement by statement. The first one that fails because something is missing is left
+out, and from there on only definitions run: imports, classes, functions and constants. Like
+worker.py, which imports it, this shares a process with code that may be hostile: see there.
 """
 
 import ast
@@ -29,13 +29,13 @@ _DEFINITIONS = ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef
 _CONSTANTS = ast.Assign | ast.AnnAssign | ast.If | ast.Try
 NOTES = 5
 _NETWORK = r"(?i)name resolution|getaddrinfo|URLError|connection|network"
-# Functions that only tell what they get: `tracker.debug("scores", scores)`, `wandb.log(...)`.
+# Functions that only report what they get: `tracker.debug("scores", scores)`, `wandb.log(...)`.
 _TELLS = r"debug|info|warn(ing)?(_once)?|log(_\w+)?|record|track|monitor|add_(scalar|histogram)"
 _NO_GPU = ("Torch not compiled with CUDA", "NVIDIA driver", "No CUDA GPUs", "CUDA driver")
 
 
 class _Named(type):
-    """The type of stand-ins: every attribute of one is another one, also where torch has one."""
+    """The type of stand-ins: every attribute of one is another one, even if torch has it too."""
 
     def __getattribute__(cls, name: str) -> Any:
         fields = type.__getattribute__(cls, "__dict__")
@@ -48,23 +48,23 @@ class _Named(type):
         return stand_in(type.__getattribute__(cls, "__name__"), cls.origin)
 
     def __iter__(cls) -> Any:
-        """`sorted(set(text))`: without this, entry after entry would be read, for ever."""
+        """`sorted(set(text))`: without this, entry after entry would be read, forever."""
         raise TypeError(f"{cls.__name__!r} comes from {cls.origin!r}, which is not here")
 
 
 class StandIn(nn.Module, metaclass=_Named):
-    """Something imported from a module that is not here: a class, a function or a module.
+    """Something imported from a missing module: a class, a function or a module.
 
-    It may be a base class or an annotation; to compute with it is an error. A class that is derived
-    from one inherits methods that do nothing.
+    It may be a base class or an annotation; computing with it is an error. A class that is derived
+    from it inherits methods that do nothing.
     """
 
     origin = ""
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
-        """A stand-in's object; what wraps a layer, or has a function as its default, gives that.
+        """An object of a stand-in; if it wraps a layer or one of the file's functions, just that.
 
-        A function that gets tensors computes with them, and there is nothing to compute.
+        A function that gets tensors would compute with them, and there is nothing to compute.
         """
         missing = bool(vars(cls).get("is_stand_in"))
         own = _wrapped(arguments) if missing else []
@@ -80,16 +80,16 @@ class StandIn(nn.Module, metaclass=_Named):
         return made
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        """Take any arguments."""
+        """Accept any arguments."""
         super().__init__()
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """There is nothing to compute."""
+        """Raise an error: there is nothing to compute."""
         name, origin = type(self).__name__, type(self).origin
         raise ImportError(f"{name!r} comes from {origin!r}, which is not here")
 
     def __bool__(self) -> bool:
-        """What is missing is not there: `if flash_is_available():`."""
+        """False for what is missing: `if flash_is_available():`."""
         return not is_stand_in(type(self))
 
     def __getattr__(self, name: str) -> Any:
@@ -108,14 +108,14 @@ def _do_nothing(*arguments: Any, **keywords: Any) -> None:
 
 
 def _wrapped(arguments: tuple[Any, ...]) -> list[Any]:
-    """The layers among these, and the functions that are the submission's own."""
+    """The layers among these arguments, and the submission's own functions."""
     layers = [one for one in arguments if isinstance(one, nn.Module) and not is_stand_in(type(one))]
     functions = [one for one in arguments if isinstance(one, types.FunctionType)]
     return layers + [one for one in functions if one.__module__ == "submission"]
 
 
 def _computes(value: Any) -> bool:
-    """Whether there is a tensor among arguments, other than a parameter that gets its values."""
+    """Whether there is a tensor among arguments, other than a parameter to be initialised."""
     if isinstance(value, tuple | list):
         return any(map(_computes, value))
     if isinstance(value, dict):
@@ -124,14 +124,14 @@ def _computes(value: Any) -> bool:
 
 
 def _undecorate(tree: ast.AST, space: Mapping[str, Any]) -> None:
-    """Take off the decorators that come from a module that is not here."""
+    """Remove the decorators that come from a missing module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             node.decorator_list = [one for one in node.decorator_list if not _missing(one, space)]
 
 
 def _missing(node: ast.AST, space: Mapping[str, Any]) -> bool:
-    """Whether `registry.register("name")` begins with a name that stands for something missing."""
+    """Whether `registry.register("name")` starts with a name that stands for something missing."""
     while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
     value = space.get(node.id) if isinstance(node, ast.Name) else None
@@ -150,19 +150,19 @@ class _Record:
 
 
 def _field(default: Any = None, **_: Any) -> Any:
-    """A field's default, without the checks on its value."""
+    """A field's default, without validating its value."""
     return default
 
 
 def _default(value: Any, other: Any) -> Any:
-    """A value, or what takes its place where it is None."""
+    """A value, or what replaces it if it is None."""
     if value is None:
         return other() if isinstance(other, types.FunctionType) else other
     return value
 
 
 def _itself(value: Any, *_: Any, **__: Any) -> Any:
-    """What is only marked, wrapped or given other start values."""
+    """Return what is only marked, wrapped or initialised."""
     return value
 
 
@@ -185,18 +185,18 @@ class Conv1D(nn.Module):
 
 
 def _group_norm(channels: int, *_: Any, **__: Any) -> Any:
-    """The norm of diffusion models: 32 groups, or fewer where the channels do not allow them."""
+    """The norm of diffusion models: 32 groups, or fewer if the channels do not allow them."""
     return nn.GroupNorm(math.gcd(channels, 32), channels)
 
 
 def _checkpoint(function: Any, *arguments: Any, **_: Any) -> Any:
-    """The function's own result: checkpoints only save memory."""
+    """The function's own result: checkpointing only saves memory."""
     first = arguments[0] if arguments else ()
     return function(*first) if isinstance(first, tuple | list) else function(*arguments)
 
 
 class _Logger:
-    """Takes every message, and says nothing."""
+    """Accepts every message, and prints nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return _do_nothing
@@ -211,7 +211,7 @@ def _fused(
     scale: float | None = None,
     **_: Any,
 ) -> Tensor:
-    """What xformers computes, for (batch, tokens, heads, width), or for heads in the batch."""
+    """What xformers computes, for (batch, tokens, heads, width), or with heads in the batch."""
     if attn_bias is not None and not isinstance(attn_bias, Tensor):
         raise ImportError(f"a mask of the type {type(attn_bias).__name__!r} is not known here")
     q, k, v = (x.transpose(1, 2) if x.ndim == 4 else x for x in (q, k, v))
@@ -253,12 +253,12 @@ def _sdpa(*tensors: Any, mask: Any = None, **keywords: Any) -> Any:
 
 
 def _started(*arguments: Any, **_: Any) -> Any:
-    """A parameter that gets start values, which do not matter: the checker chooses the weights."""
+    """A parameter to be initialised, which does not matter: the checker chooses the weights."""
     return next((one for one in arguments if isinstance(one, Tensor)), None)
 
 
 def _unturned(*given: Any, **_: Any) -> Any:
-    """Queries and keys without their rotation: how a missing module turns them is not known.
+    """Queries and keys without rotation: how a missing module rotates them is unknown.
 
     Angles may come first; they have fewer axes, or are the same for the whole batch.
     """
@@ -277,26 +277,26 @@ class Turning(StandIn):
     rotate_queries_with_cached_keys = staticmethod(_unturned)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """Queries and keys as they are; a table of angles cannot be had."""
+        """Queries and keys as they are; a table of angles is not available."""
         both = [one for one in arguments[:2] if isinstance(one, Tensor) and one.ndim > 2]
         gives_angles = "Embedding" in type(self).__name__  # as in Hugging Face's models
         return _unturned(*both) if both[gives_angles:] else super().forward(*arguments, **keywords)
 
 
 def turns(name: str) -> bool:
-    """Whether a function of this name turns queries and keys by their positions."""
+    """Whether a function of this name rotates queries and keys by their positions."""
     return name.startswith(("apply_rotary", "apply_rope"))
 
 
 def _many(change: str) -> Any:
-    """What einops_exts does: rearrange or repeat every tensor of a sequence."""
+    """What einops_exts does: rearrange or repeat every tensor in a sequence."""
     return lambda tensors, *arguments, **sizes: (
         stand_in(change, "einops")(one, *arguments, **sizes) for one in tensors
     )
 
 
 _EINOPS = ("rearrange", "repeat", "reduce", "einsum", "pack", "unpack", "Rearrange", "Reduce")
-# What small helpers do that every package has under the same name, and what fused kernels compute.
+# Small helpers that have the same name in every package, and what fused kernels compute.
 _USUAL: dict[str, Any] = {
     "to_2tuple": _pair, "DropPath": nn.Dropout, "BaseModel": _Record, "Field": _field,
     "exists": lambda value: value is not None, "default": _default, "zero_module": _itself,
@@ -305,10 +305,10 @@ _USUAL: dict[str, Any] = {
     "rearrange_many": _many("rearrange"), "repeat_many": _many("repeat"), "check_shape": _itself,
     "flash_attn_func": _flash, "flash_attn_qkvpacked_func": _flash_packed,
     "contract": torch.einsum,  # opt_einsum's
-    "init": _itself,  # gives a layer its first weights
+    "init": _itself,  # initialises a layer
 }  # fmt: skip
 
-# The same by a pattern. The model is not spread over several machines.
+# The same by pattern. The model is not distributed over several machines.
 _BY_PATTERN: dict[str, Any] = {
     r"apply_(rotary|rope)\w*": _unturned,
     r"(get_)?\w*world_size": lambda *_: 1,
@@ -318,7 +318,7 @@ _BY_PATTERN: dict[str, Any] = {
 
 
 def stand_in(name: str, origin: str) -> Any:
-    """What stands for a name of a missing module: torch's or einops' own, if there is one.
+    """What stands for a name from a missing module: torch's or einops' own, if there is one.
 
     Examples:
         >>> stand_in("RMSNorm", "layers.norm") is nn.RMSNorm
@@ -351,7 +351,7 @@ _KINDS = (nn.Dropout, nn.LayerNorm, nn.RMSNorm, nn.Linear)  # a RowParallelLinea
 
 
 def _of_kind(kind: Any) -> Any:
-    """The constructor of a layer, which leaves out arguments that torch's own does not have."""
+    """A constructor for a layer that drops arguments which torch's own does not have."""
     known = inspect.signature(kind).parameters
     return lambda self, *arguments, **keywords: kind.__init__(
         self, *arguments, **{n: v for n, v in keywords.items() if n in known}
@@ -364,7 +364,7 @@ def is_stand_in(value: object) -> bool:
 
 
 def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str]:
-    """Run a file in a namespace; returns what was left out of it, in sentences.
+    """Run a file in a namespace; return what was left out of it, in sentences.
 
     Raises:
         Exception: If a class or a function cannot be defined, and nothing was missing before.
@@ -412,11 +412,11 @@ def run_file(tree: ast.Module, filename: str, space: dict[str, Any]) -> list[str
 
 
 def _nobody_answers(*arguments: object, **keywords: object) -> None:
-    """A debugger's breakpoint: the class goes on."""
+    """Replaces a debugger's breakpoint: execution continues."""
 
 
 def _defines(node: ast.stmt, defined: set[str]) -> bool:
-    """Whether a statement defines something, and does not set the file's own code to work."""
+    """Whether a statement defines something without running the file's own code."""
     if isinstance(node, _DEFINITIONS):
         return True
     guard = isinstance(node, ast.If) and "__name__" in ast.dump(node.test)
@@ -427,7 +427,7 @@ def _defines(node: ast.stmt, defined: set[str]) -> bool:
 
 
 def _given(node: ast.stmt, tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """Stand-ins for the names that an import or an assignment would have given."""
+    """Stand-ins for the names that an import or an assignment would have defined."""
     if isinstance(node, ast.ImportFrom):
         module = node.module or ""
         yield from _of_star(tree, module) if node.names[0].name == "*" else ()
@@ -446,7 +446,7 @@ _SHORT = {"np": "numpy", "F": "torch.nn.functional"}
 
 
 def _of_star(tree: ast.Module, origin: str) -> Iterator[tuple[str, Any]]:
-    """What `from .common import *` may have given: every name that nothing in the file defines."""
+    """What `from .common import *` may have provided: every name the file does not define."""
     known, used, bases = set(dir(builtins)), set[str](), set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -476,10 +476,10 @@ def missing_names(space: Mapping[str, Any]) -> list[str]:
 
 
 class Siblings(MetaPathFinder, Loader):
-    """Files that lie beside a submission, importable by name; their text was sent with it.
+    """Files next to a submission, importable by name; their source was sent with it.
 
     Args:
-        sources: Dotted module names and their text.
+        sources: Source by dotted module name.
     """
 
     def __init__(self, sources: Mapping[str, str]) -> None:
@@ -511,7 +511,7 @@ def wants_gpu(error: BaseException) -> bool:
 
 
 class OnCpu(TorchFunctionMode):
-    """The CPU stands for every GPU: `.cuda()`, `.to("cuda")`, `device="cuda:0"`."""
+    """The CPU in place of every GPU: `.cuda()`, `.to("cuda")`, `device="cuda:0"`."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -1,6 +1,6 @@
-"""What hangs on an object that a submission has built, and what its forward pass returned.
+"""The contents of an object that a submission built, and of what its forward pass returned.
 
-Like worker.py, which imports it, this runs beside code that may be hostile: see there.
+Like worker.py, which imports it, this shares a process with code that may be hostile: see there.
 """
 
 import math
@@ -19,13 +19,13 @@ from torch.nn.parameter import is_lazy
 from clearhead.checker.sandbox.recorded_arrays import RecordedArray
 
 Tensors = dict[str, Tensor]
-LETTERS = 4000  # of a text
+LETTERS = 4000  # the most characters of a string
 
 _from_numpy = torch.from_numpy
 
 
 def json_value(value: object) -> object:
-    """The value if JSON can carry it, else None."""
+    """The value if JSON can represent it, else None."""
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):
@@ -36,7 +36,7 @@ def json_value(value: object) -> object:
 
 
 class Config(dict[str, Any]):
-    """One configuration object for every habit: `c.n_head`, `c["n_head"]`, `c.get(..)`, `**c`.
+    """A configuration object for every style: `c.n_head`, `c["n_head"]`, `c.get(..)`, `**c`.
 
     What it was not given, it takes from the file's own classes: defaults, properties and methods.
     """
@@ -62,7 +62,7 @@ class Config(dict[str, Any]):
 
 
 class KeysAndValues:
-    """A cache such as models of Hugging Face pass to their layers, of past keys and values."""
+    """A cache of past keys and values, such as Hugging Face models pass to their layers."""
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -88,7 +88,7 @@ class KeysAndValues:
 
 
 def cast(module: Module, dtype: torch.dtype) -> None:
-    """Cast a module's fractions; complex buffers, as of rotary angles, stay complex numbers."""
+    """Cast a module's floating-point tensors; complex buffers (rotary angles) stay complex."""
     complex_ones = [
         (part, name, buffer)
         for part in module.modules()
@@ -104,12 +104,12 @@ def cast(module: Module, dtype: torch.dtype) -> None:
 
 
 def array_type() -> Any:
-    """The type of numpy's arrays; of nothing, as long as no one has imported numpy."""
+    """The type of numpy's arrays; () as long as numpy is not imported."""
     return getattr(sys.modules.get("numpy"), "ndarray", ())
 
 
 def knows_only_numpy(owner: object) -> bool:
-    """Whether the file of an object imports numpy, and not torch."""
+    """Whether the file of an object imports numpy, but not torch."""
     names = vars(sys.modules.get(type(owner).__module__, object)).values()
     homes = {one.__name__.partition(".")[0] for one in names if isinstance(one, ModuleType)}
     return "numpy" in homes and "torch" not in homes
@@ -136,7 +136,7 @@ def flatten(value: object) -> tuple[str, list[Tensor]]:
 def tensors_below(
     value: object, path: str, kind: Any = Tensor, depth: int = 3
 ) -> Iterator[tuple[str, Any]]:
-    """Tensors (or things of another kind) in an attribute: `heads[0].W_query.weight`."""
+    """Tensors (or objects of another type) in an attribute: `heads[0].W_query.weight`."""
     if isinstance(value, kind):
         yield path, value
     elif isinstance(value, Module):
@@ -147,7 +147,7 @@ def tensors_below(
 
 
 def kind_of(module: Module) -> str:
-    """A module's class; for a group norm also how many groups it has: "GroupNorm 8"."""
+    """A module's class; for a group norm, with the number of its groups: "GroupNorm 8"."""
     name = type(module).__name__
     groups = json_value(getattr(module, "num_groups", None)) if name == "GroupNorm" else None
     return f"{name} {groups}" if isinstance(groups, int) else name
@@ -157,7 +157,7 @@ _NO_WEIGHT = re.compile(r"(?i)grad|^d_?[wb](_|$)|^d_?[qkvo](?![a-z])")
 
 
 def _own(found: Iterable[tuple[str, Tensor]]) -> Tensors:
-    """Tensors of fractions, each under its first name only, without those that hold gradients."""
+    """Floating-point tensors, each under its first name only, without those for gradients."""
     held: Tensors = {}
     seen = set[int]()
     for path, tensor in found:
@@ -171,8 +171,8 @@ def _own(found: Iterable[tuple[str, Tensor]]) -> Tensors:
 class Leaves:
     """The tensors and attributes of a built object, found by name.
 
-    An object that is no `nn.Module` has the modules among its attributes as its parts, and the
-    tensors or numpy's arrays of fractions as its parameters: those here share their memory.
+    For an object that is not an `nn.Module`, the modules among its attributes are its parts, and
+    the floating-point tensors or numpy arrays are its parameters; those here share their memory.
     """
 
     def __init__(self, built: object) -> None:
@@ -194,7 +194,7 @@ class Leaves:
         self.plain.pop("training", None)
 
     def add_arrays(self, owner: object) -> bool:
-        """Take the arrays of an object that has no tensors; whether it computes with arrays."""
+        """Take the arrays of an object without tensors; return whether it computes with arrays."""
         if isinstance(owner, Module):
             return False
         own = getattr(owner, "__dict__", {})
@@ -202,13 +202,13 @@ class Leaves:
         self.parameters |= _own(
             (path, _from_numpy(array))
             for path, array in found
-            if array.flags.writeable and min(array.strides, default=0) >= 0  # torch has no others
+            if array.flags.writeable and min(array.strides, default=0) >= 0  # all torch supports
             if array.dtype.kind == "f"
         )
         return bool(self.parameters) or knows_only_numpy(owner)
 
     def add_module(self, module: Module, prefix: str) -> None:
-        """Take the registered tensors of a module and of those inside it."""
+        """Take the registered tensors of a module and of the modules inside it."""
         for name, tensor in module.named_parameters(prefix, remove_duplicate=False):
             if not is_lazy(tensor):
                 self.parameters[name] = tensor
@@ -219,12 +219,12 @@ class Leaves:
                 self.add_attributes(inner, path)
 
     def add_attributes(self, owner: object, path: str) -> None:
-        """Take what hangs on an object without being registered."""
+        """Take the tensors that an object holds without registering them."""
         for name, value in getattr(owner, "__dict__", {}).items():
             here = f"{path}.{name}" if path else name
             if isinstance(value, Module) and not isinstance(owner, Module):
                 self.add_module(value, here)
             elif name not in ("_parameters", "_buffers", "_modules") and (
-                f"{here}_orig" not in self.parameters  # else spectral_norm computes it
+                f"{here}_orig" not in self.parameters  # otherwise spectral_norm computes it
             ):
                 self.stray.update(tensors_below(value, here))

@@ -1,7 +1,7 @@
-"""Record a forward pass: every torch call, with its line, as a list that can be run again.
+"""Record a forward pass: every torch call, with its line, as a list that can be replayed.
 
-Like worker.py, which imports it, this runs beside code that may be hostile: see there. A recording
-is a proposal. The parent runs it again on its own inputs, and believes only what comes out of that.
+Like worker.py, which imports it, this shares a process with code that may be hostile: see there. A
+recording is a proposal. The parent replays it on its own inputs, and trusts only the result.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 MAX_CALLS = 3_000
 MAX_CONSTANTS = 48 << 20  # bytes of tensors that are neither inputs nor parameters
-# Random numbers are written down as the constants that they were: weights made in forward, say.
+# Random numbers are recorded as the constants that they were: weights created in forward, say.
 _DRAWS = {
     *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal"),
     *("uniform_", "normal_", "bernoulli_", "exponential_"),
@@ -27,7 +27,7 @@ _no_grad = torch.no_grad
 
 
 class NotRecorded(ValueError):
-    """The pass cannot be written down: too long, or with arguments that have no plain form."""
+    """The pass cannot be recorded: too long, or with arguments that have no plain form."""
 
 
 def home_of(func: Any) -> tuple[str, str]:
@@ -60,11 +60,11 @@ def is_in_place(name: str) -> bool:
 
 
 class Recorder(TorchFunctionMode):
-    """Writes down the calls of one forward pass.
+    """Records the calls of one forward pass.
 
     Args:
         named: Tensors that are known by name: ("input", "0"), ("parameter", "W_query.weight").
-        own: Says of a file name whether it belongs to the submission.
+        own: Whether a file name belongs to the submission.
     """
 
     def __init__(self, named: dict[tuple[str, str], Tensor], own: Callable[[str], bool]) -> None:
@@ -82,14 +82,14 @@ class Recorder(TorchFunctionMode):
             self.leaves.append({"register": self.new(tensor), "kind": kind, "name": name})
 
     def new(self, tensor: Tensor) -> int:
-        """A new register for this tensor; later uses of the tensor mean this register."""
+        """A new register for this tensor; later uses of the tensor refer to this register."""
         self._registers[id(tensor)] = self._count
         self._held.append(tensor)
         self._count += 1
         return self._count - 1
 
     def register(self, tensor: Tensor) -> int:
-        """The register of a tensor; one that nobody knows yet becomes a constant."""
+        """The register of a tensor; a tensor not seen before becomes a constant."""
         found = self._registers.get(id(tensor))
         if found is not None:
             return found
@@ -131,7 +131,7 @@ class Recorder(TorchFunctionMode):
         if isinstance(value, list | tuple):
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [self.encode(item) for item in value]}
-        if hasattr(value, "item") and hasattr(value, "dtype"):  # a number of numpy
+        if hasattr(value, "item") and hasattr(value, "dtype"):  # a numpy scalar
             return self.encode(value.item())
         raise NotRecorded(f"an argument of type {type(value).__name__}")
 
@@ -145,12 +145,12 @@ class Recorder(TorchFunctionMode):
         return None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the call, and write it down."""
+        """Run the call, and record it."""
         kwargs = kwargs or {}
         if self.problem or not hasattr(func, "__name__"):
             return func(*args, **kwargs)
         if getattr(func, "__module__", "") == "clearhead.kernels" and func.__name__ == "attend":
-            # Our own attention is one call for modes; its eager kernel shows the steps.
+            # Our own attention is a single call here; its eager kernel shows the steps.
             eager = func.__globals__["eager"]
             scale = kwargs.get("scale") or args[0].shape[-1] ** -0.5
             with self:

@@ -1,8 +1,8 @@
-"""A process for a submission: how it is started, watched and ended. What it prints is thrown away.
+"""A process for a submission: how it is started, watched and ended. Its output is discarded.
 
-Of the ways to start it, the first whose trial run works is taken: inside bubblewrap (`bwrap`, best
-with no namespaces of users below it), inside namespaces of its own (`unshare`), or plainly. Each
-trial really runs `confinement.py` that way. A submission's code never runs as root.
+The first way to start it whose trial run works is used: inside bubblewrap (`bwrap`, preferably
+without user namespaces inside it), inside namespaces of its own (`unshare`), or plainly. Each trial
+actually runs `confinement.py` that way. A submission's code never runs as root.
 """
 
 import contextlib
@@ -44,30 +44,30 @@ from clearhead.checker.sandbox.worker import FRAME, MAGIC, MAX_JSON, MAX_TENSORS
 HERE = Path(__file__).parent
 START_SECONDS = 90.0  # starting Python and importing torch: our time, not the submission's
 TICK = 0.05
-# No person and no service has these user numbers, so that all their processes may be ended.
+# No person and no service has these user ids, so that all their processes may be ended.
 FIRST_UID, MANY_UIDS = 1_900_000_000, 100_000_000
 PACKAGES = (torch, numpy, safetensors)
-FILTERED = ("x86_64", "aarch64", "riscv64")  # where confinement.py can refuse calls of the kernel
+FILTERED = ("x86_64", "aarch64", "riscv64")  # where confinement.py can refuse system calls
 INSIDE = "/tmp/submission"  # the working folder, as seen from inside bubblewrap
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to start the process, and what it holds in."""
+    """One way to start the process, and what it contains."""
 
     name: str
     contained: str
-    fenced: bool = False  # nothing inside can make a user namespace
-    why: str = ""  # what is in the way of the stronger ways
+    fenced: bool = False  # nothing inside can create a user namespace
+    why: str = ""  # why the stronger ways do not work
 
     @property
     def program(self) -> str:
-        """What is run before Python."""
+        """The program that starts Python."""
         return self.name.partition("-")[0]
 
 
 def new_uid() -> int | None:
-    """Root becomes a user that nobody else is; others stay who they are."""
+    """A user id of its own if this is root; None for others, who keep theirs."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return None
     return FIRST_UID + secrets.randbelow(MANY_UIDS)
@@ -83,7 +83,7 @@ def needed_folders() -> list[Path]:
 
 
 def prefix(way: Way, size: int, data: Path | None = None) -> list[str]:
-    """The words before the command."""
+    """The words to put before the command."""
     root = os.geteuid() == 0
     program = shutil.which(way.program) or way.program  # on our PATH, which the child does not get
     if way.name == "unshare":
@@ -93,7 +93,7 @@ def prefix(way: Way, size: int, data: Path | None = None) -> list[str]:
         return []
     words = "--die-with-parent --unshare-pid --unshare-net --unshare-ipc --unshare-uts"
     command = [program, *words.split(), "--cap-drop", "ALL"]
-    if root:  # confinement.py needs these two to become another user, and loses them by that
+    if root:  # confinement.py needs these two to become another user, and loses them then
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         fence = [sys.executable, "-I", "-S", str(HERE / "user_namespace.py")]
         command = [*fence, *command] if way.fenced else command
@@ -110,10 +110,10 @@ def prefix(way: Way, size: int, data: Path | None = None) -> list[str]:
     command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
     command += ["--perms", "1777", "--size", str(size), "--tmpfs", "/tmp"]
     for folder in needed_folders():
-        for above in reversed(folder.parents):  # left to bubblewrap, only root may enter them
+        for above in reversed(folder.parents):  # if bubblewrap made them, only root could enter
             command += ["--perms", "0755", "--dir", str(above)]
         command += ["--ro-bind", str(folder), str(folder)]
-    # Not /tmp itself: Python may be installed below it, and would be seen there.
+    # Not /tmp itself: Python may be installed below it, and would be visible there.
     command += ["--perms", "1777", "--dir", INSIDE]
     for source, name in data_parts(data):
         command += ["--ro-bind", str(source), f"{INSIDE}/{name}"]
@@ -121,13 +121,13 @@ def prefix(way: Way, size: int, data: Path | None = None) -> list[str]:
 
 
 def data_parts(data: Path | None) -> list[tuple[Path, str]]:
-    """What a folder of data gives to the working folder: its files, and itself by its name."""
+    """What a data folder adds to the working folder: its files, and itself under its name."""
     inside = [] if data is None else sorted(data.iterdir())
     named = [] if data is None or data.name in {one.name for one in inside} else [data]
     return [(one, one.name) for one in (*inside, *named)]
 
 
-# What the child runs, each after what it imports.
+# The modules that the child runs, each after those it imports.
 CHILD = (
     "pass_recorder", "recorded_arrays", "object_contents", "missing_parts", "demonstration",
     "worker",
@@ -137,7 +137,7 @@ CHILD = (
 def command_for(
     way: Way, limits: Limits, uid: int | None, protocol: list[int]
 ) -> tuple[list[str], dict[str, str]]:
-    """The whole command and its environment, with nothing of ours in it."""
+    """The whole command and its environment, which inherits nothing from ours."""
     processes = limits.processes + (0 if uid is not None else user_threads())
     settings: dict[str, Any] = {
         "file_bytes": limits.file_mib << 20,
@@ -149,7 +149,7 @@ def command_for(
         "protocol": protocol,
         "paths": [str(Path(str(one.__file__)).parents[1]) for one in PACKAGES],
         "readable": [str(one.__file__) for one in (os, *PACKAGES)],
-        # As text: the child may be a user who cannot read the folder of this package.
+        # As text: the child may run as a user who cannot read the folder of this package.
         "sources": {
             f"clearhead.checker.sandbox.{name}": (HERE / f"{name}.py").read_text(encoding="utf-8")
             for name in CHILD
@@ -184,7 +184,7 @@ WAYS = (
 )
 
 
-# A file of the user's own, run as the user: never chosen, only asked for.
+# For the user's own file, run as the user: only on request, never chosen automatically.
 TRUSTED = Way("trusted", "Not contained, because of --trust: the network, your files.")
 
 
@@ -205,7 +205,7 @@ def working_folder(way: Way) -> str | None:
     """A new folder for a submission; None in bubblewrap, which makes one in memory.
 
     Raises:
-        OSError: If there is nowhere to make it.
+        OSError: If there is nowhere to create it.
     """
     if way.program == "bwrap":
         return None
@@ -213,7 +213,7 @@ def working_folder(way: Way) -> str | None:
 
 
 def try_way(way: Way) -> str | None:
-    """Run `confinement.py` this way; None if it works, else why not."""
+    """Run `confinement.py` this way; return None if it works, else why not."""
     limits = Limits()
     if way.program in ("bwrap", "unshare") and shutil.which(way.program) is None:
         return f"{way.program} is not installed"
@@ -234,7 +234,7 @@ def try_way(way: Way) -> str | None:
         return f"{way.program}: {type(error).__name__}"
     finally:
         remove(folder)
-    # The keeper gives its output away, so the trial's word comes from the process it started.
+    # The keeper discards its own output, so "confined" comes from the process that it started.
     if done.returncode == 0 and b"confined" in done.stdout:
         return None
     last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
@@ -244,11 +244,11 @@ def try_way(way: Way) -> str | None:
 
 @functools.cache
 def choose_way(first: str) -> Way:
-    """The best way that works here; the answer is remembered.
+    """The best way that works here; the answer is cached.
 
     Args:
-        first: Leave out the ways before this one. The tests ask for the weaker ways so. "trusted"
-            is no containment at all.
+        first: Skip the ways before this one, which is how the tests select weaker ways. "trusted"
+            means no containment at all.
 
     Raises:
         RuntimeError: If none works. Then nothing is run.
@@ -320,7 +320,7 @@ class Process:
         self.watcher.start()
 
     def watch(self) -> None:
-        """End the process when all its parts together take too much."""
+        """End the process when all its parts together use too much."""
         most, room, ticks = self.limits.memory_mib << 20, 16 * self.limits.file_mib << 20, 0
         while not self.ended.wait(TICK):
             pids = descendants(self.process.pid)
@@ -332,7 +332,7 @@ class Process:
                 self.end(Failure("died", message="it filled its working folder"))
 
     def end(self, verdict: Failure) -> Failure:
-        """End the process and all that it started; the first verdict stays."""
+        """End the process and everything that it started; the first verdict stays."""
         with self.lock:
             if self.verdict is not None:
                 return self.verdict
@@ -341,7 +341,7 @@ class Process:
             return verdict
 
     def end_all(self) -> None:
-        """Send SIGKILL until nobody is left."""
+        """Send SIGKILL until no process is left."""
         for _ in range(200 if self.process.poll() is None else 0):
             below = descendants(self.process.pid) - {self.process.pid}
             for pid in below:
@@ -350,12 +350,12 @@ class Process:
             if not below:
                 break
             time.sleep(0.002)
-        # Not after it was waited for: its number may belong to somebody else by then.
+        # Not after it was waited for: its id may belong to another process by then.
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         if self.uid is not None:
-            # One call that ends all processes of that user, also those that hid elsewhere.
+            # One call that ends all processes of that user, including those that hid elsewhere.
             subprocess.run(
                 ["/bin/sh", "-c", "kill -9 -1"],
                 user=self.uid,
@@ -367,7 +367,7 @@ class Process:
         self.process.wait()
 
     def ask(self, frame: bytes, seconds: float) -> tuple[bytes, bytes] | Failure:
-        """Send one frame (or none) and wait for one: its JSON and its tensors, unread."""
+        """Send one frame (or none) and wait for one: its JSON and its tensors, unparsed."""
         until = time.monotonic() + seconds
         left, answer, need, text = memoryview(frame), bytearray(), FRAME.size, 0
         with selectors.DefaultSelector() as ready:
@@ -388,7 +388,7 @@ class Process:
                     if not left:
                         ready.unregister(self.writer)
                 if self.reader in events:
-                    # One byte more than is due: honest answers end where they say.
+                    # One byte more than expected: honest answers end where they say.
                     piece = os.read(self.reader, min(need + 1 - len(answer), 1 << 20))
                     answer += piece
                     gone = not piece
@@ -405,7 +405,7 @@ class Process:
         return bytes(answer[FRAME.size : body]), bytes(answer[body:need])
 
     def died(self) -> Failure:
-        """The process closed its end: say how it went."""
+        """Report how the process ended, after it closed its end of the pipe."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
         status = self.process.poll()

@@ -1,8 +1,8 @@
-"""numpy's arrays as torch tensors, so that a pass written with numpy is recorded like any other.
+"""Numpy arrays as torch tensors, so that a pass written with numpy is recorded like any other.
 
-`RecordedArray` takes part in numpy's functions and operators by numpy's own protocols, and
-computes each of them with torch, where a recorder sees it. What has no counterpart here raises
-`NotRecorded`. Like worker.py, this runs beside code that may be hostile: see there.
+`RecordedArray` supports numpy's functions and operators through numpy's own protocols, and computes
+each of them with torch, where a recorder sees it. What has no counterpart here raises
+`NotRecorded`. Like worker.py, this shares a process with code that may be hostile: see there.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,17 +18,17 @@ from clearhead.checker.sandbox.pass_recorder import NotRecorded
 
 
 class RecordedArray(NDArrayOperatorsMixin):
-    """An array whose numbers are a tensor.
+    """An array whose values are a tensor.
 
     Args:
-        tensor: The numbers.
+        tensor: The values.
     """
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
-        """A function of each number, or a product: `exp`, `add`, `matmul`."""
+        """An elementwise function, or a product: `exp`, `add`, `matmul`."""
         if method == "reduce":
             named = {"add": "sum", "maximum": "max", "minimum": "min"}.get(ufunc.__name__, "")
             return _call(named, inputs, keywords)
@@ -66,32 +66,32 @@ class RecordedArray(NDArrayOperatorsMixin):
         return bool(self.tensor)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Leave the recording: what is computed from this is a constant."""
+        """Leave the recording: anything computed from this is a constant."""
         return np.asarray(self.tensor.numpy(), dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How long each axis is."""
+        """The length of each axis."""
         return tuple(self.tensor.shape)
 
     @property
     def ndim(self) -> int:
-        """How many axes there are."""
+        """The number of axes."""
         return self.tensor.ndim
 
     @property
     def size(self) -> int:
-        """How many numbers there are."""
+        """The number of elements."""
         return self.tensor.numel()
 
     @property
     def dtype(self) -> Any:
-        """The kind of its numbers."""
+        """The dtype of its values."""
         return np.dtype(str(self.tensor.dtype).removeprefix("torch."))
 
     @property
     def T(self) -> "RecordedArray":
-        """With its axes in reverse."""
+        """The array with its axes reversed."""
         return RecordedArray(self.tensor.permute(*reversed(range(self.ndim))))
 
 
@@ -119,7 +119,7 @@ def _wrapped(value: Any) -> Any:
 
 
 def _call(name: str, args: Any, keywords: Any) -> Any:
-    """One function of numpy, by that of torch."""
+    """One of numpy's functions, computed by torch's."""
     out = keywords.pop("out", None)
     where = keywords.pop("where", True)
     if name not in _FUNCTIONS or where is not True:
@@ -140,7 +140,7 @@ _KEYWORDS = {"axis": "dim", "keepdims": "keepdim"}
 
 
 def _two(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of two arrays, of which one may be a number; both get one dtype."""
+    """A function of two arrays, one of which may be a number; both get the same dtype."""
 
     def call(x: Any, y: Any) -> Tensor:
         if _is(x) and _is(y):
@@ -154,7 +154,7 @@ def _two(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _number(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of two arrays that torch has for arrays only."""
+    """A function of two arrays that torch supports for tensors only."""
     return lambda x, y: function(
         x if _is(x) else torch.as_tensor(x, dtype=y.dtype),
         y if _is(y) else torch.as_tensor(y, dtype=x.dtype),
@@ -289,7 +289,7 @@ _METHODS = {
 
 
 def _made(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of numpy that makes an array, so that results can be put into that array."""
+    """A numpy function that creates an array, so that results can be stored in that array."""
 
     def call(*args: Any, **keywords: Any) -> Any:
         if args and isinstance(args[0], RecordedArray):
@@ -312,11 +312,11 @@ def _recorded_inside(value: Any) -> bool:
 
 @contextmanager
 def recorded_arrays(owner: object, tensors: dict[str, Tensor]) -> Iterator[None]:
-    """The arrays of an object, and those that numpy makes, as recorded ones, for a while.
+    """Temporarily record the arrays of an object, and those that numpy creates.
 
     Args:
         owner: The object.
-        tensors: Tensors that share their memory with its arrays.
+        tensors: Tensors that share memory with its arrays.
     """
     by_memory = {tensor.data_ptr(): tensor for tensor in tensors.values()}
 

@@ -1,4 +1,4 @@
-"""What a submission's processes take, as Linux tells it: processes, memory, files, folders."""
+"""What a submission's processes use, according to Linux: processes, memory, files, folders."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 _ALONE = ("RssAnon", "VmSwap", "HugetlbPages")
-# Memory that processes can share without a file: its pages stay when no page table shows them.
+# Memory that processes can share without a file: its pages stay even if no page table maps them.
 _SHARED = ("/dev/zero", "/memfd:", "/SYSV")
 
 
@@ -23,7 +23,7 @@ def user_threads() -> int:
 
 
 def descendants(root: int) -> set[int]:
-    """A process and all below it."""
+    """A process and all its descendants."""
     found, left = set(), [root]
     while left:
         pid = left.pop()
@@ -37,7 +37,7 @@ def descendants(root: int) -> set[int]:
 
 
 def takes_more(pids: Collection[int], most: int) -> bool:
-    """Whether these processes together fill more bytes of memory than `most`."""
+    """Whether these processes together use more bytes of memory than `most`."""
     hidden = shared(pids)
     alone, together = 0, 0
     for pid in pids:
@@ -46,7 +46,7 @@ def takes_more(pids: Collection[int], most: int) -> bool:
         together += told.get("RssShmem", 0)
     if alone + max(together, hidden) <= most:
         return False
-    # A page that several processes have was counted in each of them: count it once. That is slow.
+    # A page that several processes share was counted for each of them: count it once. This is slow.
     alone, together = 0, 0
     for pid in pids:
         told = _sizes(f"/proc/{pid}/status") | _sizes(f"/proc/{pid}/smaps_rollup")
@@ -70,8 +70,8 @@ def _sizes(file: str) -> dict[str, int]:
 def shared(pids: Collection[int]) -> int:
     """Bytes of memory that processes share without a file, each piece once, as large as mapped.
 
-    A process can hold such a piece and be charged for none of it: it takes the pages out of its
-    page table, and they stay in memory.
+    A process can hold such a piece without being charged for it: it removes the pages from its page
+    table, and they stay in memory.
     """
     pieces: dict[int, int] = {}  # by inode
     for pid in pids:
@@ -93,7 +93,7 @@ def shared(pids: Collection[int]) -> int:
 
 
 def size_of(folder: str | None, most: int = 2000, deepest: int = 50) -> Iterator[int]:
-    """Sizes of the files in a folder; with too many files, or too deep, it counts as endless."""
+    """Sizes of the files in a folder; with too many files or levels, it counts as infinite."""
     if folder is None:
         return
     for number, (path, _, files) in enumerate(os.walk(folder)):
@@ -109,7 +109,7 @@ def size_of(folder: str | None, most: int = 2000, deepest: int = 50) -> Iterator
 
 
 def folder_prefix(pid: int) -> str:
-    """How the names of the folders begin that a process makes for submissions."""
+    """The prefix of the names of the folders that a process creates for submissions."""
     return f"clearhead-{pid}-"
 
 
@@ -121,10 +121,10 @@ def remove_folders(pid: int) -> None:
 
 
 def remove(folder: str | None) -> None:
-    """Remove a folder, if there is one, with all that a submission has put into it."""
+    """Remove a folder, if there is one, with everything that a submission put into it."""
     if folder is None:
         return
     try:
         shutil.rmtree(folder, ignore_errors=True)
-    except RecursionError:  # a thousand folders inside each other
+    except RecursionError:  # a thousand nested folders
         subprocess.run(["rm", "-rf", "--", folder], check=False, capture_output=True)

@@ -1,9 +1,9 @@
-r"""A submission, asked from outside: build it, load weights, run it, differentiate it.
+r"""A submission, controlled from outside: build it, load weights, run it, differentiate it.
 
-`Isolated` runs a file in a process of its own; `InProcess` asks a class or module of this process
-the same questions. All judgement happens here. Nothing that comes back is unpickled: an answer is
-JSON and safetensors bytes over a pipe, bounded in size, and examined field by field. An answer can
-be forged by the code that is judged, so it counts as numbers to compare, never as a verdict.
+`Isolated` runs a file in a separate process; `InProcess` asks a class or module in this process the
+same questions. All judging happens in this process. Nothing that comes back is unpickled: an answer
+is JSON and safetensors bytes over a pipe, bounded in size, and validated field by field. The code
+under test can forge an answer, so it counts as values to compare, never as a verdict.
 
 >>> source = "class Double:\n    def forward(self, x): return 2 * x"
 >>> with Isolated(source, "double.py") as submission:
@@ -64,14 +64,14 @@ __all__ = [
 ]
 
 RESTARTS = 3
-PATIENCE = 5.0  # seconds for a question, where one pass takes next to no time
+PATIENCE = 5.0  # seconds for a question if one pass takes almost no time
 NOTHING: Mapping[str, Any] = {}
 LIMITS = Limits()
 Answer = TypeVar("Answer")
 
 
 class Arguments:
-    """Arguments on their way out: JSON, with the tensors beside it. The same tensor goes once."""
+    """Outgoing arguments: JSON and, separately, the tensors. The same tensor is sent once."""
 
     def __init__(self) -> None:
         self.tensors: Tensors = {}
@@ -112,7 +112,7 @@ def _is_sent(value: object) -> TypeGuard[Tensor]:
 
 
 def _in_words(question: str, fields: Header, tensors: Tensors) -> str:
-    """What a question asks for.
+    """What a question asks for, in words.
 
     Examples:
         >>> _in_words("forward", {"train": True}, {"t0": torch.zeros(2, 7, 15)})
@@ -135,25 +135,25 @@ class Unanswered(NamedTuple):
 
 
 class Submission(ABC):
-    """What can be asked of a submission, wherever it runs. Every question can give a Failure."""
+    """What can be asked of a submission, wherever it runs. Every question can return a Failure."""
 
     contained: str
     notes: tuple[str, ...] = ()  # on what was left out when the file ran
-    missing: tuple[str, ...] = ()  # names that the file imports from modules that are not here
+    missing: tuple[str, ...] = ()  # names that the file imports from missing modules
     constants: Mapping[str, object] = NOTHING  # values for such names, from the next build on
-    switches: Mapping[str, bool] = NOTHING  # attributes that get another value when it is built
+    switches: Mapping[str, bool] = NOTHING  # attributes to override when it is built
     applies: tuple[str, bool] | None = None  # see `Worker.applied`
 
     def __init__(self) -> None:
         self.unanswered: list[Unanswered] = []
 
     def set_pace(self, seconds: float) -> None:
-        """Say how long one forward pass takes: a question that takes far longer gets no answer."""
+        """Set how long one forward pass takes; a question that takes far longer is abandoned."""
         return
 
     @contextmanager
     def optional(self) -> Iterator[list[Unanswered]]:
-        """For questions that need no answer; what got none is in the list at the end."""
+        """For questions that need no answer; the list ends up with those that got none."""
         before, found = len(self.unanswered), list[Unanswered]()
         yield found
         found += self.unanswered[before:]
@@ -163,10 +163,10 @@ class Submission(ABC):
     def _ask(
         self, question: str, fields: Header, tensors: Tensors
     ) -> tuple[Header, Tensors] | Failure:
-        """Ask one question; header and tensors of the answer are not examined yet."""
+        """Ask one question; the header and the tensors of the answer are not validated yet."""
 
     def _forged(self, error: Exception) -> Failure:
-        """An answer could not be read."""
+        """Handle an answer that could not be read."""
         return Failure("protocol", type(error).__name__, clean(str(error)))
 
     def _get(
@@ -191,17 +191,17 @@ class Submission(ABC):
         return answer
 
     def classes(self) -> tuple[ClassInfo, ...] | Failure:
-        """The classes that are written in the file, from top to bottom."""
+        """The classes that are defined in the file, from top to bottom."""
         return self._get("classes", {}, {}, read_classes)
 
     def build(
         self, name: str, arguments: Sequence[object], keywords: Mapping[str, object]
     ) -> Built | Failure:
-        """Make an object; later questions are about it.
+        """Build an object; later questions are about it.
 
         Args:
             name: The class.
-            arguments: Tensors or JSON values; {"__config__": {..}} becomes an object that answers
+            arguments: Tensors or JSON values; {"__config__": {..}} becomes an object that supports
                 attribute, item, `.get` and `**` access.
             keywords: The same, by name.
         """
@@ -219,12 +219,12 @@ class Submission(ABC):
         """Run the file's own demonstration; later questions are about the first module it calls.
 
         Args:
-            body: What stands under `if __name__ == "__main__":`.
+            body: The code under `if __name__ == "__main__":`.
         """
         return self._get("demonstrate", {"body": body}, {}, read_built)
 
     def describe(self) -> Built | Failure:
-        """The object as it is now: some layers are made in the first forward pass."""
+        """The object in its current state: some layers are created in the first forward pass."""
         return self._get("describe", {}, {}, read_built)
 
     def load(self, weights: Mapping[str, Tensor]) -> Failure | None:
@@ -236,7 +236,7 @@ class Submission(ABC):
     def _pass(
         self, inputs: Sequence[object], keywords: Mapping[str, object], train: bool, seed: int
     ) -> tuple[Arguments, Header]:
-        """A forward pass to ask for: its tensors, and the rest of the question."""
+        """A request for a forward pass: its tensors, and the rest of the question."""
         sent = Arguments()
         given = {"inputs": sent.encode(list(inputs)), "keywords": sent.encode(keywords)}
         return sent, given | {"train": train, "seed": seed, "applies": self.applies}
@@ -269,7 +269,7 @@ class Submission(ABC):
         train: bool = False,
         seed: int = 0,
     ) -> tuple[Recording, dict[str, Tensor]] | Failure:
-        """Run it once, and write down every torch call; the inputs come with their names there."""
+        """Run it once and record every torch call; also return the inputs by their names there."""
         sent, fields = self._pass(inputs, keywords, train, seed)
         got = self._get("record", fields, sent.tensors, read_recording)
         return got if isinstance(got, Failure) else (got, sent.tensors)
@@ -305,7 +305,7 @@ class Submission(ABC):
         return self._get("own_backward", fields, tensors, read_output)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
         return
 
     def __enter__(self) -> Self:
@@ -321,19 +321,19 @@ class Submission(ABC):
 
 
 class Isolated(Submission):
-    """One submission in one process of its own.
+    """A submission in a separate process.
 
     When the process is gone (a Failure of kind "timeout", "memory", "died" or "protocol"), the next
-    question starts another one, imports the file, builds and loads as before, and then asks; three
-    times at most, then the last Failure is given again. A file that cannot be imported gives that
-    same Failure to every question.
+    question starts another one, imports the file, builds and loads as before, and then asks. After
+    three restarts, the last Failure is returned again. If the file cannot be imported, every
+    question returns that Failure.
 
     Args:
         source: The Python source.
-        filename: Its name, for tracebacks; the folder is not told to the submission.
+        filename: Its name, for tracebacks; the folder is not revealed to the submission.
         limits: What it may use.
         way: The strongest way to try: "bwrap", "unshare" or "plain".
-        siblings: Modules that lie beside the file: dotted names and their text.
+        siblings: Modules next to the file: their source by dotted name.
     """
 
     def __init__(
@@ -357,24 +357,24 @@ class Isolated(Submission):
         self.contained = contained_by(self._way)
         self._asked, self._spent, self._restarts = 0, 0.0, 0
         self._imported = False
-        self._broken: Failure | None = None  # said to every question from now on
+        self._broken: Failure | None = None  # the answer to every further question
         self._last: Failure | None = None
         self._replay: dict[str, tuple[Header, Tensors]] = {}
         self._process: Process | None = Process(limits, self._way)
 
     def set_pace(self, seconds: float) -> None:
-        """Wait for a pass a hundred times as long as one takes, and some seconds at the least."""
+        """Wait for a pass up to a hundred times as long as one takes, but at least some seconds."""
         self._patience = min(self._limits.seconds, max(PATIENCE, 100 * seconds))
 
     def close(self) -> None:
-        """End the process and all that it started."""
+        """End the process and everything that it started."""
         if self._process is not None:
             self._process.close()
             self._process = None
         self._broken = self._broken or Failure("died", message="closed")
 
     def _stop(self, failure: Failure) -> Failure:
-        """The process is of no use any more."""
+        """Discard the process after a failure."""
         assert self._process is not None
         self._process.close()
         self._process, self._imported, self._last = None, False, failure
@@ -397,7 +397,7 @@ class Isolated(Submission):
         return got
 
     def _prepare(self) -> Failure | None:
-        """See that a process is there that has imported the file."""
+        """Make sure that there is a process that has imported the file."""
         if self._broken is not None:
             return self._broken
         if self._process is None:
@@ -432,14 +432,14 @@ class Isolated(Submission):
     def _exchange(
         self, question: str, fields: Header, tensors: Tensors
     ) -> tuple[Header, Tensors] | Failure:
-        """One question to the running process, inside the time that is left."""
+        """Put one question to the running process, within the remaining time."""
         assert self._process is not None
         left = self._limits.total_seconds - self._spent
         self._asked += 1
         paced = question in ("forward", "backward", "record")
         own = self._patience if paced else self._limits.seconds
         seconds = min(own, left)
-        soon = own - min(1.0, own / 10) if own < left else None  # time to say where it was
+        soon = own - min(1.0, own / 10) if own < left else None  # time to report the line
         header = {"id": self._asked, "question": question, "seconds": soon, **fields}
         frame = pack(header, tensors)
         began = time.monotonic()
@@ -464,10 +464,10 @@ class Isolated(Submission):
 
 
 class InProcess(Submission):
-    """A class, or a module that is already built, of this very process: trusted, not contained.
+    """A class, or a module that is already built, in this process: trusted, not contained.
 
-    A module is copied before anything happens to it; `build` makes a fresh copy, whatever the
-    arguments. Random numbers outside are left as they were.
+    A module is copied before it is used; `build` makes a fresh copy, whatever the arguments. The
+    global random state is left unchanged.
 
     Args:
         subject: The class or the `nn.Module`.

@@ -1,11 +1,11 @@
-"""Go into a user namespace in which no other can be made, then become another program.
+"""Enter a user namespace in which no other can be created, then become another program.
 
 Root runs this file as a plain script before bubblewrap:
 
     python -I -S user_namespace.py PROGRAM ARGUMENTS...
 
-All users keep their numbers. Rights over the machine stay outside: inside, even root has only
-rights over the namespace, and what is started there cannot make a namespace with rights of its own.
+All users keep their ids. Privileges over the machine stay outside: inside, even root has privileges
+only over the namespace, and a program started there cannot create a namespace to gain its own.
 """
 
 import ctypes
@@ -14,15 +14,15 @@ import sys
 from pathlib import Path
 
 CLONE_NEWUSER = 0x10000000  # from <linux/sched.h>
-ALL_NUMBERS = "0 0 4294967295"  # each user outside is the same one inside
+ALL_NUMBERS = "0 0 4294967295"  # each user outside is the same user inside
 
 
 def main() -> None:
-    """Make the namespace, shut it, and go on as the program."""
+    """Create the namespace, forbid others inside it, and become the program."""
     libc, process = ctypes.CDLL(None, use_errno=True), os.getpid()
     waiting, entered = os.pipe()
     outside = os.fork()
-    if outside == 0:  # only from outside may other users than one's own be named
+    if outside == 0:  # only a process outside may map users other than its own
         os.close(entered)
         if os.read(waiting, 1):
             for names in ("uid_map", "gid_map"):
@@ -33,7 +33,7 @@ def main() -> None:
     os.write(entered, b"1")
     if os.waitpid(outside, 0)[1] != 0:
         raise OSError("the users could not be named in the user namespace")
-    Path("/proc/sys/user/max_user_namespaces").write_text("0")  # of this namespace only
+    Path("/proc/sys/user/max_user_namespaces").write_text("0")  # for this namespace only
     os.execv(sys.argv[1], sys.argv[1:])
 
 

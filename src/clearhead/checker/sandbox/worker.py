@@ -1,10 +1,10 @@
 """The submission's side: run a file, then answer "classes", "build", "load", "forward", "backward".
 
 This file shares its process with code that may be hostile, so nothing here is a defence: the parent
-treats every answer as possibly forged. What is needed to answer is taken before the submission
+treats every answer as possibly forged. What is needed to answer is bound before the submission
 runs, so that a careless monkey-patch of torch or json does not disturb an honest answer. It imports
-the standard library, torch, numpy, safetensors and its neighbours in this folder only: starting
-must be quick.
+only the standard library, torch, numpy, safetensors and its neighbours in this folder, so that it
+starts quickly.
 """
 
 import argparse
@@ -54,8 +54,8 @@ from clearhead.checker.sandbox.recorded_arrays import RecordedArray, recorded_ar
 FRAME = struct.Struct(">4sIQ")  # magic, bytes of JSON, bytes of safetensors
 MAGIC = b"CLR1"
 MAX_JSON, MAX_TENSORS = 4 << 20, 256 << 20
-MAX_NUMBERS = MAX_TENSORS // 4  # of all parameters together, in whatever dtype they are sent
-MAX_CLASSES = 200  # of one file
+MAX_NUMBERS = MAX_TENSORS // 4  # values of all parameters together, in whatever dtype they are sent
+MAX_CLASSES = 200  # in one file
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
@@ -77,8 +77,9 @@ _set_timer: Any = getattr(signal, "setitimer", None)  # missing on Windows, as i
 def revive(value: Any, tensors: Tensors, held: Header = NOTHING) -> Any:
     """JSON to arguments: `{"__config__": {..}}`, `{"__tensor__": name}` become objects.
 
-    `{"__returned__": place}` is a part of what the last forward pass returned, and
-    `{"__kept__": ..}` is made once, so that later passes get the same object. Sizes are a tuple.
+    `{"__returned__": index}` is a part of what the last forward pass returned, and
+    `{"__kept__": ..}` is created once, so that later passes get the same object. A list of integers
+    becomes a tuple.
     """
     if isinstance(value, list):
         items = [revive(item, tensors, held) for item in value]
@@ -120,7 +121,7 @@ def callable_named(name: str) -> Any:
 
 
 def without_numbers(tensor: Tensor) -> str:
-    """What kind of tensor it is, if it has no numbers that can be sent; else ""."""
+    """What kind of tensor it is, if its values cannot be sent; else ""."""
     if tensor.is_meta:
         return 'a tensor of the device "meta", which has none'
     if tensor.layout != torch.strided:
@@ -129,7 +130,7 @@ def without_numbers(tensor: Tensor) -> str:
 
 
 def plain_tensor(tensor: Tensor) -> Tensor | None:
-    """The numbers alone, on the CPU, without subclass or graph; None for what cannot be sent."""
+    """The values alone, on the CPU, without subclass or graph; None if they cannot be sent."""
     with _plain_torch(), _no_grad():
         tensor = _as_subclass(tensor, Tensor)
         if without_numbers(tensor):
@@ -143,7 +144,7 @@ def plain_tensor(tensor: Tensor) -> Tensor | None:
 
 
 def parameters_of(function: object) -> list[Header]:
-    """The parameters of a function without `self`; none when Python cannot tell."""
+    """The parameters of a function without `self`; none if Python cannot tell."""
     try:
         found = list(inspect.signature(function).parameters.values())  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -163,12 +164,12 @@ def parameters_of(function: object) -> list[Header]:
 
 
 def named(name: str) -> bool:
-    """Whether Python's own syntax could give this name: `setattr` and `type` take any text."""
+    """Whether a name is valid in Python's syntax: `setattr` and `type` accept any string."""
     return name.isidentifier() and not iskeyword(name)
 
 
 def describe_class(cls: type, lines: tuple[int, int]) -> Header:
-    """What can be told of a class without building it."""
+    """What is known about a class without building it."""
     forward = getattr(cls, "forward", None)
     if forward is None or forward is getattr(Module, "forward", None):
         forward = vars(cls).get("__call__")
@@ -185,12 +186,12 @@ def describe_class(cls: type, lines: tuple[int, int]) -> Header:
 
 
 class TookTooLong(BaseException):
-    """The submission is still running shortly before its time is over."""
+    """The submission is still running shortly before its time is up."""
 
 
 @contextlib.contextmanager
 def interrupted(seconds: float | None) -> Iterator[None]:
-    """Raise after so long, so that the running line is known; the parent ends it anyway."""
+    """Raise after this time, so that the running line is known; the parent ends it anyway."""
     if seconds is None:
         yield
         return
@@ -208,9 +209,9 @@ def interrupted(seconds: float | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_sdpa() -> Iterator[None]:
-    """PyTorch as it was before its fused attention: `hasattr(F, "scaled_dot_product_attention")`.
+    """PyTorch without its fused attention, for `hasattr(F, "scaled_dot_product_attention")`.
 
-    A class that asks so makes what its own code needs in place of it.
+    A class that checks for it then creates what its own code needs instead.
     """
     functional = nn.functional
     fused = functional.scaled_dot_product_attention
@@ -222,7 +223,7 @@ def without_sdpa() -> Iterator[None]:
 
 
 class Known(NamedTuple):
-    """A class that can be built, the lines where it is written, and what builds it."""
+    """A class that can be built, the lines where it is defined, and the callable that builds it."""
 
     cls: type
     lines: tuple[int, int]
@@ -233,24 +234,24 @@ class Worker:
     """Answers questions about the classes of one file, or about one class of this process.
 
     Args:
-        own: Says of a file name whether it is the submission's; tracebacks show only such frames.
+        own: Whether a file name is the submission's; tracebacks show only such frames.
         catch: What counts as the submission's failure. A notebook's own process must not catch
-            KeyboardInterrupt; a separate process catches all.
+            KeyboardInterrupt; a separate process catches everything.
     """
 
     def __init__(self, own: Callable[[str], bool], catch: type[BaseException]) -> None:
         self.own = own
         self.catch = catch
-        self.alone = catch is BaseException  # in its process
+        self.alone = catch is BaseException  # in a separate process
         self.known: dict[str, Known] = {}
         self.built: object = None
         self.arrays = False  # it computes with numpy
-        self.loaded: set[str] = set()  # names; arrays of other names are what a call has left
+        self.loaded: set[str] = set()  # names; arrays with other names are left over from a call
         self.as_array: Callable[[Tensor], object] = Tensor.numpy
         self.held: Header = {}  # "returned" by the last forward pass, and "kept" between them
         self.on_cpu = False  # it has asked for a GPU
-        self.space: dict[str, Any] = {}  # the file's names
-        self.stood_in: set[str] = set()  # names of missing modules that have got a value
+        self.space: dict[str, Any] = {}  # the file's namespace
+        self.stood_in: set[str] = set()  # names from missing modules that were given a value
 
     def answer(
         self, question: str, fields: Header, tensors: Tensors, seconds: float | None = None
@@ -335,7 +336,7 @@ class Worker:
         return {"notes": notes, "missing": missing_names(self.space)}, {}
 
     def do_classes(self, tensors: Tensors) -> tuple[Header, Tensors]:
-        """The classes written in the file, from top to bottom."""
+        """The classes defined in the file, from top to bottom."""
         ordered = sorted(self.known.values(), key=lambda one: one.lines)
         if len(ordered) > MAX_CLASSES:
             raise ValueError(f"{len(ordered)} classes in one file: at most {MAX_CLASSES} are read")
@@ -350,10 +351,10 @@ class Worker:
         constants: Header | None = None,
         switches: Header | None = None,
     ) -> tuple[Header, Tensors]:
-        """Make an object of a class; the random start values are always the same ones.
+        """Build an object of a class; the random initial values are always the same.
 
-        `constants` are values for names that the file imports from a module that is not here,
-        `switches` those of attributes once it is built.
+        `constants` are values for names that the file imports from missing modules, `switches` are
+        values for attributes once it is built.
         """
         for known, value in (constants or {}).items():
             if is_stand_in(self.space.get(known)) or known in self.stood_in:
@@ -463,7 +464,7 @@ class Worker:
         seed: int,
         applies: Any = None,
     ) -> tuple[Header, Tensors]:
-        """The output for these inputs, without gradients; which inputs it has changed in place."""
+        """The output for these inputs, without gradients, and which inputs it changed in place."""
         before = {name: tensor.clone() for name, tensor in tensors.items()}
         positional, named = (revive(given, tensors, self.held) for given in (inputs, keywords))
         with _no_grad():
@@ -482,7 +483,7 @@ class Worker:
         seed: int,
         applies: Any = None,
     ) -> tuple[Header, Tensors]:
-        """A forward pass, written down call by call."""
+        """A forward pass, recorded call by call."""
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # it may change them
         leaves = Leaves(self.built)
         named = {("input", name): tensor for name, tensor in tensors.items()}
@@ -506,7 +507,7 @@ class Worker:
 
     @contextlib.contextmanager
     def recorded_arrays(self, parameters: Tensors) -> Iterator[None]:
-        """Numpy's arrays as tensors, for as long as a pass is recorded."""
+        """Replace numpy arrays with tensors while a pass is recorded."""
         if not self.arrays:
             yield
             return
@@ -518,7 +519,7 @@ class Worker:
                 self.as_array = Tensor.numpy
 
     def output(self, result: object) -> tuple[Header, Tensors]:
-        """An output as kind and named tensors."""
+        """An output as its kind and its named tensors."""
         structure, found = flatten(result)
         with _plain_torch():
             fine = [one for one in found if one.dtype in DTYPES and one.layout == torch.strided]
@@ -560,7 +561,7 @@ class Worker:
             for name, tensor in tensors.items()
             if tensor.is_floating_point()
         }
-        # In a model the inputs are no leaves, and a leaf cannot be changed in place.
+        # In a model the inputs are not leaves, and a leaf cannot be changed in place.
         given = tensors | {name: leaf.clone() for name, leaf in leaves.items()}
         with _enable_grad():
             result = self.call(revive(inputs, given), revive(keywords, given), train, seed, applies)
@@ -576,7 +577,7 @@ class Worker:
                 raise ValueError(f"output: expected shape {shapes}")
             grads: tuple[Tensor | None, ...] = (None,) * len(wanted)
             if first.requires_grad:
-                # Given a cotangent, torch would import a library of symbols first: half a second.
+                # With a cotangent, torch would first import a symbolic library: half a second.
                 loss = (first * cotangent.to(first.dtype)).sum()
                 grads = differentiate(loss, list(wanted.values()), allow_unused=True)
         named = {name: one for name, one in zip(wanted, grads, strict=True) if one is not None}
@@ -612,7 +613,7 @@ def pack(header: Header, tensors: Tensors) -> bytes:
 def serve(reader: int, writer: int) -> None:
     """Answer questions until the parent closes its end."""
     torch.set_num_threads(1)
-    # Nobody gives arguments here: those of a program that have a default keep it.
+    # There is no command line here: a program's arguments keep their defaults.
     argparse.ArgumentParser.error = lambda *_: None  # type: ignore[assignment, method-assign]
     home = _getpid()
     name = ""
@@ -630,6 +631,6 @@ def serve(reader: int, writer: int) -> None:
         name = fields.get("filename", name)
         header, found = worker.answer(question, fields, tensors, seconds)
         if _getpid() != home:
-            _exit(1)  # a fork of the submission's came back here: only the first process answers
+            _exit(1)  # a fork made by the submission got here: only the first process answers
         send({"id": number, **header}, found)
     _exit(0)

@@ -1,4 +1,5 @@
 """What the file says: its classes, functions and notebook cells.
 
-Text goes in; classes to check, and the lines of a mistake, come out. Start with `class_choice.py`.
+Source text goes in; the classes to check and the lines of mistakes come out. Start with
+`class_choice.py`.
 """

@@ -1,6 +1,6 @@
-"""Where the arguments of forward go: which lines use them, and which layer gets them first.
+"""Where the arguments of forward go: which lines use them, and which layer receives them first.
 
-Everything is read from the syntax tree; nothing runs.
+Everything is read from the syntax tree; no code is run.
 """
 
 import ast
@@ -20,7 +20,7 @@ def frames(failure: Failure) -> list[int]:
 
 
 def used_at(file: str, cls: str, lines: Sequence[int]) -> frozenset[str]:
-    r"""The parameters of forward that reach what is computed at one of these lines.
+    r"""The parameters of forward that flow into what any of these lines computes.
 
     Examples:
         >>> code = "class A:\n  def forward(self, x, z):\n    y = z + 1\n    w = x\n    return f(y)"
@@ -44,7 +44,7 @@ def _used_at(file: str, cls: str, lines: tuple[int, ...]) -> frozenset[str]:
 
 
 def is_read(file: str, cls: str, parameter: str) -> bool:
-    r"""Whether forward, which a class may have from another one of the file, reads a parameter.
+    r"""Whether forward, possibly inherited from another class of the file, reads a parameter.
 
     Examples:
         >>> code = "class A:\n  def forward(self, x, z=None):\n    return x\nclass B(A):\n  pass"
@@ -59,7 +59,7 @@ def is_read(file: str, cls: str, parameter: str) -> bool:
 
 
 def progress_of(file: str, cls: str, failure: Failure) -> tuple[int, int]:
-    """How far forward came before it failed: its own line, then the line of the error."""
+    """How far forward got before it failed: its own line, then the line of the error."""
     forward = method(class_node(file, cls), "forward", "__call__")
     lines = frames(failure)
     own = [n for n in lines if forward and forward.lineno <= n <= (forward.end_lineno or 0)]
@@ -67,7 +67,7 @@ def progress_of(file: str, cls: str, failure: Failure) -> tuple[int, int]:
 
 
 def layer_of(file: str, cls: str, parameter: str) -> list[str]:
-    r"""The layers that get a parameter of forward, or what was made of it, first ones first.
+    r"""The layers that receive a parameter of forward, or a value computed from it, in order.
 
     Examples:
         >>> code = "class A:\n  def forward(self, x, z):\n    return self.q(x) + self.p(self.n(z))"
@@ -94,7 +94,7 @@ def _loaded(node: ast.AST) -> set[str]:
 
 
 def _reach(forward: ast.FunctionDef, until: float = math.inf) -> dict[str, set[str]]:
-    """For each name in forward, the parameters that it was made of before a line."""
+    """For each name in forward, the parameters that it was computed from before a line."""
     given = (*forward.args.posonlyargs, *forward.args.args, *forward.args.kwonlyargs)
     reach = {one.arg: {one.arg} for one in given if one.arg != "self"}
     for node in sorted(statements(forward), key=lambda one: one.lineno):

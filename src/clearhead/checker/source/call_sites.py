@@ -1,6 +1,6 @@
-"""How a file uses a class: what it builds it with, what it calls it with, what its code expects.
+"""How a file uses a class: what it is built with, what it is called with, what its code expects.
 
-Everything is read from the syntax tree; nothing runs.
+Everything is read from the syntax tree; no code is run.
 """
 
 import ast
@@ -24,10 +24,10 @@ class Given:
     """One argument at a call site.
 
     Args:
-        name: What the file calls it there: the last part of `self.cfg.n_head`; "" if nothing.
-        value: Its value, if that stands in the file: a number, a flag, a text or None.
-        known: Whether it does.
-        shape: The shape of a tensor that is made there: `torch.randn(2, 10, 64)`.
+        name: Its name at the call site, the last part of `self.cfg.n_head`; "" if it has none.
+        value: Its value, if the file states it: a number, a flag, a string or None.
+        known: Whether the file states the value.
+        shape: The shape of a tensor that is created there: `torch.randn(2, 10, 64)`.
         calls: The class that is built for it: `Attend(FullAttention(), 64)`.
     """
 
@@ -43,19 +43,19 @@ class Usage:
     """How a file uses one class.
 
     Args:
-        built: For each place where it is built, the constructor's arguments.
-        called: For each place where it is called, forward's arguments.
-        unpacked: For parameters of forward, the names that their axes get: `b, n, d = x.shape`, or
+        built: The constructor's arguments at each call site.
+        called: Forward's arguments at each call site.
+        unpacked: For parameters of forward, the names given to their axes: `b, n, d = x.shape`, or
             `x: (b, n, d)` in a docstring.
         ranks: For parameters of forward, how many axes the code expects.
-        makers: Parameters of the constructor that it calls itself: `norm_layer(dim)`.
+        makers: Parameters of the constructor that the constructor calls: `norm_layer(dim)`.
         parts: Parameters of the constructor that forward calls: `self.attend(q, k, v)`.
         owners: The classes of the file that build it.
         items: How many items the constructor reads from a parameter: `window_size[1]`.
         called_names: Names that the file calls, derives from, decorates with or reads fields of.
-        called_in: Parameters of forward that it calls.
-        flags: Names of which the class asks the truth.
-        allowed: For names that must have one of some values, the first: `mode in ("sum", "mean")`.
+        called_in: Parameters of forward that forward calls.
+        flags: Names whose truth value the class tests.
+        allowed: For names restricted to certain values, the first one: `mode in ("sum", "mean")`.
         listed: Parameters of forward that are a list of queries, keys and values.
     """
 
@@ -76,16 +76,16 @@ class Usage:
 
 @functools.lru_cache(maxsize=16)
 def parsed(file: str) -> ast.Module:
-    """The file's tree; an empty one where it cannot be read."""
+    """The file's syntax tree; an empty one if it cannot be parsed."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # on how the file is spelled
+        with warnings.catch_warnings(action="ignore"):  # about syntax, such as invalid escapes
             return ast.parse(file)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module(body=[], type_ignores=[])
 
 
 def class_node(file: str, name: str) -> ast.ClassDef | None:
-    """The class of that name; the last one, as Python has it."""
+    """The class of that name; the last one, as in Python."""
     return _classes(file).get(name)
 
 
@@ -97,7 +97,7 @@ def _classes(file: str) -> dict[str, ast.ClassDef]:
 def family_of(file: str, node: ast.ClassDef) -> list[ast.ClassDef]:
     """A class, and the classes of the file that it derives from."""
     found = [node]
-    for one in found:  # grows while it is walked
+    for one in found:  # grows during iteration
         bases = (class_node(file, last_name(base)) for base in one.bases)
         found += [base for base in bases if base is not None and base not in found]
     return found
@@ -110,7 +110,7 @@ def method(node: ast.ClassDef | None, *names: str) -> ast.FunctionDef | None:
 
 
 def statements(tree: ast.AST) -> Iterator[ast.stmt]:
-    """The statements without others inside; of `if` and `while`, the condition alone."""
+    """The simple statements; for `if` and `while`, only the condition."""
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.While):
             yield ast.copy_location(ast.Expr(node.test), node.test)
@@ -151,10 +151,10 @@ def usage_of(file: str, info: ClassInfo) -> Usage:
 
 
 def _listed(forward: ast.FunctionDef | None) -> frozenset[str]:
-    """Parameters that forward only takes apart, into three: `q, k, v = x`, or x[0], x[1], x[2]."""
+    """Parameters that forward only unpacks into three: `q, k, v = x`, or x[0], x[1], x[2]."""
     if forward is None:
         return frozenset()
-    whole: dict[int, int] = {}  # the three parts that a name stands for
+    whole: dict[int, int] = {}  # the number of parts that a name is unpacked into
     for node in ast.walk(forward):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
             whole[id(node.value)] = len(node.targets[0].elts)
@@ -169,7 +169,7 @@ def _listed(forward: ast.FunctionDef | None) -> frozenset[str]:
 
 
 def _scopes(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
-    """The file's classes, functions and top level, each with the class's name."""
+    """The file's classes, functions and top level, each with its class's name, if any."""
     top: list[ast.stmt] = []
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
@@ -182,7 +182,7 @@ def _scopes(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
 
 
 def _calls(scope: ast.AST) -> Iterator[tuple[set[str], ast.Call]]:
-    """The calls of a scope in order, with the names that get their result."""
+    """The calls of a scope in order, with the names that their result is assigned to."""
     targets: dict[int, set[str]] = {}
     for node in ast.walk(scope):
         if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -209,7 +209,7 @@ def last_name(node: ast.AST) -> str:
 
 
 def assigned(scope: ast.AST) -> dict[str, ast.expr]:
-    """The values that plain names get in a scope."""
+    """The values assigned to plain names in a scope."""
     return {one.id: value for one, value in assignments(scope) if isinstance(one, ast.Name)}
 
 
@@ -248,7 +248,7 @@ def _sizes(call: ast.Call) -> list[ast.expr]:
 
 
 def _number(node: ast.expr, values: dict[str, ast.expr]) -> int:
-    """The whole number that an expression stands for; 0 if that is not told."""
+    """The integer that an expression stands for; 0 if unknown."""
     behind = values.get(node.id, node) if isinstance(node, ast.Name) else node
     value = behind.value if isinstance(behind, ast.Constant) else 0
     return value if type(value) is int else 0
@@ -293,7 +293,7 @@ def _axes(forward: ast.FunctionDef | None) -> tuple[dict[str, tuple[str, ...]], 
 
 
 def _of_same_rank(node: ast.expr) -> str:
-    """The name whose tensor an expression is, in whatever type or order: `mask.bool()`."""
+    """The name of the tensor behind an expression, in any dtype or axis order: `mask.bool()`."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if node.func.attr not in _SAME_RANK:
             return ""
@@ -302,7 +302,7 @@ def _of_same_rank(node: ast.expr) -> str:
 
 
 def _shape_of(node: ast.expr) -> str:
-    """The name whose shape an expression is: `x.shape`, `x.size()`."""
+    """The name whose shape an expression reads: `x.shape`, `x.size()`."""
     if isinstance(node, ast.Call) and not node.args:
         node = node.func
     known = isinstance(node, ast.Attribute) and node.attr in ("shape", "size")
@@ -319,7 +319,7 @@ def _called_in(init: ast.FunctionDef | None, parameters: Sequence[Parameter]) ->
 def _kept_and_called(
     init: ast.FunctionDef | None, node: ast.ClassDef | None, parameters: Sequence[Parameter]
 ) -> frozenset[str]:
-    """Parameters that the constructor keeps, and other methods call."""
+    """Parameters that the constructor stores and other methods call."""
     if init is None or node is None:
         return frozenset()
     names = {p.name for p in parameters}
@@ -335,7 +335,7 @@ def _kept_and_called(
 
 
 def _called_names(tree: ast.Module) -> frozenset[str]:
-    """The plain names that a file uses as something to call, to derive from or to look into."""
+    """The plain names that a file calls, derives from, decorates with or reads fields of."""
     found: list[ast.expr] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -350,7 +350,7 @@ def _called_names(tree: ast.Module) -> frozenset[str]:
 def _items(
     node: ast.ClassDef | None, init: ast.FunctionDef | None, parameters: Sequence[Parameter]
 ) -> dict[str, int]:
-    """For parameters that are read item by item, how many items they have at least."""
+    """For parameters that are read item by item, the least number of items they have."""
     if node is None or init is None:
         return {}
     names = {p.name for p in parameters}
@@ -372,9 +372,9 @@ def _items(
 
 
 def allowed_values(scope: ast.AST | None, *, equal: bool = False) -> dict[str, object]:
-    r"""For names that a scope compares with constants, the first one that it may want.
+    r"""For names that a scope compares with constants, the first constant that it may accept.
 
-    With `equal`, of `mode == "sum"` too: of texts, and of the number of an axis.
+    With `equal`, for comparisons such as `mode == "sum"` instead: with a string, or of an axis.
 
     Examples:
         >>> code = "assert mode in ('sum', 'mean')\nif self.dims not in (2, 3): stop()"
@@ -398,9 +398,9 @@ Tree = dict[str, "Tree"]
 
 
 def fields_read(file: str, scope: ast.AST, name: str, depth: int = 3) -> Tree:
-    r"""The fields that are read from a name, and from these in turn; methods are none.
+    r"""The fields read from a name, and from those fields in turn; methods do not count.
 
-    Other names for the same thing count, and so do classes of the file that it is passed on to.
+    Aliases count, and so do classes of the file that the object is passed on to.
 
     Args:
         file: The whole file.
@@ -414,7 +414,7 @@ def fields_read(file: str, scope: ast.AST, name: str, depth: int = 3) -> Tree:
         {'model': {'width': {}}, 'depth': {}}
     """
     known: dict[str, tuple[str, ...]] = {name: ()}
-    for _ in range(3):  # other names for the same thing
+    for _ in range(3):  # aliases
         for target, value in assignments(scope):
             path = _path(value, known)
             if path is not None and _whole(target):
@@ -434,7 +434,7 @@ def fields_read(file: str, scope: ast.AST, name: str, depth: int = 3) -> Tree:
 
 
 def flags_tested(scope: ast.AST) -> frozenset[str]:
-    r"""The names of which the truth is asked, under this name or another one.
+    r"""The names whose truth value is tested, under this name or an alias.
 
     Examples:
         >>> code = "self.deep = cfg.by_depth\nif self.deep and not cfg.flat and n > 2: stop()"
@@ -442,7 +442,7 @@ def flags_tested(scope: ast.AST) -> frozenset[str]:
         ['by_depth', 'deep', 'flat']
     """
     tests = [node.test for node in ast.walk(scope) if isinstance(node, ast.If | ast.IfExp)]
-    for test in tests:  # grows while it is walked
+    for test in tests:  # grows during iteration
         inner = test.values if isinstance(test, ast.BoolOp) else []
         tests += [test.operand] if isinstance(test, ast.UnaryOp) else inner
     tested = {*map(last_name, tests)}
@@ -465,7 +465,7 @@ def assignments(scope: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _path(node: ast.AST, known: dict[str, tuple[str, ...]]) -> tuple[str, ...] | None:
-    """The fields between a known name and an expression; None if it is nothing of that name's."""
+    """The fields that lead from a known name to an expression; None if there is no such path."""
     if _whole(node) in known:
         return known[_whole(node)]
     name: object = None
@@ -480,7 +480,7 @@ def _path(node: ast.AST, known: dict[str, tuple[str, ...]]) -> tuple[str, ...] |
 
 
 def _passed_on(file: str, call: ast.Call) -> Iterator[tuple[ast.ClassDef, str, ast.expr]]:
-    """The class of the file that a call builds, with the parameter that each argument is for."""
+    """For a call that builds a class of the file: the class and parameter of each argument."""
     node = class_node(file, call.func.id) if isinstance(call.func, ast.Name) else None
     init = method(node, "__init__")
     if node is None or init is None:
@@ -492,7 +492,7 @@ def _passed_on(file: str, call: ast.Call) -> Iterator[tuple[ast.ClassDef, str, a
 
 
 def _grown(tree: Tree, path: Sequence[str]) -> Tree:
-    """The part of a tree below a path, which is made if it is not there."""
+    """The part of a tree below a path, created if it is missing."""
     for name in path:
         tree = tree.setdefault(name, {})
     return tree

@@ -1,4 +1,4 @@
-"""Which classes of a file are attention: by name, and where no name tells, by what they compute."""
+"""Which classes of a file are attention: by name, or failing that, by what they compute."""
 
 import ast
 import re
@@ -21,14 +21,14 @@ _OTHERS = (
     r"block|mlp|feed|embed|model$|transformer$|encoder$|decoder$|config|lmhead|classif|cache|test|"
     r"mask$"
 )
-# A name that ends so says what the class is, and not what it belongs to.
+# A name with such an ending says what the class is, not what it belongs to.
 _CLAIMS = r"(att(ention|n)?|mha|gqa|mqa|aten[cç]\w*|aufmerksamkeit)(_?v?\d+)?$"
 # Words of the code; see `Text.line_with`.
 _WHOLE = "~scaled_dot_product ~multiheadattention ~flex_attention ~flash_attn"
 _SOFT = "~softmax ~logsumexp exp("
 _PRODUCT = "@ matmul( einsum( bmm( baddbmm( tensordot( dot("
 _QUERIES = "~quer ~qkv key keys Key Keys q_proj k_proj wq wk w_q w_k Wq Wk W_q W_k to_q to_k ~att("
-# What a block or a model has beside its attention.
+# What a block or a model has besides its attention.
 _MODEL = "~gelu ~relu ~silu ~swish ~embedding( ~vocab ~cross_entropy ~crossentropy"
 _MORE = f"{_MODEL} ~tanh ~embedding ~layernorm ~layer_norm ~rmsnorm ~rms_norm"
 NO_ATTENTION = (
@@ -37,7 +37,7 @@ NO_ATTENTION = (
 )
 
 
-# How a source calls attention over channels, as XCiT, Restormer, DaViT and EdgeNeXt have it.
+# Terms for attention over channels, as in XCiT, Restormer, DaViT and EdgeNeXt.
 _CHANNELS = r"(?i)channel[\w-]*[ _-]?att|covarian|\bxca\b|\bmdta\b|transposed[\w -]*attention"
 OVER_CHANNELS = (
     "Its source speaks of attention over channels, in which features are compared and the tokens "
@@ -51,13 +51,13 @@ def is_over_channels(text: Text) -> bool:
 
 
 def is_attention(info: ClassInfo) -> bool:
-    """Whether a class looks like attention by its name."""
+    """Whether a class looks like attention, judging by its name."""
     small = info.name.lower()
     return bool(re.search(_NAMED, small)) and not re.search(_OTHERS, small)
 
 
 def choose(classes: Sequence[ClassInfo], source: str, only: str | None = None) -> list[ClassInfo]:
-    """The attention classes of a file, by their names; the one named, if one is."""
+    """The attention classes of a file, by their names; only the class `only`, if given."""
     if only is not None:
         named = [info for info in classes if info.name == only]
         return [info for info in named if not _is_base(info, classes, source)]
@@ -73,7 +73,7 @@ def choose(classes: Sequence[ClassInfo], source: str, only: str | None = None) -
 
 
 def _is_base(info: ClassInfo, classes: Sequence[ClassInfo], source: str) -> bool:
-    """Whether a class computes nothing without what those add that derive from it in the file."""
+    """Whether a class computes nothing without what its subclasses in the file add."""
     node = class_node(source, info.name)
     heirs = [] if node is None else heirs_of(source, node)
     if node is None or not any(i.forward for i in classes if class_node(source, i.name) in heirs):
@@ -87,7 +87,7 @@ def _is_base(info: ClassInfo, classes: Sequence[ClassInfo], source: str) -> bool
 
 
 def holds_attention(source: str) -> bool:
-    """Whether a file may have attention of its own, by its names or by what it computes."""
+    """Whether a file may define attention, judging by its names or by what it computes."""
     text = Text(source, 1, "", source)
     nodes = [n for n in ast.walk(text.tree) if isinstance(n, ast.ClassDef | ast.FunctionDef)]
     named = any(re.search(_NAMED, node.name.lower()) for node in nodes)
@@ -95,9 +95,9 @@ def holds_attention(source: str) -> bool:
 
 
 def choose_unnamed(classes: Sequence[ClassInfo], source: str) -> list[ClassInfo]:
-    """The classes that compute attention under another name, and those that only put them together.
+    """The classes that compute attention under another name, and those that only combine them.
 
-    Not blocks and models, which have more than that.
+    Blocks and models are left out: they contain more than that.
     """
     texts = {info.name: text_of(source, info) for info in classes if info.is_module}
     heads = {name for name, text in texts.items() if _attends(text) and not text.uses(_MODEL)}
@@ -114,24 +114,24 @@ def choose_unnamed(classes: Sequence[ClassInfo], source: str) -> list[ClassInfo]
 
 
 def choose_blocks(classes: Sequence[ClassInfo], source: str) -> list[ClassInfo]:
-    """The classes that compute attention themselves among other things: blocks, layers of sets."""
+    """The classes that themselves compute attention among other things: blocks, layers for sets."""
     modules = [info for info in classes if info.is_module and info.forward]
     return [info for info in modules if _attends(text_of(source, info))]
 
 
 def owners_of(classes: Sequence[ClassInfo], source: str, inner: str) -> list[ClassInfo]:
-    """The classes of a file that build another one, and may be checked in its place."""
+    """The classes of a file that build another one and may be checked in its place."""
     found = [info for info in classes if info.name == inner]
     names = usage_of(source, found[0]).owners if found else ()
     return [info for info in classes if info.name in names and info.is_module and info.forward]
 
 
 def _attends(text: Text, *, around: bool = False) -> bool:
-    """Whether a class computes weights and mixes something by them.
+    """Whether a class computes attention weights and applies them.
 
     Args:
         text: The class.
-        around: Whether it may do so by other classes of the file.
+        around: Whether it may do so through other classes of the file.
     """
     used = [p for p in used_by(text) if around or not isinstance(p.tree, ast.ClassDef)]
     parts = [text, *used]
@@ -149,9 +149,9 @@ def may_attend(text: Text) -> bool:
 
 
 def is_no_attention(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> bool:
-    """Whether no token sees another in a class that does not say it is attention.
+    """Whether no token sees another in a class that does not claim to be attention.
 
-    A class with queries and keys, or that is called so, means to be one.
+    A class with queries and keys, or with such a name, is meant to be attention.
     """
     if {"q", "k", "qkv", "kv"} & {role_of(name) for name in subject.built.parameters}:
         return False
@@ -166,10 +166,10 @@ def is_no_attention(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -
 
 
 def left_out(reports: Sequence[Report], source: str = "") -> list[Report]:
-    """The reports without those of classes that are no attention; all of them if none is.
+    """The reports without those of classes that are not attention; all reports if none is.
 
-    A class that could not be run by itself is left out where another class builds it and was
-    judged: it was judged inside that one.
+    A class that could not be run by itself is left out if a class that builds it was judged: it was
+    judged as part of that class.
 
     Args:
         reports: One for each class.

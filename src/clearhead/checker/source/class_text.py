@@ -1,7 +1,7 @@
-"""The source of one class, and what can be read from it: which line, and what it means to be.
+"""The source of one class, and what it reveals: where a mistake is, and what is intended.
 
-The source never decides whether a class is right: it may only choose among explanations that
-reproduce the output equally, and say where to look.
+The source never decides whether a class is right. It may only choose among explanations that
+reproduce the output equally well, and say where to look.
 """
 
 import ast
@@ -16,7 +16,7 @@ from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import ClassInfo
 from clearhead.checker.source.call_sites import assignments, last_name, parsed, statements
 
-# Parts of attention, as words that stand in its lines; see `Text.line_with`.
+# Parts of attention, by the words that occur in their lines; see `Text.line_with`.
 _LANDMARKS = {
     "scores": "@ matmul( einsum( bmm( baddbmm( scaled_dot_product_attention(",
     "dropout": "~drop( dropout_p",
@@ -29,7 +29,7 @@ _ATTENDS = "~softmax( scaled_dot_product_attention( exp("
 
 @dataclass(frozen=True)
 class Text:
-    """The source of one class, with its place in the file, and the whole file around it."""
+    """The source of one class, with its position in the file, and the whole file."""
 
     source: str
     first: int
@@ -38,7 +38,7 @@ class Text:
 
     @functools.cached_property
     def tree(self) -> ast.AST:
-        """Its syntax tree, with the lines of the file; an empty one where it cannot be read."""
+        """Its syntax tree, with the file's line numbers; an empty one if it cannot be parsed."""
         last = self.first + self.source.count("\n")
         for node in ast.walk(parsed(self.file)):
             if (
@@ -51,35 +51,35 @@ class Text:
 
     @functools.cached_property
     def words(self) -> dict[str, list[int]]:
-        """The lines of each word of the code; comments and docstrings have none.
+        """The lines of each word of the code, without comments and docstrings.
 
         A word is an identifier, `softmax(` for a call, `causal=True` for an argument, an operator,
-        `def-forward`, `return`, `for`, `in-place`, `=q` for an assignment to what is named like
-        queries (`,q` for one of several), `self=` for one to an attribute, `self=[` of a list, and
-        `self=o` of a layer that is named like an output.
+        `def-forward`, `return`, `for`, `in-place`, `=q` for an assignment to a name like queries
+        (`,q` for one of several targets), `self=` for an assignment to an attribute, `self=[` for
+        one of a list, and `self=o` for one of a layer to an attribute named like an output.
         """
         found: dict[str, list[int]] = {}
         tests = (node for node in ast.walk(self.tree) if isinstance(node, ast.Compare))
         absent = {id(test.left) for test in tests if isinstance(test.ops[0], ast.Is | ast.IsNot)}
         for node in ast.walk(self.tree):
             if id(node) in absent:
-                continue  # `mask is None` says nothing of the mask
+                continue  # `mask is None` says nothing about the mask
             line = node.func.end_lineno if isinstance(node, ast.Call) else None
             for word in _words_in(node):
                 found.setdefault(word, []).append(line or int(getattr(node, "lineno", 0)))
         return found
 
     def uses(self, sought: str) -> bool:
-        """Whether the code has one of these words; see `line_with`."""
+        """Whether the code contains any of these words; see `line_with`."""
         return bool(self._lines(sought))
 
     def line_with(self, sought: str, *, last: bool = False) -> int | None:
-        """The first (or last) line with one of these words, from forward on, else above it.
+        """The first (or last) line with one of these words, in or after forward, else above it.
 
         Args:
-            sought: Words with a space between; `~mask` is a part of an identifier, `~att(` of the
-                name of what is called.
-            last: Whether to take the last one from forward on.
+            sought: Words separated by spaces; `~mask` matches part of an identifier, `~att(` part
+                of the name of a call.
+            last: Whether to take the last line in or after forward.
         """
         lines = sorted(self._lines(sought))
         start = min(self.words.get("def-forward", [0]))
@@ -109,12 +109,12 @@ class Text:
         return re.sub(r"#.*", "", bare)
 
     def has(self, pattern: str) -> bool:
-        """Whether the code has this pattern."""
+        """Whether the code matches this pattern."""
         return re.search(pattern, self.code) is not None
 
 
 def _words_in(node: ast.AST) -> Iterator[str]:
-    """The words that one node of a syntax tree is; see `Text.words`."""
+    """The words that one node of a syntax tree stands for; see `Text.words`."""
     if isinstance(node, ast.Name):
         yield node.id
     elif isinstance(node, ast.Attribute):
@@ -157,7 +157,7 @@ def _words_in(node: ast.AST) -> Iterator[str]:
 
 
 def text_of(source: str, info: ClassInfo) -> Text:
-    """The part of a file that is one class."""
+    """The source of one class of a file."""
     lines = source.splitlines()
     inside = "\n".join(lines[max(info.line - 1, 0) : info.end_line])
     return Text(inside, max(info.line, 1), info.name, source)
@@ -165,7 +165,7 @@ def text_of(source: str, info: ClassInfo) -> Text:
 
 @functools.lru_cache(maxsize=64)
 def used_by(text: Text) -> tuple[Text, ...]:
-    r"""The classes and functions of the same file that a class uses, and those that they use.
+    r"""The classes and functions of the file that a class uses, directly or through others.
 
     Examples:
         >>> file = "def f(): ...\nclass A:\n    def g(self): f()\nclass B: ...\nclass C:\n    A()"
@@ -175,7 +175,7 @@ def used_by(text: Text) -> tuple[Text, ...]:
     body = parsed(text.file).body
     known = {n.name: n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
     order, lines = [text.name], text.file.splitlines()
-    for name in order:  # grows while it is walked
+    for name in order:  # grows during iteration
         for node in ast.walk(known[name]) if name in known else ():
             if isinstance(node, ast.Name) and node.id in known and node.id not in order:
                 order.append(node.id)
@@ -187,10 +187,10 @@ def used_by(text: Text) -> tuple[Text, ...]:
 
 
 def locate(id: str, text: Text) -> int | None:
-    """The line where we think a mistake is, in the class or in what it uses.
+    """The most likely line of a mistake, in the class or in what it uses.
 
-    The catalogue says what to look for. Scores and softmax may be elsewhere: in a class around
-    heads, or in a function that is called.
+    The catalogue says what to look for. The scores and the softmax may be outside the class: in the
+    heads that it wraps, or in a function that it calls.
     """
     parts = (text, *used_by(text))
     attending = sorted(parts, key=lambda part: not part.uses(_ATTENDS))
@@ -205,7 +205,7 @@ def locate(id: str, text: Text) -> int | None:
 def keeps_something(text: Text) -> bool:
     """Whether a method other than __init__ sets an attribute, anywhere in the file.
 
-    Not where layers are made in the first forward pass: such a class cannot be built anew.
+    False if layers are created in the first forward pass: such a class cannot be rebuilt.
     """
     if "Lazy" in text.file:
         return False
@@ -225,7 +225,7 @@ def keeps_something(text: Text) -> bool:
 
 
 def switches(text: Text) -> list[str]:
-    """The attributes that decide outside __init__ which code runs: `if self.flash: ...`."""
+    """The attributes that decide which code runs outside __init__: `if self.flash: ...`."""
     methods = [n for n in ast.walk(text.tree) if isinstance(n, ast.FunctionDef)]
     inside = (n for one in methods if one.name != "__init__" for n in ast.walk(one))
     tests = [n.test for n in inside if isinstance(n, ast.If | ast.IfExp)]
@@ -238,7 +238,7 @@ _NEW = {"masked_fill", "masked_scatter"}
 
 
 def dropped_mask(text: Text) -> int | None:
-    """The line where masked_fill's result is thrown away, if there is one."""
+    """The line where masked_fill's result is discarded, if there is one."""
     for part in (text, *used_by(text)):
         for node in ast.walk(part.tree):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
@@ -249,7 +249,7 @@ def dropped_mask(text: Text) -> int | None:
 
 
 def ties_weights(text: Text) -> bool:
-    """Whether a class says that two of its layers have the same weights.
+    """Whether the code of a class ties the weights of two of its layers.
 
     Examples:
         >>> [ties_weights(Text(code, 1, "")) for code in ("self.q.weight = self.k.weight", "")]
@@ -267,7 +267,7 @@ _BATCH = r"b|bs|bsz|batch\w*|n_?batch\w*|num_batch\w*"
 _TOKENS = (
     r"t|l|s|(\w+_)?seq\w*|len\w*|time\w*|tok\w*|length|\w+_len|(n|num)_(tok|patch)\w*|sequence\w*"
 )
-# What code does around an attention that has the batch first, or the tokens.
+# What the code around an attention does if its tokens come first, or its batch.
 _TURNS = r"\.(permute\(1, 0, 2\)|transpose\((0, 1|1, 0)\)|swapaxes\(0, 1\))"
 _POOLS = (
     r"\bcat\([^\n]*dim ?= ?1\)|\[:, -?[01]\]|\.mean\((dim ?= ?)?1\b|"
@@ -276,7 +276,7 @@ _POOLS = (
 
 
 def order_said(source: str) -> str:
-    """Which axis a source says comes first: "batch", "tokens", "both" or "".
+    """Which axis comes first according to a source: "batch", "tokens", "both" or "".
 
     Examples:
         >>> order_said("B, T, C = x.shape"), order_said("# (seq, batch, d)"), order_said("y = x")
@@ -296,7 +296,7 @@ def order_said(source: str) -> str:
 def order_around(text: Text) -> str:
     """Which axis comes first in the code that uses a class, by what it says and does.
 
-    See `order_said`. A file in which no one uses the class says nothing of it.
+    See `order_said`. A file that does not use the class says nothing about it.
     """
     rest = text.file.replace(text.source, "")
     if not re.search(rf"\b{re.escape(text.name)}\(", rest):
@@ -307,26 +307,26 @@ def order_around(text: Text) -> str:
     return found.pop() if len(found) == 1 else "both" if found else ""
 
 
-# Words that say in a comment or a docstring that the future may be seen.
+# Words in a comment or a docstring which say that the future may be seen.
 _NOT_CAUSAL = r"(?i)bi-?directional|encoder|\bbert|\bvit\b|vision|image|patch|(not|non)[- ]causal"
-_SAID_CAUSAL = r"(?i)(causal|autoregressive)\b(?! or\b)"  # a docstring whose first word it is
+_SAID_CAUSAL = r"(?i)(causal|autoregressive)\b(?! or\b)"  # as the first word of a docstring
 _CAUSAL_FILE = r"(?i)\bcausal|autoregress|look.?ahead|gpt|language.?model|\bdef generate\b"
 
 
 def expects_causal(
     text: Text, info: ClassInfo, takes_mask: bool, asked: bool = False, flags: Collection[str] = ()
 ) -> str:
-    """Whether a class means to be causal: "yes" or "no".
+    """Whether a class is meant to be causal: "yes" or "no".
 
-    "yes" needs a sign that can mean nothing else: we asked for it, the name, or a triangle in the
-    code. A context length alone is no such sign, since an encoder may have one for its positions.
+    "yes" needs an unambiguous sign: the checker asked for it, the name, or a triangle in the code.
+    A context length alone is no such sign, since an encoder may have one for its positions.
 
     Args:
         text: The source of the class.
         info: The class.
         takes_mask: Whether forward takes a mask.
-        asked: Whether the constructor was told to be causal.
-        flags: The object's switches: a mask behind one of them may rightly be off.
+        asked: Whether the constructor was asked for causal attention.
+        flags: The object's switches; a mask behind one of them may rightly be off.
     """
     if asked:
         return "yes"
@@ -346,9 +346,9 @@ def expects_causal(
 
 
 def _masks_unasked(text: Text) -> bool:
-    """Whether a triangle is used without being asked for, as by `mask="causal"`.
+    """Whether a triangular mask is used without a request such as `mask="causal"`.
 
-    A method that makes one for the caller, who passes it in, is not used by the class itself.
+    A method that only creates one for the caller to pass in does not count.
     """
     tree = text.tree
     inside = {inner: node for node in ast.walk(tree) for inner in ast.iter_child_nodes(node)}
@@ -373,7 +373,7 @@ def _masks_unasked(text: Text) -> bool:
 
 
 def _masked_behind(text: Text, flags: Collection[str]) -> bool:
-    """Whether the scores are masked only under a switch of the object: `if not self.is_encoder`."""
+    """Whether the scores are masked only behind one of its switches: `if not self.is_encoder`."""
     for node in ast.walk(text.tree):
         if isinstance(node, ast.If):
             read = {n.attr for n in ast.walk(node.test) if isinstance(n, ast.Attribute)}
@@ -388,7 +388,7 @@ def _masked_behind(text: Text, flags: Collection[str]) -> bool:
 
 
 def _is_off(node: ast.AST) -> bool:
-    """Whether it is a flag that a dict gives, off by default: `args.get("mask", False)`."""
+    """Whether a node is a flag read from a dict, off by default: `args.get("mask", False)`."""
     return isinstance(node, ast.Call) and ast.unparse(node).endswith(", False)")
 
 
@@ -397,9 +397,9 @@ _POSITIONS = ("embedding", "pos", "rel", "rope", "rotary", "arange", "freq", "ra
 
 
 def context_name(text: Text, info: ClassInfo) -> str:
-    """The context length in the constructor or the config, if positions do not need it; else "".
+    """The name of the context length in the constructor or the config; "" if positions need it.
 
-    Only names that language models use: an encoder's max_len says nothing.
+    Only names that language models use count: an encoder's max_len says nothing.
     """
     names = [p.name for p in info.init if p.name.lower() in _CONTEXT]
     read = {node.attr for node in ast.walk(text.tree) if isinstance(node, ast.Attribute)}
@@ -433,11 +433,11 @@ def raises_at(file: str, line: int) -> bool:
 
 
 def literal_meant(file: str, line: int | None) -> str:
-    r"""What was probably meant by a tiny number where a large one belongs; "" if there is none.
+    r"""A note on a tiny number where a large one was probably meant; "" if there is none.
 
     Args:
         file: The whole file.
-        line: The line in which a score is hidden.
+        line: The line in which a score is masked.
 
     Examples:
         >>> literal_meant("s = s.masked_fill(m, -1e-9)", 1)

@@ -16,7 +16,7 @@ PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun")
 
 
 def cell_source(text: str) -> str:
-    r"""One cell as Python: lines for IPython or the shell are left out, line numbers stay.
+    r"""One cell as Python: lines for IPython or the shell are disabled, line numbers stay.
 
     Examples:
         >>> print(cell_source("!pip install torch\nx = 1"))
@@ -41,12 +41,12 @@ def cell_source(text: str) -> str:
 
 
 class Cell(NamedTuple):
-    """A cell with code.
+    """A code cell.
 
     Attributes:
-        name: "In[4]" as Jupyter numbers a cell that was run; else "code cell 2", counted from the
-            top, cells with code only.
-        first: Where its first line stands in the whole source, counted from 1.
+        name: "In[4]", as Jupyter numbers a cell that was run; else "code cell 2", counting only
+            code cells, from the top.
+        first: Its first line in the whole source, counted from 1.
         lines: How many lines it has.
     """
 
@@ -56,7 +56,7 @@ class Cell(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The Python of a file, and the cells it was made of if it is a notebook."""
+    """The Python source of a file, and its cells if it is a notebook."""
 
     text: str
     cells: tuple[Cell, ...] = ()
@@ -66,11 +66,11 @@ def parse_notebook(data: bytes, name: str) -> Source:
     """The code of a notebook as one Python source, each cell after a line `# cell N`.
 
     Args:
-        data: The bytes of its file.
-        name: The name of its file.
+        data: The file's bytes.
+        name: The file's name.
 
     Raises:
-        ValueError: If the file is no notebook.
+        ValueError: If the file is not a notebook.
     """
     try:
         content = json.loads(data.decode("utf-8"))
@@ -83,7 +83,7 @@ def parse_notebook(data: bytes, name: str) -> Source:
             f"else ({type(error).__name__}).\n  Saved by an old program? Export it as .py."
         ) from error
     numbers = [count if isinstance(count, int) else None for count in counts]
-    often = Counter(numbers)  # run in two sittings, a notebook may have two cells In[1]
+    often = Counter(numbers)  # run in two sessions, a notebook may have two cells In[1]
     parts, cells, line = [], [], 1
     for place, (text, number) in enumerate(zip(texts, numbers, strict=True), start=1):
         part = f"# cell {place}\n{cell_source(text)}\n"

@@ -1,4 +1,4 @@
-"""The modules that lie beside a submission and that it imports, as text for the sandbox."""
+"""The modules next to a submission that it imports, as source text for the sandbox."""
 
 import ast
 import sys
@@ -12,13 +12,13 @@ _INSTALLED = {"torch", "numpy", "safetensors", "einops", *sys.stdlib_module_name
 
 
 def siblings_of(path: Path, source: str, inside: Path) -> dict[str, str]:
-    """The text of each module that a file imports from the folders around it, by dotted name.
+    """The source of each module that a file imports from the folders around it, by dotted name.
 
     Args:
         path: The file.
-        source: Its text.
-        inside: The outermost folder that belongs to this submission: in a folder of many, a file
-            could import the work of another student.
+        source: Its source.
+        inside: The outermost folder that belongs to this submission. Without this limit, a file in
+            a folder of many submissions could import another student's work.
     """
     here, inside = path.resolve(), inside.resolve()
     homes = [home for home in here.parents if home.is_relative_to(inside)]
@@ -38,7 +38,7 @@ def siblings_of(path: Path, source: str, inside: Path) -> dict[str, str]:
 
 
 def imported(source: str) -> list[str]:
-    """The modules that a file may import, by dotted name; relative ones without their dots."""
+    """The modules that a file may import, by dotted name; relative ones without leading dots."""
     names: list[str] = []
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
@@ -51,9 +51,10 @@ def imported(source: str) -> list[str]:
 
 
 def _file(homes: Sequence[Path], name: str) -> Path | None:
-    """The file of a module below one of these folders, the innermost first.
+    """The file of a module below one of these folders, innermost first.
 
-    The outermost may name itself: in model/attention.py, `model.config` is model/config.py.
+    The name may include the outermost folder: in model/attention.py, `model.config` is
+    model/config.py.
     """
     inner = Path(*name.split("."))
     places = [home / inner for home in homes]

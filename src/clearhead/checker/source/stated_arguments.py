@@ -1,4 +1,4 @@
-"""What a file states of forward's arguments: their shapes, and what True means in a mask."""
+"""What a file states about forward's arguments: their shapes, and what True means in a mask."""
 
 import ast
 import re
@@ -47,7 +47,7 @@ def _annotated(node: ast.expr | None) -> tuple[str, ...]:
 
 
 def _told(lines: list[str], name: str, others: set[str]) -> tuple[str, ...]:
-    """The first shape that comments or docstrings give after a name, there or in the next line."""
+    """The first shape that a comment or docstring gives after a name, there or on the next line."""
     start = re.compile(rf"(?:^\W*(?:param\s+)?|[,;.]\s+){re.escape(name)}\b(?!\s*=[^#]*$)(.*)")
     for line, below in zip(lines, [*lines[1:], ""], strict=True):
         begins = start.search(line)
@@ -61,7 +61,7 @@ def _told(lines: list[str], name: str, others: set[str]) -> tuple[str, ...]:
     return ()
 
 
-_AHEAD = r"\W*((?:(?!\b(?:0|1|true|false)\b)[\w'-]+[^\w.,;]+){0,9}[\w'-]+)"  # to a comma
+_AHEAD = r"\W*((?:(?!\b(?:0|1|true|false)\b)[\w'-]+[^\w.,;]+){0,9}[\w'-]+)"  # up to a comma
 _BEFORE, _AFTER = r"(?<![\[(])\b", r"\b(?!\s*[,)\]])"  # not in a shape
 _ONES = re.compile(rf"(?i)(?:\b(?:1s|true|ones?|non-?zero)\b|{_BEFORE}1{_AFTER}){_AHEAD}")
 _ZEROS = re.compile(rf"(?i)(?:\b(?:0s|false|zeros?)\b|{_BEFORE}0{_AFTER}){_AHEAD}")
@@ -78,12 +78,12 @@ _NOT = re.compile(r"(?i)\b(not|no|never|non|cannot|can't|un(masked|padded)|witho
 
 
 def stated_marks(source: str, name: str) -> str:
-    """What True means in a mask by what comments and docstrings say: "keep" or "hide".
+    """What True means in a mask according to comments and docstrings: "keep" or "hide".
 
-    "" if they say nothing, and "?" if they say it in words that are not known.
+    "" if they say nothing, and "?" if their wording is not understood.
 
     Args:
-        source: The text of a class.
+        source: The source of a class.
         name: The argument.
 
     Examples:
@@ -120,7 +120,7 @@ def stated_marks(source: str, name: str) -> str:
 
 
 def _meant(words: str) -> str:
-    """Whether some words speak of what is hidden or of what is kept; "" if of neither."""
+    """Whether some words describe what is hidden or what is kept; "" if neither."""
     said = [one for one in (_HIDES.search(words), _KEEPS.search(words)) if one is not None]
     found = min(said, key=re.Match.start, default=_TOKENS.search(words))
     if found is None:

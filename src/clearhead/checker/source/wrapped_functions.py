@@ -1,6 +1,6 @@
-"""Attention written as a function: a class is written around it, which is then checked.
+"""Attention written as a function: a wrapper class is generated for it, which is then checked.
 
-attention(q, k, v, mask=None)              no weights: it mixes what it is given
+attention(q, k, v, mask=None)              no weights: it uses its arguments as they are
 attention(x, Wq, Wk, Wv, Wo, n_heads)      the weights are arguments: the class holds them
 attention(x, weights, n_heads)             likewise, where weights["Wq"] is read
 """
@@ -21,18 +21,18 @@ _WEIGHT = r"(?i)^w[_a-z]?|weight|_w$|kernel|_?proj|mat"
 _BIAS = r"(?i)^b[_a-z]?$|^b_|bias|^b(q|k|v|o|qkv)$"
 
 
-WRAPPER = "FunctionAttention"  # how the names of the classes begin
+WRAPPER = "FunctionAttention"  # the prefix of the classes' names
 
 
 class Wrapped(NamedTuple):
-    """A function, and the class around it.
+    """A function and its wrapper class.
 
     Args:
-        name: The function.
+        name: The function's name.
         cls: The class's name.
-        text: The class's source, to stand after the file.
+        text: The class's source, to be appended to the file.
         line: The function's first line.
-        end_line: Its last.
+        end_line: The function's last line.
     """
 
     name: str
@@ -43,13 +43,13 @@ class Wrapped(NamedTuple):
 
 
 def wrapped(source: str, *, named: bool = True, only: str = "") -> list[Wrapped]:
-    r"""A class for each function of a file that is attention and says what it takes.
+    r"""A class for each function of a file that is attention and whose arguments are clear.
 
     Args:
         source: The file.
-        named: Whether its name must say that it is attention; else it must take queries, keys and
-            values, or their weights, and compute a softmax.
-        only: The one function to take, whatever its name says.
+        named: Whether its name must say that it is attention; if not, it must take queries, keys
+            and values, or their weights, and compute a softmax.
+        only: The only function to take, whatever its name says.
 
     Examples:
         >>> made = wrapped("def attention(q, k, v):\n    return v")
@@ -76,13 +76,13 @@ def likely_functions(
 
 
 def wrapper_of(node: ast.FunctionDef, source: str, cls: str = WRAPPER) -> Wrapped | None:
-    """A class around one function of a file; None if what it takes is not clear."""
+    """A class around one function of a file; None if its arguments are unclear."""
     imports = {name.partition(".")[0] for name in imported(source)}
     return _class_for(node, cls, "torch" not in imports and "numpy" in imports)
 
 
 def _computes_softmax(node: ast.FunctionDef, nodes: list[ast.FunctionDef]) -> bool:
-    """Whether a function has a softmax in it, or in a function of the file that it calls."""
+    """Whether a function computes a softmax, itself or in a function of the file that it calls."""
     names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     bodies = [node, *(other for other in nodes if other.name in names)]
     calls = [n for body in bodies for n in ast.walk(body) if isinstance(n, ast.Call)]
@@ -117,7 +117,7 @@ def _class_for(node: ast.FunctionDef, cls: str, arrays: bool) -> Wrapped | None:
     roles = {role_of(name) for name in taken}
     whole = {"q", "k", "v"} <= roles
     if not (whole or (held and taken)) or (whole and not role_of(taken[0])):
-        return None  # beside queries, keys and values the first argument is no input
+        return None  # the first argument is not one of queries, keys and values, so no input
     owner = "" if arrays else "(_torch.nn.Module)"
     made = "_torch.nn.Parameter(_torch.randn({}))" if owner else "_torch.randn({}).numpy()"
     lines = [
@@ -134,7 +134,7 @@ def _class_for(node: ast.FunctionDef, cls: str, arrays: bool) -> Wrapped | None:
 
 
 def _weights_in(node: ast.FunctionDef, name: str) -> dict[str, str] | None:
-    """Weights that a function reads from one argument, `weights["Wq"]`: their shapes in code."""
+    """Weights that a function reads from one argument, `weights["Wq"]`, with shapes as code."""
     items = [
         str(one.slice.value)
         for one in ast.walk(node)
@@ -147,7 +147,7 @@ def _weights_in(node: ast.FunctionDef, name: str) -> dict[str, str] | None:
 
 
 def _shape(name: str) -> str:
-    """The shape of a weight in code, as its name tells; "" if it tells nothing."""
+    """The shape of a weight as code, judging by its name; "" if the name says nothing."""
     role = role_of(name) or role_of(re.sub(r"(?i)^b(ias)?_?", "", name))
     if role not in ("q", "k", "v", "o", "qkv"):
         return ""
@@ -159,7 +159,7 @@ def _shape(name: str) -> str:
 
 
 def _value(name: str, default: ast.expr | None, place: int) -> tuple[str, str] | None:
-    """What is done with an argument, and the code that stands for it; None where it is unclear."""
+    """How an argument is handled, and the code to pass for it; None if that is unclear."""
     role, meaning, small = role_of(name), meaning_of(name), name.lower()
     plain = default.value if isinstance(default, ast.Constant) else default
     if meaning in ("heads", "causal") and (default is None or plain is not None):
