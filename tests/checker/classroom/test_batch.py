@@ -150,7 +150,7 @@ def test_an_interruption_keeps_the_rows_before_it(classroom, tmp_path, monkeypat
     assert len(rows_in(marks)) == 2
     err = capsys.readouterr().err
     assert f"Stopped: 2 of 7 checked, and kept in {marks}." in err
-    assert "The same command again does the rest." in err
+    assert "Repeat the command to check the rest." in err
 
 
 @pytest.mark.parametrize("start", ["", "fi", ",".join(HEAD)])

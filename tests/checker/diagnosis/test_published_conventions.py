@@ -637,7 +637,7 @@ def test_attention_that_reads_attention_is_not_read_as_one():
     for source in (STACKED, STACKED.replace(last, unscaled)):
         report = check("import torch\nfrom torch import nn\n" + source)
         assert report.verdict == "unsure", report
-        assert "one attention reads what another one gives" in report.findings[0].evidence
+        assert "one attention reads the output of another" in report.findings[0].evidence
 
 
 def test_a_mask_behind_a_flag_of_a_dict_does_not_make_it_causal() -> None:

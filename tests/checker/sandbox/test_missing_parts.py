@@ -158,7 +158,7 @@ def test_a_function_that_is_missing_is_named() -> None:
     source = WRAPPERS.replace("if gpu_is_there():", "if x is not None:")
     report = check(source)
     assert report.verdict == "error"
-    assert "'fast_attention' comes from 'parts', which is not here" in str(report.findings[0])
+    assert "'fast_attention' comes from 'parts', which is not installed" in str(report.findings[0])
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_usual_helpers_of_missing_modules(source: str, parts: dict[str, str]) ->
 
 def test_a_logarithm_that_is_missing_computes() -> None:
     report = check(LEFT_OUT.format(**IDLE | {"imports": "log", "forward": "q = log(q)"}))
-    assert "'log' comes from 'absent', which is not here" in str(report.findings[0])
+    assert "'log' comes from 'absent', which is not installed" in str(report.findings[0])
 
 
 @pytest.mark.parametrize(

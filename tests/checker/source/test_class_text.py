@@ -151,9 +151,7 @@ def test_a_question_at_the_top_of_a_file_is_named():
     (report,) = check_source("n = int(input('heads? '))\n", "asks.py")
     (found,) = report.findings
     assert (report.verdict, found.line, found.evidence) == ("error", 1, "")  # the note says it
-    assert found.says.endswith(
-        "EOFError: EOF when reading a line. Nothing is typed at input() here."
-    )
+    assert found.says.endswith("EOFError: EOF when reading a line. Nobody answers input() here.")
     assert 'if __name__ == "__main__":' in found.fix
 
 

@@ -388,9 +388,9 @@ def _say_what_is_kept(finished: int, total: int, options: Options) -> None:
     words = f"\nStopped: {finished} of {total} checked"
     if options.csv is not None:
         kept = f", and kept in {options.csv}" if finished else ""
-        words += f"{kept}. The same command again does the rest."
+        words += f"{kept}. Repeat the command to check the rest."
     else:
-        words += ". Nothing is kept: with --csv FILE it could go on from here."
+        words += ". Nothing is saved: with --csv FILE, the check could be resumed."
     print(words, file=sys.stderr)
 
 

@@ -62,5 +62,5 @@ def _files(folder: Path) -> Iterator[Path]:
         for name in sorted((*names, *(n for n in folders if (Path(place) / n).is_symlink()))):
             file = Path(place) / name
             if not stat.S_ISREG(file.lstat().st_mode):
-                raise ValueError(f"--data {folder}: {file} is no file. Copy what it stands for.")
+                raise ValueError(f"--data {folder}: {file} is not a regular file. Copy its target.")
             yield file

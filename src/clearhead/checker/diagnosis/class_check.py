@@ -288,7 +288,7 @@ def _right(
     if not case.wrong:
         for name, rows in idle.items():
             size = subject.built.parameters[name][0]
-            evidence = f"{rows} of the {size} numbers that {name} gives are never used."
+            evidence = f"{rows} of the {size} outputs of {name} are never used."
             case.add("unexplained", evidence)
     _with_keys_from_elsewhere(case, subject)
     _with_other_flags(case, subject)
@@ -386,7 +386,7 @@ def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFind
         elif one.id == "wrong-scale" and steps.scale > 0 and has_width_of_its_own(case):
             width = round(steps.scale**-2, 6)  # the head width for which this scale is right
             if width.is_integer() and width not in (subject.d_in, subject.sizes.d_out):
-                question = f"It is right for heads of {width:g}: a constant of the file is a width."
+                question = f"It is right for heads of size {width:g}: the file fixes a width."
         elif one.id == "kv-heads-in-other-order" and re.search(_LOADS_OTHERS, case.text.file):
             evidence = f"{one.evidence} The file speaks of checkpoints made with the usual order."
             one = replace(one, evidence=evidence, severity="wrong")

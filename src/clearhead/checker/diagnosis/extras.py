@@ -358,7 +358,9 @@ def _mask_argument(
                 continue
             if any(right is not None and difference(right, got) < 1e-5 for right in wanted):
                 if same:
-                    evidence = "A mask (batch, tokens, tokens) is right only if all texts share it."
+                    evidence = (
+                        "A mask (batch, tokens, tokens) is right only if all sequences share it."
+                    )
                     case.add("padding-in-other-texts", evidence)
                 _compare_with_stated(case, subject, polarity)
                 return True

@@ -55,7 +55,7 @@ def check_source(
     reports = _check_file(file, only, own_lines if adapter is not None else 0)
     if siblings:
         more = f" and {len(siblings) - _TOLD} more" if len(siblings) > _TOLD else ""
-        note = f"It imports {', '.join([*siblings][:_TOLD])}{more} from beside it."
+        note = f"It imports {', '.join([*siblings][:_TOLD])}{more} from its folder."
         reports = [replace(report, notes=(*report.notes, note)) for report in reports]
     return reports
 
@@ -156,9 +156,9 @@ def _none_found(file: _File, classes: Sequence[ClassInfo], only: str | None) -> 
     filename, names = file.filename, ", ".join(info.name for info in classes) or "none"
     says = f"The file has no class {only!r}; its classes: {names}."
     if only and likely_functions(file.source, only=only):
-        says = f"What the arguments of the function {only!r} are is not clear. {ADAPTER}"
+        says = f"The roles of the arguments of the function {only!r} are not clear. {ADAPTER}"
     elif only is not None and any(info.name == only for info in classes):
-        says = f"{only} computes nothing without what the classes that derive from it add."
+        says = f"{only} is a base class: it computes nothing without its subclasses."
     if only is None:
         says = (
             f"The file has no attention class; its classes: {names}. The checker looks for a "

@@ -361,7 +361,7 @@ class PaddingCheck:
         if first is None or not isinstance(after, Tensor) or difference(after, self.out) < _SAME:
             return False
         evidence = (
-            f"After a call with {name} = {lengths.tolist()}, the same texts without {name} give "
+            f"After a call with {name} = {lengths.tolist()}, the same input without {name} gives "
             f"an output that differs by {percent(difference(after, self.out))} from that of a new "
             "object."
         )

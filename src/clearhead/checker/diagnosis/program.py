@@ -308,11 +308,11 @@ class Program:
                 if not isinstance(tensor, Tensor):
                     raise NotRunnable(f"{call.name} gave no tensor")
                 if tensor.numel() > MOST_NUMBERS:
-                    raise NotRunnable(f"{call.name} gives more numbers than are tried")
+                    raise NotRunnable(f"{call.name} gives more values than are allowed")
                 results[register] = tensor
                 total += tensor.numel()
         if total > MOST_IN_ALL:
-            raise NotRunnable("it keeps more numbers than are tried")
+            raise NotRunnable("it keeps more values than are allowed")
         return total
 
     def _check_size(self, i: int, values: Mapping[int, Tensor]) -> None:

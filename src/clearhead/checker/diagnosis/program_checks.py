@@ -64,7 +64,7 @@ def scrambled(reading: Reading, verdict: Judgement, *, known: bool = False) -> b
         )
         if kept and not keeps and (known or reading.size[0] in has):
             evidence = (
-                f"{call.name} {had} -> {has} spreads the numbers of a token over several rows."
+                f"{call.name} {had} -> {has} spreads the values of a token over several rows."
             )
             verdict.add("split-without-transpose", evidence, call.line)
             return True

@@ -178,7 +178,7 @@ def _of_learning(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> l
     if not learning.detached(case, subject, inputs, out):
         for name, rows in probes.idle_rows(case.session, subject, inputs, out).items():
             size = subject.built.parameters[name][0]
-            failed.append(f"{rows} of the {size} numbers that {name} gives are never used")
+            failed.append(f"{rows} of the {size} outputs of {name} are never used")
     learning.out_of_reach(case, subject, inputs, out)
     return failed
 

@@ -169,10 +169,20 @@ class Reading:
         program: The recorded pass.
         sources: The inputs that hold tokens.
         output: The register of the output.
+        picks: Whether queries or keys may be those of a few tokens: a class token alone, say. In
+            attention by blocks of tokens, each block would be taken for such an attention.
     """
 
-    def __init__(self, program: Program, sources: tuple[Source, ...], output: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        sources: tuple[Source, ...],
+        output: int,
+        *,
+        picks: bool = False,
+    ) -> None:
         self.program = program
+        self.picks = picks
         self.sources = sources
         self.output = output
         self.values = program.run()
@@ -279,7 +289,7 @@ class Reading:
         for count in self.size:
             moves = self.tokens[register][first : first + count]
             if moves.any():
-                ways = (axis_of, joined_axis_of, picked_axis_of)
+                ways = (axis_of, joined_axis_of, *([picked_axis_of] if self.picks else []))
                 axes = (axis for axis in (way(moves) for way in ways) if axis is not None)
                 found.add(next(axes, None))
             first += count
@@ -362,7 +372,7 @@ class Reading:
             if softmax is None or self._of_weights(softmax[0], found):
                 continue
             if any(core.mixing in self.program.before(softmax[0]) for core in found):
-                raise Stacked("one attention reads what another one gives")
+                raise Stacked("one attention reads the output of another")
             found.append(Core(self, index, *softmax))
         return tuple(found)
 

@@ -279,9 +279,34 @@ def judge_steps(case: Case, subject: Subject, causal: str = "") -> Examined:
         angles=bool(subject.rotary) and not any(map(turns, case.session.missing)),
         heads=tuple(head_counts(subject)),
     )
-    verdict, whole = _judged(reading, runs, expected)
+    picked = None
+    try:
+        verdict, whole = _judged(reading, runs, expected)
+        if verdict.doubts:
+            picked = _judged_with_picks(reading, runs, expected)
+    except Unreadable:
+        picked = _judged_with_picks(reading, runs, expected)
+        if picked is None:
+            raise
+    if picked is not None:
+        reading, verdict, whole = *picked, None
     _faithful(case, subject, reading, verdict)
     return Examined(reading, verdict, runs, expected, whole)
+
+
+def _judged_with_picks(
+    reading: Reading, runs: list[Values], expected: Expectation
+) -> tuple[Reading, Judgement] | None:
+    """The pass read as one attention of a few tokens, if no doubt is left then."""
+    try:
+        trial = Reading(reading.program, reading.sources, reading.output, picks=True)
+        if len(trial.cores) != 1:
+            return None
+        verdict, whole = _judged(trial, runs, expected)
+    except (NotRunnable, Unreadable):
+        return None
+    doubted = verdict.doubts and not (verdict.lost and len(verdict.doubts) == 1)
+    return None if doubted or whole is not None else (trial, verdict)
 
 
 def steps_of(case: Case, subject: Subject, causal: str = "") -> Judgement | None:

@@ -116,7 +116,7 @@ def could_not_run(filename: str, name: str, failure: Failure, stage: str, how: s
         text += ". Code at the top level of the file may be training, or waiting for something."
         evidence, fix = "", AT_ONCE  # the line says it all
     elif stage == "import" and failure.type == "EOFError":
-        text += ". Nothing is typed at input() here."
+        text += ". Nobody answers input() here."
         evidence, fix = "", AT_ONCE
     found = Finding("cannot-run", "wrong", text, evidence, fix, failure.line)
     return Report(filename, name, "error", (found,))
@@ -344,7 +344,7 @@ def _note_shared_keys(case: Case, failed: Sequence[_Failed]) -> None:
             evidence = (
                 f"With {sizes.heads} heads of queries and {sizes.kv_heads} of keys: "
                 f"{failure.message}"[:300]
-                + ". With as many of each it works."
+                + ". With equal numbers it works."
             )
             case.add("breaks-with-size", evidence, failure.line)
 

@@ -140,7 +140,7 @@ def own_fault(failure: Failure, file: str, info: ClassInfo, missing: Collection[
         return ""
     said, line, message = f"{failure.type}: {failure.message}"[:300], failure.line, failure.message
     if "'tuple' object has no attribute" in message and re.search(_GIVES_TUPLE, file):
-        return f"{said}. A layer of PyTorch gives a tuple."
+        return f"{said}. This PyTorch layer returns a tuple."
     attribute, name = _NO_ATTRIBUTE.match(message), _NO_NAME.match(message)
     if attribute is not None:
         return _no_attribute(file, attribute, line, missing, said)
@@ -353,7 +353,7 @@ def _divided(file: str, info: ClassInfo, line: int) -> str:
             continue
         name = ast.unparse(node.targets[0])
         if isinstance(node.value.op, ast.Div) and name in read:
-            return f"{name} is made with / in line {node.lineno}; // gives a whole number."
+            return f"{name} is computed with / in line {node.lineno}; // gives an integer."
     return ""
 
 

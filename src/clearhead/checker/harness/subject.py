@@ -353,7 +353,7 @@ def _result(subject: Subject, output: Output, shape: Sequence[int]) -> Tensor | 
     if result.ndim != len(shape) or not result.is_floating_point():
         shapes = f"{tuple(result.shape)} for inputs {tuple(shape)}"
         if result.ndim == 2 and len(shape) == 3 and len(result) == shape[0]:
-            shapes = f"one vector per sentence, {shapes}"
+            shapes = f"one vector per sequence, {shapes}"
         return Failure("exception", "ShapeError", f"forward returned {shapes}")
     return result.to(torch.float64)
 

@@ -49,7 +49,7 @@ class _Named(type):
 
     def __iter__(cls) -> Any:
         """`sorted(set(text))`: without this, entry after entry would be read, forever."""
-        raise TypeError(f"{cls.__name__!r} comes from {cls.origin!r}, which is not here")
+        raise TypeError(f"{cls.__name__!r} comes from {cls.origin!r}, which is not installed")
 
 
 class StandIn(nn.Module, metaclass=_Named):
@@ -74,7 +74,7 @@ class StandIn(nn.Module, metaclass=_Named):
         if tells and not any(isinstance(one, Tensor) for one in arguments[:1]):
             return None
         if missing and not cls.__name__.endswith("_") and _computes((arguments, keywords)):
-            raise ImportError(f"{cls.__name__!r} comes from {cls.origin!r}, which is not here")
+            raise ImportError(f"{cls.__name__!r} comes from {cls.origin!r}, which is not installed")
         made = super().__new__(cls)
         nn.Module.__init__(made)  # the missing base class may do so, as fastai's does
         return made
@@ -86,7 +86,7 @@ class StandIn(nn.Module, metaclass=_Named):
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Raise an error: there is nothing to compute."""
         name, origin = type(self).__name__, type(self).origin
-        raise ImportError(f"{name!r} comes from {origin!r}, which is not here")
+        raise ImportError(f"{name!r} comes from {origin!r}, which is not installed")
 
     def __bool__(self) -> bool:
         """False for what is missing: `if flash_is_available():`."""
@@ -213,7 +213,7 @@ def _fused(
 ) -> Tensor:
     """What xformers computes, for (batch, tokens, heads, width), or with heads in the batch."""
     if attn_bias is not None and not isinstance(attn_bias, Tensor):
-        raise ImportError(f"a mask of the type {type(attn_bias).__name__!r} is not known here")
+        raise ImportError(f"a mask of the type {type(attn_bias).__name__!r} is not supported")
     q, k, v = (x.transpose(1, 2) if x.ndim == 4 else x for x in (q, k, v))
     attend = nn.functional.scaled_dot_product_attention
     out = attend(q, k, v, attn_mask=attn_bias, dropout_p=p, scale=scale)
@@ -232,7 +232,7 @@ def _flash(
 ) -> Tensor:
     """What flash-attn computes, for (batch, tokens, heads, width)."""
     if tuple(window_size) != (-1, -1):
-        raise ImportError("a window of flash_attn_func is not known here")
+        raise ImportError("a window of flash_attn_func is not supported")
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     attend = nn.functional.scaled_dot_product_attention
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))  # shared heads

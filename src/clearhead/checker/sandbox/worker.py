@@ -138,7 +138,7 @@ def plain_tensor(tensor: Tensor) -> Tensor | None:
         if tensor.numel() * tensor.element_size() > MAX_TENSORS:
             raise ValueError(
                 f"a tensor of shape {tuple(tensor.shape)} is too large: "
-                f"at most {MAX_TENSORS >> 20} MiB can be looked at"
+                f"at most {MAX_TENSORS >> 20} MiB can be inspected"
             )
         return tensor.detach().cpu().contiguous().clone()
 
@@ -282,7 +282,7 @@ class Worker:
             sent = {name: plain_tensor(tensor) for name, tensor in values.items()}
             size = sum(t.numel() * t.element_size() for t in sent.values() if t is not None)
             if size > MAX_TENSORS:
-                raise ValueError(f"{size >> 20} MiB of tensors are too many to look at")
+                raise ValueError(f"{size >> 20} MiB of tensors are too many to inspect")
             return header, {name: t for name, t in sent.items() if t is not None}
         except self.catch as error:
             again = wants_gpu(error) and not self.on_cpu
