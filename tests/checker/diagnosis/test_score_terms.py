@@ -122,7 +122,7 @@ def test_values_that_are_never_used_are_wrong():
     one = edited(BIASED, [(_BIAS, ""), ("softmax(-1) @ v", "softmax(-1) @ v[:, :1]")])
     report = check(one)
     assert (report.verdict, ids(report)) == ("wrong", {"unexplained"})
-    assert "10 of the 15 numbers that v.weight gives are never used" in report.findings[0].evidence
+    assert "10 of the 15 outputs of v.weight are never used" in report.findings[0].evidence
 
 
 def test_a_width_that_was_asked_for_is_no_break_at_longer_texts():

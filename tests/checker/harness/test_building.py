@@ -311,8 +311,8 @@ def test_missing_base_classes_and_registries_do_no_harm():
          ").", "Both are passed", 15),
         ("q @ k.mT /", "torch.einsum('bhid,bhjd,->bhij', q, k) /", "No input changes that", 14),
         ("/ q.shape[-1] ** 0.5", "/ -abs", "No input changes that", 14),
-        ("self.h = num_heads", "self.h = num_heads / 1; nn.Linear(self.h, 2)", "made with /", 7),
-        ("(weights @ v).tr", "nn.LSTM(v.shape[-1], 5).to(v)(v[0]).tr", "gives a tuple", 15),
+        ("self.h = num_heads", "self.h = num_heads / 1; nn.Linear(self.h, 2)", "computed with /", 7),
+        ("(weights @ v).tr", "nn.LSTM(v.shape[-1], 5).to(v)(v[0]).tr", "returns a tuple", 15),
         ("self.h = num_heads", "self.h = nn.Linear(num_heads)", "The call is in your own code.", 6),
         ("self.h = num_heads", "self.h = self.n; self.n = 1", "It is set later", 6),
         ("self.split(self.q(x))", "self.split(x @ self.q)", "Linear is a layer: call it", 13),
@@ -678,7 +678,7 @@ def test_a_scale_that_a_width_at_the_top_of_the_file_fixes_is_a_question():
     top = "d_model = 32\n" + IMPORTS + CLASS
     (found,) = check(top.replace("q.shape[-1] ** 0.5", "d_model ** 0.5")).findings
     assert (found.id, found.severity) == ("wrong-scale", "edge")
-    assert "It is right for heads of 32" in found.evidence
+    assert "It is right for heads of size 32" in found.evidence
     (found,) = check(IMPORTS + CLASS.replace("q.shape[-1] ** 0.5", "32 ** 0.5")).findings
     assert found.severity == "wrong"
 

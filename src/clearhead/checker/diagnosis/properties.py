@@ -5,7 +5,7 @@ from torch import Tensor
 from clearhead.checker.catalogue import finding
 from clearhead.checker.diagnosis import learning, probes
 from clearhead.checker.diagnosis.intent import is_causal
-from clearhead.checker.harness.axis_orders import CHANNELS_FIRST
+from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES
 from clearhead.checker.harness.case import Case
 from clearhead.checker.harness.subject import (
     Inputs,
@@ -90,7 +90,7 @@ def _unknown_kind(case: Case, subject: Subject, inputs: Inputs, out: Tensor) -> 
     if subject.axes == "batch" and last == [0]:
         return "Only the first token attends to others: attention of a class token is not judged."
     parts = (case.text, *used_by(case.text))
-    if not any(one.has(_WEIGHS) for one in parts):
+    if subject.axes in STATES and not any(one.has(_WEIGHS) for one in parts):
         return "It has no softmax: it may compute scores only."
     if probes.only_weighs(case.session, subject, inputs, out):
         return "Another token changes a whole output row by one factor: tokens are not mixed."
