@@ -567,3 +567,90 @@ def test_a_required_mask_of_tokens_means_what_the_source_says():
     assert (report.verdict, report.form.head_dim) == ("correct", 5), report
     report = check(STATED.replace("== 0", "== 1"))
     assert (report.verdict, ids(report)) == ("wrong", {"padding-inverted"})
+
+
+SHIFTED = (
+    HEAD
+    + """\
+class RelativeMemoryAttention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.r = heads, nn.Parameter(torch.randn(heads, 99, dim // heads))
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x, memory=None):
+        seen = x if memory is None else torch.cat([memory, x], 1)
+        q, k, v = self.q(x), self.k(seen), self.v(seen)
+        q, k, v = (t.unflatten(-1, (self.h, -1)).transpose(1, 2) for t in (q, k, v))
+        b, h, t, _ = q.shape
+        s = k.shape[2]
+        by_place = torch.cat([q.new_zeros(b, h, t, 1), q @ self.r[:, :s].mT], -1)
+        by_place = by_place.view(b, h, s + 1, t)[:, :, 1:].view(b, h, t, s)
+        scores = (q @ k.mT + by_place) / q.shape[-1] ** 0.5
+        hidden = torch.ones(t, s).triu(1 + s - t).bool()
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).flatten(2))
+"""
+)
+
+
+def test_scores_that_are_shifted_are_no_tokens_that_are_split():
+    assert "split-without-transpose" not in ids(check(SHIFTED))
+
+
+LATENT = (
+    HEAD
+    + """\
+class LatentAttention(nn.Module):
+    def __init__(self, dim, n_heads):
+        super().__init__()
+        self.h, self.head_dim, self.turned = n_heads, 6, 2
+        self.q, self.up = nn.Linear(dim, n_heads * 6), nn.Linear(dim, n_heads * 4, bias=False)
+        self.rest, self.v = nn.Linear(dim, 2), nn.Linear(dim, dim)
+        self.o = nn.Linear(n_heads * dim, dim)
+
+    def forward(self, x):
+        q = self.q(x).unflatten(-1, (self.h, -1)).transpose(1, 2)
+        up = self.up.weight.unflatten(0, (self.h, -1))
+        inside = torch.einsum("bhnd,hdw->bhnw", q[..., :4], up)
+        scores = inside @ x[:, None].mT + q[..., 4:] @ self.rest(x)[:, None].mT
+        weights = (scores * self.head_dim**-0.5).softmax(-1)
+        return self.o((weights @ self.v(x)[:, None]).transpose(1, 2).flatten(2))
+"""
+)
+
+
+def test_keys_that_are_not_expanded_have_the_scale_of_their_heads():
+    report = check(LATENT)
+    assert (report.verdict, [found.severity for found in report.findings]) == ("correct", ["edge"])
+    assert "right for heads of self.head_dim" in report.findings[0].evidence
+    assert check(LATENT.replace("self.head_dim**-0.5", "7**-0.5")).verdict == "wrong"
+
+
+COLUMNS = (
+    HEAD
+    + """\
+class ColumnAttention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, m, mask=None):
+        m = m.transpose(0, 1)
+        b, n, _ = m.shape
+        q, k, v = self.q(m), self.k(m), self.v(m)
+        q, k, v = (t.unflatten(-1, (self.h, -1)).transpose(1, 2) for t in (q, k, v))
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores + 1e9 * (mask.transpose(0, 1).float() - 1)[:, None, None]
+        out = self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return out.transpose(0, 1)
+"""
+)
+
+
+def test_tokens_that_are_moved_to_the_front_on_purpose_are_a_question():
+    report = check(COLUMNS)
+    assert report.verdict == "correct", report
+    assert {found.severity for found in report.findings} <= {"edge"}

@@ -311,7 +311,7 @@ def test_missing_base_classes_and_registries_do_no_harm():
          ").", "Both are passed", 15),
         ("q @ k.mT /", "torch.einsum('bhid,bhjd,->bhij', q, k) /", "No input changes that", 14),
         ("/ q.shape[-1] ** 0.5", "/ -abs", "No input changes that", 14),
-        ("self.h = num_heads", "self.h = num_heads / 1; nn.Linear(self.h, 2)", "computed with /", 7),
+        ("self.h = num_heads", "self.h = num_heads / 1; nn.Linear(self.h, 2)", "computed with", 7),
         ("(weights @ v).tr", "nn.LSTM(v.shape[-1], 5).to(v)(v[0]).tr", "returns a tuple", 15),
         ("self.h = num_heads", "self.h = nn.Linear(num_heads)", "The call is in your own code.", 6),
         ("self.h = num_heads", "self.h = self.n; self.n = 1", "It is set later", 6),
@@ -995,3 +995,18 @@ def test_the_scale_of_set_transformers_is_a_question():
     report = check(IMPORTS + source)
     assert (report.verdict, report.findings[0].severity) == ("correct", "edge")
     assert "Set Transformer" in report.findings[0].evidence
+
+
+def test_a_class_with_other_methods_than_forward_is_not_called_wrong():
+    (report,) = check_file(IMPORTS + CLASS.replace("def forward(self, x)", "def prefill(self, x)"))
+    assert report.verdict == "error"
+    assert "it has no forward, only split, prefill" in report.findings[0].says
+    called = (
+        CLASS.replace("def forward(self, x)", "def prefill(self, x)")
+        + """
+attend = Attention(8, 2)
+out = lambda x: attend(x)
+"""
+    )
+    (report,) = check_file(IMPORTS + called)
+    assert (report.verdict, ids(report)) == ("wrong", {"misspelled-forward"})

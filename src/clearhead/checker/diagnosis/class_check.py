@@ -38,7 +38,11 @@ from clearhead.checker.harness.alternatives import alternatives, other_flags, wi
 from clearhead.checker.harness.axis_orders import CHANNELS_FIRST, STATES
 from clearhead.checker.harness.building import mark_ways, prepare, rotary_ways
 from clearhead.checker.harness.case import Case
-from clearhead.checker.harness.constructor_arguments import meaning_for, with_configs
+from clearhead.checker.harness.constructor_arguments import (
+    likely_meaning,
+    meaning_for,
+    with_configs,
+)
 from clearhead.checker.harness.error_messages import misspelled, own_fault
 from clearhead.checker.harness.forward_arguments import POLARITIES, feeds
 from clearhead.checker.harness.subject import Inputs, Session, Subject, call, inputs_for, renew
@@ -383,6 +387,12 @@ def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFind
                 "It is right if the caller scales the queries, or if this is Luong's attention, "
                 "which has no scale."
             )
+        elif (
+            one.id == "wrong-scale"
+            and steps.products > 1
+            and (name := _width_attribute(subject, steps.scale))
+        ):
+            question = f"It is right for heads of self.{name}, if the keys are not expanded."
         elif one.id == "wrong-scale" and steps.scale > 0 and has_width_of_its_own(case):
             width = round(steps.scale**-2, 6)  # the head width for which this scale is right
             if width.is_integer() and width not in (subject.d_in, subject.sizes.d_out):
@@ -401,6 +411,13 @@ def _on_purpose(case: Case, subject: Subject, steps: Judgement) -> list[StepFind
             one = replace(one, evidence=f"{one.evidence} {question}", severity="edge")
         found.append(one)
     return found
+
+
+def _width_attribute(subject: Subject, scale: float) -> str:
+    """The attribute for the width of a head for which a scale is right; else ""."""
+    widths = [n for n, v in subject.built.plain.items() if type(v) is int and v > 0
+              and likely_meaning(n) == "head_dim" and abs(v * scale**2 - 1) < 1e-4]  # fmt: skip
+    return next(iter(widths), "")
 
 
 def _heads(case: Case, subject: Subject, steps: Judgement) -> None:

@@ -66,6 +66,7 @@ class Judgement:
         rotary: Whether queries and keys are rotated by their positions.
         projected: Whether the mixed values pass through an output projection.
         question: Whether a finding may be intended, so that there is no verdict.
+        products: The number of products that the scores are the sum of.
         lost: Whether the mixed values could not be followed to the output, which is a doubt.
     """
 
@@ -80,6 +81,7 @@ class Judgement:
     rotary: bool = False
     projected: bool = True
     question: bool = False
+    products: int = 1
     lost: bool = False
 
     @property

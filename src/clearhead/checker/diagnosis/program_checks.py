@@ -58,6 +58,8 @@ def scrambled(reading: Reading, verdict: Judgement, *, known: bool = False) -> b
         read = [r for r in reading.places(index) if reading.depends(r)]
         if call.name not in RESHAPES or not read or out not in reading.tokenwise:
             continue
+        if _holds_scores(reading, out):
+            continue
         had, has = (tuple(reading.values[r].shape) for r in (read[0], out))
         kept, keeps = (
             reading.token_axis(r) is not None or reading.has_pixels(r) for r in (read[0], out)
@@ -67,6 +69,20 @@ def scrambled(reading: Reading, verdict: Judgement, *, known: bool = False) -> b
                 f"{call.name} {had} -> {has} spreads the values of a token over several rows."
             )
             verdict.add("split-without-transpose", evidence, call.line)
+            return True
+    return False
+
+
+_PRODUCTS = {"matmul", "__matmul__", "bmm", "mm", "einsum", "baddbmm", "linear"}
+
+
+def _holds_scores(reading: Reading, register: int) -> bool:
+    """Whether a register goes into a softmax with no product before: scores that are shifted."""
+    program = reading.program
+    after = program.after(register)
+    for index in (i for i in after if program.calls[i].name == "softmax"):
+        between = after & program.before(program.calls[index].out[0])
+        if not any(program.calls[i].name in _PRODUCTS for i in between):
             return True
     return False
 

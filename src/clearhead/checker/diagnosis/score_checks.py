@@ -170,6 +170,7 @@ class ScoreCheck(AttentionStep):
         if float((factors - usual).abs().max()) > 1e-5 * abs(usual):
             return None
         verdict.notes.append(f"The scores are the sum of {len(dots)} products.")
+        verdict.products = len(dots)
         self.judge_scale(usual)
         return a, b
 

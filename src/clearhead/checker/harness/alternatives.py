@@ -165,5 +165,7 @@ def mask_ways(subject: Subject) -> Iterator[Tensor]:
         padding = whole[:, :, -1:]  # the last token sees all
         heads_apart = (whole, whole.flatten(0, 1), whole[0], padding.flatten(0, 1), padding[:, 0])
         yield from (mask.clone() for mask in heads_apart)
+        if subject.axes == "first":
+            yield padding[:, 0, 0].T.contiguous()
         if subject.separate:  # the class may concatenate its own keys and those passed in
             yield from (torch.cat([mask, mask], -1) for mask in (whole[:, :1], padding[:, 0, 0]))
