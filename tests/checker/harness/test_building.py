@@ -975,9 +975,15 @@ def test_a_mask_may_be_a_field_of_an_object():
     assert [(one.cls, one.verdict) for one in both] == [
         ("FullAttention", "correct"), ("AttentionLayer", "correct")
     ]  # fmt: skip
-    assert all("a causal mask" in one.how for one in both)
+    assert [one.form.causal for one in both] == ["yes", "yes"]
+    other = IN_AN_OBJECT.replace("import TriangularCausalMask", "import Triangle").replace(
+        "= TriangularCausalMask(", "= Triangle("
+    )  # which nobody knows
+    assert all("a causal mask" in one.how for one in check_file(other))
     for one in check_file(IN_AN_OBJECT.replace(" / E**0.5", "")):
-        assert ids(one) == {"missing-scale"}
+        assert "missing-scale" in ids(one)
+    for one in check_file(IN_AN_OBJECT.replace("attn_mask):", "attn_mask=None):")):
+        assert (one.verdict, one.form.causal) == ("correct", "yes")
 
 
 def test_an_optional_argument_whose_truth_is_asked_is_left_out():

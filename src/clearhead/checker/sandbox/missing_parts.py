@@ -252,6 +252,13 @@ def _sdpa(*tensors: Any, mask: Any = None, **keywords: Any) -> Any:
     return attend(*tensors, **keywords) if tensors else _sdpa
 
 
+class _TriangularMask:
+    """The causal mask of Informer and the models after it, in the field `mask`: True is hidden."""
+
+    def __init__(self, batch: int, tokens: int, device: Any = None) -> None:
+        self.mask = torch.ones(batch, 1, tokens, tokens, dtype=torch.bool).triu(1)
+
+
 def _started(*arguments: Any, **_: Any) -> Any:
     """A parameter to be initialised, which does not matter: the checker chooses the weights."""
     return next((one for one in arguments if isinstance(one, Tensor)), None)
@@ -305,6 +312,7 @@ _USUAL: dict[str, Any] = {
     "rearrange_many": _many("rearrange"), "repeat_many": _many("repeat"), "check_shape": _itself,
     "flash_attn_func": _flash, "flash_attn_qkvpacked_func": _flash_packed,
     "contract": torch.einsum,  # opt_einsum's
+    "TriangularCausalMask": _TriangularMask,
     "init": _itself,  # initialises a layer
 }  # fmt: skip
 
