@@ -22,6 +22,7 @@ from clearhead.checker.harness.constructor_arguments import (
     meaning_for,
     meaning_of,
 )
+from clearhead.checker.harness.forward_arguments import SOURCES
 from clearhead.checker.harness.subject import Inputs, Subject, call, each, inputs_for, renew
 from clearhead.checker.sandbox.submission import Failure, Parameter
 from clearhead.checker.source.class_text import keeps_something
@@ -106,13 +107,14 @@ def lengths(case: Case, subject: Subject, right: AnyReference) -> AnyReference |
 def keys_apart(case: Case, subject: Subject, right: AnyReference) -> None:
     """Check with more and with fewer keys than queries, if the keys have a separate input.
 
-    A second input exists for another sequence; three separate inputs may hold a single one.
+    A memory or a context is another sequence; other inputs may rightly be of one length.
     """
     if not subject.separate or subject.axes != "batch" or subject.memory or right.mask != "none":
         return
     if subject.polarity or case.wrong:
         return
-    severity = "wrong" if any(role == "kv" for _, role in subject.feed) else ""
+    elsewhere = any(role == "kv" and name.lower() in SOURCES for name, role in subject.feed)
+    severity = "wrong" if elsewhere else ""
     tokens = subject.sizes.tokens
     for seen in (tokens + 4, tokens - 3):
         q, (_, k, v) = inputs_for(subject, tokens)[0], inputs_for(subject, seen, seed=5)

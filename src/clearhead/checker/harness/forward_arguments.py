@@ -9,7 +9,8 @@ from torch import Tensor
 from clearhead.checker.harness.weight_roles import role_of
 from clearhead.checker.sandbox.submission import ClassInfo
 
-_SOURCE = {
+# Names for the input that keys and values come from.
+SOURCES = {
     "context", "y", "memory", "encoder_output", "kv", "cond", "source", "src", "key_value", "enc",
     "encoder_hidden_states", "x_kv", "other", "encoder_out", "ctx", "kv_input", "x2", "enc_out",
     "x_enc", "encoded", "cross", "x_2", "input_kv", "inputs_kv",
@@ -91,13 +92,13 @@ def feeds(info: ClassInfo, *, optional: bool = False) -> tuple[tuple[str, str], 
             found.append((name, "kv" if place == 0 else "x"))
         elif place == 0:
             found.append((name, "x"))
-        elif optional and (small in _SOURCE or role in ("k", "v", "kv")):
+        elif optional and (small in SOURCES or role in ("k", "v", "kv")):
             found.append((name, "kv"))
         elif parameter.default is True and "cache" in small:
             found.append((name, "false"))  # else each call would depend on earlier ones
         elif parameter.has_default:
             continue
-        elif small in _SOURCE or (not three and role in ("k", "v", "kv")):
+        elif small in SOURCES or (not three and role in ("k", "v", "kv")):
             found.append((name, role if role and {"k", "v"} <= by_role.keys() else "kv"))
         elif other:
             found.append((name, other))
