@@ -307,6 +307,18 @@ def test_steps_have_named_axes_and_say_where_it_goes_wrong():
     softmax = next(step for step in right.steps if step.operation == "softmax")
     assert [name for name, _ in softmax.shape] == ["batch", "heads", "queries", "keys"]
     assert not any(step.remark for step in right.steps)
+    turned = [
+        ("q @ k.transpose(-2, -1)", "k @ q.transpose(-2, -1)"),
+        ("s = s.masked_fill", "s = s.transpose(-2, -1).masked_fill"),
+    ]
+    steps = check(edited(MINIMAL, turned)).steps
+    names = [
+        [name for name, _ in step.shape[2:]] for step in steps if step.operation == "transpose"
+    ]
+    assert ["queries", "keys"] in names
+    assert [name for name, _ in next(s for s in steps if s.operation == "matmul").shape[2:]] == [
+        "keys", "queries"
+    ]  # fmt: skip
 
 
 def test_a_class_that_notices_the_recording_is_not_cleared():

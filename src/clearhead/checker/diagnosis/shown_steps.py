@@ -71,10 +71,30 @@ class _Names:
             self._after(core, rows)
         pair = (second, first) if summed == 0 else (first, second)
         between = program.after(core.dots) - program.after(core.context) - {core.mixing}
-        for register in (core.dots, *(out for i in between for out in program.calls[i].out)):
-            value = self._reading.values.get(register)
-            if value is not None and value.shape == self._reading.values[core.dots].shape:
-                self._pairs[register] = pair
+        registers = [core.dots, *(out for i in between for out in program.calls[i].out)]
+        count = self._reading.values[core.dots].numel()
+        alike = [r for r in registers if self._numel(r) == count]
+        after = {out for i in program.after(core.weights) for out in program.calls[i].out}
+        self._follow(core.dots, pair, [r for r in alike if r not in after])
+        self._follow(
+            core.weights, self._pairs.get(core.weights, pair), [r for r in alike if r in after]
+        )
+
+    def _numel(self, register: int) -> int:
+        value = self._reading.values.get(register)
+        return 0 if value is None else value.numel()
+
+    def _follow(self, start: int, pair: tuple[int, int], registers: list[int]) -> None:
+        """Find the axes of queries and keys in registers that are made of one where they are known.
+
+        A softmax mixes one of them: then they are assumed where they were.
+        """
+        found = (self._reading.follow(start, axis, *registers) for axis in pair)
+        for register, queries, keys in zip(registers, *found, strict=True):
+            both = {queries, keys} - {None}
+            rank = self._reading.values[register].ndim
+            if len(both) == 2 or rank == self._reading.values[start].ndim:
+                self._pairs[register] = (queries, keys) if len(both) == 2 else pair
 
     def _after(self, core: Core, rows: int) -> None:
         """Find the token axis from the mixed values on."""
