@@ -1016,3 +1016,14 @@ out = lambda x: attend(x)
     )
     (report,) = check_file(IMPORTS + called)
     assert (report.verdict, ids(report)) == ("wrong", {"misspelled-forward"})
+
+
+def test_a_missing_layer_for_each_token_is_left_out():
+    (report,) = check_file(
+        "from models.common import MLP\n"
+        + IMPORTS
+        + CLASS.replace("self.h = num_heads", "self.h, self.mlp = num_heads, MLP(d_model, 4)")
+        .replace("return self.o(", "return self.mlp(self.o(")
+        .replace("flatten(2))", "flatten(2)))")
+    )
+    assert (report.verdict, ids(report)) == ("correct", set()), report

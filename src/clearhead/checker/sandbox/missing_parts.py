@@ -322,6 +322,7 @@ _BY_PATTERN: dict[str, Any] = {
     r"(get_)?\w*world_size": lambda *_: 1,
     r"get_\w*rank": lambda *_: 0,
     r"\w*(sdpa|scaled_dot_product_att)\w*": _sdpa,
+    r"(?i)\w*(mlp|feed_?forward)": nn.Identity,  # which changes each token alone
 }
 
 
