@@ -64,7 +64,9 @@ class AttentionStep:
         """The total width of all query heads."""
         tensor = self.reading.values[self.core.operands[0]]
         axis = self.reading.token_axis(self.core.operands[0])
-        tokens = tensor.shape[axis] if axis is not None else 1
+        every = self.reading.size[0]  # also where heads that were split wrongly have lost the axis
+        lost = every if tensor.numel() % (every * self.batch) == 0 else 1
+        tokens = tensor.shape[axis] if axis is not None else lost
         return tensor.numel() // max(tokens * self.batch, 1)
 
     def _line(
