@@ -109,9 +109,13 @@ def record(case: Case, subject: Subject) -> Reading:
     try:
         sources = _sources(subject, program, given)
         reading = Reading(program, sources, output)
+        if len(program.calls) > _LONG:
+            return reading
         if not reading.has_softmax:
             return _with_learned_queries(reading) or reading
-        return reading if reading.is_readable else _with_reduced_keys(reading) or reading
+        if reading.is_readable:
+            return reading
+        return _with_reduced_keys(reading) or reading
     except (NotRunnable, RuntimeError, TypeError, IndexError, KeyError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
 
@@ -209,6 +213,8 @@ def _with_learned_queries(reading: Reading) -> Reading | None:
     return None
 
 
+_LONG = 200  # calls, as of a loop over tokens: too many to read such a pass in other ways
+_TRIES = 6
 _POOLED_AXES = re.compile(r"(?:conv|pool)(\d)d$")
 
 
@@ -217,7 +223,7 @@ def _with_reduced_keys(reading: Reading) -> Reading | None:
 
     A strided convolution, pooling or a matrix may make fewer keys than there are queries.
     """
-    program = reading.program
+    program, tries = reading.program, 0
     for index in sorted(program.before(reading.output)):
         reads = [r for r in program.sources[index] if reading.depends(r)]
         out = program.calls[index].out[0]
@@ -228,6 +234,8 @@ def _with_reduced_keys(reading: Reading) -> Reading | None:
         ways = [tuple(range(rank - int(picture[1]), rank))] if picture else []
         ways += [(axis,) for axis in range(rank) if axis != batch]
         for axes in ways:
+            if (tries := tries + 1) > _TRIES:
+                return None
             try:
                 trial = Reading(
                     program, (*reading.sources, Source(out, batch, axes)), reading.output
@@ -298,6 +306,8 @@ def _judged_with_picks(
     reading: Reading, runs: list[Values], expected: Expectation
 ) -> tuple[Reading, Judgement] | None:
     """The pass read as one attention of a few tokens, if no doubt is left then."""
+    if len(reading.program.calls) > _LONG:
+        return None
     try:
         trial = Reading(reading.program, reading.sources, reading.output, picks=True)
         if len(trial.cores) != 1:
