@@ -933,6 +933,13 @@ def test_the_tensors_of_an_object_that_is_no_module_are_its_weights(library):
     assert ids(check(source.replace("self.W_k, self.W_v)", "self.W_k, self.W_k)"))) >= {
         "value-from-keys"
     }
+    first = f"self.W_q, self.W_k, self.W_v = ({library}.ones((width, width)) for _ in range(3))"
+    assert first in source
+    parts = f"self.W = {library}.ones((3, width, width)); self.W_q, self.W_k, self.W_v = self.W"
+    assert check(source.replace(first, parts)).verdict == "correct"
+    if library == "torch":
+        sparse = parts + "; self.table = torch.eye(3).to_sparse()"
+        assert check(source.replace(first, sparse)).verdict == "correct"
 
 
 IN_AN_OBJECT = """\

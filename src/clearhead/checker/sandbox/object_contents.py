@@ -159,12 +159,14 @@ _NO_WEIGHT = re.compile(r"(?i)grad|^d_?[wb](_|$)|^d_?[qkvo](?![a-z])")
 def _own(found: Iterable[tuple[str, Tensor]]) -> Tensors:
     """Floating-point tensors, each under its first name only, without those for gradients."""
     held: Tensors = {}
-    seen = set[int]()
+    seen = set[tuple[int, torch.Size]]()  # a view of another shape is a weight of its own
     for path, tensor in found:
-        if tensor.is_floating_point() and tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            if not _NO_WEIGHT.search(path):
-                held[path] = tensor
+        if tensor.layout != torch.strided or tensor.is_meta or not tensor.is_floating_point():
+            continue
+        memory = tensor.data_ptr(), tensor.shape
+        if memory not in seen and not _NO_WEIGHT.search(path):
+            held[path] = tensor
+        seen.add(memory)
     return held
 
 
